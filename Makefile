@@ -1,0 +1,46 @@
+# Every target makes its own environment first, so each is the only command that a fresh
+# machine needs. Another interpreter, in an environment of its own:
+#
+#     make test PYTHON=python3.13 VENV=.venv-313
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= test,check,demo
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+MAKEFLAGS += --no-print-directory
+.DELETE_ON_ERROR:
+.PHONY: $(VENV) demo test check bench clean
+
+# The stamp, not the folder, says that the environment is complete: an installation that
+# broke off is done again, and so is one that is older than pyproject.toml.
+# Standard output belongs to the demo alone, and so does standard input.
+$(STAMP): pyproject.toml
+	@echo "making $(VENV) with $(PYTHON)" >&2
+	@$(PYTHON) -m venv $(VENV) </dev/null >&2
+	@$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' </dev/null >&2
+	@touch $@
+
+$(VENV): $(STAMP)
+
+demo: $(STAMP)
+	@exec $(BIN)/python -m examples.chat_agent $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage report --fail-under=100
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy trio_lanes examples $(wildcard tests/typing)
+	$(BIN)/pyright --verifytypes trio_lanes --ignoreexternal
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv .venv-* .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache dist
