@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= test,check,demo
+EXTRAS ?= test,check,demo,bench
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -26,18 +26,25 @@ $(STAMP): pyproject.toml
 
 $(VENV): $(STAMP)
 
+# Ctrl-C is the demo's own affair: make must not end on it before the demo has. How, and which
+# exit code a shell then sees, says tools/foreground.py.
 demo: $(STAMP)
-	@exec $(BIN)/python -m examples.chat_agent $(ARGS)
+	@exec $(BIN)/python tools/foreground.py $(BIN)/python -m examples.chat_agent $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage report --fail-under=100
+
+# pyright looks for packages with the first `python` on the path; and asks the network whether
+# there is a newer pyright, unless told not to.
+PYRIGHT := PATH="$(abspath $(BIN)):$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy trio_lanes examples $(wildcard tests/typing)
-	$(BIN)/pyright --verifytypes trio_lanes --ignoreexternal
+	$(BIN)/mypy trio_lanes $(wildcard examples benchmarks tools tests/typing)
+	$(PYRIGHT) --verifytypes trio_lanes --ignoreexternal
+	$(if $(wildcard tests/typing),$(PYRIGHT) tests/typing)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,84 @@
+"""What every test shares: how its tasks are scheduled, how Hypothesis draws, when a skip is a lie.
+
+Scheduling. In each pass Trio runs the tasks that are ready in an order drawn from a random
+generator of its own, `trio._core._run._r`, so that nobody comes to rely on one. Code that does
+would fail a test now and then. Here the generator is seeded before every test: a failure
+comes back when the test is run again, and a test of order is run under many seeds:
+
+    @pytest.mark.many_seeds(20)
+    async def test_jobs_of_a_session_start_in_order(): ...
+
+is twenty tests; the failing seed stands in the test's name. `--scheduler-seed N` shifts all seeds
+by N, to go and look for other orders. Hypothesis seeds the same generator before each example, so
+a property test draws its seed instead: `@given(st.random_module(), ...)`.
+
+Trio offers no public way to this. Two private names are touched, and nowhere but here.
+"""
+
+import os
+from collections.abc import Generator
+
+import hypothesis
+import pytest
+import trio
+
+# Without this a pass only reverses the ready tasks or does not, and their first order depends on
+# the addresses of objects. With it they are sorted by age, then shuffled: every order comes up, and
+# comes back with its seed. (pytest-trio sets it too, where Hypothesis is installed.)
+trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+# A property test takes as long as the machine needs; nothing about that is a failure.
+hypothesis.settings.register_profile("lanes", deadline=None)
+hypothesis.settings.register_profile("lanes-ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("lanes-ci" if IN_CI else "lanes")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--scheduler-seed", type=int, default=0, help="added to every seed of Trio's scheduler"
+    )
+
+
+@pytest.fixture(autouse=True)
+def scheduler_seed(request: pytest.FixtureRequest) -> int:
+    """The seed of Trio's scheduler in this test."""
+    seed: int = getattr(request, "param", 0) + request.config.getoption("--scheduler-seed")
+    trio._core._run._r.seed(seed)
+    return seed
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("many_seeds")
+    if mark is None:
+        return
+    if hypothesis.is_hypothesis_test(metafunc.function):
+        raise pytest.UsageError(
+            f"{metafunc.definition.nodeid}: Hypothesis seeds the scheduler itself; "
+            "draw st.random_module() instead of marking the test with many_seeds"
+        )
+    (n,) = mark.args
+    metafunc.parametrize("scheduler_seed", range(n), indirect=True, ids=lambda seed: f"seed{seed}")
+
+
+def _fail_a_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Where everything is installed, a test that was not run is a failure, not a skip."""
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"nothing may be skipped with CI=true: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _fail_a_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _fail_a_skip(report)
+    return report
