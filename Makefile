@@ -11,7 +11,6 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .PHONY: $(VENV) demo test check bench clean
 
