@@ -1,0 +1,34 @@
+"""Lanes for Trio: ordered work per session, bounded work over all of them, inside one nursery."""
+
+from ._config import JobOptions as JobOptions
+from ._config import LaneConfig as LaneConfig
+from ._current import current_job as current_job
+from ._drain import DrainReport as DrainReport
+from ._errors import JobCancelledError as JobCancelledError
+from ._errors import JobTimeoutError as JobTimeoutError
+from ._errors import LaneClearedError as LaneClearedError
+from ._errors import LaneDeadlockError as LaneDeadlockError
+from ._errors import LaneError as LaneError
+from ._errors import LaneFullError as LaneFullError
+from ._errors import LaneResetError as LaneResetError
+from ._errors import LanesClosedError as LanesClosedError
+from ._errors import QueueTimeoutError as QueueTimeoutError
+from ._errors import UnknownLaneError as UnknownLaneError
+from ._instrument import LaneInstrument as LaneInstrument
+from ._job import Job as Job
+from ._lanes import Lanes as Lanes
+from ._lanes import open_lanes as open_lanes
+from ._names import is_probe_lane as is_probe_lane
+from ._names import resolve_global_lane as resolve_global_lane
+from ._names import resolve_session_lane as resolve_session_lane
+from ._state import JobState as JobState
+from ._statistics import LanesStatistics as LanesStatistics
+from ._statistics import LaneStatistics as LaneStatistics
+from ._views import Lane as Lane
+from ._views import SessionLane as SessionLane
+
+# Tracebacks, reprs and pickles show where users find a name, not where it is defined.
+for _name, _value in list(globals().items()):
+    if not _name.startswith("_") and getattr(_value, "__module__", "").startswith(__name__ + "."):
+        _value.__module__ = __name__
+del _name, _value

@@ -1,0 +1,92 @@
+"""Checks of what users give: each returns the value, or raises an error naming field and value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import attrs
+import trio
+
+
+def whole(field: str, value: Any) -> int:
+    """A whole number: an int that is no bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{field} must be a whole number, not {value!r}")
+    if not isinstance(value, int):
+        raise ValueError(f"{field} must be a whole number, not {value!r}")
+    return value
+
+
+def count(field: str, value: Any) -> int | float:
+    """How many of something: a whole number from 0 up, or `math.inf`."""
+    if isinstance(value, float) and value == math.inf:
+        return value
+    if whole(field, value) < 0:
+        raise ValueError(f"{field} must not be negative, got {value!r}")
+    return value  # type: ignore[no-any-return]  # whole() has looked at it
+
+
+def seconds(field: str, value: Any) -> float:
+    """A length of time from 0 up, `math.inf` included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{field} must be a number of seconds, not {value!r}")
+    if not value >= 0:  # also true of NaN
+        raise ValueError(f"{field} must be seconds from 0 up, got {value!r}")
+    return value
+
+
+def finite_seconds(field: str, value: Any) -> float:
+    """A length of time from 0 up that ends."""
+    if seconds(field, value) == math.inf:
+        raise ValueError(f"{field} must be finite, got {value!r}")
+    return value  # type: ignore[no-any-return]  # seconds() has looked at it
+
+
+def boolean(field: str, value: Any) -> bool:
+    """True or False, and nothing that merely counts as one of them."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{field} must be True or False, not {value!r}")
+    return value
+
+
+def optional_callable(field: str, value: Any) -> object:
+    """Something that can be called, or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{field} must be callable or None, not {value!r}")
+    return value
+
+
+def field(check: Callable[[str, Any], object]) -> Callable[[Any, Any, Any], None]:
+    """``check`` as a validator of an attrs field."""
+
+    def validate(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        check(attribute.name, value)
+
+    return validate
+
+
+def refuse_like_trio(fn: object, returned: object = None) -> NoReturn:
+    """Raise Trio's own `TypeError` for an ``fn`` that is no async function.
+
+    That is one which cannot be called, or was called and ``returned`` what is no coroutine.
+    Trio's words tell a coroutine object, a future and a plain function apart; it says them before
+    it starts anything.
+    """
+    trio.lowlevel.spawn_system_task(_Called(fn, returned) if callable(fn) else fn)  # type: ignore[arg-type]
+    raise AssertionError(fn)
+
+
+class _Called:
+    """A function that was called before, and what it returned."""
+
+    def __init__(self, fn: object, returned: object) -> None:
+        self._fn = fn
+        self._returned = returned
+
+    def __repr__(self) -> str:
+        return repr(self._fn)
+
+    def __call__(self) -> object:
+        return self._returned

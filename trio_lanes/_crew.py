@@ -1,0 +1,241 @@
+"""Where a job runs: the workers, which are the only tasks that call users' functions.
+
+A task and a cancel scope for each job would be simple, and cost more than all the rest of a job's
+way through its lanes. Most of that buys nothing for a job that never blocks. So a worker takes the
+first step of a job, up to the first time that it blocks, without knowing which kind it is:
+
+* A job that ends in its first step never blocked. The worker goes on with the next one: same
+  task, same scope, no pass of Trio's scheduler.
+* A job that blocks has, from then on, the worker to itself: its task, its scope, its context. What
+  it leaves behind (a lock, an open cancel scope, an abandoned async generator) dies with that
+  task and is found, if at all, before the job settles.
+
+The first step is taken by ``context.run``; after it the context is that of the task, which Trio
+enters at every later step. A job that touched the scope of its worker (it was cancelled, has a
+deadline, or left a scope of its own open) keeps that worker as if it had blocked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from types import CoroutineType, FrameType, TracebackType
+from typing import Any, Final, Protocol, final
+
+import trio
+from trio.lowlevel import Task, disable_ki_protection, enable_ki_protection
+
+from ._check import refuse_like_trio
+from ._current import JobsByTask
+from ._job import AnyJob
+from ._state import RUNNING
+
+JOBS_PER_PASS: Final = 250
+"""How many first steps all workers together take before other tasks have their turn."""
+
+_NO_VALUE: Final = object()  # what a body returned that did not return
+
+
+class Foreman(Protocol):
+    """Who is told how bodies end."""
+
+    def returned(self, job: AnyJob, value: Any) -> None:
+        """The body of ``job`` returned ``value``."""
+
+    def raised(self, job: AnyJob, error: BaseException) -> BaseException | None:
+        """``error`` left the body of ``job``, and its scope; returns what leaves the worker."""
+
+    def interrupted(self, job: AnyJob) -> BaseException | None:
+        """The scope of ``job`` ended its body; returns what leaves the worker."""
+
+
+@final
+class Crew:
+    """The workers of one `Lanes`: hired when a job is granted its slots, gone when none is."""
+
+    def __init__(
+        self,
+        foreman: Foreman,
+        running: JobsByTask,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+    ) -> None:
+        self._foreman: Final = foreman
+        self._running: Final = running
+        self._spawn: Final = spawn
+        self._granted: Final[deque[AnyJob]] = deque()  # they have their slots but no worker yet
+        self._ready = 0  # workers that will come for a granted job
+        self._steps = 0  # first steps taken since a worker last let others have their turn
+
+    def grant(self, job: AnyJob) -> None:
+        """Have a worker run the body of ``job``, which has its slots now."""
+        self._granted.append(job)
+        if self._ready < len(self._granted):
+            self._hire()
+
+    def _hire(self) -> None:
+        self._ready += 1
+        self._spawn(self._work)
+
+    def _leave(self) -> None:
+        """A worker will not come back for granted jobs.
+
+        If there are any, two are hired in its place: with each job that blocks the number of ready
+        workers doubles, while jobs that never block keep one worker and need no other.
+        """
+        self._ready -= 1
+        for _ in range(2):
+            if self._ready < len(self._granted):
+                self._hire()
+
+    @enable_ki_protection
+    async def _work(self) -> None:
+        task = trio.lowlevel.current_task()
+        running = self._running
+        job: AnyJob | None = None  # taken, and not yet settled
+        ready = True  # whether this worker counts in self._ready
+        value: Any = _NO_VALUE
+        error: BaseException | None = None
+        try:
+            with trio.CancelScope() as scope:
+                home = _innermost_scope(task)
+                while self._granted:
+                    if self._steps >= JOBS_PER_PASS:
+                        if self._ready > 1:  # the last one goes on, and is enough so far
+                            ready = False
+                            self._ready -= 1
+                            break
+                        await trio.lowlevel.cancel_shielded_checkpoint()
+                        self._steps = 0
+                        continue
+                    self._steps += 1
+                    job = self._granted.popleft()
+                    if job._state is not RUNNING:  # reset before it began: it is never called
+                        job = None
+                        continue
+                    context = job._context
+                    assert context is not None
+                    running[task] = job
+                    job._task = task
+                    job._scope = scope
+                    touched = self._prepare(job, scope)
+                    body = _body(job._fn, job._args)
+                    try:
+                        trap = context.run(body.send, None)
+                    except StopIteration as stop:
+                        value = stop.value
+                    except Exception as exc:
+                        error = exc
+                    else:  # it has blocked
+                        self._leave()
+                        ready = False
+                        task.context = context
+                        task.name = job.name
+                        value = await _Resumed(body, trap)
+                        break
+                    if touched or job._interruption or _innermost_scope(task) is not home:
+                        if error is not None:
+                            raise error
+                        break
+                    del running[task]
+                    if error is None:
+                        self._foreman.returned(job, value)
+                    else:
+                        error = self._foreman.raised(job, _shortened(error))
+                    if error is not None:
+                        job = None
+                        raise error
+                    job, value, error = None, _NO_VALUE, None
+        except BaseException as exc:
+            error = exc
+            value = _NO_VALUE
+        if ready:
+            self._leave()
+        if job is not None:
+            del running[task]
+            if error is not None:
+                error = self._foreman.raised(job, _shortened(error))
+            elif value is not _NO_VALUE:
+                self._foreman.returned(job, value)
+            else:
+                error = self._foreman.interrupted(job)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, job  # this frame is in the traceback of `error`
+
+    def _prepare(self, job: AnyJob, scope: trio.CancelScope) -> bool:
+        """Make ``scope`` that of ``job``; whether that touched it."""
+        assert job.started_at is not None
+        deadline = job.started_at + job._options.timeout
+        if deadline != scope.deadline:
+            scope.deadline = deadline
+        if job._interruption is not None:
+            scope.cancel(job._interruption.reason)
+            return True
+        return scope.deadline != float("inf")
+
+
+def _innermost_scope(task: Task) -> object:
+    """What tells whether a task is in the same cancel scope as before.
+
+    Trio has no public way to ask that. Should the attribute go away, then a scope which a job
+    leaves open, and only in a job that never blocks, is found when its worker ends.
+    """
+    return getattr(task, "_cancel_status", None)
+
+
+@disable_ki_protection
+async def _body(fn: Any, args: tuple[Any, ...]) -> Any:
+    """The user's function, and the frame in which Ctrl-C may interrupt it."""
+    coro = fn(*args)
+    if type(coro) is not CoroutineType and not isinstance(coro, Coroutine):
+        refuse_like_trio(fn, coro)
+    return await coro
+
+
+def _shortened(error: BaseException) -> BaseException:
+    """``error`` without the frames of this module at the head of its traceback."""
+    traceback: TracebackType | None = error.__traceback__
+    while (
+        traceback is not None
+        and traceback.tb_next is not None
+        and traceback.tb_frame.f_code.co_filename == __file__
+    ):
+        traceback = traceback.tb_next
+    return error.with_traceback(traceback)
+
+
+@final
+class _Resumed:
+    """Awaits the rest of a coroutine whose first step, which gave ``trap``, was taken before.
+
+    All but the first step goes straight to the coroutine's own methods. `trio` looks through it
+    at the coroutine's frames, as through any coroutine, by ``cr_frame`` and ``cr_await``.
+    """
+
+    __slots__ = ("_coro", "_trap", "close", "send", "throw")
+
+    def __init__(self, coro: Any, trap: object) -> None:
+        self._coro = coro
+        self._trap: list[object] = [trap]
+        self.send = coro.send
+        self.throw = coro.throw
+        self.close = coro.close
+
+    def __await__(self) -> _Resumed:
+        return self
+
+    def __iter__(self) -> _Resumed:
+        return self
+
+    def __next__(self) -> object:
+        return self._trap.pop() if self._trap else self.send(None)
+
+    @property
+    def cr_frame(self) -> FrameType | None:
+        return self._coro.cr_frame
+
+    @property
+    def cr_await(self) -> object:
+        return self._coro.cr_await

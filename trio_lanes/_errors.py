@@ -1,0 +1,151 @@
+"""Every error of this library's own. All are `LaneError`, and the kin of what Trio would raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import trio
+
+
+class LaneError(Exception):
+    """What all errors of this library have in common."""
+
+
+class UnknownLaneError(LaneError, LookupError):
+    """A lane was named that is neither configured nor matched by a template.
+
+    Attributes:
+      name: the name that was asked for.
+      lanes: the names that exist.
+    """
+
+    def __init__(self, name: str, lanes: Iterable[str]) -> None:
+        self.name: Final = name
+        self.lanes: Final = tuple(lanes)
+        super().__init__(name, self.lanes)
+
+    def __str__(self) -> str:
+        known = ", ".join(map(repr, self.lanes)) or "none"
+        return f"there is no lane {self.name!r}; the lanes are: {known}"
+
+
+class LaneFullError(LaneError, trio.WouldBlock):
+    """``submit_nowait`` found no room: the lane is full, or others wait for room before this one.
+
+    Attributes:
+      lane: the name of the lane without room, a session's or a global one.
+    """
+
+    def __init__(self, lane: str, max_waiting: float) -> None:
+        self.lane: Final = lane
+        self.max_waiting: Final = max_waiting
+        super().__init__(lane, max_waiting)
+
+    def __str__(self) -> str:
+        return f"lane {self.lane!r} is full (max_waiting={self.max_waiting})"
+
+
+class LanesClosedError(LaneError, trio.ClosedResourceError):
+    """The lanes take no new work, or ended before this job could start.
+
+    Attributes:
+      reason: why they were closed.
+      retry_after: seconds after which it is worth trying again (somewhere), or None.
+    """
+
+    def __init__(self, reason: str = "closed", retry_after: float | None = None) -> None:
+        self.reason: Final = reason
+        self.retry_after: Final = retry_after
+        super().__init__(reason, retry_after)
+
+    def __str__(self) -> str:
+        later = "" if self.retry_after is None else f"; retry after {self.retry_after} s"
+        return f"the lanes are closed: {self.reason}{later}"
+
+
+class LaneDeadlockError(LaneError):
+    """This wait can never end: everything that could end it waits, directly or not, for this job.
+
+    The message lists each job of the knot, what it holds and what it waits for, and the cure.
+    """
+
+
+class JobCancelledError(LaneError):
+    """The job was cancelled, before or after it had started.
+
+    Attributes:
+      reason: the reason that was given, or None.
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason: Final = reason
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        return "the job was cancelled" + (f": {self.reason}" if self.reason else "")
+
+
+class LaneClearedError(JobCancelledError):
+    """The job's lane was cleared before the job had started.
+
+    Attributes:
+      lane: the name of the lane that was cleared.
+      reason: the reason that was given, or None.
+    """
+
+    def __init__(self, lane: str, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.lane: Final = lane
+        self.args = (lane, reason)
+
+    def __str__(self) -> str:
+        return f"lane {self.lane!r} was cleared" + (f": {self.reason}" if self.reason else "")
+
+
+class LaneResetError(JobCancelledError):
+    """The job's lane was reset while the job ran: its slot was given away, whatever it still does.
+
+    Attributes:
+      lane: the name of the lane that was reset.
+    """
+
+    def __init__(self, lane: str) -> None:
+        super().__init__("reset")
+        self.lane: Final = lane
+        self.args = (lane,)
+
+    def __str__(self) -> str:
+        return f"lane {self.lane!r} was reset"
+
+
+class JobTimeoutError(LaneError, trio.TooSlowError):
+    """The job ran for longer than its ``timeout``, or without progress for its ``idle_timeout``.
+
+    Attributes:
+      kind: which of the two ended it.
+      seconds: how long that was.
+    """
+
+    def __init__(self, kind: Literal["timeout", "idle_timeout"], seconds: float) -> None:
+        self.kind: Final = kind
+        self.seconds: Final = seconds
+        super().__init__(kind, seconds)
+
+    def __str__(self) -> str:
+        return f"the job was ended by its {self.kind} of {self.seconds} s"
+
+
+class QueueTimeoutError(LaneError, trio.TooSlowError):
+    """The job waited for longer than its ``queue_timeout`` and was never started.
+
+    Attributes:
+      seconds: how long that was.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds: Final = seconds
+        super().__init__(seconds)
+
+    def __str__(self) -> str:
+        return f"the job could not start within its queue_timeout of {self.seconds} s"

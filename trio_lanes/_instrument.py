@@ -1,0 +1,126 @@
+"""Instruments: hooks that are told what lanes do.
+
+A hook is called when the state change that it tells of is complete. It may submit, cancel or
+pause; what that makes possible is started when the transition that called the hook is over. A
+hook that raises is logged, and its instrument is removed, as in Trio.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+if TYPE_CHECKING:
+    from ._job import AnyJob
+    from ._views import Lane, SessionLane
+
+logger: Final = logging.getLogger("trio_lanes")
+
+
+class LaneInstrument(Protocol):
+    """What an instrument may have. Every method is optional and synchronous.
+
+    A class need not inherit from this; whatever of these names it has is called. A hook that
+    nobody has costs nothing. The session's key is not fit for the label of a metric: use
+    ``job.lane``, or ``lane.name`` of a `Lane`, which come from a bounded set.
+    """
+
+    def job_submitted(self, job: AnyJob) -> None:
+        """``job`` has been accepted and has its place in line."""
+
+    def job_forwarded(self, job: AnyJob) -> None:
+        """``job`` may start as far as its session goes, and stands in line in its global lane."""
+
+    def job_started(self, job: AnyJob) -> None:
+        """``job`` has its slots. Called in the job's own context, before its body."""
+
+    def job_finished(self, job: AnyJob) -> None:
+        """``job`` has settled. Called in the job's own context."""
+
+    def job_waiting_long(self, job: AnyJob, waited: float) -> None:
+        """``job`` has waited for longer than its ``warn_after``; ``waited`` is in seconds."""
+
+    def job_overdue(self, job: AnyJob, since: float) -> None:
+        """The body of ``job`` still runs ``since`` seconds after it was cancelled."""
+
+    def lane_idle(self, lane: Lane | SessionLane) -> None:
+        """Nothing waits in ``lane`` any more, and nothing runs."""
+
+    def lane_empty(self, lane: Lane | SessionLane) -> None:
+        """Nothing waits in ``lane`` any more."""
+
+    def lane_paused(self, lane: Lane | SessionLane) -> None:
+        """``lane`` starts nothing until it is resumed."""
+
+    def lane_resumed(self, lane: Lane | SessionLane) -> None:
+        """``lane`` starts jobs again."""
+
+    def lane_cleared(self, lane: Lane | SessionLane, count: int, reason: str | None) -> None:
+        """``count`` jobs of ``lane`` that had not started were cancelled by a clear."""
+
+    def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
+        """``lane`` was reset, and ``abandoned`` running jobs of it were given up."""
+
+    def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
+        """The head of ``lane`` waits for a rate limit, until ``until`` on Trio's clock."""
+
+    def lanes_closing(self, reason: str, retry_after: float | None) -> None:
+        """New work from outside is refused from now on."""
+
+
+HOOKS: Final = tuple(name for name in vars(LaneInstrument) if name.startswith(("job_", "lane")))
+
+Hook = tuple[object, Callable[..., object]]  # an instrument and its bound method
+
+
+@final
+class Hooks:
+    """The hooks of all instruments, by name.
+
+    Each name is an attribute: a list that is empty when nobody listens, so that a caller asks
+    ``if hooks.job_started:`` before it prepares anything.
+    """
+
+    __slots__ = HOOKS
+
+    job_submitted: list[Hook]
+    job_forwarded: list[Hook]
+    job_started: list[Hook]
+    job_finished: list[Hook]
+    job_waiting_long: list[Hook]
+    job_overdue: list[Hook]
+    lane_idle: list[Hook]
+    lane_empty: list[Hook]
+    lane_paused: list[Hook]
+    lane_resumed: list[Hook]
+    lane_cleared: list[Hook]
+    lane_reset: list[Hook]
+    lane_rate_limited: list[Hook]
+    lanes_closing: list[Hook]
+
+    def __init__(self, instruments: Iterable[object]) -> None:
+        instruments = tuple(instruments)
+        for name in HOOKS:
+            hooks: list[Hook] = []
+            for instrument in instruments:
+                method = getattr(instrument, name, None)
+                if callable(method):
+                    hooks.append((instrument, method))
+                elif method is not None:
+                    raise TypeError(f"an instrument's {name} must be callable, not {method!r}")
+            setattr(self, name, hooks)
+
+    def call(self, hooks: list[Hook], *args: Any) -> None:
+        """Call each of ``hooks``, which is one of the attributes, with ``args``. Never raises."""
+        for instrument, method in tuple(hooks):
+            try:
+                method(*args)
+            except BaseException:
+                logger.exception("%r raised; the instrument %r is removed", method, instrument)
+                self._remove(instrument)
+
+    def _remove(self, instrument: object) -> None:
+        for name in HOOKS:
+            hooks: list[Hook] = getattr(self, name)
+            hooks[:] = [hook for hook in hooks if hook[0] is not instrument]

@@ -1,0 +1,94 @@
+"""A global lane: it starts jobs, as many at once as its limiter has tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import final
+
+import trio
+
+from ._actor import Actor, Floor
+from ._backlog import Backlog, rank
+from ._config import LaneConfig
+from ._job import AnyJob
+from ._mailbox import Mailbox
+from ._state import WAITING
+from ._timers import Timer
+
+
+@final
+class LaneActor(Actor):
+    """The lane that runs jobs of one kind, over all sessions.
+
+    A job is *bound for* it from submission to start. Those that may start as far as their session
+    goes stand in its backlog, by priority and arrival; the others are still in their sessions.
+    """
+
+    __slots__ = (
+        "_name",
+        "backlog",
+        "bound",
+        "finished",
+        "mailbox",
+        "started",
+        "warned_at",
+        "warning",
+    )
+
+    limiter: trio.CapacityLimiter
+
+    def __init__(self, floor: Floor, name: str, config: LaneConfig) -> None:
+        super().__init__(floor, config)
+        self._name = name
+        self.limiter = trio.CapacityLimiter(config.concurrency)
+        self.mailbox = Mailbox()
+        self.backlog: Backlog[AnyJob] = Backlog()
+        # {id: job}, in the order in which their waits began, in both layers. A dict would take
+        # linear time to find its first item after many deletions at the front.
+        self.bound: OrderedDict[int, AnyJob] = OrderedDict()
+        self.started = 0  # jobs, ever
+        self.finished = 0  # jobs that had started, ever
+        self.warning: Timer | None = None  # set for the oldest wait
+        self.warned_at = -float("inf")
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def waiting(self) -> int:
+        return len(self.bound)
+
+    def waiting_jobs(self) -> Iterable[AnyJob]:
+        return self.bound.values()
+
+    def send(self, job: AnyJob) -> None:
+        self.mailbox.send(job)
+
+    def take_mail(self) -> None:
+        """Give the jobs in the mailbox their places in line."""
+        for job in self.mailbox.drain():
+            if job._state is WAITING and job._arrival:
+                self.backlog.add(rank(job._priority, job._arrival), job)
+
+    def remove(self, job: AnyJob) -> None:
+        """Take ``job`` out of line; its arrival is the caller's to keep or to give away."""
+        self.take_mail()
+        self.backlog.remove(rank(job._priority, job._arrival))
+
+    def step(self) -> None:
+        if self.mailbox:
+            self.take_mail()
+        backlog = self.backlog
+        while backlog and self.active < self.concurrency and not self.paused:
+            self.floor.start(backlog.pop())
+        if self.room_line:
+            self.floor.let_in(self)
+        if self.bound and self.warning is None:
+            self.floor.warn_later(self)
+
+    @property
+    def oldest(self) -> AnyJob | None:
+        """The job bound for it that has waited longest."""
+        return next(iter(self.bound.values()), None)

@@ -1,0 +1,264 @@
+"""Where it all meets: `open_lanes`, and the `Lanes` that it gives."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Literal, final
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from . import _control
+from ._config import LaneConfig, lane_config, lane_names, session_config
+from ._drain import DrainReport, drain
+from ._errors import UnknownLaneError
+from ._instrument import Hooks, LaneInstrument
+from ._job import AnyJob
+from ._names import resolve_global_lane, session_key
+from ._scheduler import Scheduler
+from ._statistics import LanesStatistics, lanes_statistics
+from ._submission import Submitter
+from ._views import Lane, SessionLane, view_of
+
+logger: Final = logging.getLogger("trio_lanes")
+
+DEFAULT_LANES: Final[Mapping[str, int]] = {"main": 4, "cron": 1, "subagent": 8}
+
+
+def open_lanes(
+    lanes: Mapping[str, int | float | LaneConfig] = DEFAULT_LANES,
+    *,
+    sessions: LaneConfig = LaneConfig(concurrency=1),
+    instruments: Iterable[LaneInstrument] = (),
+) -> AbstractAsyncContextManager[Lanes]:
+    """Open lanes that live in a nursery of their own, for as long as the block.
+
+    ::
+
+        async with open_lanes({"main": 4, "cron": 1}) as lanes:
+            print(await lanes.run(reply, "alice", "hello", session="alice"))
+
+    Entering is not a checkpoint. Leaving is: the lanes are closed, and all work is waited for,
+    including jobs in a lane that is paused. Leaving with an exception, or being cancelled,
+    cancels everything: what has not started settles with `LanesClosedError`. The failure of a
+    job with a handle belongs to the handle; that of ``start_soon``, and a `BaseException` that
+    is no `Exception`, cancel everything and leave in an `ExceptionGroup`, as from a nursery.
+
+    Args:
+      lanes: the global lanes. A number is a `LaneConfig` with that concurrency.
+      sessions: what every session lane is like.
+      instruments: hooks; see `LaneInstrument`.
+
+    Raises:
+      TypeError, ValueError: for a bad configuration, at the call.
+    """
+    configs = {name: lane_config(name, value) for name, value in lane_names(lanes).items()}
+    return _opened(configs, session_config(sessions), Hooks(instruments))
+
+
+@asynccontextmanager
+async def _opened(
+    configs: dict[str, LaneConfig], sessions: LaneConfig, hooks: Hooks
+) -> AsyncIterator[Lanes]:
+    async with trio.open_nursery() as nursery:
+        scheduler = Scheduler(nursery, configs, sessions, hooks)
+        lanes = Lanes(scheduler)
+        try:
+            yield lanes
+            lanes.close("the block was left")
+            _warn_of_pauses(scheduler)
+            await _control.wait_until(scheduler, None, idle=True)
+        finally:
+            scheduler.shut_down("the block was left")
+    for unseen in list(scheduler.unseen):
+        unseen.report()
+
+
+def _warn_of_pauses(scheduler: Scheduler) -> None:
+    for actor in scheduler.actors():
+        if actor.paused and actor.waiting:
+            logger.warning(
+                "lane %r is paused with %d waiting: the block stays open until it is resumed",
+                actor.name,
+                actor.waiting,
+            )
+
+
+@final
+class Lanes(Submitter):
+    """All lanes of one `open_lanes`. Nothing but that makes one.
+
+    Wherever a ``name`` is taken it is that of a global lane, or of a session lane if it begins
+    with ``session:``. A global lane that does not exist is an `UnknownLaneError`.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._bound = {}
+        scheduler.view = lambda actor: view_of(scheduler, actor)
+
+    def __repr__(self) -> str:
+        scheduler = self._scheduler
+        closed = ", closed" if scheduler.closing is not None else ""
+        return (
+            f"<trio_lanes.Lanes at {id(self):#x}, {len(scheduler.lanes)} lanes, "
+            f"{len(scheduler.sessions)} sessions, {scheduler.active} active, "
+            f"{scheduler.waiting} waiting{closed}>"
+        )
+
+    # ---- looking
+
+    def lane(self, name: str) -> Lane:
+        """The global lane of that name."""
+        resolved = resolve_global_lane(name)
+        try:
+            return Lane(self._scheduler, self._scheduler.lanes[resolved])
+        except KeyError:
+            raise UnknownLaneError(resolved, self._scheduler.lanes) from None
+
+    def session(self, key: str) -> SessionLane:
+        """The lane of that session, which need not be alive.
+
+        Raises:
+          ValueError: if the key is blank.
+        """
+        return SessionLane(self._scheduler, session_key(key))
+
+    def jobs(self) -> list[AnyJob]:
+        """The jobs that wait or run, in the order of submission."""
+        return _control.all_jobs(self._scheduler)
+
+    def sessions(self) -> list[str]:
+        """The keys of the sessions whose lanes are alive."""
+        return list(self._scheduler.sessions)
+
+    def statistics(self) -> LanesStatistics:
+        """How things stand; looks at no job."""
+        return lanes_statistics(self._scheduler)
+
+    # ---- acting
+
+    @enable_ki_protection
+    def configure(self, lanes: Mapping[str, int | float | LaneConfig | None] | None = None) -> None:
+        """Change lanes while they work; all of it, or nothing if anything of it is bad.
+
+        A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration,
+        a new name is a new lane, None removes one, and what is not named stays as it is. Then
+        everything that can start starts. Running jobs are not touched. Not a checkpoint.
+
+        Raises:
+          TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
+        """
+        _control.configure(self._scheduler, {} if lanes is None else lanes)
+
+    @enable_ki_protection
+    def clear(
+        self,
+        name: str | None = None,
+        *,
+        owner: object = _control.ANY_OWNER,
+        reason: str | None = None,
+    ) -> int:
+        """Cancel what has not started; running jobs are not touched. Returns how many.
+
+        With the name of a global lane: all jobs that are bound for it, in either layer. With that
+        of a session: its jobs. Without a name: everything. They settle with `LaneClearedError`.
+        Not a checkpoint.
+
+        Args:
+          owner: if given, only jobs of that owner; a job's owner is its session unless said.
+          reason: told to whoever waits for those jobs.
+        """
+        return _control.clear(self._scheduler, _control.named(self._scheduler, name), owner, reason)
+
+    @enable_ki_protection
+    def reset(self, name: str | None = None) -> int:
+        """Give up the jobs that run, though their bodies may go on. Returns how many.
+
+        The last resort for bodies that do not end. They are cancelled, and at once their slots
+        are free and their handles settle with `LaneResetError`; what a body does later changes
+        nothing. Waiting jobs are kept, and start. So a given up body may overlap its successor:
+        try ``cancel`` and `wait_active` first. The bodies stay children of the lanes' nursery,
+        and leaving the block waits for them. Not a checkpoint.
+        """
+        return _control.reset(self._scheduler, _control.named(self._scheduler, name))
+
+    @enable_ki_protection
+    def pause(self, name: str | None = None) -> None:
+        """Start no more jobs in that lane, or in any global lane, until `resume`.
+
+        Running jobs are not touched. Not a checkpoint.
+        """
+        _control.pause(self._scheduler, _control.alive(self._scheduler, name))
+
+    @enable_ki_protection
+    def resume(self, name: str | None = None) -> None:
+        """Undo `pause`. What can start starts. Not a checkpoint."""
+        _control.resume(self._scheduler, _control.alive(self._scheduler, name))
+
+    # ---- waiting; inside a job, all of these leave out that job and those that wait for it
+
+    async def wait_active(self, name: str | None = None, *, timeout: float = math.inf) -> bool:
+        """Wait for the end of the jobs that run now; True when they ended, False at the timeout.
+
+        Later jobs are not waited for. A checkpoint.
+        """
+        actors = _control.named(self._scheduler, name)
+        return await _control.wait_active(self._scheduler, actors, timeout)
+
+    async def wait_idle(self, name: str | None = None) -> None:
+        """Wait until nothing waits there and nothing runs. A checkpoint."""
+        await _control.wait_until(self._scheduler, name, idle=True)
+
+    async def wait_empty(self, name: str | None = None) -> None:
+        """Wait until nothing waits there. A checkpoint."""
+        await _control.wait_until(self._scheduler, name)
+
+    async def wait_room(self, n: int, name: str | None = None) -> None:
+        """Wait until fewer than ``n`` jobs wait there. A checkpoint.
+
+        Raises:
+          TypeError, ValueError: if ``n`` is no whole number from 1 up.
+        """
+        await _control.wait_until(self._scheduler, name, fewer_than=_control.check_room(n))
+
+    # ---- ending
+
+    @enable_ki_protection
+    def close(self, reason: str = "closing", retry_after: float | None = None) -> None:
+        """Refuse new work from outside with `LanesClosedError`; a running job may still submit.
+
+        Closing again changes nothing. Not a checkpoint.
+
+        Args:
+          reason: told to whoever is refused.
+          retry_after: seconds after which it is worth trying again, or None.
+        """
+        self._scheduler.close(reason, retry_after)
+
+    async def drain(
+        self,
+        *,
+        grace: float = math.inf,
+        cancel_grace: float = math.inf,
+        waiting: Literal["finish", "cancel"] = "finish",
+    ) -> DrainReport:
+        """Close, and wait until nothing waits or runs. A checkpoint.
+
+        What is left after ``grace`` seconds is cancelled, and nothing starts any more; bodies that
+        outlive that by ``cancel_grace`` seconds are given up as by `reset`. Cancelling the drain
+        leaves the lanes closed and the work running.
+
+        Args:
+          waiting: whether jobs that wait now are waited for, or cancelled at once.
+        """
+        return await drain(
+            self._scheduler,
+            reason="draining",
+            grace=grace,
+            cancel_grace=cancel_grace,
+            waiting=waiting,
+        )

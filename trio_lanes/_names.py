@@ -1,0 +1,67 @@
+"""Names of lanes: how a user's word becomes the name of a session lane or of a global lane.
+
+Two name spaces share one table of names. A session lane's name begins with ``session:``;
+everything else is a global lane.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SESSION_PREFIX: Final = "session:"
+DEFAULT_LANE: Final = "main"
+_PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
+
+
+def _trimmed(what: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be a string, not {name!r}")
+    return name.strip()
+
+
+def resolve_session_lane(key: str) -> str:
+    """The name of the session lane of ``key``.
+
+    The key is trimmed, a blank one becomes ``session:main``, and ``session:`` is put in front
+    unless it is there already.
+
+    Raises:
+      TypeError: if ``key`` is not a string.
+    """
+    key = _trimmed("a session key", key)
+    if key.startswith(SESSION_PREFIX):
+        key = key[len(SESSION_PREFIX) :].strip()
+    return SESSION_PREFIX + (key or DEFAULT_LANE)
+
+
+def resolve_global_lane(name: str | None) -> str:
+    """The name of the global lane that ``name`` means: trimmed; blank or None is ``main``.
+
+    Raises:
+      TypeError: if ``name`` is neither a string nor None.
+    """
+    return DEFAULT_LANE if name is None else _trimmed("a lane name", name) or DEFAULT_LANE
+
+
+def is_probe_lane(name: str) -> bool:
+    """Whether ``name`` is a probe's lane: it begins with ``auth-probe:`` or ``session:probe-``.
+
+    A probe asks whether something works, so its failure is an answer: it is given to whoever
+    waits for it, and never logged as an error.
+    """
+    return name.startswith(_PROBE_PREFIXES)
+
+
+def session_key(key: object) -> str:
+    """The bare key of a session that a caller named.
+
+    Raises:
+      TypeError: if ``key`` is not a string.
+      ValueError: if it is blank.
+    """
+    bare = _trimmed("session", key)
+    if bare.startswith(SESSION_PREFIX):
+        bare = bare[len(SESSION_PREFIX) :].strip()
+    if not bare:
+        raise ValueError(f"session must not be blank, got {key!r}; leave it out for no session")
+    return bare

@@ -1,0 +1,169 @@
+"""A session lane: it forwards the jobs of one session to their global lanes, in order.
+
+Forwarded is not started. At any time a session has at most as many jobs in global lanes as it may
+still start, and those are its best: when a better one arrives, the worst of them is taken back.
+So a session with a hundred thousand waiting jobs stands in a global lane's line with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Protocol, final
+
+import trio
+
+from ._actor import Actor, Floor
+from ._backlog import Backlog, rank
+from ._config import LaneConfig
+from ._job import AnyJob
+from ._mailbox import Mailbox
+from ._names import SESSION_PREFIX
+from ._state import WAITING
+
+
+class Spares(Protocol):
+    """Limiters and mailboxes that no session uses now."""
+
+    @property
+    def spare_limiters(self) -> list[trio.CapacityLimiter]: ...
+    @property
+    def spare_mailboxes(self) -> list[Mailbox]: ...
+
+
+@final
+class SessionActor(Actor):
+    """The lane of one session: made when mail for it arrives, gone when its last job has ended.
+
+    It has a mailbox while there is mail, and a limiter while something runs: with many thousand
+    sessions waiting for their turn, these are most of what a session would weigh.
+    """
+
+    __slots__ = ("_spares", "_waiting", "backlog", "forwarded", "key", "mailbox")
+
+    def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
+        super().__init__(floor, config)
+        self._spares = spares
+        self.key = key
+        self.mailbox: Mailbox | None = None
+        self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
+        self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
+        self._waiting = 0
+
+    @property
+    def name(self) -> str:
+        return SESSION_PREFIX + self.key
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    def waiting_jobs(self) -> Iterator[AnyJob]:
+        self._take_mail()
+        return chain(self.forwarded.values(), self.backlog)
+
+    def send(self, job: AnyJob) -> None:
+        if self.mailbox is None:
+            spare = self._spares.spare_mailboxes
+            self.mailbox = spare.pop() if spare else Mailbox()
+        self.mailbox.send(job)
+
+    def _take_mail(self) -> None:
+        if self.mailbox is not None:
+            for job in self.mailbox.drain():
+                if job._state is WAITING:
+                    self.backlog.add(rank(job._priority, job._place), job)
+            self._spares.spare_mailboxes.append(self.mailbox)
+            self.mailbox = None
+
+    def remove(self, job: AnyJob) -> None:
+        """Take ``job``, which waits, out of line, and out of that of its global lane."""
+        self._take_mail()
+        place = rank(job._priority, job._place)
+        if place in self.forwarded:
+            del self.forwarded[place]
+            job._lane.remove(job)
+        else:
+            self.backlog.remove(place)
+
+    def step(self) -> None:
+        self._take_mail()
+        backlog, forwarded = self.backlog, self.forwarded
+        room = 0 if self.paused else self.concurrency - self.active
+        while backlog and len(forwarded) < room:
+            self._forward(backlog.pop(), self.floor.next_arrival())
+        while forwarded and len(forwarded) > room:
+            self._take_back(max(forwarded))
+        if backlog and forwarded:
+            self._put_best_forward()
+        if self.room_line:
+            self.floor.let_in(self)
+        if not (self._waiting or self.active or self.paused or self.room_line):
+            self.floor.retire(self)
+
+    def _put_best_forward(self) -> None:
+        """Let better jobs take the places of those that were forwarded before they came."""
+        backlog, forwarded = self.backlog, self.forwarded
+        while backlog.best_rank() < (worst := max(forwarded)):
+            better = backlog.pop()
+            outdone, arrival = self._take_back(worst)
+            if better._lane is not outdone._lane:
+                arrival = self.floor.next_arrival()
+            self._forward(better, arrival)
+
+    def _forward(self, job: AnyJob, arrival: int) -> None:
+        self.forwarded[rank(job._priority, job._place)] = job
+        self.floor.forward(job, arrival)
+
+    def _take_back(self, place: int) -> tuple[AnyJob, int]:
+        job = self.forwarded.pop(place)
+        job._lane.remove(job)
+        arrival, job._arrival = job._arrival, 0
+        self.backlog.add(place, job)
+        return job, arrival
+
+    def move(self, job: AnyJob, priority: int, place: int) -> None:
+        """Give ``job``, which waits, another priority and another place.
+
+        If that lets another job be the best, it takes the place of this one in its global lane.
+        """
+        self._take_mail()
+        old = rank(job._priority, job._place)
+        was_forwarded = old in self.forwarded
+        arrival = self._take_back(old)[1] if was_forwarded else 0
+        self.backlog.remove(old)
+        job._priority, job._place = priority, place
+        self.backlog.add(rank(priority, place), job)
+        if was_forwarded:
+            best = self.backlog.pop()
+            if best is job or best._lane is not job._lane:
+                arrival = self.floor.next_arrival()
+            self._forward(best, arrival)
+
+    def waits(self) -> None:
+        """One more job of it waits."""
+        self._waiting += 1
+
+    def waits_no_more(self) -> None:
+        """One job of it has started, or never will."""
+        self._waiting -= 1
+
+    def started(self, job: AnyJob) -> None:
+        """``job``, which was forwarded, has its slot here."""
+        del self.forwarded[rank(job._priority, job._place)]
+        if self.limiter is None:
+            spare = self._spares.spare_limiters
+            self.limiter = spare.pop() if spare else trio.CapacityLimiter(1)
+            if self.limiter.total_tokens != self.concurrency:
+                self.limiter.total_tokens = self.concurrency
+        self.limiter.acquire_on_behalf_of_nowait(job)
+        self.active += 1
+
+    def ended(self, job: AnyJob) -> None:
+        """``job`` gives its slot here back."""
+        assert self.limiter is not None
+        self.limiter.release_on_behalf_of(job)
+        self.active -= 1
+        if not self.active:
+            self._spares.spare_limiters.append(self.limiter)
+            self.limiter = None

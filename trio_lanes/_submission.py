@@ -1,0 +1,223 @@
+"""Submitting: the verbs that give lanes a function to run, and what they check first."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ._check import refuse_like_trio, whole
+from ._config import NO_OPTIONS, JobOptions, RareOptions
+from ._current import job_here
+from ._errors import LaneFullError, UnknownLaneError
+from ._job import AnyJob, Job
+from ._lane import LaneActor
+from ._names import resolve_global_lane, session_key
+from ._room import Entrant, without_room
+from ._scheduler import Scheduler, logger
+from ._state import RUNNING
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Submitter:
+    """The verbs that run a function, for all lanes or bound to one.
+
+    All take an async function, its positional arguments, and `JobOptions`. The function is first
+    called when the job starts, in a copy of the submitter's context, below the lanes' nursery: a
+    cancel scope around the submission has no effect on it.
+
+    All raise, at the call and with nothing changed:
+      TypeError: Trio's own, for what is no async function as far as can be seen; or for an
+        option that does not exist or is of the wrong type.
+      ValueError: for an option with a bad value.
+      UnknownLaneError: for a lane that does not exist.
+      LanesClosedError: if the lanes take no new work; a running job may submit until they are shut.
+    """
+
+    _scheduler: Scheduler
+    _bound: dict[str, Any]  # the options that this view fills in
+
+    async def run(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> T:
+        """Submit, waiting for room where the lane is bounded, and wait for the result.
+
+        Returns what the function returned, or raises what `Job.wait` raises. A checkpoint. If it
+        is cancelled, a job that waits is withdrawn and a running one is cancelled, and this ends
+        only when that has ended: the value if the body returned one, what it raised if it
+        raised, else `trio.Cancelled`.
+        """
+        job = await self._enter(fn, args, options, checkpoint=False)
+        await job._wait_as_caller()
+        try:
+            return job._result()
+        finally:
+            del job  # this frame is in the traceback of what was raised
+
+    async def submit(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> Job[T]:
+        """Submit, waiting for room in line with others, and return the handle.
+
+        A checkpoint. If it raises `trio.Cancelled`, nothing was submitted.
+        """
+        return await self._enter(fn, args, options, checkpoint=True)
+
+    @enable_ki_protection
+    def submit_nowait(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> Job[T]:
+        """Submit and return the handle. The job's place in line is taken at once.
+
+        Not a checkpoint.
+
+        Raises:
+          LaneFullError: if a lane on its way is full, or others wait for room in it.
+        """
+        return self._enter_nowait(self._make(fn, args, **self._bound, **options))
+
+    @enable_ki_protection
+    def start_soon(
+        self,
+        fn: Callable[[*Ts], Awaitable[object]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> None:
+        """Submit, as `trio.Nursery.start_soon`: a failure leaves `open_lanes`.
+
+        Not a checkpoint.
+
+        Raises:
+          LaneFullError: as `submit_nowait`.
+        """
+        job = self._make(fn, args, **self._bound, **options)
+        job._unhandled = True
+        self._enter_nowait(job)
+
+    def _make(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        *,
+        lane: str = "main",
+        session: str | None = None,
+        priority: int = 0,
+        **rare: Any,
+    ) -> Job[T]:
+        """Check everything, and make a job that nobody knows yet."""
+        if not callable(fn):
+            refuse_like_trio(fn)
+        scheduler = self._scheduler
+        actor = scheduler.lanes.get(lane) or _find(scheduler, lane)
+        if session is not None and session not in scheduler.sessions:
+            session = session_key(session)
+        if type(priority) is not int:
+            whole("priority", priority)
+        options = RareOptions(**rare) if rare else NO_OPTIONS
+        parent = job_here(scheduler.running)
+        if scheduler.closing is not None:
+            _refuse_unless_inside(scheduler, parent)
+        return Job(
+            scheduler,
+            options.name or _name(fn),
+            session,
+            cast("Any", fn),
+            args,
+            copy_context(),
+            actor,
+            None,
+            priority,
+            options,
+            None if parent is None else weakref.ref(parent),
+            False,
+        )
+
+    def _enter_nowait(self, job: Job[T]) -> Job[T]:
+        scheduler = self._scheduler
+        if job._options.queue_timeout:  # else it never waits, and needs no room for that
+            lane = job._lane
+            session = None if job.session is None else scheduler.sessions.get(job.session)
+            full = without_room(lane, session)
+            if full is None and session is not None and session.room_line:
+                full = session
+            elif full is None and lane.room_line:
+                full = lane
+            if full is not None:
+                raise LaneFullError(full.name, full.config.max_waiting)
+        scheduler.accept(job)
+        return job
+
+    @enable_ki_protection
+    async def _enter(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        options: JobOptions,
+        *,
+        checkpoint: bool,
+    ) -> Job[T]:
+        job: Job[T] = self._make(fn, args, **self._bound, **options)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._enter_nowait(job)
+        except LaneFullError as full:
+            session = None if job.session is None else self._scheduler.sessions.get(job.session)
+            line = job._lane if session is None or full.lane != session.name else session
+            entrant = Entrant(job, job.parent is not None, trio.lowlevel.current_task(), line)
+            entrant.stand_in_line(line)
+        else:
+            if checkpoint:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            return job
+        await entrant.wait()
+        return job
+
+
+def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
+    """The global lane that ``name`` means."""
+    resolved = resolve_global_lane(name)
+    try:
+        return scheduler.lanes[resolved]
+    except KeyError:
+        raise UnknownLaneError(resolved, scheduler.lanes) from None
+
+
+def _refuse_unless_inside(scheduler: Scheduler, parent: AnyJob | None) -> None:
+    """Only a running job of these lanes submits to them while they close."""
+    if (
+        parent is not None
+        and parent._keeper is scheduler
+        and parent._state is RUNNING
+        and not scheduler.shut
+    ):
+        return
+    scheduler.refused += 1
+    if scheduler.refused == 1:
+        logger.warning("refusing new work: %s", scheduler.closing)
+    raise scheduler.refusal()
+
+
+def _name(fn: Any) -> str:
+    """What to call a job that runs ``fn``."""
+    fn = getattr(fn, "func", fn)  # of a partial
+    name = getattr(fn, "__qualname__", None)
+    return name if isinstance(name, str) else repr(fn)

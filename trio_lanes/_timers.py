@@ -1,0 +1,90 @@
+"""What is due later: one heap of times, and one task that exists only while the heap is not empty.
+
+The task sleeps under a cancel scope whose deadline is the earliest time of the heap, so setting
+a later timer wakes nobody and setting an earlier one only moves that deadline.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any, Final, final
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+
+@final
+@attrs.define(eq=False)
+class Timer:
+    """One call that is due at a time, until it is made or cancelled."""
+
+    when: float
+    _call: Callable[[], None] | None
+    _timers: Timers
+
+    def cancel(self) -> None:
+        """Take it back; nothing happens if it was made or cancelled before."""
+        if self._call is not None:
+            self._call = None
+            self._timers._forget()
+
+    def _fire(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            self._timers._waiting -= 1
+            call()
+
+
+@final
+class Timers:
+    """The timers of one `Lanes`. Calls are made in order of time, equals in order of setting."""
+
+    def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+        self._spawn: Final = spawn
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order: Final = count()
+        self._waiting = 0  # timers in the heap that are not cancelled
+        self._alive = False  # whether the task exists
+        self._sleep: trio.CancelScope | None = None  # what the task sleeps under
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Timer:
+        """Have ``call()`` made at ``when`` on Trio's clock, in a task of the lanes' nursery.
+
+        The call must not raise.
+        """
+        timer = Timer(when, call, self)
+        heapq.heappush(self._heap, (when, next(self._order), timer))
+        self._waiting += 1
+        if not self._alive:
+            self._alive = True
+            self._spawn(self._run)
+        elif self._sleep is not None and when < self._sleep.deadline:
+            self._sleep.deadline = when
+        return timer
+
+    def _forget(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self._heap.clear()
+            if self._sleep is not None:
+                self._sleep.cancel()  # lets the task end
+        elif len(self._heap) > 2 * self._waiting + 16:
+            self._heap = [entry for entry in self._heap if entry[2]._call is not None]
+            heapq.heapify(self._heap)
+
+    @enable_ki_protection
+    async def _run(self) -> None:
+        try:
+            while self._heap:
+                with trio.CancelScope(deadline=self._heap[0][0]) as self._sleep:
+                    await trio.sleep_forever()
+                self._sleep = None
+                now = trio.current_time()
+                while self._heap and self._heap[0][0] <= now:
+                    heapq.heappop(self._heap)[2]._fire()
+        finally:
+            self._alive = False
+            self._sleep = None

@@ -1,0 +1,191 @@
+"""What users hold of one lane: its state, and the verbs bound to it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from . import _control
+from ._config import LaneConfig
+from ._lane import LaneActor
+from ._names import SESSION_PREFIX
+from ._scheduler import Scheduler
+from ._statistics import LaneStatistics, describe, lane_statistics
+from ._submission import Submitter
+
+
+@final
+class Lane(Submitter):
+    """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
+
+    def __init__(self, scheduler: Scheduler, actor: LaneActor) -> None:
+        self._scheduler = scheduler
+        self._actor = actor
+        self._bound = {"lane": actor.name}
+
+    def __repr__(self) -> str:
+        return describe("Lane", self._actor)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._actor.name
+
+    @property
+    def config(self) -> LaneConfig:
+        """Its configuration, with the concurrency that it has now."""
+        return self._actor.config
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        """Its slots, for reading: the borrowers are the jobs that run."""
+        return self._actor.limiter
+
+    @property
+    def concurrency(self) -> int | float:
+        """How many jobs it runs at once; may be set at any time.
+
+        What can start after a raise starts at once; lowering it stops no running job.
+
+        Raises:
+          TypeError, ValueError: if set to what is neither a whole number from 0 up nor `math.inf`.
+        """
+        return self._actor.concurrency
+
+    @concurrency.setter
+    @enable_ki_protection
+    def concurrency(self, value: int | float) -> None:
+        _control.set_concurrency(self._scheduler, self._actor, value)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it starts nothing until it is resumed."""
+        return self._actor.paused
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs are bound for it that have not started, in both layers."""
+        return self._actor.waiting
+
+    @property
+    def active(self) -> int:
+        """How many jobs run in it."""
+        return self._actor.active
+
+    @property
+    def generation(self) -> int:
+        """How often it was reset."""
+        return self._actor.generation
+
+    def statistics(self) -> LaneStatistics:
+        """Itself at this moment."""
+        return lane_statistics(self._actor)
+
+    @enable_ki_protection
+    def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
+        """`Lanes.clear` for this lane."""
+        return _control.clear(self._scheduler, (self._actor,), owner, reason)
+
+    @enable_ki_protection
+    def reset(self) -> int:
+        """`Lanes.reset` for this lane."""
+        return _control.reset(self._scheduler, (self._actor,))
+
+    @enable_ki_protection
+    def pause(self) -> None:
+        """`Lanes.pause` for this lane."""
+        _control.pause(self._scheduler, (self._actor,))
+
+    @enable_ki_protection
+    def resume(self) -> None:
+        """`Lanes.resume` for this lane."""
+        _control.resume(self._scheduler, (self._actor,))
+
+    async def wait_active(self, *, timeout: float = math.inf) -> bool:
+        """`Lanes.wait_active` for this lane."""
+        return await _control.wait_active(self._scheduler, (self._actor,), timeout)
+
+    async def wait_idle(self) -> None:
+        """`Lanes.wait_idle` for this lane."""
+        await _control.wait_until(self._scheduler, self.name, idle=True)
+
+    async def wait_empty(self) -> None:
+        """`Lanes.wait_empty` for this lane."""
+        await _control.wait_until(self._scheduler, self.name)
+
+    async def wait_room(self, n: int) -> None:
+        """`Lanes.wait_room` for this lane."""
+        await _control.wait_until(self._scheduler, self.name, fewer_than=_control.check_room(n))
+
+
+@final
+class SessionLane(Submitter):
+    """The lane of one session: ``lanes.session("alice")``. It need not be alive.
+
+    A view: making one, or looking at it, does not bring the lane to life.
+    """
+
+    def __init__(self, scheduler: Scheduler, key: str) -> None:
+        self._scheduler = scheduler
+        self._key = key
+        self._bound = {"session": key}
+
+    def __repr__(self) -> str:
+        actor = self._scheduler.sessions.get(self._key)
+        if actor is None:
+            return f"<trio_lanes.SessionLane {self.name!r}, not alive>"
+        return describe("SessionLane", actor)
+
+    @property
+    def name(self) -> str:
+        """Its full name, which begins with ``session:``."""
+        return SESSION_PREFIX + self._key
+
+    @property
+    def key(self) -> str:
+        """The session's key."""
+        return self._key
+
+    @property
+    def waiting(self) -> int:
+        """How many of its jobs wait."""
+        actor = self._scheduler.sessions.get(self._key)
+        return 0 if actor is None else actor.waiting
+
+    @property
+    def active(self) -> int:
+        """How many of its jobs run."""
+        actor = self._scheduler.sessions.get(self._key)
+        return 0 if actor is None else actor.active
+
+    @property
+    def paused(self) -> bool:
+        """Whether it starts nothing until it is resumed."""
+        actor = self._scheduler.sessions.get(self._key)
+        return self._scheduler.session_config.paused if actor is None else actor.paused
+
+    @enable_ki_protection
+    def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
+        """`Lanes.clear` for this session."""
+        actors = _control.named(self._scheduler, self.name)
+        return _control.clear(self._scheduler, actors, owner, reason)
+
+    @enable_ki_protection
+    def pause(self) -> None:
+        """`Lanes.pause` for this session; its lane stays alive until it is resumed."""
+        _control.pause(self._scheduler, _control.alive(self._scheduler, self.name))
+
+    @enable_ki_protection
+    def resume(self) -> None:
+        """`Lanes.resume` for this session."""
+        _control.resume(self._scheduler, _control.alive(self._scheduler, self.name))
+
+
+def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:
+    """What hooks are given for ``actor``."""
+    if isinstance(actor, LaneActor):
+        return Lane(scheduler, actor)
+    return SessionLane(scheduler, actor.key)
