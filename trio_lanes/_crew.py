@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
-from types import CoroutineType, FrameType, TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Final, Protocol, final
 
 import trio
@@ -65,11 +65,12 @@ class Crew:
         self._granted: Final[deque[AnyJob]] = deque()  # they have their slots but no worker yet
         self._ready = 0  # workers that will come for a granted job
         self._steps = 0  # first steps taken since a worker last let others have their turn
+        self._stepping = False  # whether a worker takes a first step now, and will come back
 
     def grant(self, job: AnyJob) -> None:
         """Have a worker run the body of ``job``, which has its slots now."""
         self._granted.append(job)
-        if self._ready < len(self._granted):
+        if not self._stepping and self._ready < len(self._granted):
             self._hire()
 
     def _hire(self) -> None:
@@ -82,6 +83,7 @@ class Crew:
         If there are any, two are hired in its place: with each job that blocks the number of ready
         workers doubles, while jobs that never block keep one worker and need no other.
         """
+        self._stepping = False
         self._ready -= 1
         for _ in range(2):
             if self._ready < len(self._granted):
@@ -101,13 +103,15 @@ class Crew:
                 while self._granted:
                     if self._steps >= JOBS_PER_PASS:
                         if self._ready > 1:  # the last one goes on, and is enough so far
-                            ready = False
+                            ready = self._stepping = False
                             self._ready -= 1
                             break
+                        self._stepping = False
                         await trio.lowlevel.cancel_shielded_checkpoint()
                         self._steps = 0
                         continue
                     self._steps += 1
+                    self._stepping = True
                     job = self._granted.popleft()
                     if job._state is not RUNNING:  # reset before it began: it is never called
                         job = None
@@ -217,7 +221,7 @@ class _Resumed:
     __slots__ = ("_coro", "_trap", "close", "send", "throw")
 
     def __init__(self, coro: Any, trap: object) -> None:
-        self._coro = coro
+        self._coro: Any = coro
         self._trap: list[object] = [trap]
         self.send = coro.send
         self.throw = coro.throw
@@ -233,9 +237,9 @@ class _Resumed:
         return self._trap.pop() if self._trap else self.send(None)
 
     @property
-    def cr_frame(self) -> FrameType | None:
+    def cr_frame(self) -> Any:
         return self._coro.cr_frame
 
     @property
-    def cr_await(self) -> object:
+    def cr_await(self) -> Any:
         return self._coro.cr_await
