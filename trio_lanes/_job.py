@@ -230,6 +230,12 @@ class Job(Generic[T_co]):
         if at all, in this task and after the job has ended: catching `Cancelled` around a wait
         would lose a value that arrives in the tick of the cancellation.
         """
+        if self.done:  # it was not to wait, or ended before this task, which waited for room
+            if self._body_had_its_say():
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            else:
+                await trio.lowlevel.checkpoint()
+            return
         task = trio.lowlevel.current_task()
         waiters = self._waiters = self._waiters or {}
         waiters[task] = waiter = Waiter(self._keeper.waiting_job())
@@ -246,9 +252,13 @@ class Job(Generic[T_co]):
             return Abort.FAILED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-        # Only a body leaves a traceback: every other error was made by these lanes.
-        if raise_cancel is not None and self._state is not SUCCEEDED and self._traceback is None:
+        if raise_cancel is not None and not self._body_had_its_say():
             raise_cancel()
+
+    def _body_had_its_say(self) -> bool:
+        """Whether its body returned or raised, so that its caller is told even if cancelled."""
+        # Only a body leaves a traceback: every other error was made by these lanes.
+        return self._state is SUCCEEDED or self._traceback is not None
 
     def _wake(self, *, started: bool = False) -> None:
         """Wake whoever waits for its end, or, if ``started``, for its start."""
