@@ -1,0 +1,211 @@
+"""A fresh process for every sample, contenders taking turns: A B A B, not A A B B.
+
+What slows the machine down for a while then slows neighbours of one round, and a ratio is taken
+inside a round. Its median is the figure, least and most are the spread.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from benchmarks import node_peers
+from benchmarks.checks import WrongResult
+from benchmarks.rows import GROWTH, NAMES, QUICK_SIZES, ROWS, Growth, Row
+from benchmarks.sample import Missing, Run, Sample, sample_from_json
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 300.0
+"""Seconds after which a process is taken to hang."""
+
+
+@attrs.frozen
+class Spread:
+    median: float
+    least: float
+    most: float
+    count: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+
+@attrs.frozen
+class Line:
+    """One contender in a row."""
+
+    contender: str
+    name: str
+    n: int
+    value: Spread | None
+    ratio: Spread | None
+    """Lanes divided by this one, in the same round."""
+    verified: tuple[str, ...]
+    figures: dict[str, float]
+    missing: str | None
+    busy: float
+    """Wall-clock time divided by processor time: how much the machine did elsewhere."""
+
+
+@attrs.frozen
+class RowResult:
+    row: Row
+    n: int
+    lines: list[Line]
+
+
+@attrs.frozen
+class GrowthLine:
+    contender: str
+    values: dict[int, float]
+    missing: str | None
+
+    @property
+    def exponent(self) -> float | None:
+        """x in "time for all jobs ~ n^x"."""
+        if len(self.values) < 2:
+            return None
+        (small, first), *_, (large, last) = sorted(self.values.items())
+        return 1 + math.log(last / first) / math.log(large / small)
+
+
+@attrs.frozen
+class GrowthResult:
+    growth: Growth
+    lines: list[GrowthLine]
+
+
+class Bench:
+    """All samples of one call of the program."""
+
+    def __init__(self, *, rounds: int | None, quick: bool, progress: Callable[[str], None]) -> None:
+        self.rounds = rounds
+        self.quick = quick
+        self.progress = progress
+        self._samples: defaultdict[Run, list[Sample | Missing]] = defaultdict(list)
+
+    def row(self, row: Row) -> RowResult:
+        n = row.quick_n if self.quick else row.n
+        entries = [(contender, row.workload) for contender in row.contenders]
+        entries += row.also
+        runs = [Run(contender, workload, n) for contender, workload in entries]
+        # Figures in bytes do not waver, and what has one round has it for its length.
+        rounds = 1 if self.quick or row.rounds == 1 else self.rounds or row.rounds
+        for round_number in range(rounds):
+            for run in runs:
+                self._take(run, f"{row.id} {round_number + 1}/{rounds}", row.unit)
+        base = self._samples[runs[0]]
+        return RowResult(row, n, [self._line(run, row, base) for run in runs])
+
+    def growth(self, growth: Growth) -> GrowthResult:
+        lines = []
+        for contender, sizes in growth.contenders:
+            values: dict[int, float] = {}
+            missing = None
+            for n in QUICK_SIZES if self.quick else sizes:
+                run = Run(contender, growth.workload, n)
+                if not self._samples[run]:  # another row may have measured it
+                    self._take(run, growth.id, "µs/job")
+                taken = [s.value for s in self._samples[run] if isinstance(s, Sample)]
+                if taken:
+                    values[n] = statistics.median(taken)
+                missing = missing or _reason(self._samples[run])
+            lines.append(GrowthLine(contender, values, missing))
+        return GrowthResult(growth, lines)
+
+    def _take(self, run: Run, label: str, unit: str) -> None:
+        samples = self._samples[run]
+        if samples and isinstance(samples[-1], Missing):
+            samples.append(samples[-1])  # what failed once is not tried again
+            return
+        sample = take(run)
+        samples.append(sample)
+        said = sample.reason if isinstance(sample, Missing) else f"{sample.value:.1f} {unit}"
+        self.progress(f"{label:12} n={run.n:<9,} {NAMES[run.contender]}: {said}")
+
+    def _line(self, run: Run, row: Row, base: list[Sample | Missing]) -> Line:
+        samples = self._samples[run]
+        taken = [sample for sample in samples if isinstance(sample, Sample)]
+        ratios = [
+            ours.value / theirs.value
+            for ours, theirs in zip(base, samples, strict=True)
+            if isinstance(ours, Sample) and isinstance(theirs, Sample) and theirs.value
+        ]
+        name = NAMES[run.contender]
+        if run.workload != row.workload:
+            name += f" ({run.workload})"
+        cpu = sum(sample.cpu for sample in taken)
+        return Line(
+            contender=run.contender,
+            name=name,
+            n=run.n,
+            value=Spread.of([sample.value for sample in taken]) if taken else None,
+            ratio=Spread.of(ratios) if ratios and samples is not base else None,
+            verified=taken[0].verified if taken else (),
+            figures={
+                key: statistics.median(sample.figures[key] for sample in taken)
+                for key in (taken[0].figures if taken else ())
+            },
+            missing=_reason(samples),
+            busy=sum(sample.seconds for sample in taken) / cpu if cpu else 1.0,
+        )
+
+
+def _reason(samples: list[Sample | Missing]) -> str | None:
+    return next((sample.reason for sample in samples if isinstance(sample, Missing)), None)
+
+
+def take(run: Run) -> Sample | Missing:
+    on_node = run.contender.startswith("node.")
+    missing = node_peers.prepare() if on_node else _missing_package(run)
+    if missing is not None:
+        return missing
+    command = (
+        node_peers.command(run)
+        if on_node
+        else [sys.executable, "-m", "benchmarks.worker", run.contender, run.workload, str(run.n)]
+    )
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return Missing(f"did not end in {PATIENCE:.0f} s")
+    if done.returncode != 0:
+        return Missing(f"failed: {_last_line(done.stderr)}")
+    try:
+        if on_node:
+            return node_peers.sample(run, done.stdout)
+        return sample_from_json(json.loads(done.stdout))
+    except (ValueError, WrongResult) as error:
+        return Missing(f"failed: {error!r}")
+
+
+def _missing_package(run: Run) -> Missing | None:
+    package = {"lanes": "trio_lanes", "trio": "trio", "asyncio": "aiojobs"}
+    needed = package[run.contender.partition(".")[0]]
+    if importlib.util.find_spec(needed) is None:
+        return Missing(f"{needed} is not installed")
+    return None
+
+
+def _last_line(text: str) -> str:
+    return ([line for line in text.splitlines() if line.strip()] or ["it said nothing"])[-1][:200]
+
+
+def measure(
+    letters: frozenset[str], bench: Bench
+) -> tuple[list[RowResult], list[GrowthResult], float]:
+    started = time.perf_counter()
+    rows = [bench.row(row) for row in ROWS if row.id[0] in letters]
+    growth = [bench.growth(growth) for growth in GROWTH if growth.id[0] in letters]
+    return rows, growth, time.perf_counter() - started

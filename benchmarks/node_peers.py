@@ -1,0 +1,92 @@
+"""The queues for Node: installed once from the lock file, measured in a fresh process each.
+
+A peer that cannot be installed is a reason in the table, never a gap in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from benchmarks.checks import WIDTH, WrongResult, verify
+from benchmarks.sample import Missing, Run, Sample
+from benchmarks.workloads import JOBS_PER_SESSION, OUTSTANDING
+
+FOLDER = Path(__file__).parent / "node"
+KEEPS = frozenset({"order", "exclusion", "limit"})
+
+
+@functools.cache
+def prepare() -> Missing | None:
+    """Install the packages if they are not there as the lock file names them."""
+    if shutil.which("node") is None:
+        return Missing("Node is not installed")
+    lock = FOLDER / "package-lock.json"
+    installed = FOLDER / "node_modules" / ".package-lock.json"
+    if installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime:
+        return None
+    if shutil.which("npm") is None:
+        return Missing("its packages are not installed, and there is no npm to do it")
+    done = subprocess.run(
+        ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        return Missing(f"npm ci failed: {done.stderr.strip().splitlines()[-1:]}")
+    return None
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Node's version and those of the packages; empty where there is no Node."""
+    if prepare() is not None:
+        return {}
+    done = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
+    packages = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
+    wanted = packages[""]["dependencies"]
+    named = {name: packages[f"node_modules/{name}"]["version"] for name in wanted}
+    return {"node": done.stdout.strip().removeprefix("v"), **named}
+
+
+def command(run: Run) -> list[str]:
+    library = run.contender.partition(".")[2]
+    alone = run.workload in ("waiting_alone", "uncontended", "priorities")
+    sessions = run.n if alone else max(1, run.n // JOBS_PER_SESSION)
+    numbers = [str(number) for number in (run.n, sessions, OUTSTANDING, WIDTH)]
+    # The collector is only called before the clock starts, as for every other peer.
+    return ["node", "--expose-gc", str(FOLDER / "bench.mjs"), library, run.workload, *numbers]
+
+
+def sample(run: Run, output: str) -> Sample:
+    """Check what a process answered, by the same rules as every other peer's."""
+    answer = json.loads(output)
+    seconds, cpu, figures = answer["seconds"], answer["cpu"], answer.get("figures", {})
+    if "bytes" in answer:
+        # The heap of V8 wavers by some kilobytes; what is less than that is nothing.
+        stray = 100_000
+        size = answer["bytes"] if abs(answer["bytes"]) > stray else 0
+        return Sample(float(round(size / run.n)), verified=("all there",), figures=figures)
+    if "told" in answer:
+        if (answer["told"], answer["ran"]) != (run.n, 0):
+            raise WrongResult(f"{answer['told']} of {run.n} were cancelled, {answer['ran']} ran")
+        verified: tuple[str, ...] = ("all told", "none ran")
+    elif "tally" in answer:
+        if answer["tally"] != {"count": run.n, "total": run.n * (run.n - 1) // 2}:
+            raise WrongResult(f"{answer['tally']['count']} jobs ran for {run.n} sessions")
+        verified = ("sum",)
+    elif "ranked" in answer:
+        if answer["ranked"] != list(range(run.n - 1, -1, -1)):
+            raise WrongResult("jobs did not run in the order of their priorities")
+        log, results = answer["log"], answer["results"]
+        verified = verify(log, results, n=run.n, sessions=1, keeps=frozenset())
+        verified = (*verified, "priority")
+    else:
+        sessions = 1 if run.workload == "uncontended" else max(1, run.n // JOBS_PER_SESSION)
+        log, results = answer["log"], answer["results"]
+        verified = verify(log, results, n=run.n, sessions=sessions, keeps=KEEPS)
+    return Sample(seconds / run.n * 1e6, seconds, cpu, verified, figures)

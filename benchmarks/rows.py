@@ -1,0 +1,257 @@
+"""The table's rows: what is measured, by whom, how often, and what lanes are to reach.
+
+Each row's first contender is lanes; every ratio is lanes divided by the other one, in the same
+round. A row's id begins with the letter by which ``--rows`` chooses it.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+NAMES = {
+    "lanes": "trio-lanes",
+    "lanes.plain": "trio-lanes, without a session",
+    "trio.bare": "Trio: bare start_soon",
+    "trio.locks": "Trio by hand: keyed Lock + limiter",
+    "trio.tickets": "Trio by hand: keyed FIFO tickets + limiter",
+    "trio.drainers": "Trio by hand: a drainer per live key",
+    "trio.spawned": "Trio: limiter in a spawned task",
+    "trio.inline": "Trio: Lock + limiter in the caller's task",
+    "trio.heap": "Trio by hand: heap + one task",
+    "asyncio.locks": "asyncio by hand: keyed Lock + Semaphore",
+    "asyncio.drainers": "asyncio by hand: a drainer per live key",
+    "asyncio.spawned": "asyncio: Semaphore in a spawned task",
+    "asyncio.queue": "asyncio: PriorityQueue + one task",
+    "asyncio.aiojobs": "aiojobs + keyed Lock",
+    "node.p-queue-10": "p-queue 10",
+    "node.p-queue-10-heap": "p-queue 10 with a heap as queueClass",
+    "node.p-queue-9": "p-queue 9",
+    "node.p-limit": "p-limit",
+    "node.fastq": "fastq",
+}
+
+
+@attrs.frozen
+class Target:
+    text: str
+    limit: float
+    against: str | None = None
+    """The peer that the ratio is to; None: the row's own unit is limited."""
+    subject: str = "lanes"
+
+
+@attrs.frozen
+class Row:
+    id: str
+    title: str
+    workload: str
+    n: int
+    rounds: int
+    contenders: tuple[str, ...]
+    unit: str = "µs/job"
+    quick_n: int = 10_000
+    also: tuple[tuple[str, str], ...] = ()
+    """(contender, workload): measured beside the others, doing something a little different."""
+    targets: tuple[Target, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Growth:
+    """Time for a job as the number of jobs grows, from which the exponent follows."""
+
+    id: str
+    title: str
+    workload: str
+    contenders: tuple[tuple[str, tuple[int, ...]], ...]  # (who, sizes)
+
+
+SIZES = (10_000, 100_000, 1_000_000)
+QUICK_SIZES = (1_000, 10_000)
+LINEAR = 1.2
+"""An exponent up to this is linear or n log n. From 10^4 to 10^6 jobs n log n alone is 1.09;
+what is left is for caches and for the garbage collector's walks over more objects."""
+
+NODE = ("node.p-queue-10", "node.p-queue-9", "node.p-limit", "node.fastq")
+BY_HAND = (
+    "trio.locks",
+    "trio.tickets",
+    "trio.drainers",
+    "asyncio.locks",
+    "asyncio.drainers",
+    "asyncio.aiojobs",
+)
+LOCK_NOTE = (
+    "The keyed trio.Lock does not keep the order of a session (Trio starts tasks in random "
+    "order); the FIFO tickets do."
+)
+PRIORITY_NOTE = "p-limit, fastq, aiojobs and a bare nursery have no priorities."
+
+ROWS = (
+    Row(
+        "a",
+        "burst: no-op jobs, ten a session, into one lane of 100",
+        "burst",
+        100_000,
+        5,
+        ("lanes", "trio.bare", *BY_HAND, *NODE),
+        targets=(
+            Target("at least as fast as p-queue 10", 1.0, "node.p-queue-10"),
+            Target("at most 1.6 x a bare start_soon", 1.6, "trio.bare"),
+            Target("at least 2 x as fast as keyed Lock + limiter", 0.5, "trio.locks"),
+        ),
+        notes=(LOCK_NOTE,),
+    ),
+    Row(
+        "a.gap",
+        "worst gap between two turns of another Trio task, while the burst is served",
+        "gap",
+        100_000,
+        3,
+        ("lanes", "trio.bare", "trio.locks", "trio.drainers"),
+        unit="ms",
+    ),
+    Row(
+        "b",
+        "steady: the same jobs, at most 1,000 outstanding",
+        "steady",
+        100_000,
+        3,
+        ("lanes", "trio.bare", *BY_HAND, *NODE),
+        notes=("A bare nursery has nothing to wait in, so that 1,000 tasks share each pass.",),
+    ),
+    Row(
+        "c",
+        "one uncontended run() after the other",
+        "uncontended",
+        20_000,
+        5,
+        (
+            "lanes",
+            "lanes.plain",
+            "trio.spawned",
+            "trio.inline",
+            "asyncio.spawned",
+            "asyncio.aiojobs",
+            *NODE,
+        ),
+        quick_n=2_000,
+        targets=(
+            Target("at most 1.5 x limiter in a spawned task", 1.5, "trio.spawned"),
+            Target("without a session: at most 1.5 x the same", 1.5, "trio.spawned", "lanes.plain"),
+        ),
+        notes=("aiojobs and the spawned tasks have no session; the Node queues have.",),
+    ),
+    Row(
+        "d",
+        "waiting jobs with distinct priorities, in random order, on a lane of 1",
+        "priorities",
+        100_000,
+        3,
+        (
+            "lanes",
+            "trio.heap",
+            "asyncio.queue",
+            "node.p-queue-10",
+            "node.p-queue-10-heap",
+            "node.p-queue-9",
+        ),
+        targets=(Target("at least 3 x as fast as p-queue 10", 1 / 3, "node.p-queue-10"),),
+        notes=(PRIORITY_NOTE, "The two by hand have neither handles nor cancellation."),
+    ),
+    Row(
+        "e.waiting",
+        "size of a waiting job, ten a session, handle included",
+        "waiting",
+        50_000,
+        1,
+        ("lanes", "lanes.plain", "trio.locks", "asyncio.locks", *NODE),
+        unit="bytes/job",
+        quick_n=5_000,
+        targets=(
+            Target("at most 1 KB", 1024),
+            Target("without a session: at most 1 KB", 1024, subject="lanes.plain"),
+        ),
+    ),
+    Row(
+        "e.alone",
+        "size of a waiting job that is the only one of its session",
+        "waiting_alone",
+        50_000,
+        1,
+        ("lanes", "trio.locks", "asyncio.locks", *NODE),
+        unit="bytes/job",
+        quick_n=5_000,
+    ),
+    Row(
+        "e.idle",
+        "size of a session that was used and is idle",
+        "idle",
+        10_000,
+        1,
+        ("lanes", "trio.locks", "trio.drainers", "asyncio.locks", *NODE),
+        unit="bytes/session",
+        quick_n=2_000,
+        targets=(Target("0 bytes", 0),),
+    ),
+    Row(
+        "f",
+        "sessions that come and go, a job each, at most 1,000 outstanding",
+        "keys",
+        1_000_000,
+        1,
+        ("lanes", "trio.drainers", "trio.locks", "asyncio.locks", *NODE),
+        unit="µs/job",
+    ),
+    Row(
+        "g.clear",
+        "cancel all waiting jobs by one call",
+        "clear",
+        100_000,
+        3,
+        ("lanes", "trio.locks", "asyncio.locks", "node.p-queue-10", "node.p-limit", "node.fastq"),
+        notes=(
+            "p-queue 9 is left out: its clear() never settles the promises of what it removes.",
+        ),
+    ),
+    Row(
+        "g.cancel",
+        "cancel all waiting jobs one by one, in random order",
+        "cancel",
+        100_000,
+        3,
+        ("lanes", "trio.locks", "asyncio.locks", "node.p-queue-10", "node.p-queue-9"),
+        notes=("p-limit and fastq cannot cancel one job.",),
+    ),
+    Row(
+        "h",
+        "the burst, with a job that checkpoints once",
+        "checkpoint",
+        100_000,
+        3,
+        ("lanes", "trio.bare", *BY_HAND, *NODE),
+        also=(("node.p-queue-10", "microtask"), ("node.fastq", "microtask")),
+        targets=(
+            Target("at most 2.2 x a bare start_soon of the same job", 2.2, "trio.bare"),
+            Target("at least 2 x as fast as keyed Lock + limiter", 0.5, "trio.locks"),
+        ),
+        notes=(
+            "A checkpoint is trio.lowlevel.checkpoint(), asyncio.sleep(0), and on Node "
+            "setImmediate; 'microtask' is Node with the least that an await can be there.",
+        ),
+    ),
+)
+
+GROWTH = (
+    Growth("i.a", "growth of the burst", "burst", (("lanes", SIZES), ("trio.bare", SIZES))),
+    Growth(
+        "i.d",
+        "growth of waiting jobs with distinct priorities",
+        "priorities",
+        # p-queue's own list is quadratic: at 10^6 it would take the better part of an hour
+        (("lanes", SIZES), ("node.p-queue-10", SIZES[:2]), ("node.p-queue-10-heap", SIZES)),
+    ),
+    Growth("i.f", "growth of sessions that come and go", "keys", (("lanes", SIZES),)),
+    Growth("i.g.clear", "growth of clear", "clear", (("lanes", SIZES),)),
+    Growth("i.g.cancel", "growth of cancel, one by one", "cancel", (("lanes", SIZES),)),
+)
