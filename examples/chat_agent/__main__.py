@@ -1,0 +1,151 @@
+"""`python -m examples.chat_agent`: choose the model and the mode, run, and return the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from urllib.parse import urlsplit
+
+import trio
+
+from .builtin_model import BuiltinModel
+from .chat import run_chat
+from .commands import MAX_LIMIT, NAME
+from .model import Model
+from .shutdown import INTERRUPTED
+from .terminal import open_terminal, plain_screen
+from .tools import bundled_tools
+
+USAGE_ERROR = 2
+
+
+def main() -> int:
+    """Run the demo, and return its exit code."""
+    options = _parser().parse_args()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # an answer may hold what this terminal cannot
+    try:
+        return trio.run(_simulate if options.users else _chat, options)
+    except KeyboardInterrupt:  # before the lanes were open, or the third Ctrl-C
+        return INTERRUPTED
+    except BaseExceptionGroup as group:
+        if group.split(KeyboardInterrupt)[1] is None:
+            return INTERRUPTED
+        raise
+
+
+async def _chat(options: argparse.Namespace) -> int:
+    async with _open_model(0.03 if options.word_delay is None else options.word_delay) as model:
+        if isinstance(model, str):
+            print(model, file=sys.stderr)
+            return USAGE_ERROR
+        with open_terminal() as (screen, lines):
+            if sys.stdin.isatty():
+                screen.say(f"model: {model.name}; /help lists the commands, Ctrl-D ends")
+            return await run_chat(
+                model,
+                screen,
+                lines,
+                session=options.session,
+                limit=options.limit,
+                turn_timeout=options.turn_timeout,
+                grace=options.grace,
+            )
+
+
+async def _simulate(options: argparse.Namespace) -> int:
+    from .simulate import run_simulation
+
+    return await run_simulation(
+        users=options.users,
+        steps=options.steps,
+        seed=options.seed,
+        limit=options.limit,
+        word_delay=0.01 if options.word_delay is None else options.word_delay,
+        grace=options.grace,
+        say=plain_screen().say,
+        live=sys.stdout.isatty(),
+    )
+
+
+@asynccontextmanager
+async def _open_model(word_delay: float) -> AsyncIterator[Model | str]:
+    """The model that the environment asks for, or what is wrong with the environment."""
+    base_url = os.environ.get("OPENAI_BASE_URL", "")
+    name = os.environ.get("OPENAI_MODEL", "")
+    if not base_url:  # a key alone calls nobody: the demo is offline unless it is told where to go
+        yield BuiltinModel(word_delay)
+    elif not _is_url(base_url):
+        yield f"OPENAI_BASE_URL must be a URL such as http://127.0.0.1:8000/v1, not {base_url!r}"
+    elif not name:
+        yield "OPENAI_BASE_URL is set, so OPENAI_MODEL must be set as well"
+    else:
+        from .openai_model import OpenAIModel
+
+        key = os.environ.get("OPENAI_API_KEY", "")
+        async with OpenAIModel.open(base_url, key, name, bundled_tools().values()) as model:
+            yield model
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.chat_agent",
+        description="A chat with many sessions at once, over trio_lanes. With OPENAI_BASE_URL,"
+        " OPENAI_MODEL and OPENAI_API_KEY set it uses that endpoint; else a small built-in model.",
+    )
+    add = partial(parser.add_argument, metavar="N")
+    add("--users", type=_whole(1, 1_000), default=0, help="simulate so many users (built-in model)")
+    add("--steps", type=_whole(1, 1_000), default=3, help="what each of them does (default: 3)")
+    add("--seed", type=_whole(0, 2**63), default=0, help="what they do and say (default: 0)")
+    add("--limit", type=_whole(1, MAX_LIMIT), default=4, help="turns at once (default: 4)")
+    seconds = partial(parser.add_argument, metavar="SECONDS", type=_seconds)
+    seconds("--word-delay", help="between words of the built-in model (default: 0.03; users: 0.01)")
+    seconds("--turn-timeout", default=300.0, help="that a turn may run (default: 300)")
+    seconds("--grace", default=30.0, help="after Ctrl-C until turns are cancelled (default: 30)")
+    parser.add_argument("--session", type=_name, default="me", help="the first current session")
+    return parser
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {least:,} to {most:,}, not {text!r}"
+        )
+
+    return whole
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+    return seconds
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A small model that needs no network: it follows rules, and the same words get the same answer.
+
+It streams word by word on Trio's clock, calls tools, and is long, slow or broken when asked to be:
+enough to see what lanes do with each kind of answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+import trio
+
+from .model import Event, Message, ModelError, ToolCall
+
+MAX_SECONDS: Final = 3600.0
+MAX_SENTENCES: Final = 500
+
+SLOW: Final = re.compile(r"\bslow(?:ly)?\b(?: (?:for |by )?(\d{1,6}(?:\.\d{1,3})?))?", re.I)
+FAIL: Final = re.compile(r"^(?:\W*please)?\W*fail\b|\bfail (?:now|please)\b", re.I)
+LONG: Final = re.compile(
+    r"\blong (?:answer|story|text)\b(?: (?:of |with )?(\d{1,6}))?|^long\b\s*(\d{1,6})?", re.I
+)
+TIME: Final = re.compile(r"\b(?:what time|the time|time is it|time in)\b|^time\b", re.I)
+ZONE: Final = re.compile(r"\btime(?: is it)? in ([A-Za-z]+(?:/[A-Za-z_]+)*)")
+CALC: Final = re.compile(r"\bcalc(?:ulate)?\b[: ]*([^?!,;]*[^?!,;. ])", re.I)
+# two numbers with a sign between them
+SUM: Final = re.compile(r"\(*-?\d+(?:\.\d+)?\)*(?:\s*(?:\*\*|//|[-+*/%])\s*\(*-?\d+(?:\.\d+)?\)*)+")
+SEARCH: Final = re.compile(
+    r"\b(?:search|find|look up|tell me about)\b(?: for)?:?\s+([^?!,;.]+)", re.I
+)
+QUESTION: Final = re.compile(r"^(?:what|how|why|when|who)\b[^?]*\blanes?\b[^?]*", re.I)
+HELLO: Final = re.compile(r"^\W*(?:hello|hi|hey|good (?:morning|evening))\b", re.I)
+
+SENTENCES: Final = (
+    "A lane keeps what it is given in order.",
+    "A session never runs two of its jobs at once.",
+    "A limit holds over all sessions together.",
+    "What waits can be cleared, and what runs can be stopped.",
+    "A nursery owns it all, so nothing is left behind.",
+)
+
+
+class BuiltinModel:
+    """Deterministic answers by rule. `word_delay` is the pause after each word, in seconds."""
+
+    name: Final = "built-in"
+
+    def __init__(self, word_delay: float = 0.03) -> None:
+        self._word_delay: Final = word_delay
+
+    @asynccontextmanager
+    async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
+        async with aclosing(self._events(messages)) as events:
+            yield events
+
+    async def _events(self, messages: Sequence[Message]) -> AsyncGenerator[Event, None]:
+        last = max(place for place, message in enumerate(messages) if message.role == "user")
+        asked = messages[last].text
+        results = [message.text for message in messages[last:] if message.role == "tool"]
+        if results:
+            text = "\n".join(results)
+        else:
+            if slow := SLOW.search(asked):
+                await trio.sleep(min(float(slow[1] or 2), MAX_SECONDS))
+            if calls := _wanted(asked, turn=last):
+                await trio.sleep(self._word_delay)
+                for call in calls:
+                    yield call
+                return
+            text = _answer(asked, sum(message.role == "user" for message in messages))
+        for word in _words(text):
+            await trio.sleep(self._word_delay)
+            yield word
+        if FAIL.search(asked):
+            raise ModelError("the built-in model failed, as it was asked to")
+
+
+def _wanted(asked: str, turn: int) -> list[ToolCall]:
+    """The tools that a message asks for."""
+    if FAIL.search(asked) or LONG.search(asked):
+        return []
+    wanted: list[tuple[str, dict[str, str]]] = []
+    if TIME.search(asked):
+        zone = ZONE.search(asked)
+        wanted.append(("time", {"zone": zone[1]} if zone else {}))
+    if calc := CALC.search(asked):
+        wanted.append(("calc", {"expression": calc[1].strip()}))
+    elif sums := SUM.search(asked):
+        wanted.append(("calc", {"expression": sums[0]}))
+    if search := SEARCH.search(asked):
+        wanted.append(("search", {"query": search[1].strip()}))
+    elif not wanted and (question := QUESTION.search(asked)):
+        wanted.append(("search", {"query": question[0].strip()}))
+    return [
+        ToolCall(f"call_{turn}_{place}", name, json.dumps(arguments))
+        for place, (name, arguments) in enumerate(wanted)
+    ]
+
+
+def _answer(asked: str, count: int) -> str:
+    if FAIL.search(asked):
+        return "I will try,"
+    if long := LONG.search(asked):
+        length = min(int(long[1] or long[2] or 12), MAX_SENTENCES)
+        return "\n".join(
+            f"{place + 1}. {SENTENCES[place % len(SENTENCES)]}" for place in range(length)
+        )
+    if SLOW.search(asked):
+        return "Sorry that it took me so long."
+    if HELLO.search(asked):
+        return "Hello! Ask me for the time, for 6 * 7, about lanes, or for a long answer."
+    return f"You said: {asked} (That was message {count} of this conversation.)"
+
+
+def _words(text: str) -> Iterator[str]:
+    """The words with the white space after them, so that joined they are the text again."""
+    return (match[0] for match in re.finditer(r"\S+\s*", text))

@@ -1,0 +1,41 @@
+"""What a crowd does to the lanes, live: rich draws, and a Trio task says when."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trio_lanes import Lanes
+
+from .overview import LANE_HEADER, SESSION_HEADER, lane_rows, session_rows
+
+REFRESH_SECONDS: Final = 0.1
+
+
+async def live_view(lanes: Lanes, console: Console | None = None) -> None:
+    """Show lanes and sessions until cancelled. What is printed meanwhile appears above."""
+    console = Console() if console is None else console
+    # Without `auto_refresh`: rich's own thread would read the lanes while they change.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(render(lanes, console.height), refresh=True)
+            await trio.sleep(REFRESH_SECONDS)
+
+
+def render(lanes: Lanes, height: int) -> RenderableType:
+    """The state now, in at most `height` lines."""
+    lane_table = Table(*LANE_HEADER, title="lanes", title_justify="left", expand=True)
+    for row in lane_rows(lanes):
+        lane_table.add_row(*row, style="yellow" if row[-1] else "")
+    sessions = sorted(session_rows(lanes), key=lambda row: (row.running == "-", row.key))
+    room = max(height - lane_table.row_count - 12, 3)
+    session_table = Table(*SESSION_HEADER, title="sessions", title_justify="left", expand=True)
+    for session in sessions[:room]:
+        session_table.add_row(*map(Text, session.cells()))
+    more = len(sessions) - room
+    return Group(lane_table, session_table, Text(f"and {more} more" if more > 0 else ""))

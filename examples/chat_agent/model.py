@@ -1,0 +1,50 @@
+"""What a model is to the agent: messages go in, words and tool calls come out, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol
+
+import attrs
+
+
+@attrs.frozen
+class ToolCall:
+    """The model asks for a tool. `arguments` is JSON as the model wrote it: not to be trusted."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@attrs.frozen
+class Message:
+    """One entry of a conversation; `call_id` says which call a tool's message is the result of."""
+
+    role: Literal["user", "assistant", "tool"]
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+
+
+class ModelError(Exception):
+    """The model could not answer; the text is one line for the user."""
+
+
+Event = str | ToolCall  # a piece of text, or a complete call
+
+
+class Model(Protocol):
+    """Anything that can go on with a conversation.
+
+    `stream` is a context manager so that an answer that nobody reads to its end is closed there
+    and then, and not when the garbage collector finds it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def stream(
+        self, messages: Sequence[Message]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Event]]: ...

@@ -1,0 +1,139 @@
+"""The built-in model behind an OpenAI-compatible endpoint: Starlette under hypercorn, on Trio.
+
+With it the client of openai_model.py can be tried, and is tested, without an account:
+
+    python -m examples.chat_agent.openai_server --port 8000
+    OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_MODEL=built-in python -m examples.chat_agent
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import attrs
+import hypercorn
+import hypercorn.trio
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from .builtin_model import BuiltinModel
+from .model import Event, Message, Model, ModelError, ToolCall
+
+
+@attrs.define(eq=False)
+class Endpoint:
+    """The endpoint, and what it has seen: requests, and the streams that the client gave up.
+
+    `http_error` in a message is answered with status 500, `cut_off` with half an answer, and
+    `garbage` with a chunk that is no JSON.
+    """
+
+    model: Model
+    requests: list[dict[str, Any]] = attrs.field(factory=list)
+    keys: set[str] = attrs.field(factory=set)  # as the client sent them
+    streams: int = 0  # open now
+    most_streams: int = 0
+    gave_up: int = 0
+
+    def app(self) -> Starlette:
+        """The endpoint as an ASGI application."""
+        return Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
+
+    async def _complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.requests.append(body)
+        self.keys.add(request.headers.get("authorization", ""))
+        messages = [_from_json(message) for message in body["messages"]]
+        asked = next(message.text for message in reversed(messages) if message.role == "user")
+        if "http_error" in asked:
+            return JSONResponse({"error": {"message": "out of order"}}, status_code=500)
+        return StreamingResponse(self._chunks(messages, asked), media_type="text/event-stream")
+
+    async def _chunks(self, messages: list[Message], asked: str) -> AsyncIterator[str]:
+        self.streams += 1
+        self.most_streams = max(self.most_streams, self.streams)
+        try:
+            calls = 0
+            async with self.model.stream(messages) as events:
+                async for event in events:
+                    for delta in _deltas(event, calls):
+                        yield _chunk({"choices": [{"index": 0, "delta": delta}]})
+                    calls += isinstance(event, ToolCall)
+                    if "cut_off" in asked:
+                        return
+                    if "garbage" in asked:
+                        yield "data: {what is this\n\n"
+            reason = "tool_calls" if calls else "stop"
+            yield _chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+            yield _chunk({"choices": [], "usage": {"total_tokens": 0}})
+            yield "data: [DONE]\n\n"
+        except ModelError as error:
+            yield _chunk({"error": {"message": str(error)}})
+        except trio.Cancelled:  # hypercorn cancels what it serves when the client has gone
+            self.gave_up += 1
+            raise
+        finally:
+            self.streams -= 1
+
+
+async def serve(
+    endpoint: Endpoint, port: int = 0, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve on the loopback; `started` gets the base URL. Cancel it to end it."""
+    config = hypercorn.Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    config.graceful_timeout = 0.1
+    config.errorlog = None
+    async with trio.open_nursery() as nursery:
+        serve_app = partial(hypercorn.trio.serve, endpoint.app(), config, mode="asgi")  # type: ignore[arg-type]
+        (bound,) = await nursery.start(serve_app)
+        task_status.started(f"{bound}/v1")
+
+
+def _chunk(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+def _deltas(event: Event, index: int) -> list[dict[str, Any]]:
+    """A piece of text in one delta; a call in three, as endpoints do."""
+    if isinstance(event, str):
+        return [{"content": event}]
+    half = len(event.arguments) // 2
+    fragments = [
+        {"index": index, "id": event.id, "function": {"name": event.name, "arguments": ""}},
+        {"index": index, "function": {"arguments": event.arguments[:half]}},
+        {"index": index, "function": {"arguments": event.arguments[half:]}},
+    ]
+    return [{"tool_calls": [fragment]} for fragment in fragments]
+
+
+def _from_json(message: dict[str, Any]) -> Message:
+    calls = tuple(
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    )
+    return Message(message["role"], message["content"], calls, message.get("tool_call_id", ""))
+
+
+async def _main(port: int, word_delay: float) -> None:
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(serve, Endpoint(BuiltinModel(word_delay)), port)
+        print(f"OPENAI_BASE_URL={url} OPENAI_MODEL=built-in", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="An OpenAI-compatible endpoint on the loopback.")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--word-delay", type=float, default=0.03, metavar="SECONDS")
+    arguments = parser.parse_args()
+    try:
+        trio.run(_main, arguments.port, arguments.word_delay)
+    except KeyboardInterrupt:
+        pass

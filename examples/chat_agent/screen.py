@@ -1,0 +1,100 @@
+"""What people see: whole lines, each with the name of its session in front.
+
+Answers of many sessions arrive word by word and at the same time. Written as they come they would
+be a salad of words; so a line is kept until it is complete, or as long as the screen is wide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+COLORS: Final = (36, 33, 32, 35, 34, 31)
+# A model, or a user, must not move the cursor: everything that is no text is shown as such.
+CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+class Screen:
+    """Lines of several sessions, for a terminal or a pipe.
+
+    Args:
+      write: takes one whole line without its end.
+      width: columns of the terminal; None never breaks a line.
+      colors: whether names may be coloured.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], *, width: int | None = None, colors: bool = False
+    ) -> None:
+        self._write: Final = write
+        self._width: Final = width
+        self._colors: Final = colors
+        self._color_of: Final[dict[str, int]] = {}
+        self._unfinished: Final[dict[str, str]] = {}  # {session: the line that is not complete}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def stream(self, session: str, piece: str) -> None:
+        """A piece of an answer, of any length."""
+        text = self._unfinished.get(session, "") + piece.replace("\r\n", "\n")
+        *complete, text = text.split("\n")
+        for line in complete:
+            self._answer(session, line)
+        room = self._room(session)
+        while len(text.rstrip()) > room:
+            line, text = _break(text, room)
+            self._answer(session, line)
+        self._unfinished[session] = text
+        self.on_change()
+
+    def end(self, session: str) -> None:
+        """The answer is over: what is left of it is shown."""
+        text = self._unfinished.pop(session, "")
+        if text.strip():
+            self._answer(session, text)
+        self.on_change()
+
+    def note(self, session: str, text: str) -> None:
+        """A line about a session, in its place among the lines of its answer."""
+        self.end(session)
+        self._write(f"{self._name(session)} * {_clean(text)}")
+
+    def say(self, text: str) -> None:
+        """Lines about no session."""
+        for line in text.split("\n"):
+            self._write(_clean(line))
+
+    def unfinished(self, width: int) -> str:
+        """The ends of the lines that are being written now, together at most so wide."""
+        texts = [(name, _clean(text)) for name, text in self._unfinished.items() if text.strip()]
+        if not texts:
+            return ""
+        each = max(width // len(texts) - 3, 12)
+        return "   ".join(
+            f"{name}: {text[-max(each - len(name) - 2, 6) :].strip()}" for name, text in texts
+        )[:width]
+
+    def _answer(self, session: str, line: str) -> None:
+        self._write(f"{self._name(session)} | {_clean(line.rstrip())}")
+
+    def _name(self, session: str) -> str:
+        color = self._color_of.setdefault(session, COLORS[len(self._color_of) % len(COLORS)])
+        padded = session if self._width is None else f"{session:>6}"
+        return f"\x1b[{color}m{padded}\x1b[0m" if self._colors else padded
+
+    def _room(self, session: str) -> float:
+        if self._width is None:
+            return float("inf")
+        return max(self._width - max(len(session), 6) - 4, 20)
+
+
+def _break(text: str, room: float) -> tuple[str, str]:
+    """A line of at most `room` characters, and what comes after it."""
+    place = text.rfind(" ", 1, int(room) + 1)
+    if place < 1:  # one very long word
+        return text[: int(room)], text[int(room) :]
+    return text[:place], text[place + 1 :]
+
+
+def _clean(text: str) -> str:
+    return CONTROL.sub(lambda match: " " if match[0] == "\t" else "�", text)

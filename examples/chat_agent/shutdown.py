@@ -1,0 +1,74 @@
+"""Open the lanes, work, and end well: by itself, by one Ctrl-C, or by two."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+import trio
+
+from trio_lanes import LaneConfig, LaneInstrument, Lanes, open_lanes
+
+INTERRUPTED: Final = 130  # what a shell reports for a program that Ctrl-C has ended
+
+
+async def run_with_lanes(
+    work: Callable[[Lanes], Awaitable[None]],
+    lanes: Mapping[str, int | float | LaneConfig],
+    *,
+    say: Callable[[str], None],
+    grace: float,
+    instruments: Iterable[LaneInstrument] = (),
+) -> int:
+    """Run `work` with new lanes, and what it submitted to its end. Returns the exit code.
+
+    The first SIGINT or SIGTERM cancels `work` and drains the lanes: what runs and what waits may
+    end within `grace` seconds. The second one cancels all of it.
+    """
+    gently, at_once = trio.CancelScope(), trio.CancelScope()
+    complete = True
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_watch_signals, gently, at_once)
+        with at_once:
+            async with open_lanes(lanes, instruments=instruments) as opened:
+                with gently:
+                    await work(opened)
+                    await opened.wait_idle()
+                if gently.cancel_called:
+                    left = opened.statistics()
+                    say(
+                        f"draining: {left.active} running, {left.waiting} waiting;"
+                        " Ctrl-C again to cancel"
+                    )
+                    resume_all(opened)  # nobody is left who could do it later
+                    report = await opened.drain(grace=grace)
+                    complete = not (report.cancelled or report.abandoned)
+        nursery.cancel_scope.cancel()
+    if at_once.cancel_called:
+        say("cancelled")
+    elif not complete:
+        say(f"cancelled what did not end in {grace:g} s")
+    return 0 if complete and not at_once.cancel_called else INTERRUPTED
+
+
+def resume_all(lanes: Lanes) -> None:
+    """Resume every lane that is paused: the global ones, and those of sessions."""
+    lanes.resume()
+    for key in lanes.sessions():
+        lanes.session(key).resume()
+
+
+async def _watch_signals(
+    gently: trio.CancelScope,
+    at_once: trio.CancelScope,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Own the signals as long as the lanes are open; a third Ctrl-C finds Python's own handler."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            if gently.cancel_called:
+                at_once.cancel()
+                break
+            gently.cancel()

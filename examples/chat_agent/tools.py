@@ -1,0 +1,111 @@
+"""The tools that the model may call: `time`, `calc`, and `search` over the bundled documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import attrs
+import trio
+
+from .calc import CalcError, calculate
+from .documents import Library
+from .model import ToolCall
+
+SEARCH_SECONDS: Final = 0.2  # as if the documents were behind a network
+
+
+class ToolError(Exception):
+    """A tool cannot do what it was asked; the model is told so, in one line."""
+
+
+@attrs.frozen
+class Tool:
+    """A function that the model may call with one optional text argument."""
+
+    name: str
+    description: str
+    argument: str
+    required: bool
+    function: Callable[[str], Awaitable[str]]
+
+    def schema(self) -> dict[str, Any]:
+        """The tool as OpenAI's chat completions describe it."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {self.argument: {"type": "string"}},
+                    "required": [self.argument] if self.required else [],
+                },
+            },
+        }
+
+
+def bundled_tools(
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    library: Library | None = None,
+) -> dict[str, Tool]:
+    """The three tools, by name. `now` is asked for the time, in UTC."""
+    documents = Library.bundled() if library is None else library
+
+    async def time(zone: str) -> str:
+        await trio.lowlevel.checkpoint()
+        try:
+            there = now().astimezone(ZoneInfo(zone or "UTC"))
+        except (ValueError, LookupError, OSError):
+            raise ToolError(f"there is no time zone {zone[:40]!r}") from None
+        return f"{there:%H:%M:%S} {there.tzname()} on {there:%A, %d %B %Y}"
+
+    async def calc(expression: str) -> str:
+        await trio.lowlevel.checkpoint()
+        try:
+            return f"{expression.strip()} = {calculate(expression)}"
+        except CalcError as error:
+            raise ToolError(str(error)) from None
+
+    async def search(query: str) -> str:
+        await trio.sleep(SEARCH_SECONDS)
+        found = documents.search(query)
+        if not found:
+            raise ToolError(f"no document says anything about {query[:40]!r}")
+        return "\n".join(f"{document.title}: {document.summary}" for document in found)
+
+    tools = (
+        Tool("time", "The time now, in an IANA time zone (default: UTC)", "zone", False, time),
+        Tool("calc", "The value of an arithmetic expression", "expression", True, calc),
+        Tool("search", "What the bundled documents say about lanes", "query", True, search),
+    )
+    return {tool.name: tool for tool in tools}
+
+
+async def call_tool(tools: Mapping[str, Tool], call: ToolCall) -> str:
+    """The result of a call. What is wrong with it is a result as well: the model can try again."""
+    try:
+        tool = tools.get(call.name)
+        if tool is None:
+            raise ToolError(
+                f"there is no tool {call.name[:40]!r}; the tools are {', '.join(tools)}"
+            )
+        return await tool.function(_argument(tool, call))
+    except ToolError as error:
+        return f"error: {error}"
+
+
+def _argument(tool: Tool, call: ToolCall) -> str:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        raise ToolError("the arguments are not JSON") from None
+    if not isinstance(arguments, dict):
+        raise ToolError("the arguments are not a JSON object")
+    argument = arguments.get(tool.argument, "")
+    if not isinstance(argument, str) or (tool.required and not argument.strip()):
+        raise ToolError(f"{tool.name} needs the text {tool.argument!r}")
+    return argument
