@@ -68,7 +68,9 @@ class LaneActor(Actor):
 
     def take_mail(self) -> None:
         """Give the jobs in the mailbox their places in line."""
-        for job in self.mailbox.drain():
+        mailbox = self.mailbox
+        while mailbox.count:
+            job = mailbox.take()
             if job._state is WAITING and job._arrival:
                 self.backlog.add(rank(job._priority, job._arrival), job)
 
@@ -78,15 +80,20 @@ class LaneActor(Actor):
         self.backlog.remove(rank(job._priority, job._arrival))
 
     def step(self) -> None:
-        if self.mailbox:
+        if self.mailbox.count:
             self.take_mail()
         backlog = self.backlog
         while backlog and self.active < self.concurrency and not self.paused:
             self.floor.start(backlog.pop())
         if self.room_line:
             self.floor.let_in(self)
-        if self.bound and self.warning is None:
-            self.floor.warn_later(self)
+        if self.warning is None:
+            if self.bound:
+                self.floor.warn_later(self)
+        elif not self.active and not self.bound:
+            # Not as soon as nothing waits: in a busy lane that is so every other moment.
+            self.warning.cancel()
+            self.warning = None
 
     @property
     def oldest(self) -> AnyJob | None:

@@ -9,7 +9,6 @@ a channel's middle.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, final
 
 import trio
@@ -20,26 +19,23 @@ if TYPE_CHECKING:
 
 @final
 class Mailbox:
-    """Both ends of one channel, and how much is in it (`len`)."""
+    """Both ends of one channel."""
 
-    __slots__ = ("_count", "_receive", "_send")
+    __slots__ = ("_receive", "_send", "count")
 
     def __init__(self) -> None:
         send, receive = trio.open_memory_channel["AnyJob"](math.inf)
         self._send = send.send_nowait
         self._receive = receive.receive_nowait
-        self._count = 0  # statistics() would build an object to tell the same
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
+        """How much is in it. The channel's own statistics() would build an object to tell that."""
 
     def send(self, job: AnyJob) -> None:
         """Put ``job`` in, behind all that is there."""
         self._send(job)
-        self._count += 1
+        self.count += 1
 
-    def drain(self) -> Iterator[AnyJob]:
-        """Take out what is there, oldest first, also what arrives meanwhile."""
-        while self._count:
-            self._count -= 1
-            yield self._receive()
+    def take(self) -> AnyJob:
+        """Take out the oldest of what is there. There must be something."""
+        self.count -= 1
+        return self._receive()

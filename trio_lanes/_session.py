@@ -69,11 +69,13 @@ class SessionActor(Actor):
         self.mailbox.send(job)
 
     def _take_mail(self) -> None:
-        if self.mailbox is not None:
-            for job in self.mailbox.drain():
+        mailbox = self.mailbox
+        if mailbox is not None:
+            while mailbox.count:
+                job = mailbox.take()
                 if job._state is WAITING:
                     self.backlog.add(rank(job._priority, job._place), job)
-            self._spares.spare_mailboxes.append(self.mailbox)
+            self._spares.spare_mailboxes.append(mailbox)
             self.mailbox = None
 
     def remove(self, job: AnyJob) -> None:

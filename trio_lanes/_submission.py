@@ -218,6 +218,8 @@ def _refuse_unless_inside(scheduler: Scheduler, parent: AnyJob | None) -> None:
 
 def _name(fn: Any) -> str:
     """What to call a job that runs ``fn``."""
-    fn = getattr(fn, "func", fn)  # of a partial
-    name = getattr(fn, "__qualname__", None)
+    try:
+        name = fn.__qualname__
+    except AttributeError:
+        name = getattr(getattr(fn, "func", None), "__qualname__", None)  # of a partial
     return name if isinstance(name, str) else repr(fn)
