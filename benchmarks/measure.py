@@ -199,7 +199,9 @@ def _missing_package(run: Run) -> Missing | None:
 
 
 def _last_line(text: str) -> str:
-    return ([line for line in text.splitlines() if line.strip()] or ["it said nothing"])[-1][:200]
+    """The error itself, also where it ends in the frame that is drawn around a group's."""
+    lines = [line.strip(" |+-") for line in text.splitlines()]
+    return next((line for line in reversed(lines) if line), "it said nothing")[:200]
 
 
 def measure(

@@ -9,6 +9,7 @@ from benchmarks.measure import GrowthResult, RowResult
 from benchmarks.rows import NAMES
 
 OURS, THEIRS = "#1f6f8b", "#c9ced3"
+CURVES = ("#8a9299", "#c77f3b")
 
 
 def draw(rows: Sequence[RowResult], growth: Sequence[GrowthResult], path: Path) -> None:
@@ -20,6 +21,10 @@ def draw(rows: Sequence[RowResult], growth: Sequence[GrowthResult], path: Path) 
     def bars(axes: Axes, result: RowResult) -> None:
         lines = [line for line in result.lines if line.value is not None]
         spreads = [line.value for line in lines if line.value is not None]
+        axes.set_title(f"({result.row.id}) {result.row.title}", fontsize=8, loc="left")
+        if not spreads:
+            axes.text(0.5, 0.5, "not measured", ha="center")
+            return
         medians = [spread.median for spread in spreads]
         below = [spread.median - spread.least for spread in spreads]
         above = [spread.most - spread.median for spread in spreads]
@@ -28,21 +33,22 @@ def draw(rows: Sequence[RowResult], growth: Sequence[GrowthResult], path: Path) 
         axes.barh(places, medians, color=colors, xerr=[below, above], ecolor="#555555")
         axes.set_yticks(places, [line.name for line in lines], fontsize=7)
         axes.invert_yaxis()
-        axes.set_title(f"({result.row.id}) {result.row.title}", fontsize=8, loc="left")
+        axes.tick_params(axis="x", labelsize=7)
+        axes.set_xlim(0, 1.05 * max(spread.most for spread in spreads) if any(medians) else 1)
         axes.set_xlabel(f"{result.row.unit}, n = {result.n:,}", fontsize=7)
 
     def curves(axes: Axes, result: GrowthResult) -> None:
-        for line in result.lines:
+        for i, line in enumerate(result.lines):
             sizes = sorted(line.values)
-            ours = line.contender == "lanes"
             axes.loglog(
                 sizes,
                 [line.values[n] for n in sizes],
                 "o-",
-                color=OURS if ours else None,
+                color=OURS if i == 0 else CURVES[i - 1],
                 label=NAMES[line.contender],
             )
-        axes.set_ylim(bottom=1)
+        values = [value for line in result.lines for value in line.values.values()]
+        axes.set_ylim(min(values, default=1) / 3, max(values, default=1) * 3)
         axes.legend(fontsize=7)
         axes.set_title(f"({result.growth.id}) {result.growth.title}", fontsize=8, loc="left")
         axes.set_xlabel("jobs", fontsize=7)

@@ -104,7 +104,7 @@ ROWS = (
     ),
     Row(
         "a.gap",
-        "worst gap between two turns of another Trio task, while the burst is served",
+        "worst gap that another Trio task sees while the burst is served",
         "gap",
         100_000,
         3,
