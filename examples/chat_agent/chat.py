@@ -199,7 +199,10 @@ async def run_chat(
         chat = Chat(lanes, agent, screen, session=session, turn_timeout=turn_timeout)
         await chat.talk(lines)
 
-    lanes = {TURNS: LaneConfig(concurrency=limit, max_waiting=MAX_WAITING), TOOLS: 8}
+    lanes = {
+        TURNS: LaneConfig(concurrency=limit, max_waiting=MAX_WAITING),
+        TOOLS: LaneConfig(concurrency=8),
+    }
     return await run_with_lanes(
         work, lanes, say=screen.say, grace=grace, instruments=[Endings(screen)]
     )
