@@ -7,6 +7,8 @@ whatever could make it act is itself a transition.
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
@@ -34,11 +36,12 @@ class Floor(Protocol):
     def warn_later(self, lane: LaneActor) -> None: ...
 
 
-class Actor:
+class Actor(ABC):
     """One lane, of either layer."""
 
     __slots__ = (
         "active",
+        "bounded",
         "concurrency",
         "config",
         "floor",
@@ -48,13 +51,16 @@ class Actor:
         "room_line",
         "told",
         "touched",
+        "waiting",
     )
 
     def __init__(self, floor: Floor, config: LaneConfig) -> None:
         self.floor = floor
         self.config = config
         self.concurrency = config.concurrency  # always the limiter's total_tokens
+        self.bounded = config.max_waiting != math.inf
         self.limiter: trio.CapacityLimiter | None = None
+        self.waiting = 0  # jobs that it answers for and that have not started, wherever they are
         self.active = 0  # jobs that hold a token of the limiter, and run
         self.paused = config.paused
         self.generation = 0  # how often it was reset
@@ -63,32 +69,27 @@ class Actor:
         self.room_line: OrderedDict[Task, Entrant] | None = None  # who waits for room in it
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Its full name; a session's begins with ``session:``."""
-        raise NotImplementedError
 
-    @property
-    def waiting(self) -> int:
-        """How many jobs wait that it answers for."""
-        raise NotImplementedError
-
+    @abstractmethod
     def waiting_jobs(self) -> Iterable[AnyJob]:
         """The jobs that wait and that it answers for."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def send(self, job: AnyJob, /) -> None:
+        """Put ``job`` into its mailbox; it is looked at in the next step."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Do what can be done now."""
 
     def running_jobs(self) -> list[AnyJob]:
         """The jobs that hold one of its slots."""
         if self.limiter is None:
             return []
         return [job for job in self.limiter.statistics().borrowers if isinstance(job, Job)]
-
-    def send(self, job: AnyJob) -> None:
-        """Put ``job`` into its mailbox; it is looked at in the next step."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        """Do what can be done now."""
-        raise NotImplementedError
 
     @property
     def has_room(self) -> bool:
@@ -99,6 +100,7 @@ class Actor:
         """Go on with another configuration; running jobs are not touched."""
         self.config = config
         self.concurrency = config.concurrency
+        self.bounded = config.max_waiting != math.inf
         if self.limiter is not None:
             self.limiter.total_tokens = config.concurrency
         self.floor.touch(self)

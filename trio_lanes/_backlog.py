@@ -11,7 +11,6 @@ is never kept alive by a backlog.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from typing import Final, Generic, TypeVar, final
 
 T = TypeVar("T")
@@ -28,48 +27,39 @@ def rank(priority: int, place: int) -> int:
 class Backlog(Generic[T]):
     """Items by rank; the lowest is the best. Adding, removing and popping are O(log n)."""
 
-    __slots__ = ("_heap", "_items")
+    __slots__ = ("_heap", "items")
 
     def __init__(self) -> None:
-        self._heap: list[int] = []  # ranks, some of them no longer in _items
-        self._items: dict[int, T] = {}  # {rank: item}
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        """The items in no particular order."""
-        return iter(self._items.values())
-
-    def __contains__(self, rank: int) -> bool:
-        return rank in self._items
+        self._heap: list[int] = []  # ranks, some of them no longer in items
+        self.items: dict[int, T] = {}
+        """{rank: item}, to look at."""
 
     def add(self, rank: int, item: T) -> None:
         """Put ``item`` in at ``rank``, which nothing else has."""
-        self._items[rank] = item
+        self.items[rank] = item
         heapq.heappush(self._heap, rank)
 
     def remove(self, rank: int) -> None:
         """Take out whatever has ``rank``."""
-        del self._items[rank]
+        del self.items[rank]
         # At most as many dead ranks as living ones: rebuilding is paid for by the removals.
-        if len(self._heap) > 2 * len(self._items) + 16:
-            self._heap = list(self._items)
+        if len(self._heap) > 2 * len(self.items) + 16:
+            self._heap = list(self.items)
             heapq.heapify(self._heap)
 
     def best_rank(self) -> int:
         """The lowest rank. There must be one."""
-        heap, items = self._heap, self._items
+        heap, items = self._heap, self.items
         while heap[0] not in items:
             heapq.heappop(heap)
         return heap[0]
 
     def best(self) -> T:
         """Whatever has the lowest rank. There must be something."""
-        return self._items[self.best_rank()]
+        return self.items[self.best_rank()]
 
     def pop(self) -> T:
         """Take out whatever has the lowest rank. There must be something."""
-        item = self._items.pop(self.best_rank())
+        item = self.items.pop(self.best_rank())
         heapq.heappop(self._heap)
         return item

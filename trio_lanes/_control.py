@@ -33,7 +33,7 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
       UnknownLaneError: if it is a global lane that does not exist.
     """
     if name is None:
-        return tuple(scheduler.lanes.values())
+        return [*scheduler.lanes.values()]
     name = resolve_global_lane(name)
     if name.startswith(SESSION_PREFIX):
         session = scheduler.sessions.get(session_key(name))
@@ -232,7 +232,10 @@ async def wait_until(
     left_out = onlookers(scheduler)
 
     def reached() -> bool:
-        counts = [_others(actor, left_out) for actor in named(scheduler, name)]
+        actors = named(scheduler, name)
+        if not left_out and fewer_than == 1:  # the usual case, looked at after each transition
+            return not any(actor.waiting or (idle and actor.active) for actor in actors)
+        counts = [_others(actor, left_out) for actor in actors]
         return sum(waiting for waiting, _ in counts) < fewer_than and not (
             idle and any(active for _, active in counts)
         )

@@ -17,8 +17,10 @@ deadline, or left a scope of its own open) keeps that worker as if it had blocke
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
+from operator import attrgetter
 from types import CoroutineType, TracebackType
 from typing import Any, Final, Protocol, final
 
@@ -99,7 +101,7 @@ class Crew:
         error: BaseException | None = None
         try:
             with trio.CancelScope() as scope:
-                home = _innermost_scope(task)
+                home = _innermost(task)
                 while self._granted:
                     if self._steps >= JOBS_PER_PASS:
                         if self._ready > 1:  # the last one goes on, and is enough so far
@@ -121,7 +123,9 @@ class Crew:
                     running[task] = job
                     job._task = task
                     job._scope = scope
-                    touched = self._prepare(job, scope)
+                    touched = job._interruption or job._options.timeout != math.inf
+                    if touched:
+                        _prepare(job, scope)
                     body = _body(job._fn, job._args)
                     try:
                         trap = context.run(body.send, None)
@@ -136,7 +140,7 @@ class Crew:
                         task.name = job.name
                         value = await _Resumed(body, trap)
                         break
-                    if touched or job._interruption or _innermost_scope(task) is not home:
+                    if touched or job._interruption or _innermost(task) is not home:
                         if error is not None:
                             raise error
                         break
@@ -168,25 +172,19 @@ class Crew:
             finally:
                 del error, job  # this frame is in the traceback of `error`
 
-    def _prepare(self, job: AnyJob, scope: trio.CancelScope) -> bool:
-        """Make ``scope`` that of ``job``; whether that touched it."""
-        assert job.started_at is not None
-        deadline = job.started_at + job._options.timeout
-        if deadline != scope.deadline:
-            scope.deadline = deadline
-        if job._interruption is not None:
-            scope.cancel(job._interruption.reason)
-            return True
-        return scope.deadline != float("inf")
+
+def _prepare(job: AnyJob, scope: trio.CancelScope) -> None:
+    """Tell ``scope`` what is known of ``job`` before its first step."""
+    assert job.started_at is not None
+    scope.deadline = job.started_at + job._options.timeout
+    if job._interruption is not None:
+        scope.cancel(job._interruption.reason)
 
 
-def _innermost_scope(task: Task) -> object:
-    """What tells whether a task is in the same cancel scope as before.
-
-    Trio has no public way to ask that. Should the attribute go away, then a scope which a job
-    leaves open, and only in a job that never blocks, is found when its worker ends.
-    """
-    return getattr(task, "_cancel_status", None)
+# The innermost cancel scope of a task, to see whether a job left one open. Trio has no public way
+# to ask for it; should the attribute go away, then what a job leaves open that never blocks is
+# found only when its worker ends.
+_innermost = attrgetter("_cancel_status" if hasattr(Task, "_cancel_status") else "name")
 
 
 @disable_ki_protection

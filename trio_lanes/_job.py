@@ -70,7 +70,7 @@ class Job(Generic[T_co]):
     started_at: float | None = attrs.field(default=None, init=False)
     finished_at: float | None = attrs.field(default=None, init=False)
     _state: JobState = attrs.field(default=WAITING, init=False)
-    _place: int = attrs.field(default=0, init=False)  # in its session, by submission
+    _place: int = attrs.field(default=0, init=False)  # its rank in its session
     _arrival: int = attrs.field(default=0, init=False)  # in its global lane; 0: it is not there
     _timers: list[Timer] | None = attrs.field(default=None, init=False)  # of its wait
     _task: Task | None = attrs.field(default=None, init=False)  # that runs its body

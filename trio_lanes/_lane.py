@@ -56,10 +56,6 @@ class LaneActor(Actor):
     def name(self) -> str:
         return self._name
 
-    @property
-    def waiting(self) -> int:
-        return len(self.bound)
-
     def waiting_jobs(self) -> Iterable[AnyJob]:
         return self.bound.values()
 
@@ -83,7 +79,7 @@ class LaneActor(Actor):
         if self.mailbox.count:
             self.take_mail()
         backlog = self.backlog
-        while backlog and self.active < self.concurrency and not self.paused:
+        while backlog.items and self.active < self.concurrency and not self.paused:
             self.floor.start(backlog.pop())
         if self.room_line:
             self.floor.let_in(self)

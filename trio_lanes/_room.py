@@ -75,4 +75,6 @@ def _starts_at_once(lane: LaneActor, session: SessionActor | None) -> bool:
         or session.active >= session.concurrency
     ):
         return False
-    return not (lane.paused or lane.touched or lane.backlog or lane.active >= lane.concurrency)
+    return not (
+        lane.paused or lane.touched or lane.backlog.items or lane.active >= lane.concurrency
+    )

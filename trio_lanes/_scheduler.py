@@ -9,6 +9,7 @@ only touches, and is served when that transition is over.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import copy_context
@@ -21,6 +22,7 @@ import outcome
 import trio
 
 from ._actor import Actor
+from ._backlog import rank
 from ._config import NO_OPTIONS, LaneConfig
 from ._crew import Crew
 from ._current import job_here, jobs_by_task
@@ -61,6 +63,7 @@ class Scheduler:
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
         self.watches: Final = Watches()
         self.session_config: Final = sessions
+        self.bounded_sessions: Final = sessions.max_waiting != math.inf
         self.lanes: Final = {name: LaneActor(self, name, lanes[name]) for name in lanes}
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
         self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
@@ -101,12 +104,12 @@ class Scheduler:
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
         touched = self._touched
-        hooks = self.hooks
+        listeners = self.hooks.lane_empty or self.hooks.lane_idle
         while touched:
             actor = touched.popleft()
             actor.touched = False
             actor.step()
-            if hooks.lane_empty or hooks.lane_idle:
+            if listeners:
                 self._tell_of(actor)
         self._serving = False
         if self.watches:
@@ -130,10 +133,11 @@ class Scheduler:
         lane = job._lane
         job.id = next(self._ids)
         job.submitted_at = self._now
-        job._place = next(self._order)
         lane.bound[job.id] = job
+        lane.waiting += 1
+        order = next(self._order)
         if job.session is None:
-            job._arrival = job._place
+            job._arrival = order
             lane.send(job)
             self.touch(lane)
         else:
@@ -141,7 +145,8 @@ class Scheduler:
             if session is None:
                 session = self.awake(job.session)
             job._session_lane = session
-            session.waits()
+            job._place = rank(job._priority, order)
+            session.waiting += 1
             session.send(job)
             self.touch(session)
         hooks = self.hooks
@@ -219,23 +224,24 @@ class Scheduler:
         lane.started += 1
         if job._session_lane is not None:
             job._session_lane.started(job)
-        self._waits_no_more(job)
+        self._leave_line(job)
         if job._waiters:
             job._wake(started=True)
         if self.hooks.job_started:
             self._call_in_context(job, self.hooks.job_started)
         self._crew.grant(job)
 
-    def _waits_no_more(self, job: AnyJob) -> None:
+    def _leave_line(self, job: AnyJob) -> None:
         lane, session = job._lane, job._session_lane
         del lane.bound[job.id]
+        lane.waiting -= 1
         if lane.room_line:
             self.touch(lane)
         if session is not None:
-            session.waits_no_more()
+            session.waiting -= 1
             if session.room_line:
                 self.touch(session)
-        if job._timers is not None:
+        if job._timers:
             for timer in job._timers:
                 timer.cancel()
             job._timers = None
@@ -323,7 +329,7 @@ class Scheduler:
             self.touch(session)
         else:
             lane.remove(job)
-        self._waits_no_more(job)
+        self._leave_line(job)
         self.touch(lane)
         self._settle(job, CANCELLED, None, error)
         if outermost:

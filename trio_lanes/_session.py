@@ -39,7 +39,7 @@ class SessionActor(Actor):
     sessions waiting for their turn, these are most of what a session would weigh.
     """
 
-    __slots__ = ("_spares", "_waiting", "backlog", "forwarded", "key", "mailbox")
+    __slots__ = ("_spares", "backlog", "forwarded", "key", "mailbox")
 
     def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
         super().__init__(floor, config)
@@ -48,19 +48,14 @@ class SessionActor(Actor):
         self.mailbox: Mailbox | None = None
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
-        self._waiting = 0
 
     @property
     def name(self) -> str:
         return SESSION_PREFIX + self.key
 
-    @property
-    def waiting(self) -> int:
-        return self._waiting
-
     def waiting_jobs(self) -> Iterator[AnyJob]:
         self._take_mail()
-        return chain(self.forwarded.values(), self.backlog)
+        return chain(self.forwarded.values(), self.backlog.items.values())
 
     def send(self, job: AnyJob) -> None:
         if self.mailbox is None:
@@ -74,33 +69,32 @@ class SessionActor(Actor):
             while mailbox.count:
                 job = mailbox.take()
                 if job._state is WAITING:
-                    self.backlog.add(rank(job._priority, job._place), job)
+                    self.backlog.add(job._place, job)
             self._spares.spare_mailboxes.append(mailbox)
             self.mailbox = None
 
     def remove(self, job: AnyJob) -> None:
         """Take ``job``, which waits, out of line, and out of that of its global lane."""
         self._take_mail()
-        place = rank(job._priority, job._place)
-        if place in self.forwarded:
-            del self.forwarded[place]
+        if self.forwarded.pop(job._place, None) is not None:
             job._lane.remove(job)
         else:
-            self.backlog.remove(place)
+            self.backlog.remove(job._place)
 
     def step(self) -> None:
-        self._take_mail()
+        if self.mailbox is not None:
+            self._take_mail()
         backlog, forwarded = self.backlog, self.forwarded
         room = 0 if self.paused else self.concurrency - self.active
-        while backlog and len(forwarded) < room:
+        while backlog.items and len(forwarded) < room:
             self._forward(backlog.pop(), self.floor.next_arrival())
         while forwarded and len(forwarded) > room:
             self._take_back(max(forwarded))
-        if backlog and forwarded:
+        if forwarded and backlog.items:
             self._put_best_forward()
         if self.room_line:
             self.floor.let_in(self)
-        if not (self._waiting or self.active or self.paused or self.room_line):
+        if not (self.waiting or self.active or self.paused or self.room_line):
             self.floor.retire(self)
 
     def _put_best_forward(self) -> None:
@@ -114,7 +108,7 @@ class SessionActor(Actor):
             self._forward(better, arrival)
 
     def _forward(self, job: AnyJob, arrival: int) -> None:
-        self.forwarded[rank(job._priority, job._place)] = job
+        self.forwarded[job._place] = job
         self.floor.forward(job, arrival)
 
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
@@ -130,29 +124,20 @@ class SessionActor(Actor):
         If that lets another job be the best, it takes the place of this one in its global lane.
         """
         self._take_mail()
-        old = rank(job._priority, job._place)
-        was_forwarded = old in self.forwarded
-        arrival = self._take_back(old)[1] if was_forwarded else 0
-        self.backlog.remove(old)
-        job._priority, job._place = priority, place
-        self.backlog.add(rank(priority, place), job)
+        was_forwarded = job._place in self.forwarded
+        arrival = self._take_back(job._place)[1] if was_forwarded else 0
+        self.backlog.remove(job._place)
+        job._priority, job._place = priority, rank(priority, place)
+        self.backlog.add(job._place, job)
         if was_forwarded:
             best = self.backlog.pop()
             if best is job or best._lane is not job._lane:
                 arrival = self.floor.next_arrival()
             self._forward(best, arrival)
 
-    def waits(self) -> None:
-        """One more job of it waits."""
-        self._waiting += 1
-
-    def waits_no_more(self) -> None:
-        """One job of it has started, or never will."""
-        self._waiting -= 1
-
     def started(self, job: AnyJob) -> None:
         """``job``, which was forwarded, has its slot here."""
-        del self.forwarded[rank(job._priority, job._place)]
+        del self.forwarded[job._place]
         if self.limiter is None:
             spare = self._spares.spare_limiters
             self.limiter = spare.pop() if spare else trio.CapacityLimiter(1)

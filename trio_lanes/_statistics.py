@@ -61,7 +61,7 @@ class LanesStatistics:
 
 def lane_statistics(lane: LaneActor) -> LaneStatistics:
     """``lane`` now."""
-    in_lane = len(lane.backlog) + lane.mailbox.count
+    in_lane = len(lane.backlog.items) + lane.mailbox.count
     oldest = lane.oldest
     return LaneStatistics(
         waiting=lane.waiting,

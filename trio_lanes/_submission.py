@@ -153,8 +153,9 @@ class Submitter:
 
     def _enter_nowait(self, job: Job[T]) -> Job[T]:
         scheduler = self._scheduler
-        if job._options.queue_timeout:  # else it never waits, and needs no room for that
-            lane = job._lane
+        lane = job._lane
+        # What cannot wait needs no room for that.
+        if (lane.bounded or scheduler.bounded_sessions) and job._options.queue_timeout:
             session = None if job.session is None else scheduler.sessions.get(job.session)
             full = without_room(lane, session)
             if full is None and session is not None and session.room_line:
