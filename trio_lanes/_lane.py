@@ -31,8 +31,8 @@ class LaneActor(Actor):
         "bound",
         "finished",
         "mailbox",
+        "quiet_until",
         "started",
-        "warned_at",
         "warning",
     )
 
@@ -50,7 +50,7 @@ class LaneActor(Actor):
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
-        self.warned_at = -float("inf")
+        self.quiet_until = -float("inf")  # when the next warning may be written to the log
 
     @property
     def name(self) -> str:

@@ -36,15 +36,18 @@ class WaitWarnings:
         options = job._options
         own = options.warn_after is not None or options.on_wait is not None
         if own or self._hooks.job_waiting_long:
-            self._at(job.submitted_at + _patience(job), partial(self._too_long, job), job)
+            self._at(_due(job), partial(self._too_long, job), job)
 
     def watch_lane(self, lane: LaneActor) -> None:
         """Set the timer of ``lane`` for its oldest wait, unless that is far from it."""
         oldest = lane.oldest
         if oldest is not None:
-            due = max(oldest.submitted_at, lane.warned_at) + lane.config.warn_after
-            if due != float("inf"):
-                lane.warning = self._timers.call_at(due, partial(self._oldest_too_long, lane))
+            due = oldest.submitted_at + lane.config.warn_after
+            self._look_at(lane, max(due, lane.quiet_until))
+
+    def _look_at(self, lane: LaneActor, when: float) -> None:
+        if when != float("inf"):
+            lane.warning = self._timers.call_at(when, partial(self._oldest_too_long, lane))
 
     def _at(self, when: float, call: Callable[[], None], job: AnyJob) -> None:
         if when != float("inf"):
@@ -62,28 +65,40 @@ class WaitWarnings:
         if self._hooks.job_waiting_long:
             self._hooks.call(self._hooks.job_waiting_long, job, waited)
         if job._state is WAITING:
-            self._say(job._lane, waited)
+            self._say(job._lane)
 
     def _oldest_too_long(self, lane: LaneActor) -> None:
         lane.warning = None
         now = trio.current_time()
+        again = now + _pause(lane)  # later than now in any case, or the timers never come to rest
         for job in lane.bound.values():
             if job._options.warn_after is None:  # the others have said what they want
-                waited = now - job.submitted_at
-                if waited >= lane.config.warn_after:
-                    self._say(lane, waited)
+                due = max(_due(job), lane.quiet_until)
+                if due <= now:
+                    self._say(lane)
+                else:
+                    again = due
                 break
-        self.watch_lane(lane)
+        if lane.bound:
+            self._look_at(lane, again)
 
-    def _say(self, lane: LaneActor, waited: float) -> None:
+    def _say(self, lane: LaneActor) -> None:
         now = trio.current_time()
-        if now - lane.warned_at >= lane.config.warn_after:
-            lane.warned_at = now
+        oldest = lane.oldest
+        if oldest is not None and lane.quiet_until <= now:
+            lane.quiet_until = now + _pause(lane)
+            waited = now - oldest.submitted_at
             logger.warning(
                 "lane %r: %d waiting, the longest for %.1f s", lane.name, lane.waiting, waited
             )
 
 
-def _patience(job: AnyJob) -> float:
+def _due(job: AnyJob) -> float:
+    """When a warning about ``job`` is due."""
     own = job._options.warn_after
-    return job._lane.config.warn_after if own is None else own
+    return job.submitted_at + (job._lane.config.warn_after if own is None else own)
+
+
+def _pause(lane: LaneActor) -> float:
+    """Seconds between two lines about ``lane``: a ``warn_after`` of 0 cannot mean none."""
+    return lane.config.warn_after or 1.0
