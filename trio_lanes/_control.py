@@ -22,6 +22,7 @@ from ._lane import LaneActor
 from ._names import SESSION_PREFIX, resolve_global_lane, session_key
 from ._scheduler import Scheduler
 from ._state import RUNNING
+from ._watch import Watch
 
 ANY_OWNER: Final = ...
 
@@ -184,40 +185,44 @@ def _check_removable(scheduler: Scheduler, name: str, actor: LaneActor | None) -
 # ---- waiting
 
 
-def onlookers(scheduler: Scheduler) -> frozenset[AnyJob]:
-    """The job in which this is called, and those that wait for it: they cannot end before it."""
-    inside = job_here(scheduler.running)
+def onlookers(scheduler: Scheduler, job: AnyJob | None) -> set[AnyJob]:
+    """``job``, and those that wait for it, directly or not: they cannot end before it."""
     found: set[AnyJob] = set()
-    unseen = [inside]
+    unseen = [job]
     while unseen:
         job = unseen.pop()
         if job is not None and job not in found:
             found.add(job)
             unseen += [waiter.job for waiter in (job._waiters or {}).values()]
-    return frozenset(found)
+            unseen += scheduler.watches.waiting_for(job)
+    return found
 
 
-def _others(actor: Actor, left_out: frozenset[AnyJob]) -> tuple[int, int]:
-    """How many jobs of ``actor`` wait, and how many run, leaving some out."""
-    if not left_out:
-        return actor.waiting, actor.active
-    mine = [job for job in left_out if actor in (job._lane, job._session_lane)]
-    running = sum(job._state is RUNNING for job in mine)
-    waiting = sum(job._state is not RUNNING and not job.done for job in mine)
-    return actor.waiting - waiting, actor.active - running
+def _belongs(job: AnyJob, actors: Iterable[Actor]) -> bool:
+    """Whether ``job`` is one of any of ``actors``."""
+    return any(actor is job._lane or actor is job._session_lane for actor in actors)
 
 
 async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: float) -> bool:
     """Wait for the end of the jobs that run in ``actors`` now; whether they ended in time."""
     seconds("timeout", timeout)
-    left_out = onlookers(scheduler)
-    running = [job for actor in actors for job in actor.running_jobs() if job not in left_out]
-    await trio.lowlevel.checkpoint()
+    running = [job for actor in actors for job in actor.running_jobs()]
+    inside = job_here(scheduler.running)
+    if inside is None:
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(timeout):
+            for job in running:
+                if not job.done:
+                    await job.wait_done()
+        return all(job.done for job in running)
+
+    def ended() -> bool:
+        left_out = onlookers(scheduler, inside)
+        return all(job.done or job in left_out for job in running)
+
     with trio.move_on_after(timeout):
-        for job in running:
-            if not job.done:
-                await job.wait_done()
-    return all(job.done for job in running)
+        await scheduler.watches.wait(object(), Watch(ended, inside, set(running).__contains__))
+    return ended()
 
 
 async def wait_until(
@@ -229,18 +234,33 @@ async def wait_until(
 ) -> None:
     """Wait until fewer jobs than that wait where ``name`` says, and, if ``idle``, none runs."""
     named(scheduler, name)  # raises, if there is no such lane
-    left_out = onlookers(scheduler)
+    inside = job_here(scheduler.running) if idle else None
+
+    def actors() -> Sequence[Actor]:
+        try:
+            return named(scheduler, name)
+        except UnknownLaneError:  # removed since; only an idle lane is
+            return ()
 
     def reached() -> bool:
-        actors = named(scheduler, name)
-        if not left_out and fewer_than == 1:  # the usual case, looked at after each transition
-            return not any(actor.waiting or (idle and actor.active) for actor in actors)
-        counts = [_others(actor, left_out) for actor in actors]
-        return sum(waiting for waiting, _ in counts) < fewer_than and not (
-            idle and any(active for _, active in counts)
+        if fewer_than == 1:  # the usual case, looked at after each transition
+            if any(actor.waiting for actor in actors()):
+                return False
+        elif sum(actor.waiting for actor in actors()) >= fewer_than:
+            return False
+        if not idle:
+            return True
+        if inside is None:
+            return not any(actor.active for actor in actors())
+        left_out = [job for job in onlookers(scheduler, inside) if job._state is RUNNING]
+        return not any(
+            actor.active > sum(_belongs(job, (actor,)) for job in left_out) for actor in actors()
         )
 
-    await scheduler.watches.wait((name, fewer_than, idle, left_out), reached)
+    def awaits(job: AnyJob) -> bool:
+        return _belongs(job, actors())
+
+    await scheduler.watches.wait((name, fewer_than, idle, inside), Watch(reached, inside, awaits))
 
 
 def check_room(n: object) -> float:

@@ -9,6 +9,7 @@ import trio
 
 from ._check import seconds
 from ._control import all_jobs, give_up, onlookers, wait_until
+from ._current import job_here
 from ._job import AnyJob
 from ._scheduler import Scheduler
 from ._state import CANCELLED, RUNNING
@@ -69,5 +70,5 @@ def _withdraw_waiting(scheduler: Scheduler) -> int:
 
 
 def _running(scheduler: Scheduler) -> list[AnyJob]:
-    left_out = onlookers(scheduler)
+    left_out = onlookers(scheduler, job_here(scheduler.running))
     return [job for job in all_jobs(scheduler) if job.state is RUNNING and job not in left_out]

@@ -38,6 +38,7 @@ class Keeper(Protocol):
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
     def waiting_job(self) -> AnyJob | None: ...
+    def awaited(self) -> None: ...
 
 
 @final
@@ -215,6 +216,8 @@ class Job(Generic[T_co]):
         task = trio.lowlevel.current_task()
         waiters = self._waiters = self._waiters or {}
         waiters[task] = waiter
+        if waiter.job is not None:
+            self._keeper.awaited()
 
         def abort(raise_cancel: RaiseCancel) -> Abort:
             del waiters[task]
@@ -239,6 +242,8 @@ class Job(Generic[T_co]):
         task = trio.lowlevel.current_task()
         waiters = self._waiters = self._waiters or {}
         waiters[task] = waiter = Waiter(self._keeper.waiting_job())
+        if waiter.job is not None:
+            self._keeper.awaited()
         raise_cancel: RaiseCancel | None = None
 
         def abort(raise_cancel_: RaiseCancel) -> Abort:

@@ -366,6 +366,11 @@ class Scheduler:
         """The job on whose behalf the current task is about to wait."""
         return job_here(self.running)
 
+    def awaited(self) -> None:
+        """A job has begun to wait for another: who waits for lanes in that one leaves it out."""
+        if self.watches:
+            self.watches.check()
+
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
         outermost = self.begin()

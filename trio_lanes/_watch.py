@@ -2,7 +2,8 @@
 
 Conditions are looked at after each transition, and only while somebody waits for one. Whoever
 waits for the same condition waits in one place, so a thousand waiters cost a transition what one
-does.
+does. Inside a job, those that wait for that job do not count, whether they began to before or
+begin to meanwhile; so conditions are looked at as well when a job begins to wait for another.
 """
 
 from __future__ import annotations
@@ -10,8 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Final, final
 
+import attrs
 import trio
 from trio.lowlevel import ParkingLot
+
+from ._job import AnyJob
+
+
+@final
+@attrs.frozen(eq=False)
+class Watch:
+    """A condition, and who waits for it."""
+
+    condition: Callable[[], bool]
+    job: AnyJob | None = None
+    """The job inside which it is waited for."""
+    awaits: Callable[[AnyJob], bool] = lambda job: False
+    """Whether that is a wait for the end of a job, which runs."""
+    lot: ParkingLot = attrs.field(factory=ParkingLot, init=False)
 
 
 @final
@@ -19,29 +36,39 @@ class Watches:
     """The conditions that somebody waits for now."""
 
     def __init__(self) -> None:
-        self._watched: Final[dict[Hashable, tuple[Callable[[], bool], ParkingLot]]] = {}
+        self._watched: Final[dict[Hashable, Watch]] = {}
 
     def __len__(self) -> int:
         return len(self._watched)
 
-    async def wait(self, key: Hashable, condition: Callable[[], bool]) -> None:
-        """Wait until ``condition()`` has been true after a transition, or is now. A checkpoint.
+    async def wait(self, key: Hashable, watch: Watch) -> None:
+        """Wait until the condition has been true after a transition, or is now. A checkpoint.
 
         Equal keys must mean the same condition. Cancelling it leaves nothing behind.
         """
-        if condition():
+        if watch.condition():
             await trio.lowlevel.checkpoint()
             return
-        _, lot = self._watched.setdefault(key, (condition, ParkingLot()))
+        watch = self._watched.setdefault(key, watch)
         try:
-            await lot.park()
+            if watch.job is not None:
+                self.check()  # those for whom its job waits leave that out from now on
+            await watch.lot.park()
         finally:
-            if not lot and self._watched.get(key, (None, None))[1] is lot:
+            if not watch.lot and self._watched.get(key) is watch:
                 del self._watched[key]
+
+    def waiting_for(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs inside which the end of ``job`` is waited for here."""
+        return [
+            watch.job
+            for watch in self._watched.values()
+            if watch.job is not None and watch.awaits(job)
+        ]
 
     def check(self) -> None:
         """Wake whoever waits for what is true now."""
-        for key, (condition, lot) in list(self._watched.items()):
-            if condition():
+        for key, watch in list(self._watched.items()):
+            if watch.lot and watch.condition():
                 del self._watched[key]
-                lot.unpark_all()
+                watch.lot.unpark_all()
