@@ -1,0 +1,337 @@
+"""An instrument that checks what lanes promise, while a test runs.
+
+::
+
+    async def test_replies_are_in_order(autojump_clock):
+        recorder = LaneRecorder()
+        async with open_lanes({"main": 4}, instruments=[recorder]) as lanes:
+            for text in texts:
+                lanes.submit_nowait(reply, text, session="alice", name=text)
+        recorder.check()
+        assert [job.name for job in recorder.started] == texts
+
+What it checks:
+
+* Order in a session: when a job starts, no job of its session waits that is bound for the same
+  global lane and has a higher priority, or the same and an earlier place; and fewer wait that are
+  bound for others than the session may start beside it.
+* Order in a global lane: when a job starts, none stands in the line of its lane that has a higher
+  priority, or the same and came earlier.
+* Overlap: a start never takes more slots than a session or a global lane has then, and the
+  limiters say the same. A slot is free when its job has settled; so a job that was reset, and whose
+  body goes on, does not count.
+* Life: a job starts at most once and settles exactly once, its state changes only as `JobState`
+  allows, and its times do not run backwards.
+* Progress: when `LaneRecorder.check` is called, nothing waits that could start, and nothing is left
+  in lanes that have ended.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, TypeVar, cast, final
+
+import attrs
+
+from ._job import AnyJob
+from ._names import resolve_global_lane
+from ._state import RUNNING, TRANSITIONS, WAITING, JobState
+
+if TYPE_CHECKING:
+    from ._actor import Actor
+    from ._lane import LaneActor
+    from ._scheduler import Scheduler
+    from ._session import SessionActor
+
+A = TypeVar("A")
+
+
+@final
+@attrs.define(eq=False, kw_only=True)
+class RecordedJob:
+    """What a `LaneRecorder` knows of one job; it does not keep the job itself alive.
+
+    The fields are those of `Job`, and are up to date once the job has settled.
+    """
+
+    id: int
+    name: str
+    session: str | None
+    lane: str
+    priority: int
+    """The one that it had when it started or settled."""
+    submitted_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    state: JobState = WAITING
+    _job: weakref.ref[AnyJob] = attrs.field(repr=False)
+
+    @property
+    def job(self) -> AnyJob | None:
+        """The handle; None if it has settled and nobody else has kept it."""
+        return self._job()
+
+
+@final
+class LaneRecorder:
+    """Checks the lanes that it is an instrument of, and records what happened in them.
+
+    Give it to one `open_lanes`, as the first of its instruments, so that it hears of everything
+    before another instrument acts on it. It looks at all jobs that wait in a line when one of them
+    starts: this is for tests, with up to some thousand waiting jobs.
+
+    Attributes:
+      submitted, started, finished: the jobs so far, as `RecordedJob`, in the order in which they
+        were submitted, started and settled.
+      violations: what was wrong so far, in words.
+    """
+
+    def __init__(self) -> None:
+        self.submitted: Final[list[RecordedJob]] = []
+        self.started: Final[list[RecordedJob]] = []
+        self.finished: Final[list[RecordedJob]] = []
+        self.violations: Final[list[str]] = []
+        self._records: Final[weakref.WeakKeyDictionary[AnyJob, RecordedJob]] = (
+            weakref.WeakKeyDictionary()
+        )
+        # The jobs that have not settled are kept here, and only they. Dicts are ordered sets.
+        self._unsettled: Final[dict[AnyJob, None]] = {}
+        self._waiting: Final[_Places[SessionActor]] = _Places()
+        self._in_line: Final[_Places[LaneActor]] = _Places()  # and some that were taken back
+        self._running: Final[_Places[Actor]] = _Places()
+        self._peaks: Final[defaultdict[str, int]] = defaultdict(int)
+
+    def __repr__(self) -> str:
+        return (
+            f"<trio_lanes.testing.LaneRecorder: {len(self.submitted)} submitted, "
+            f"{len(self.started)} started, {len(self.finished)} finished, "
+            f"{len(self.violations)} violations>"
+        )
+
+    def check(self) -> None:
+        """Raise if anything was wrong so far, or is wrong now. Not a checkpoint.
+
+        It can be called at any time: after the block of the lanes, and also inside.
+
+        Raises:
+          AssertionError: with all `violations`, and what is wrong now, one to a line.
+        """
+        wrong = [*self.violations, *self._stuck()]
+        if wrong:
+            raise AssertionError("the lanes broke their contract:\n" + "\n".join(wrong))
+
+    def peak(self, lane: str) -> int:
+        """The most slots that were in use at once in that global lane, or ``session:<key>``."""
+        return self._peaks.get(resolve_global_lane(lane), 0)
+
+    # ---- hooks
+
+    def job_submitted(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        record = self._records.get(job)
+        if record is None:
+            self._meet(job)
+        elif record.finished_at is None:  # else an instrument before this one has cancelled it
+            self._blame(job, "was submitted twice")
+
+    def job_forwarded(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        record = self._meet(job)
+        if record.state is WAITING:
+            self._in_line.add(job._lane, job)
+
+    def job_started(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        record = self._meet(job)
+        if record.started_at is not None:
+            if not job.done:  # else an instrument before this one has reset it
+                self._blame(job, "started twice")
+            return
+        if record.finished_at is not None:
+            self._blame(job, "started after it had settled")
+            return
+        self._start(job, record)
+        if job.state is not RUNNING:
+            self._blame(job, f"was started but is {job.state.name}")
+        self._check_slots(job)
+        self._check_order_in_session(job)
+        self._check_order_in_lane(job)
+
+    def job_finished(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        record = self._meet(job)
+        if record.finished_at is not None:
+            self._blame(job, "settled twice")
+            return
+        if job.started_at is not None and record.started_at is None:
+            self._start(job, record)
+        self._follow(job, record)
+        if not job.done:
+            self._blame(job, f"was told to have settled but is {job.state.name}")
+        record.finished_at = job.finished_at
+        times = [job.submitted_at, job.started_at, job.finished_at]
+        told = [time for time in times if time is not None]
+        if job.finished_at is None or told != sorted(told):
+            self._blame(job, "was submitted, started and finished at {}, {}, {}".format(*times))
+        self.finished.append(record)
+        self._unsettled.pop(job, None)
+        self._waits_no_more(job)
+        for actor in _actors(job):
+            self._running.discard(actor, job)
+
+    # ---- keeping record
+
+    def _meet(self, job: AnyJob) -> RecordedJob:
+        """The record of ``job``: a new one if it was not heard of before."""
+        record = self._records.get(job)
+        if record is None:
+            record = self._records[job] = RecordedJob(
+                id=job.id,
+                name=job.name,
+                session=job.session,
+                lane=job.lane,
+                priority=job.priority,
+                submitted_at=job.submitted_at,
+                job=weakref.ref(job),
+            )
+            self.submitted.append(record)
+            self._unsettled[job] = None
+            if job._session_lane is None:
+                self._in_line.add(job._lane, job)
+            else:
+                self._waiting.add(job._session_lane, job)
+        return record
+
+    def _start(self, job: AnyJob, record: RecordedJob) -> None:
+        self._follow(job, record)
+        record.started_at = job.started_at
+        self.started.append(record)
+        self._waits_no_more(job)
+        for actor in _actors(job):
+            slots = self._running.add(actor, job)
+            self._peaks[actor.name] = max(self._peaks[actor.name], slots)
+
+    def _follow(self, job: AnyJob, record: RecordedJob) -> None:
+        if job.state is not record.state and job.state not in TRANSITIONS[record.state]:
+            self._blame(job, f"went from {record.state.name} to {job.state.name}")
+        record.state = job.state
+        record.priority = job.priority
+
+    def _waits_no_more(self, job: AnyJob) -> None:
+        self._in_line.discard(job._lane, job)
+        if job._session_lane is not None:
+            self._waiting.discard(job._session_lane, job)
+
+    def _blame(self, job: AnyJob, what: str) -> None:
+        self.violations.append(f"{_said(job)} {what}")
+
+    # ---- checks of a start
+
+    def _check_slots(self, job: AnyJob) -> None:
+        for actor in _actors(job):
+            slots = len(self._running[actor])
+            if slots > actor.concurrency:
+                self._blame(job, f"took slot {slots} of {actor.concurrency} of {actor.name!r}")
+            borrowed = 0 if actor.limiter is None else actor.limiter.borrowed_tokens
+            if slots != borrowed:
+                self._blame(
+                    job,
+                    f"started in {actor.name!r}, where {slots} jobs then hold slots "
+                    f"and the limiter has lent {borrowed}",
+                )
+
+    def _check_order_in_session(self, job: AnyJob) -> None:
+        session = job._session_lane
+        if session is None or (session.touched and not session.room_line):
+            return  # it has yet to look at what another instrument has just done
+        mine = _in_session(job)
+        better = [other for other in self._waiting[session] if _in_session(other) < mine]
+        for other in better:
+            if other._lane is job._lane:
+                self._blame(job, f"overtook {_said(other)}, which comes before it in its session")
+                return
+        beside = session.concurrency - len(self._running[session])
+        if len(better) > beside:
+            self._blame(
+                job,
+                f"started while {_said(better[0])} waits, which comes before it in its session",
+            )
+
+    def _check_order_in_lane(self, job: AnyJob) -> None:
+        if job._lane.mailbox.count:
+            return  # it has yet to look at what another instrument has just done
+        mine = _in_lane(job)
+        for other in self._in_line[job._lane]:
+            if other._arrival and _in_lane(other) < mine:
+                self._blame(job, f"overtook {_said(other)}, which comes before it in its lane")
+
+    # ---- what must not be, whenever somebody looks
+
+    def _stuck(self) -> Iterator[str]:
+        for job in self._unsettled:
+            scheduler = cast("Scheduler", job._keeper)
+            if job.done:
+                yield f"{_said(job)} has settled, and this recorder was not told"
+            elif scheduler.shut and (job.state is WAITING or not scheduler._nursery.child_tasks):
+                yield f"{_said(job)} is {job.state.name} in lanes that have ended"
+        for session, waiting in self._waiting.items():
+            best = min(waiting, key=_in_session)
+            if session.paused or len(self._running[session]) >= session.concurrency:
+                continue
+            if not best._arrival and _at_rest(best):
+                yield f"{_said(best)} waits in its session, which could forward it"
+        for lane, in_line in self._in_line.items():
+            if lane.paused or len(self._running[lane]) >= lane.concurrency:
+                continue
+            for job in in_line:
+                if job._arrival and _at_rest(job):
+                    yield f"{_said(job)} waits in its lane, which could start it"
+
+
+@final
+class _Places(dict[A, dict[AnyJob, None]]):
+    """Jobs by where they are; a place without any is not kept."""
+
+    def __missing__(self, place: A) -> dict[AnyJob, None]:
+        return {}
+
+    def add(self, place: A, job: AnyJob) -> int:
+        """Put ``job`` there; how many are there then."""
+        jobs = self.setdefault(place, {})
+        jobs[job] = None
+        return len(jobs)
+
+    def discard(self, place: A, job: AnyJob) -> None:
+        """Take ``job`` away from there, if it is there."""
+        jobs = self[place]
+        jobs.pop(job, None)
+        if not jobs:
+            self.pop(place, None)
+
+
+def _actors(job: AnyJob) -> list[Actor]:
+    """The lanes in which ``job`` holds a slot while it runs."""
+    return [job._lane] if job._session_lane is None else [job._lane, job._session_lane]
+
+
+def _in_session(job: AnyJob) -> tuple[int, int]:
+    """Where ``job`` stands among the waiting jobs of its session; the least comes first."""
+    return -job.priority, job._place
+
+
+def _in_lane(job: AnyJob) -> tuple[int, int]:
+    """Where ``job`` stands in the line of its global lane; the least comes first."""
+    return -job.priority, job._arrival
+
+
+def _at_rest(job: AnyJob) -> bool:
+    """Whether no transition is under way in the lanes of ``job``, and none has shut them."""
+    scheduler = cast("Scheduler", job._keeper)
+    return not scheduler._serving and not scheduler.shut
+
+
+def _said(job: AnyJob) -> str:
+    where = "" if job.session is None else f" of session {job.session!r}"
+    return f"job {job.id} {job.name!r}{where} in {job.lane!r}"
