@@ -21,52 +21,67 @@ logger: Final = logging.getLogger("trio_lanes")
 class LaneInstrument(Protocol):
     """What an instrument may have. Every method is optional and synchronous.
 
-    A class need not inherit from this; whatever of these names it has is called. A hook that
-    nobody has costs nothing. The session's key is not fit for the label of a metric: use
-    ``job.lane``, or ``lane.name`` of a `Lane`, which come from a bounded set.
+    Inherit from this and override what you need. At run time nothing asks for that: whatever of
+    these names an object has is called. A hook that nobody has, or that is only inherited from
+    here, costs nothing. The session's key is not fit for the label of a metric: use ``job.lane``,
+    or ``lane.name`` of a `Lane`, which come from a bounded set.
     """
 
     def job_submitted(self, job: AnyJob) -> None:
         """``job`` has been accepted and has its place in line."""
+        return
 
     def job_forwarded(self, job: AnyJob) -> None:
         """``job`` may start as far as its session goes, and stands in line in its global lane."""
+        return
 
     def job_started(self, job: AnyJob) -> None:
         """``job`` has its slots. Called in the job's own context, before its body."""
+        return
 
     def job_finished(self, job: AnyJob) -> None:
         """``job`` has settled. Called in the job's own context."""
+        return
 
     def job_waiting_long(self, job: AnyJob, waited: float) -> None:
         """``job`` has waited for longer than its ``warn_after``; ``waited`` is in seconds."""
+        return
 
     def job_overdue(self, job: AnyJob, since: float) -> None:
         """The body of ``job`` still runs ``since`` seconds after it was cancelled."""
+        return
 
     def lane_idle(self, lane: Lane | SessionLane) -> None:
         """Nothing waits in ``lane`` any more, and nothing runs."""
+        return
 
     def lane_empty(self, lane: Lane | SessionLane) -> None:
         """Nothing waits in ``lane`` any more."""
+        return
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
         """``lane`` starts nothing until it is resumed."""
+        return
 
     def lane_resumed(self, lane: Lane | SessionLane) -> None:
         """``lane`` starts jobs again."""
+        return
 
     def lane_cleared(self, lane: Lane | SessionLane, count: int, reason: str | None) -> None:
         """``count`` jobs of ``lane`` that had not started were cancelled by a clear."""
+        return
 
     def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
         """``lane`` was reset, and ``abandoned`` running jobs of it were given up."""
+        return
 
     def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
         """The head of ``lane`` waits for a rate limit, until ``until`` on Trio's clock."""
+        return
 
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
         """New work from outside is refused from now on."""
+        return
 
 
 HOOKS: Final = tuple(name for name in vars(LaneInstrument) if name.startswith(("job_", "lane")))
@@ -105,6 +120,8 @@ class Hooks:
             hooks: list[Hook] = []
             for instrument in instruments:
                 method = getattr(instrument, name, None)
+                if getattr(method, "__func__", None) is getattr(LaneInstrument, name):
+                    continue
                 if callable(method):
                     hooks.append((instrument, method))
                 elif method is not None:
