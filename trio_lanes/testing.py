@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 import attrs
 
+from ._instrument import LaneInstrument
 from ._job import AnyJob
 from ._names import resolve_global_lane
 from ._state import RUNNING, TRANSITIONS, WAITING, JobState
@@ -75,7 +76,7 @@ class RecordedJob:
 
 
 @final
-class LaneRecorder:
+class LaneRecorder(LaneInstrument):
     """Checks the lanes that it is an instrument of, and records what happened in them.
 
     Give it to one `open_lanes`, as the first of its instruments, so that it hears of everything
@@ -253,7 +254,7 @@ class LaneRecorder:
                 self._blame(job, f"overtook {_said(other)}, which comes before it in its session")
                 return
         beside = session.concurrency - len(self._running[session])
-        if len(better) > beside:
+        if better and len(better) > beside:
             self._blame(
                 job,
                 f"started while {_said(better[0])} waits, which comes before it in its session",
@@ -274,19 +275,15 @@ class LaneRecorder:
             scheduler = cast("Scheduler", job._keeper)
             if job.done:
                 yield f"{_said(job)} has settled, and this recorder was not told"
-            elif scheduler.shut and (job.state is WAITING or not scheduler._nursery.child_tasks):
+            elif scheduler.shut and not scheduler._nursery.child_tasks:
                 yield f"{_said(job)} is {job.state.name} in lanes that have ended"
         for session, waiting in self._waiting.items():
             best = min(waiting, key=_in_session)
-            if session.paused or len(self._running[session]) >= session.concurrency:
-                continue
-            if not best._arrival and _at_rest(best):
+            if not best._arrival and _could_start(best, session, len(self._running[session])):
                 yield f"{_said(best)} waits in its session, which could forward it"
         for lane, in_line in self._in_line.items():
-            if lane.paused or len(self._running[lane]) >= lane.concurrency:
-                continue
             for job in in_line:
-                if job._arrival and _at_rest(job):
+                if job._arrival and _could_start(job, lane, len(self._running[lane])):
                     yield f"{_said(job)} waits in its lane, which could start it"
 
 
@@ -326,10 +323,11 @@ def _in_lane(job: AnyJob) -> tuple[int, int]:
     return -job.priority, job._arrival
 
 
-def _at_rest(job: AnyJob) -> bool:
-    """Whether no transition is under way in the lanes of ``job``, and none has shut them."""
+def _could_start(job: AnyJob, actor: Actor, slots: int) -> bool:
+    """Whether ``actor``, in which ``job`` waits and that many slots are in use, has to act."""
     scheduler = cast("Scheduler", job._keeper)
-    return not scheduler._serving and not scheduler.shut
+    at_rest = not scheduler._serving and not scheduler.shut
+    return at_rest and not actor.paused and slots < actor.concurrency
 
 
 def _said(job: AnyJob) -> str:
