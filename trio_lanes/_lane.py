@@ -29,6 +29,7 @@ class LaneActor(Actor):
         "_name",
         "backlog",
         "bound",
+        "entrants",
         "finished",
         "mailbox",
         "quiet_until",
@@ -47,6 +48,7 @@ class LaneActor(Actor):
         # {id: job}, in the order in which their waits began, in both layers. A dict would take
         # linear time to find its first item after many deletions at the front.
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
+        self.entrants = 0  # jobs that wait for room before they are bound for it
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
@@ -81,8 +83,6 @@ class LaneActor(Actor):
         backlog = self.backlog
         while backlog.items and self.active < self.concurrency and not self.paused:
             self.floor.start(backlog.pop())
-        if self.room_line:
-            self.floor.let_in(self)
         if self.warning is None:
             if self.bound:
                 self.floor.warn_later(self)

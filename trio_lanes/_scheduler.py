@@ -31,7 +31,7 @@ from ._instrument import Hook, Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
 from ._mailbox import Mailbox
-from ._room import without_room
+from ._room import Entrant, Lines, in_the_way
 from ._session import SessionActor
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
@@ -68,6 +68,7 @@ class Scheduler:
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
         self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
         self.spare_mailboxes: Final[list[Mailbox]] = []
+        self.lines: Final = Lines()
         self.unseen: Final[WeakSet[Unseen]] = WeakSet()
         self.closing: LanesClosedError | None = None  # what new work from outside is told
         self.refused = 0  # submissions, since closing
@@ -103,12 +104,14 @@ class Scheduler:
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
-        touched = self._touched
+        touched, lines = self._touched, self.lines
         listeners = self.hooks.lane_empty or self.hooks.lane_idle
-        while touched:
+        while touched or (lines.length and self._let_in()):
             actor = touched.popleft()
             actor.touched = False
             actor.step()
+            if lines.length:
+                lines.look_at(actor, self.lanes.values())
             if listeners:
                 self._tell_of(actor)
         self._serving = False
@@ -184,21 +187,51 @@ class Scheduler:
         """Have long waits in ``lane`` warned about."""
         self._wait_warnings.watch_lane(lane)
 
-    def let_in(self, actor: Actor) -> None:
-        """Accept those who waited for room in ``actor``, as far as there is some."""
-        while actor.room_line:
-            entrant = next(iter(actor.room_line.values()))
-            job = entrant.job
-            session = None if job.session is None else self.sessions.get(job.session)
-            obstacle = without_room(job._lane, session)
-            if obstacle is actor:
-                return
-            entrant.leave_line()
-            if actor is not job._lane and (obstacle is not None or job._lane.room_line):
-                entrant.stand_in_line(job._lane)
-            else:
-                self.accept(job)
+    # ---- a job waits for room
+
+    def no_room_for(self, job: AnyJob) -> Actor | None:
+        """The lane without room for ``job``, or where others wait for room before it."""
+        lane = job._lane
+        # What cannot wait needs no room for that.
+        if not (lane.bounded or self.bounded_sessions) or not job._options.queue_timeout:
+            return None
+        session = None
+        if job.session is not None:
+            session = self.sessions.get(job.session)
+            if session is None:  # its bound counts, though it is not alive
+                session = SessionActor(self, self, job.session, self.session_config)
+        return in_the_way(lane, session, settled=not self._serving)
+
+    async def wait_for_room(self, job: AnyJob, *, by_job: bool) -> None:
+        """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted."""
+        session = None
+        if job.session is not None:
+            session = self.sessions.get(job.session) or self.awake(job.session)
+        entrant = Entrant(job, by_job, session)
+        self.lines.join(entrant)
+        await entrant.wait(self._give_up)
+
+    def _give_up(self, entrant: Entrant) -> None:
+        outermost = self.begin()
+        self._turn_away(entrant)
+        if outermost:
+            self.serve()
+
+    def _turn_away(self, entrant: Entrant) -> None:
+        self.lines.leave(entrant)
+        self.touch(entrant.actor)
+        if entrant.session is not None:
+            self.touch(entrant.session)  # it may have been alive only for this
+
+    def _let_in(self) -> bool:
+        """Accept one who has waited for room; whether there was one."""
+        while self.lines:
+            entrant = self.lines.next()
+            if entrant is not None:
+                self.accept(entrant.job)
                 trio.lowlevel.reschedule(entrant.task)
+                return True
+        return False
 
     # ---- forwarded, started
 
@@ -239,7 +272,7 @@ class Scheduler:
             self.touch(lane)
         if session is not None:
             session.waiting -= 1
-            if session.room_line:
+            if session.room_line or session.entering:
                 self.touch(session)
         if job._timers:
             for timer in job._timers:
@@ -442,9 +475,8 @@ class Scheduler:
         for actor in self.actors():
             for entrant in list((actor.room_line or {}).values()):
                 if by_jobs or not entrant.by_job:
-                    entrant.leave_line()
+                    self._turn_away(entrant)
                     trio.lowlevel.reschedule(entrant.task, outcome.Error(self.refusal()))
-                    self.touch(actor)
 
     def refusal(self) -> LanesClosedError:
         """A new error that says why the lanes are closed."""

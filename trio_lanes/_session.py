@@ -39,7 +39,7 @@ class SessionActor(Actor):
     sessions waiting for their turn, these are most of what a session would weigh.
     """
 
-    __slots__ = ("_spares", "backlog", "forwarded", "key", "mailbox")
+    __slots__ = ("_spares", "backlog", "entering", "forwarded", "key", "mailbox")
 
     def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
         super().__init__(floor, config)
@@ -48,6 +48,7 @@ class SessionActor(Actor):
         self.mailbox: Mailbox | None = None
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
+        self.entering = 0  # jobs of it that wait for room in their global lanes
 
     @property
     def name(self) -> str:
@@ -92,9 +93,7 @@ class SessionActor(Actor):
             self._take_back(max(forwarded))
         if forwarded and backlog.items:
             self._put_best_forward()
-        if self.room_line:
-            self.floor.let_in(self)
-        if not (self.waiting or self.active or self.paused or self.room_line):
+        if not (self.waiting or self.active or self.paused or self.room_line or self.entering):
             self.floor.retire(self)
 
     def _put_best_forward(self) -> None:
