@@ -60,6 +60,7 @@ def open_lanes(
 
 
 @asynccontextmanager
+@enable_ki_protection
 async def _opened(
     configs: dict[str, LaneConfig], sessions: LaneConfig, hooks: Hooks
 ) -> AsyncIterator[Lanes]:
