@@ -58,6 +58,12 @@ class LaneActor(Actor):
     def name(self) -> str:
         return self._name
 
+    def set_config(self, config: LaneConfig) -> None:
+        if self.warning is not None and config.warn_after != self.config.warn_after:
+            self.warning.cancel()  # the next step sets it anew
+            self.warning = None
+        super().set_config(config)
+
     def waiting_jobs(self) -> Iterable[AnyJob]:
         return self.bound.values()
 
