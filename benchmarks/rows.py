@@ -71,7 +71,7 @@ QUICK_SIZES = (1_000, 10_000)
 LINEAR = 1.25
 """An exponent up to this is linear or n log n; quadratic is 2. From 10^4 to 10^6 jobs the logarithm
 alone adds 0.09. What CPython's collector and the processor's caches add is seen in a bare
-`start_soon`, which is linear by construction and measured at 1.10 to 1.15."""
+`start_soon`, which is linear by construction and was measured at 1.14."""
 
 NODE = ("node.p-queue-10", "node.p-queue-9", "node.p-limit", "node.fastq")
 BY_HAND = (
