@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Final, Literal, final
 
 import trio
@@ -64,15 +64,21 @@ def open_lanes(
 async def _opened(
     configs: dict[str, LaneConfig], sessions: LaneConfig, hooks: Hooks
 ) -> AsyncIterator[Lanes]:
-    async with trio.open_nursery() as nursery:
-        scheduler = Scheduler(nursery, configs, sessions, hooks)
-        lanes = Lanes(scheduler)
-        try:
-            yield lanes
-            lanes.close("the block was left")
-            await _let_work_end(scheduler)
-        finally:
-            scheduler.shut_down("the block was left")
+    with ExitStack() as when_all_has_ended:
+        async with trio.open_nursery() as nursery:
+            scheduler = Scheduler(nursery, configs, sessions, hooks)
+            when_all_has_ended.callback(_report_unseen, scheduler)
+            lanes = Lanes(scheduler)
+            try:
+                yield lanes
+                lanes.close("the block was left")
+                await _let_work_end(scheduler)
+            finally:
+                scheduler.shut_down("the block was left")
+
+
+def _report_unseen(scheduler: Scheduler) -> None:
+    """Log the failures that nobody has looked at, whose jobs somebody still holds."""
     for unseen in list(scheduler.unseen):
         unseen.report()
 
