@@ -12,6 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from . import _control
+from ._check import finite_seconds
 from ._config import LaneConfig, lane_config, lane_names, session_config
 from ._drain import DrainReport, drain
 from ._errors import UnknownLaneError
@@ -253,7 +254,12 @@ class Lanes(Submitter):
         Args:
           reason: told to whoever is refused.
           retry_after: seconds after which it is worth trying again, or None.
+
+        Raises:
+          TypeError, ValueError: if ``retry_after`` is no finite number of seconds from 0 up.
         """
+        if retry_after is not None:
+            finite_seconds("retry_after", retry_after)
         self._scheduler.close(reason, retry_after)
 
     async def drain(

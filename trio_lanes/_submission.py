@@ -126,8 +126,8 @@ class Submitter:
         if not callable(fn):
             refuse_like_trio(fn)
         scheduler = self._scheduler
-        actor = scheduler.lanes.get(lane) or _find(scheduler, lane)
-        if session is not None and session not in scheduler.sessions:
+        actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
+        if session is not None and (type(session) is not str or session not in scheduler.sessions):
             session = session_key(session)
         if type(priority) is not int:
             whole("priority", priority)
