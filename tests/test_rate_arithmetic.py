@@ -331,6 +331,11 @@ def test_a_job_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> No
     assert start(rates, ONE, 3.0) == 8.0
 
 
+def test_a_limit_with_a_fraction_is_kept_by_whole_numbers() -> None:
+    times = start_many(Rates([RateLimit(2.5, 1, burst=2)]), 50)
+    assert fullest([(time, 1) for time in times], 1) == 2
+
+
 @given(
     st.lists(st.tuples(GAPS, COSTS), max_size=50),
     st.integers(1, 12),
@@ -429,6 +434,9 @@ def test_what_was_not_used_is_given_back(algorithm: Any) -> None:
     for cost in range(1, 20):
         costs = {"tokens": cost}
         assert max(rates.ready_at(costs, 1.0), 1.0) == max(fresh.ready_at(costs, 1.0), 1.0)
+    for each in (rates, fresh):
+        each.charge({"tokens": 10}, 1.0)
+    assert rates.ready_at({"tokens": 1}, 1.0) == fresh.ready_at({"tokens": 1}, 1.0) > 1.0
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
@@ -457,41 +465,48 @@ def test_gcra_gives_nothing_back_that_has_run_over() -> None:
     assert rates.ready_at({"requests": 2}, 8.0) == 9.0
 
 
-@given(
-    st.lists(
-        st.tuples(GAPS, st.integers(1, 12), st.none() | st.tuples(st.integers(0), st.integers(0))),
-        max_size=50,
+STEPS = st.lists(
+    st.tuples(
+        GAPS,
+        st.integers(1, 9),
+        st.booleans(),  # whether it waits until it may start
+        st.none() | st.tuples(st.integers(0, 9), st.integers(1, 9)),  # which before it, how much
     ),
-    st.sampled_from(["gcra", "sliding"]),
-    st.integers(1, 12),
-    PERS,
-    BEGINS,
+    max_size=40,
 )
+
+
+@given(STEPS, st.sampled_from(["gcra", "sliding"]), st.integers(1, 20), PERS, BEGINS)
 def test_after_a_correction_it_is_as_if_the_right_cost_had_been_charged(
-    traffic: list[tuple[float, int, tuple[int, int] | None]],
+    steps: list[tuple[float, int, bool, tuple[int, int] | None]],
     algorithm: Any,
     limit: int,
     per: float,
     now: float,
 ) -> None:
-    limits = [RateLimit(limit, per, algorithm=algorithm)]
+    burst = max(1, limit - 2) if algorithm == "gcra" else None
+    limits = [RateLimit(limit, per, burst=burst, algorithm=algorithm)]
     rates = Rates(limits)
     starts: list[tuple[float, int]] = []
-    for gap, cost, correction in traffic:
-        now += gap * per
-        now = start(rates, {"requests": cost}, now)
+    for gap, cost, waits, correction in steps:
+        now += gap * per / 3
+        if waits:
+            now = start(rates, {"requests": cost}, now)
+        else:
+            rates.charge({"requests": cost}, now)
         starts.append((now, cost))
         if correction is not None:
-            index = len(starts) - 1 - correction[0] % len(starts)
+            back, less = correction
+            index = max(len(starts) - 1 - back, 0)
             time, charged = starts[index]
-            less = correction[1] % (charged + 1)
-            now += gap * per / 3
+            less = min(less, charged)
+            now += gap * per / 9
             rates.correct({"requests": -less}, now, time)
             starts[index] = (time, charged - less)
             right = Rates(limits)
             for time, charged in starts:
                 right.charge({"requests": charged}, time)
-            for probe in range(1, 14):
+            for probe in range(1, 22):
                 costs = {"requests": probe}
                 assert max(rates.ready_at(costs, now), now) == max(right.ready_at(costs, now), now)
 
@@ -509,6 +524,18 @@ def test_of_very_long_busy_times_less_may_be_given_back_but_never_more() -> None
         assert given >= due
         if corrected >= 350:
             assert given == due
+
+
+def test_a_bucket_that_is_in_debt_for_long_does_not_grow() -> None:
+    rates = Rates([RateLimit(10, 10, burst=1)])
+    rates.charge(ONE, 0.0)
+    tracemalloc.start()
+    try:
+        for second in range(1, 3_000):
+            rates.charge({"requests": 2}, float(second))
+        assert tracemalloc.get_traced_memory()[0] < 50_000
+    finally:
+        tracemalloc.stop()
 
 
 # ---- as good as new, and new limits
@@ -560,6 +587,7 @@ def test_a_lower_sliding_limit_counts_what_started_before() -> None:
 def test_a_new_sliding_limit_takes_the_longest_past() -> None:
     rates = Rates([RateLimit(9, 1, algorithm="sliding"), RateLimit(9, 60, algorithm="sliding")])
     start_many(rates, 3)
+    assert rates.ready_at(ONE, 2.0) <= 2.0
     rates = rates.reconfigured([RateLimit(3, 30, algorithm="sliding")], 5.0)
     assert rates.ready_at(ONE, 5.0) == 30.0
 
@@ -575,11 +603,30 @@ def test_a_new_gcra_limit_keeps_what_is_used() -> None:
 
 
 def test_a_new_gcra_limit_takes_the_past_of_the_nearest() -> None:
-    rates = Rates([RateLimit(100, 60, burst=1), RateLimit(10, 1, burst=5)])
-    rates.charge({"requests": 2}, 0.0)
-    changed = rates.reconfigured([RateLimit(5, 2, burst=5)], 0.0)  # half a second each
-    assert changed.ready_at({"requests": 5}, 0.0) == 4.0
-    assert changed.ready_at({"requests": 3}, 0.0) <= 0.0
+    slow, fast = RateLimit(12, 12, burst=1), RateLimit(9, 1, burst=6)  # one and four a second
+    for limits in ([slow, fast], [fast, slow]):
+        rates = Rates(limits)
+        rates.charge({"requests": 5}, 0.0)
+        rates = rates.reconfigured([RateLimit(9, 2, burst=6)], 1.0)  # two a second
+        assert rates.ready_at({"requests": 6}, 1.0) == 1.5  # one is used, not four
+
+
+def test_of_several_gcra_limits_each_goes_on_as_it_was() -> None:
+    slow, fast = RateLimit(6, 1, burst=6), RateLimit(9, 1, burst=6)  # one and four a second
+    for limits in ([slow, fast], [fast, slow]):
+        rates = Rates(limits)
+        rates.charge({"requests": 6}, 0.0)
+        assert rates.reconfigured([slow], 1.0).ready_at({"requests": 6}, 1.0) == 6.0
+        assert rates.reconfigured([fast], 1.0).ready_at({"requests": 6}, 1.0) == 1.5
+
+
+def test_gcra_gives_nothing_back_that_ran_over_before_a_change() -> None:
+    rates = Rates([RateLimit(14, 10, burst=5)])  # one a second
+    rates.charge({"requests": 5}, 0.0)
+    rates.charge({"requests": 5}, 7.0)
+    rates = rates.reconfigured([RateLimit(24, 10, burst=5)], 7.0)  # two a second
+    rates.correct({"requests": -4}, 8.0, 0.0)
+    assert rates.ready_at({"requests": 5}, 8.0) == 9.5
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])

@@ -19,11 +19,7 @@ from ._meters import NEVER_USED, Bucket, Window
 
 REQUESTS: Final = "requests"
 
-Algorithm: TypeAlias = Literal["gcra", "sliding"]
-
 _Meter: TypeAlias = Window | Bucket
-
-_GCRA: Final[Algorithm] = "gcra"
 
 
 def _amount(field: str, value: Any) -> float:
@@ -48,12 +44,11 @@ def _unit(field: str, value: Any) -> str:
     return value
 
 
-def _algorithm(field: str, value: Any) -> str:
+def _check_algorithm(value: Any) -> None:
     if not isinstance(value, str):
-        raise TypeError(f'{field} must be "gcra" or "sliding", not {value!r}')
+        raise TypeError(f'algorithm must be "gcra" or "sliding", not {value!r}')
     if value not in ("gcra", "sliding"):
-        raise ValueError(f'{field} must be "gcra" or "sliding", got {value!r}')
-    return value
+        raise ValueError(f'algorithm must be "gcra" or "sliding", got {value!r}')
 
 
 @attrs.frozen
@@ -62,7 +57,10 @@ class RateLimit:
 
     ::
 
-        LaneConfig(8, rate=[RateLimit(500), RateLimit(90_000, unit="tokens", burst=9_000)])
+        LaneConfig(
+            concurrency=8,
+            rate=[RateLimit(500), RateLimit(90_000, unit="tokens", burst=9_000)],
+        )
 
     ``"gcra"`` spreads starts evenly after a burst. For whole numbers, ``burst`` and what refills
     in ``per`` seconds are together ``limit + 1``, with which no half-open window ``[t, t + per)``
@@ -89,13 +87,12 @@ class RateLimit:
         default=None, kw_only=True, validator=attrs.validators.optional(_check.field(_positive))
     )
     """How much may start at once after a pause, for ``"gcra"``: up to ``limit``. None is a tenth
-    of the limit, and at least 1."""
-    algorithm: Algorithm = attrs.field(
-        default=_GCRA, kw_only=True, validator=_check.field(_algorithm)
-    )
+    of the limit, and at least 1 where the limit is."""
+    algorithm: Literal["gcra", "sliding"] = attrs.field(default="gcra", kw_only=True)
     """How it is kept."""
 
     def __attrs_post_init__(self) -> None:
+        _check_algorithm(self.algorithm)
         if self.burst is not None:
             if self.algorithm != "gcra":
                 raise ValueError(f"burst is for gcra, not {self.algorithm}, got {self.burst!r}")
