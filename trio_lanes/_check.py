@@ -82,11 +82,8 @@ class _Called:
     """A function that was called before, and what it returned."""
 
     def __init__(self, fn: object, returned: object) -> None:
-        self._fn = fn
+        self.__qualname__ = getattr(fn, "__qualname__", fn)  # what Trio calls it by
         self._returned = returned
-
-    def __repr__(self) -> str:
-        return repr(self._fn)
 
     def __call__(self) -> object:
         return self._returned
