@@ -465,6 +465,15 @@ def test_gcra_gives_nothing_back_that_has_run_over() -> None:
     assert rates.ready_at({"requests": 2}, 8.0) == 9.0
 
 
+def test_what_one_correction_frees_is_not_given_back_by_another() -> None:
+    rates = Rates([RateLimit(29, 10, burst=20)])  # one a second
+    for time, cost in ((0.0, 5), (1.0, 10), (2.0, 5)):
+        rates.charge({"requests": cost}, time)
+    rates.correct({"requests": -10}, 2.0, 1.0)
+    rates.correct({"requests": -5}, 2.0, 0.0)  # of which two had leaked by then
+    assert rates.ready_at({"requests": 20}, 2.0) == 7.0
+
+
 STEPS = st.lists(
     st.tuples(
         GAPS,
