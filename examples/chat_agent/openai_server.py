@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Send
 
 from .builtin_model import BuiltinModel
 from .model import Event, Message, Model, ModelError, ToolCall
@@ -54,9 +56,10 @@ class Endpoint:
         asked = next(message.text for message in reversed(messages) if message.role == "user")
         if "http_error" in asked:
             return JSONResponse({"error": {"message": "out of order"}}, status_code=500)
-        return StreamingResponse(self._chunks(messages, asked), media_type="text/event-stream")
+        return _EventStream(self._chunks(messages, asked))
 
-    async def _chunks(self, messages: list[Message], asked: str) -> AsyncIterator[str]:
+    async def _chunks(self, messages: list[Message], asked: str) -> AsyncGenerator[str, None]:
+        complete = False
         self.streams += 1
         self.most_streams = max(self.most_streams, self.streams)
         try:
@@ -67,6 +70,7 @@ class Endpoint:
                         yield _chunk({"choices": [{"index": 0, "delta": delta}]})
                     calls += isinstance(event, ToolCall)
                     if "cut_off" in asked:
+                        complete = True
                         return
                     if "garbage" in asked:
                         yield "data: {what is this\n\n"
@@ -74,13 +78,25 @@ class Endpoint:
             yield _chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
             yield _chunk({"choices": [], "usage": {"total_tokens": 0}})
             yield "data: [DONE]\n\n"
+            complete = True
         except ModelError as error:
             yield _chunk({"error": {"message": str(error)}})
-        except trio.Cancelled:  # hypercorn cancels what it serves when the client has gone
-            self.gave_up += 1
-            raise
+            complete = True
         finally:
             self.streams -= 1
+            self.gave_up += not complete
+
+
+class _EventStream(StreamingResponse):
+    """Ends its generator there and then when the client has gone, not some time later."""
+
+    def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
+        super().__init__(chunks, media_type="text/event-stream")
+        self._chunks = chunks
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._chunks):
+            await super().stream_response(send)
 
 
 async def serve(
