@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from . import _check
-from ._names import SESSION_PREFIX, resolve_global_lane, session_key
+from ._names import resolve_global_lane
 from ._rate import RateLimit, costs_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class LaneGroup:
             raise ValueError(f"reserve keeps more than the concurrency, got {value!r}")
 
 
-def session_config(config: LaneConfig) -> LaneConfig:
+def session_config(config: LaneConfig, what: str = "sessions") -> LaneConfig:
     """``config`` as that of session lanes, which know only some of the fields.
 
     Raises:
@@ -121,11 +121,11 @@ def session_config(config: LaneConfig) -> LaneConfig:
       ValueError: if another field is not at its default.
     """
     if not isinstance(config, LaneConfig):
-        raise TypeError(f"sessions must be a LaneConfig, not {config!r}")
+        raise TypeError(f"{what} must be a LaneConfig, not {config!r}")
     for field in attrs.fields(LaneConfig):
         value = getattr(config, field.name)
         if field.name not in _SESSION_FIELDS and value != field.default:
-            raise ValueError(f"sessions cannot have {field.name}={value!r}")
+            raise ValueError(f"{what} cannot have {field.name}={value!r}")
     return config
 
 
@@ -137,30 +137,6 @@ def lane_config(name: str, value: object) -> LaneConfig:
         return LaneConfig(concurrency=value)  # type: ignore[arg-type]  # the validator looks
     except (TypeError, ValueError) as error:
         raise type(error)(f"lane {name!r}: {error}") from None
-
-
-def lane_names(lanes: Mapping[str, Any]) -> dict[str, Any]:
-    """``lanes`` under their resolved names.
-
-    Raises:
-      TypeError: if it is no mapping with strings for keys.
-      ValueError: if a name is blank, or two mean the same lane, or one is a session's.
-    """
-    if not isinstance(lanes, Mapping):
-        raise TypeError(f"lanes must be a mapping of names to limits, not {lanes!r}")
-    named: dict[str, Any] = {}
-    for given, value in lanes.items():
-        if not isinstance(given, str):
-            raise TypeError(f"a lane name must be a string, not {given!r}")
-        name = resolve_global_lane(given)
-        if not given.strip():
-            raise ValueError(f"a lane name must not be blank, got {given!r}")
-        if name.startswith(SESSION_PREFIX):
-            raise ValueError(f"{name!r} names a session lane, not a global one")
-        if name in named:
-            raise ValueError(f"lane {name!r} is named twice")
-        named[name] = value
-    return named
 
 
 SESSION_IS_OWNER: Final = object()

@@ -18,24 +18,26 @@ from itertools import count
 from typing import Any, Final, final
 from weakref import WeakSet
 
-import outcome
 import trio
 
-from ._actor import Actor
+from ._actor import Actor, Steps
 from ._backlog import rank
+from ._closing import Closing
 from ._config import NO_OPTIONS, LaneConfig
 from ._crew import Crew
 from ._current import job_here, jobs_by_task
-from ._errors import JobCancelledError, LanesClosedError, QueueTimeoutError
+from ._errors import JobCancelledError, QueueTimeoutError
+from ._group import Group
 from ._instrument import Hook, Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
 from ._mailbox import Mailbox
+from ._plan import Plan
 from ._room import without_room
 from ._session import SessionActor
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
-from ._timers import Timers
+from ._timers import Timer, Timers
 from ._wait_warnings import WaitWarnings
 from ._watch import Watches
 
@@ -47,40 +49,37 @@ class Scheduler:
     """All lanes of one `open_lanes`, and the jobs in them."""
 
     def __init__(
-        self,
-        nursery: trio.Nursery,
-        lanes: dict[str, LaneConfig],
-        sessions: LaneConfig,
-        hooks: Hooks,
+        self, nursery: trio.Nursery, plan: Plan, sessions: LaneConfig, hooks: Hooks
     ) -> None:
         self._nursery: Final = nursery
         self._context: Final = copy_context()  # that of the lanes' own tasks
         self.hooks: Final = hooks
         self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
         self.running: Final = jobs_by_task()
-        self.timers: Final = Timers(self._spawn)
-        self._crew: Final = Crew(self, self.running, self._spawn)
+        self.timers: Final = Timers(self.spawn)
+        self._crew: Final = Crew(self, self.running, self.spawn)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
         self.watches: Final = Watches()
+        self.closing: Final = Closing(self)
+        self.now = 0.0  # when the present transition began
+        self._serving = False  # whether there is one
+        self._touched: Final[deque[Steps]] = deque()
+        self._ids: Final = count(1)
+        self._order: Final = count(1)  # places in sessions, arrivals in global lanes
+        self.plan = plan
         self.session_config: Final = sessions
-        self.bounded_sessions: Final = sessions.max_waiting != math.inf
-        self.lanes: Final = {name: LaneActor(self, name, lanes[name]) for name in lanes}
+        self.lanes: Final[dict[str, LaneActor]] = {}
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
+        self.groups: Final[dict[str, Group]] = {}
+        self.bounded_sessions = False  # whether any session has a bound
         self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
         self.spare_mailboxes: Final[list[Mailbox]] = []
         self.unseen: Final[WeakSet[Unseen]] = WeakSet()
-        self.closing: LanesClosedError | None = None  # what new work from outside is told
-        self.refused = 0  # submissions, since closing
-        self.shut = False  # whether nothing at all starts any more
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.finished = 0  # jobs that have settled, ever
-        self._ids: Final = count(1)
-        self._order: Final = count(1)  # places in sessions, arrivals in global lanes
-        self._touched: Final[deque[Actor]] = deque()
-        self._now = 0.0  # when the present transition began
-        self._serving = False  # whether there is one
 
-    def _spawn(self, fn: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task of the lanes' own."""
         # A copy, since this may be called while the context itself is entered: by a hook of
         # Trio's that is told of a task which is being spawned here.
         self._context.copy().run(self._nursery.start_soon, fn)
@@ -92,14 +91,28 @@ class Scheduler:
         if self._serving:
             return False
         self._serving = True
-        self._now = trio.current_time()
+        self.now = trio.current_time()
         return True
 
-    def touch(self, actor: Actor) -> None:
+    def touch(self, actor: Steps) -> None:
         """Have ``actor`` take its step before the present transition is over."""
         if not actor.touched:
             actor.touched = True
             self._touched.append(actor)
+
+    def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
+        """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
+        if timer is not None:
+            if timer.when == when and timer.is_set:
+                return timer
+            timer.cancel()
+        return self.timers.call_at(when, partial(self._touch_now, actor))
+
+    def _touch_now(self, actor: Steps) -> None:
+        outermost = self.begin()
+        self.touch(actor)
+        if outermost:
+            self.serve()
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
@@ -109,7 +122,7 @@ class Scheduler:
             actor = touched.popleft()
             actor.touched = False
             actor.step()
-            if listeners:
+            if listeners and isinstance(actor, Actor):
                 self._tell_of(actor)
         self._serving = False
         if self.watches:
@@ -125,60 +138,123 @@ class Scheduler:
         if was_busy and not busy:
             self.hooks.call(self.hooks.lane_idle, self.view(actor))
 
+    def rate_limited(self, actor: Actor, until: float) -> None:
+        """The head of ``actor`` waits for a rate limit."""
+        if self.hooks.lane_rate_limited:
+            self.hooks.call(self.hooks.lane_rate_limited, self.view(actor), until)
+
+    # ---- lanes come and go
+
+    def find_lane(self, name: str) -> LaneActor | None:
+        """The global lane of that name; if it comes from a template, it need not be alive yet."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            label = self.plan.label_of(name)
+            if label is not None:
+                lane = LaneActor(self, name, label, self.plan.lanes[label])
+                self.join_group(lane)
+        return lane
+
+    def join_group(self, lane: LaneActor) -> None:
+        """Put ``lane`` into the group that the plan says, if any."""
+        group = self.plan.group_of(lane.label)
+        lane.group = None if group is None else self.groups[group]
+        lane.find_out_whether_plain()
+
+    def awake(self, key: str) -> SessionActor:
+        """The lane of the session ``key``, alive."""
+        session = self.sessions.get(key)
+        if session is None:
+            config = self.plan.sessions.get(key, self.session_config)
+            session = self.sessions[key] = SessionActor(self, self, key, config)
+        return session
+
+    def retire(self, actor: Actor) -> None:
+        """Forget a session's or a template's lane in which nothing waits or runs."""
+        if isinstance(actor, SessionActor):
+            if self.sessions.get(actor.key) is actor:
+                del self.sessions[actor.key]
+        elif self.lanes.get(actor.name) is actor:
+            del self.lanes[actor.name]
+
+    def actors(self) -> list[Actor]:
+        """Every lane that is alive, of both layers."""
+        return [*self.lanes.values(), *self.sessions.values()]
+
     # ---- a job is accepted
 
     def accept(self, job: AnyJob) -> None:
-        """Give ``job`` its place in line, and start whatever can start."""
+        """Take ``job``, give it its place in line, and start whatever can start."""
         outermost = self.begin()
         lane = job._lane
+        if lane.label is not lane.name:  # from a template
+            lane = job._lane = self.lanes.setdefault(lane.name, lane)
         job.id = next(self._ids)
-        job.submitted_at = self._now
-        lane.bound[job.id] = job
+        job.submitted_at = self.now
         lane.waiting += 1
+        if job.session is not None:
+            session = job._session_lane = self.sessions.get(job.session) or self.awake(job.session)
+            session.waiting += 1
+        if job._options.delay:
+            self._postpone(job)
+        else:
+            self._join(job)
+        if self.hooks.job_submitted:
+            self.hooks.call(self.hooks.job_submitted, job)
+        if outermost:
+            self.serve()
+        if not job._options.queue_timeout:
+            self._out_of_time(job)
+
+    def _join(self, job: AnyJob) -> None:
+        """Give ``job`` its place in line."""
+        job._waiting_since = self.now
         order = next(self._order)
-        if job.session is None:
+        lane, session = job._lane, job._session_lane
+        lane.bound[job.id] = job
+        if session is None:
             job._arrival = order
             lane.send(job)
             self.touch(lane)
         else:
-            session = self.sessions.get(job.session)
-            if session is None:
-                session = self.awake(job.session)
-            job._session_lane = session
             job._place = rank(job._priority, order)
-            session.waiting += 1
             session.send(job)
             self.touch(session)
-        hooks = self.hooks
-        if job._options is not NO_OPTIONS or hooks.job_waiting_long:
-            self._set_timers(job)
-        if hooks.job_submitted:
-            hooks.call(hooks.job_submitted, job)
+        options = job._options
+        if options is not NO_OPTIONS or self.hooks.job_waiting_long:
+            self._wait_warnings.watch(job)
+            if 0 < options.queue_timeout < math.inf:
+                self._set_timer(job, options.queue_timeout, self._out_of_time)
+
+    def _postpone(self, job: AnyJob) -> None:
+        """Have ``job`` take its place in line when its delay is over."""
+        job._lane.delayed[job.id] = job
+        if job._session_lane is not None:
+            job._session_lane.delayed[job.id] = job
+        self._set_timer(job, job._options.delay, self._due)
+
+    def _due(self, job: AnyJob) -> None:
+        outermost = self.begin()
+        self._forget_delay(job)
+        self._join(job)
         if outermost:
             self.serve()
-        if job._state is WAITING and not job._options.queue_timeout:
+        if not job._options.queue_timeout:
             self._out_of_time(job)
 
-    def awake(self, key: str) -> SessionActor:
-        """A lane for the session ``key``, which has none."""
-        session = self.sessions[key] = SessionActor(self, self, key, self.session_config)
-        return session
+    def _forget_delay(self, job: AnyJob) -> bool:
+        """Whether ``job`` was not due yet."""
+        if job._session_lane is not None:
+            job._session_lane.delayed.pop(job.id, None)
+        return job._lane.delayed.pop(job.id, None) is not None
 
-    def retire(self, actor: Actor) -> None:
-        """Forget the lane of a session in which nothing waits or runs."""
-        assert isinstance(actor, SessionActor)
-        if self.sessions.get(actor.key) is actor:
-            del self.sessions[actor.key]
-
-    def _set_timers(self, job: AnyJob) -> None:
-        self._wait_warnings.watch(job)
-        limit = job._options.queue_timeout
-        if 0 < limit < float("inf"):
-            timer = self.timers.call_at(job.submitted_at + limit, partial(self._out_of_time, job))
-            job._timers = [*(job._timers or ()), timer]
+    def _set_timer(self, job: AnyJob, delay: float, call: Callable[[AnyJob], None]) -> None:
+        timer = self.timers.call_at(self.now + delay, partial(call, job))
+        job._timers = [*(job._timers or ()), timer]
 
     def _out_of_time(self, job: AnyJob) -> None:
-        self.withdraw(job, QueueTimeoutError(job._options.queue_timeout))
+        if job._state is WAITING and job.id not in job._lane.delayed:
+            self.withdraw(job, QueueTimeoutError(job._options.queue_timeout))
 
     def warn_later(self, lane: LaneActor) -> None:
         """Have long waits in ``lane`` warned about."""
@@ -216,14 +292,25 @@ class Scheduler:
 
     def start(self, job: AnyJob) -> None:
         """Give ``job``, which its lane has taken out of line, its slots, and have it run."""
-        lane = job._lane
+        lane, session = job._lane, job._session_lane
+        if lane.plain:
+            lane.limiter.acquire_on_behalf_of_nowait(job)
+            lane.slots += 1
+        else:
+            self._take_tokens(job)
+            self._charge(job)
+        if job._state is RUNNING:
+            self._readmitted(job)
+            return
         advance(job, RUNNING)
-        job.started_at = self._now
-        lane.limiter.acquire_on_behalf_of_nowait(job)
+        job.started_at = self.now
+        job._has_slot = True
         lane.active += 1
         lane.started += 1
-        if job._session_lane is not None:
-            job._session_lane.started(job)
+        if session is not None:
+            session.started(job)
+            if session.rates:
+                session.rates.charge(job._costs, self.now)
         self._leave_line(job)
         if job._waiters:
             job._wake(started=True)
@@ -231,9 +318,33 @@ class Scheduler:
             self._call_in_context(job, self.hooks.job_started)
         self._crew.grant(job)
 
+    def _take_tokens(self, job: AnyJob) -> None:
+        lane = job._lane
+        if lane.asker is None:  # else it was taken on behalf of the job before
+            lane.limiter.acquire_on_behalf_of_nowait(job)
+        lane.slots += 1
+        if lane.group is not None:
+            lane.group.used[lane.label] += 1
+
+    def _charge(self, job: AnyJob) -> None:
+        lane = job._lane
+        if lane.rates:
+            lane.rates.charge(job._costs, self.now)
+        if lane.group is not None and lane.group.rates:
+            lane.group.rates.charge(job._costs, self.now)
+
+    def _give_tokens_back(self, job: AnyJob) -> None:
+        lane = job._lane
+        lane.limiter.release_on_behalf_of(job)
+        lane.slots -= 1
+        if lane.group is not None:
+            lane.group.used[lane.label] -= 1
+            self.touch(lane.group)
+        self.touch(lane)
+
     def _leave_line(self, job: AnyJob) -> None:
         lane, session = job._lane, job._session_lane
-        del lane.bound[job.id]
+        lane.bound.pop(job.id, None)  # a job that is not due has no place
         lane.waiting -= 1
         if lane.room_line:
             self.touch(lane)
@@ -272,9 +383,9 @@ class Scheduler:
         if job._unhandled and verdict.state is FAILED:
             leaves = error
         if isinstance(leaves, trio.Cancelled):
-            self.shut_down("the lanes were cancelled")
+            self.closing.shut_down("the lanes were cancelled")
         elif leaves is not None:
-            self.shut_down(f"a job raised {type(leaves).__name__}")
+            self.closing.shut_down(f"a job raised {type(leaves).__name__}")
         self._end(job, verdict.state, None, verdict.error)
         return leaves
 
@@ -290,15 +401,18 @@ class Scheduler:
         if session is not None:  # first: its next job competes for the slot in the lane
             session.ended(job)
             self.touch(session)
-        lane.limiter.release_on_behalf_of(job)
+        if job._has_slot:
+            job._has_slot = False
+            self._give_tokens_back(job)
+        else:
+            self._stop_lending(job)
         lane.active -= 1
         lane.finished += 1
-        self.touch(lane)
 
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
     ) -> None:
-        settle(job, self._now, state, value, error)
+        settle(job, self.now, state, value, error)
         self.finished += 1
         if error is not None and state is FAILED and not job._unhandled:
             unseen = watch_failure(job)
@@ -324,16 +438,30 @@ class Scheduler:
         """Settle ``job``, which waits, with ``error``: it will never be called."""
         outermost = self.begin()
         lane, session = job._lane, job._session_lane
+        if not self._forget_delay(job):
+            if session is not None:
+                session.remove(job)
+            else:
+                lane.remove(job)
         if session is not None:
-            session.remove(job)
             self.touch(session)
-        else:
-            lane.remove(job)
-        self._leave_line(job)
         self.touch(lane)
+        self._leave_line(job)
         self._settle(job, CANCELLED, None, error)
         if outermost:
             self.serve()
+
+    def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
+        """Withdraw those of ``jobs`` that still wait, as one transition; how many there were."""
+        outermost = self.begin()
+        withdrawn = 0
+        for job in list(jobs):
+            if job._state is WAITING:  # what an instrument does may have been faster
+                self.withdraw(job, error(job))
+                withdrawn += 1
+        if outermost:
+            self.serve()
+        return withdrawn
 
     def interrupt(self, job: AnyJob, error: JobCancelledError) -> None:
         """Cancel the body of ``job``; if that ends it, it settles with ``error``."""
@@ -376,7 +504,9 @@ class Scheduler:
         outermost = self.begin()
         place = next(self._order)
         session = job._session_lane
-        if session is not None:
+        if job.id in job._lane.delayed:
+            job._priority = priority
+        elif session is not None:
             session.move(job, priority, place)
             self.touch(session)
         else:
@@ -386,67 +516,3 @@ class Scheduler:
             self.touch(job._lane)
         if outermost:
             self.serve()
-
-    # ---- all of them
-
-    def actors(self) -> list[Actor]:
-        """Every lane that is alive, of both layers."""
-        return [*self.lanes.values(), *self.sessions.values()]
-
-    @property
-    def waiting(self) -> int:
-        """How many jobs wait."""
-        return sum(lane.waiting for lane in self.lanes.values())
-
-    @property
-    def active(self) -> int:
-        """How many jobs run."""
-        return sum(lane.active for lane in self.lanes.values())
-
-    def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
-        """Withdraw those of ``jobs`` that still wait, as one transition; how many there were."""
-        outermost = self.begin()
-        withdrawn = 0
-        for job in list(jobs):
-            if job._state is WAITING:  # what an instrument does may have been faster
-                self.withdraw(job, error(job))
-                withdrawn += 1
-        if outermost:
-            self.serve()
-        return withdrawn
-
-    def close(self, reason: str, retry_after: float | None = None) -> None:
-        """Refuse new work from outside from now on."""
-        if self.closing is None:
-            outermost = self.begin()
-            self.closing = LanesClosedError(reason, retry_after)
-            self._refuse_entrants(by_jobs=False)
-            if self.hooks.lanes_closing:
-                self.hooks.call(self.hooks.lanes_closing, reason, retry_after)
-            if outermost:
-                self.serve()
-
-    def shut_down(self, reason: str) -> None:
-        """Start nothing any more: whatever waits settles with `LanesClosedError`."""
-        if not self.shut:
-            outermost = self.begin()
-            self.shut = True
-            self.close(reason)
-            self._refuse_entrants(by_jobs=True)
-            for lane in self.lanes.values():
-                self.withdraw_all(lane.waiting_jobs(), lambda job: self.refusal())
-            if outermost:
-                self.serve()
-
-    def _refuse_entrants(self, *, by_jobs: bool) -> None:
-        for actor in self.actors():
-            for entrant in list((actor.room_line or {}).values()):
-                if by_jobs or not entrant.by_job:
-                    entrant.leave_line()
-                    trio.lowlevel.reschedule(entrant.task, outcome.Error(self.refusal()))
-                    self.touch(actor)
-
-    def refusal(self) -> LanesClosedError:
-        """A new error that says why the lanes are closed."""
-        assert self.closing is not None
-        return LanesClosedError(self.closing.reason, self.closing.retry_after)
