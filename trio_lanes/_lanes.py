@@ -69,22 +69,32 @@ async def _opened(
         try:
             yield lanes
             lanes.close("the block was left")
-            _warn_of_pauses(scheduler)
-            await _control.wait_until(scheduler, None, idle=True)
+            await _let_work_end(scheduler)
         finally:
             scheduler.shut_down("the block was left")
     for unseen in list(scheduler.unseen):
         unseen.report()
 
 
-def _warn_of_pauses(scheduler: Scheduler) -> None:
-    for actor in scheduler.actors():
-        if actor.paused and actor.waiting:
-            logger.warning(
-                "lane %r is paused with %d waiting: the block stays open until it is resumed",
-                actor.name,
-                actor.waiting,
-            )
+async def _let_work_end(scheduler: Scheduler) -> None:
+    """Wait until nothing waits or runs, and say so once if a pause is in the way of that."""
+    if not _warn_of_pauses(scheduler):
+        # What still waits when nothing runs any more will not start by itself.
+        await _control.wait_until(scheduler, None, fewer_than=math.inf, idle=True)
+        _warn_of_pauses(scheduler)
+    await _control.wait_until(scheduler, None, idle=True)
+
+
+def _warn_of_pauses(scheduler: Scheduler) -> bool:
+    """Name the paused lanes in which jobs wait; whether there are any."""
+    paused = [actor for actor in scheduler.actors() if actor.paused and actor.waiting]
+    for actor in paused:
+        logger.warning(
+            "lane %r is paused with %d waiting: the block stays open until it is resumed",
+            actor.name,
+            actor.waiting,
+        )
+    return bool(paused)
 
 
 @final

@@ -183,7 +183,8 @@ class Submitter:
         except LaneFullError as full:
             session = None if job.session is None else self._scheduler.sessions.get(job.session)
             line = job._lane if session is None or full.lane != session.name else session
-            entrant = Entrant(job, job.parent is not None, trio.lowlevel.current_task(), line)
+            by_job = _is_inside(self._scheduler, job.parent)
+            entrant = Entrant(job, by_job, trio.lowlevel.current_task(), line)
             entrant.stand_in_line(line)
         else:
             if checkpoint:
@@ -202,14 +203,14 @@ def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
         raise UnknownLaneError(resolved, scheduler.lanes) from None
 
 
+def _is_inside(scheduler: Scheduler, parent: AnyJob | None) -> bool:
+    """Whether who submits is a running job of these very lanes."""
+    return parent is not None and parent._keeper is scheduler and parent._state is RUNNING
+
+
 def _refuse_unless_inside(scheduler: Scheduler, parent: AnyJob | None) -> None:
     """Only a running job of these lanes submits to them while they close."""
-    if (
-        parent is not None
-        and parent._keeper is scheduler
-        and parent._state is RUNNING
-        and not scheduler.shut
-    ):
+    if _is_inside(scheduler, parent) and not scheduler.shut:
         return
     scheduler.refused += 1
     if scheduler.refused == 1:
