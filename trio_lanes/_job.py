@@ -7,7 +7,7 @@ A job keeps what happened to it; it changes nothing itself. Its state is changed
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from contextvars import Context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
@@ -17,6 +17,7 @@ import trio
 from trio.lowlevel import Abort, Task, enable_ki_protection
 
 from ._check import whole
+from ._config import SESSION_IS_OWNER
 from ._state import RUNNING, SUCCEEDED, WAITING, JobState
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Job(Generic[T_co]):
     _options: RareOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
+    _costs: Mapping[str, float]  # what its start is charged, by unit
 
     id: int = attrs.field(default=0, init=False)
     submitted_at: float = attrs.field(default=0.0, init=False)
@@ -73,6 +75,14 @@ class Job(Generic[T_co]):
     _state: JobState = attrs.field(default=WAITING, init=False)
     _place: int = attrs.field(default=0, init=False)  # its rank in its session
     _arrival: int = attrs.field(default=0, init=False)  # in its global lane; 0: it is not there
+    _waiting_since: float = attrs.field(default=0.0, init=False)
+    _has_slot: bool = attrs.field(default=False, init=False)  # of its lane, and group
+    _lenders: int = attrs.field(default=0, init=False)  # tasks of it that lend its slot
+    _readmitting: bool = attrs.field(default=False, init=False)  # in line again, while it runs
+    _slot_waiter: Task | None = attrs.field(default=None, init=False)  # wants the slot back
+    _charged: bool = attrs.field(default=False, init=False)  # whether `charge` was called
+    _progress_at: float = attrs.field(default=0.0, init=False)
+    _waits: dict[Task, Wait] | None = attrs.field(default=None, init=False)
     _timers: list[Timer] | None = attrs.field(default=None, init=False)  # of its wait
     _task: Task | None = attrs.field(default=None, init=False)  # that runs its body
     _scope: trio.CancelScope | None = attrs.field(default=None, init=False)  # of its body
@@ -97,8 +107,13 @@ class Job(Generic[T_co]):
 
     @property
     def owner(self) -> Hashable:
-        """Whom it counts for: its session."""
-        return self.session
+        """Whom it counts for in a fair lane: as given with ``owner=``, else its session."""
+        owner = self._options.owner
+        return self.session if owner is SESSION_IS_OWNER else owner
+
+    @property
+    def _actors(self) -> tuple[LaneActor, SessionActor | None]:
+        return self._lane, self._session_lane
 
     @property
     def meta(self) -> Any:

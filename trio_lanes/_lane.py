@@ -193,6 +193,29 @@ class LaneActor(Actor):
             else:
                 self.group.returning.pop(self, None)
 
+    def take_tokens(self, job: AnyJob, *, charge: bool = True) -> None:
+        """Give ``job`` a token of the limiter and one of the group, and charge it."""
+        if self.asker is None:  # else one was taken before, on behalf of this job
+            self.limiter.acquire_on_behalf_of_nowait(job)
+        self.slots += 1
+        if not self.plain:
+            now, group = self.floor.now, self.group
+            if group is not None:
+                group.used[self.label] += 1
+            if charge:
+                self.rates.charge(job._costs, now)
+                if group is not None:
+                    group.rates.charge(job._costs, now)
+
+    def give_tokens_back(self, job: AnyJob) -> None:
+        """Take back what `take_tokens` gave, but for the charge."""
+        self.limiter.release_on_behalf_of(job)
+        self.slots -= 1
+        if self.group is not None:
+            self.group.used[self.label] -= 1
+            self.floor.touch(self.group)
+        self.floor.touch(self)
+
     def _token_came(self) -> None:
         outermost = self.floor.begin()
         self.floor.touch(self)

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 import trio
 
+from . import _lending
 from ._actor import Actor, Steps
 from ._backlog import rank
 from ._closing import Closing
@@ -66,6 +67,7 @@ class Scheduler:
         self._touched: Final[deque[Steps]] = deque()
         self._ids: Final = count(1)
         self._order: Final = count(1)  # places in sessions, arrivals in global lanes
+        self._returns: Final = count(-(2**62))  # arrivals of those that are readmitted
         self.plan = plan
         self.session_config: Final = sessions
         self.lanes: Final[dict[str, LaneActor]] = {}
@@ -282,6 +284,15 @@ class Scheduler:
         """The end of every line."""
         return next(self._order)
 
+    def next_return(self) -> int:
+        """Before every line, but behind those who came there before."""
+        return next(self._returns)
+
+    def regained(self, job: AnyJob) -> None:
+        """Give ``job``, which had lent its slot, a new one."""
+        job._lane.take_tokens(job, charge=False)
+        _lending.regained(job)
+
     def forward(self, job: AnyJob, arrival: int) -> None:
         """Put ``job`` in the line of its global lane, as one that came at ``arrival``."""
         job._arrival = arrival
@@ -293,14 +304,10 @@ class Scheduler:
     def start(self, job: AnyJob) -> None:
         """Give ``job``, which its lane has taken out of line, its slots, and have it run."""
         lane, session = job._lane, job._session_lane
-        if lane.plain:
-            lane.limiter.acquire_on_behalf_of_nowait(job)
-            lane.slots += 1
-        else:
-            self._take_tokens(job)
-            self._charge(job)
+        lane.take_tokens(job)
         if job._state is RUNNING:
-            self._readmitted(job)
+            job._readmitting = False
+            _lending.regained(job)
             return
         advance(job, RUNNING)
         job.started_at = self.now
@@ -317,30 +324,6 @@ class Scheduler:
         if self.hooks.job_started:
             self._call_in_context(job, self.hooks.job_started)
         self._crew.grant(job)
-
-    def _take_tokens(self, job: AnyJob) -> None:
-        lane = job._lane
-        if lane.asker is None:  # else it was taken on behalf of the job before
-            lane.limiter.acquire_on_behalf_of_nowait(job)
-        lane.slots += 1
-        if lane.group is not None:
-            lane.group.used[lane.label] += 1
-
-    def _charge(self, job: AnyJob) -> None:
-        lane = job._lane
-        if lane.rates:
-            lane.rates.charge(job._costs, self.now)
-        if lane.group is not None and lane.group.rates:
-            lane.group.rates.charge(job._costs, self.now)
-
-    def _give_tokens_back(self, job: AnyJob) -> None:
-        lane = job._lane
-        lane.limiter.release_on_behalf_of(job)
-        lane.slots -= 1
-        if lane.group is not None:
-            lane.group.used[lane.label] -= 1
-            self.touch(lane.group)
-        self.touch(lane)
 
     def _leave_line(self, job: AnyJob) -> None:
         lane, session = job._lane, job._session_lane
@@ -403,9 +386,9 @@ class Scheduler:
             self.touch(session)
         if job._has_slot:
             job._has_slot = False
-            self._give_tokens_back(job)
+            lane.give_tokens_back(job)
         else:
-            self._stop_lending(job)
+            _lending.stop(job)
         lane.active -= 1
         lane.finished += 1
 
