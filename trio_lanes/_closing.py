@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, final
 
-import outcome
 import trio
 
 from ._errors import LanesClosedError
@@ -44,11 +43,16 @@ class Closing:
         assert told is not None
         return LanesClosedError(told.reason, told.retry_after)
 
+    def inside(self, parent: AnyJob | None) -> AnyJob | None:
+        """``parent``, if it is a running job of these very lanes."""
+        if parent is None or parent._keeper is not self._scheduler:
+            return None
+        return parent if parent._state is RUNNING else None
+
     def check(self, parent: AnyJob | None) -> None:
         """Refuse a submission by ``parent``, unless that is a running job of these lanes."""
-        if parent is not None and parent._keeper is self._scheduler:
-            if parent._state is RUNNING and not self.shut:
-                return
+        if self.inside(parent) is not None and not self.shut:
+            return
         self._refused += 1
         if self._refused == 1:
             logger.warning("refusing new work: %s", self._told)
@@ -83,7 +87,5 @@ class Closing:
     def _refuse_entrants(self, *, by_jobs: bool) -> None:
         for actor in self._scheduler.actors():
             for entrant in list((actor.room_line or {}).values()):
-                if by_jobs or not entrant.by_job:
-                    entrant.leave_line()
-                    trio.lowlevel.reschedule(entrant.task, outcome.Error(self.error()))
-                    self._scheduler.touch(actor)
+                if by_jobs or entrant.inside is None:
+                    self._scheduler.lines.refuse(entrant, self.error())

@@ -175,7 +175,7 @@ def configure(scheduler: Scheduler, lanes: Mapping[str, object]) -> None:
 def _check_removable(scheduler: Scheduler, name: str, actor: LaneActor | None) -> None:
     if actor is None:
         raise UnknownLaneError(name, scheduler.lanes)
-    if actor.waiting or actor.active or actor.room_line:
+    if actor.waiting or actor.active or actor.entrants:
         raise ValueError(
             f"lane {name!r} cannot be removed: "
             f"{actor.waiting} jobs wait and {actor.active} run that are bound for it"

@@ -37,6 +37,7 @@ class LaneActor(Actor):
         "asker",
         "bound",
         "delayed",
+        "entrants",
         "finished",
         "group",
         "label",
@@ -65,6 +66,7 @@ class LaneActor(Actor):
         self.returning: OrderedDict[AnyJob, None] = OrderedDict()  # lent slots, and want them back
         self.asker: Asker | None = None  # for a limiter that is shared
         self.group: Group | None = None
+        self.entrants = 0  # jobs that wait for room before they are bound for it
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
@@ -139,8 +141,6 @@ class LaneActor(Actor):
         else:
             while (head := self.ready_head()) is not None and self.start_head(head):
                 pass
-        if self.room_line:
-            floor.let_in(self)
         if self.warning is None:
             if self.bound:
                 floor.warn_later(self)
@@ -150,6 +150,20 @@ class LaneActor(Actor):
             self.warning = None
         if self.label is not self._name and self.is_idle:
             floor.retire(self)
+
+    def starts_at_once(self, job: AnyJob) -> bool:
+        """Whether ``job``, if it came now and its session let it, would not wait here."""
+        if self.paused or self.line or self.returning or self.slots >= self.limiter.total_tokens:
+            return False
+        if self.plain:
+            return True
+        if self.asker is not None and self.limiter.statistics().tasks_waiting:
+            return False
+        now, group = self.floor.now, self.group
+        return self.rates.ready_at(job._costs, now) <= now and (
+            group is None
+            or (group.admits(self.label) and group.rates.ready_at(job._costs, now) <= now)
+        )
 
     def ready_head(self) -> AnyJob | None:
         """The head of the line, if nothing of this lane but its limiter stops it."""

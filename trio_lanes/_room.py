@@ -2,22 +2,32 @@
 
 A lane is full when ``max_waiting`` jobs wait in it. A job that would start at once does not wait,
 so it is let into a full lane as well. Whoever waits for room stands in the line of the session
-first, if that is what is full, and then in that of the global lane.
+first, while that is full, and then in that of the global lane; there it has its room in the
+session already. Lines are looked at when a transition has settled, and one is let in at a time,
+so that it is known what would start at once. Whoever is held up by nothing but its own session,
+which is busy or paused, is passed over in the line of its global lane.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, final
 
 import attrs
+import outcome
 import trio
 from trio.lowlevel import Abort, Task
 
 from ._actor import Actor
-from ._job import AnyJob, RaiseCancel
+from ._current import job_here
+from ._job import AnyJob
 from ._lane import LaneActor
 from ._session import SessionActor
+from ._waits import RaiseCancel, Wait
+
+if TYPE_CHECKING:
+    from ._scheduler import Scheduler
 
 
 @final
@@ -27,54 +37,187 @@ class Entrant:
 
     job: AnyJob
     """What is accepted when there is room; nobody else knows it until then."""
-    by_job: bool
-    """Whether a running job submits it, and so may do that while the lanes close."""
-    task: Task
-    actor: Actor
+    inside: AnyJob | None
+    """The running job of these lanes that submits it; it may do that while they close."""
+    session: SessionActor | None
+    task: Task = attrs.field(factory=trio.lowlevel.current_task, init=False)
+    actor: Actor = attrs.field(init=False)
     """In whose line for room it stands."""
+    wait: Wait = attrs.field(init=False)
 
-    def stand_in_line(self, actor: Actor) -> None:
-        """Go to the end of the line for room in ``actor``."""
-        self.actor = actor
-        if actor.room_line is None:
-            actor.room_line = OrderedDict()
-        actor.room_line[self.task] = self
 
-    def leave_line(self) -> None:
-        """Stand in no line any more."""
-        line = self.actor.room_line
-        assert line is not None
-        del line[self.task]
-        if not line:
-            self.actor.room_line = None
+@final
+class Lines:
+    """The lines of all who wait for room. It is true while one is to be looked at."""
 
-    async def wait(self) -> None:
-        """Wait until the job has been accepted; if this is cancelled, it has not been."""
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler: Final = scheduler
+        self.length = 0  # of all of them together
+        self._unseen: Final[dict[Actor, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._unseen)
+
+    def no_room_for(self, job: AnyJob) -> Actor | None:
+        """The lane without room for ``job``, or where others wait for room before it."""
+        scheduler, lane = self._scheduler, job._lane
+        # What cannot wait needs no room for that.
+        if not (lane.bounded or scheduler.bounded_sessions) or not job._options.queue_timeout:
+            return None
+        session = None if job.session is None else scheduler.session_lane(job.session)
+        return _in_the_way(job, lane, session, settled=not scheduler.serving)
+
+    async def wait(self, job: AnyJob, inside: AnyJob | None) -> None:
+        """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted.
+
+        Raises:
+          LaneDeadlockError: if that would never be.
+          LanesClosedError: if the lanes close meanwhile, unless it is submitted ``inside`` of them.
+        """
+        session = None if job.session is None else self._scheduler.awake(job.session)
+        entrant = Entrant(job, inside, session)
+        self._join(entrant)
+        entrant.wait = Wait(entrant.task, job_here(self._scheduler.running), room_in=entrant.actor)
+        try:
+            entrant.wait.begin()
+        except BaseException:
+            self._give_up(entrant)
+            raise
 
         def abort(raise_cancel: RaiseCancel) -> Abort:
-            self.leave_line()
-            self.actor.floor.touch(self.actor)  # a session may have been alive only for this
+            entrant.wait.end()
+            self._give_up(entrant)
             return Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def refuse(self, entrant: Entrant, error: Exception) -> None:
+        """Let ``entrant`` wait no more, but raise ``error``."""
+        self._turn_away(entrant)
+        entrant.wait.end()
+        trio.lowlevel.reschedule(entrant.task, outcome.Error(error))
 
-def without_room(lane: LaneActor, session: SessionActor | None) -> Actor | None:
-    """The lane in which one more job cannot wait, and which it cannot pass without waiting."""
-    for actor in (session, lane):
-        if actor is not None and not actor.has_room and not _starts_at_once(lane, session):
-            return actor
+    def let_in(self) -> bool:
+        """Have one accepted who has waited for room; whether there was one."""
+        while self._unseen:
+            entrant = self._next()
+            if entrant is not None:
+                entrant.wait.end()
+                self._scheduler.accept(entrant.job)
+                trio.lowlevel.reschedule(entrant.task)
+                return True
+        return False
+
+    def _give_up(self, entrant: Entrant) -> None:
+        outermost = self._scheduler.begin()
+        self._turn_away(entrant)
+        if outermost:
+            self._scheduler.serve()
+
+    def _turn_away(self, entrant: Entrant) -> None:
+        self._leave(entrant)
+        self._scheduler.touch(entrant.actor)
+        if entrant.session is not None:
+            self._scheduler.touch(entrant.session)  # it may have been alive only for this
+
+    def _join(self, entrant: Entrant) -> None:
+        lane, session = entrant.job._lane, entrant.session
+        self.length += 1
+        lane.entrants += 1
+        self._stand(entrant, session if session is not None and _full(session) else lane)
+
+    def _leave(self, entrant: Entrant) -> None:
+        self.length -= 1
+        entrant.job._lane.entrants -= 1
+        self._step_out(entrant)
+
+    def _stand(self, entrant: Entrant, actor: Actor) -> None:
+        entrant.actor = actor
+        if actor.room_line is None:
+            actor.room_line = OrderedDict()
+        actor.room_line[entrant.task] = entrant
+        if entrant.session is not None and entrant.session is not actor:
+            entrant.session.entering += 1
+
+    def _step_out(self, entrant: Entrant) -> None:
+        actor = entrant.actor
+        assert actor.room_line is not None
+        del actor.room_line[entrant.task]
+        if not actor.room_line:
+            actor.room_line = None
+        if entrant.session is not None and entrant.session is not actor:
+            entrant.session.entering -= 1
+
+    def look_at(self, actor: Actor, lanes: Iterable[LaneActor]) -> None:
+        """Have the lines looked at that may move because ``actor`` has taken a step."""
+        if actor.room_line:
+            self._unseen[actor] = None
+        if isinstance(actor, SessionActor) and actor.entering:
+            self._unseen.update((lane, None) for lane in lanes if lane.room_line)
+
+    def _next(self) -> Entrant | None:
+        """Take out one who may enter now; None if one line more has nobody like that."""
+        actor = next(iter(self._unseen))
+        if isinstance(actor, LaneActor):
+            entrant = _first_to_enter(actor)
+            if entrant is not None:
+                self._leave(entrant)
+                return entrant
+        elif actor.room_line and isinstance(actor, SessionActor) and not _no_room_in(actor):
+            entrant = next(iter(actor.room_line.values()))
+            lane = entrant.job._lane
+            self._step_out(entrant)
+            self._stand(entrant, lane)
+            self._unseen[lane] = None
+            return None
+        del self._unseen[actor]
+        return None
+
+
+def _in_the_way(
+    job: AnyJob, lane: LaneActor, session: SessionActor | None, *, settled: bool
+) -> Actor | None:
+    """Where a newcomer finds no room, or others who wait for it.
+
+    Unless all is ``settled``, nothing starts at once.
+    """
+    if session is not None and _full(session):
+        return session
+    if settled and _starts_at_once(job, session):
+        return None
+    if session is not None and not session.has_room:
+        return session
+    return lane if not lane.has_room or (lane.room_line and not settled) else None
+
+
+def _full(session: SessionActor) -> bool:
+    return session.room_line is not None or _no_room_in(session)
+
+
+def _no_room_in(session: SessionActor) -> bool:
+    """Whether nobody more may pass the session's line: those who have, have their room in it."""
+    return session.waiting + session.entering >= max(session.config.max_waiting, 1)
+
+
+def _first_to_enter(lane: LaneActor) -> Entrant | None:
+    for entrant in (lane.room_line or {}).values():
+        job, session = entrant.job, entrant.session
+        if _starts_at_once(job, session):
+            return entrant
+        if lane.has_room and (session is None or session.has_room):
+            return entrant
+        if not lane.has_room and not lane.starts_at_once(job):
+            return None
     return None
 
 
-def _starts_at_once(lane: LaneActor, session: SessionActor | None) -> bool:
-    if session is not None and (
-        session.paused
-        or session.touched
-        or session.waiting
-        or session.active >= session.concurrency
-    ):
-        return False
-    return not (
-        lane.paused or lane.touched or lane.backlog.items or lane.active >= lane.concurrency
+def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
+    return job._lane.starts_at_once(job) and (
+        session is None
+        or not (
+            session.paused
+            or session.waiting
+            or session.rates
+            or session.active >= session.concurrency
+        )
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from itertools import count
@@ -34,12 +34,13 @@ from ._job import AnyJob
 from ._lane import LaneActor
 from ._mailbox import Mailbox
 from ._plan import Plan
-from ._room import without_room
+from ._room import Lines
 from ._session import SessionActor
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
 from ._timers import Timer, Timers
 from ._wait_warnings import WaitWarnings
+from ._waits import wake
 from ._watch import Watches
 
 logger: Final = logging.getLogger("trio_lanes")
@@ -63,7 +64,7 @@ class Scheduler:
         self.watches: Final = Watches()
         self.closing: Final = Closing(self)
         self.now = 0.0  # when the present transition began
-        self._serving = False  # whether there is one
+        self.serving = False  # whether there is one
         self._touched: Final[deque[Steps]] = deque()
         self._ids: Final = count(1)
         self._order: Final = count(1)  # places in sessions, arrivals in global lanes
@@ -76,6 +77,7 @@ class Scheduler:
         self.bounded_sessions = False  # whether any session has a bound
         self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
         self.spare_mailboxes: Final[list[Mailbox]] = []
+        self.lines: Final = Lines(self)
         self.unseen: Final[WeakSet[Unseen]] = WeakSet()
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.finished = 0  # jobs that have settled, ever
@@ -90,9 +92,9 @@ class Scheduler:
 
     def begin(self) -> bool:
         """Begin a transition; whether it is the outermost, which must `serve` at its end."""
-        if self._serving:
+        if self.serving:
             return False
-        self._serving = True
+        self.serving = True
         self.now = trio.current_time()
         return True
 
@@ -118,15 +120,18 @@ class Scheduler:
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
-        touched = self._touched
+        touched, lines = self._touched, self.lines
         listeners = self.hooks.lane_empty or self.hooks.lane_idle
-        while touched:
+        while touched or (lines.length and lines.let_in()):
             actor = touched.popleft()
             actor.touched = False
             actor.step()
-            if listeners and isinstance(actor, Actor):
-                self._tell_of(actor)
-        self._serving = False
+            if isinstance(actor, Actor):
+                if lines.length:
+                    lines.look_at(actor, self.lanes.values())
+                if listeners:
+                    self._tell_of(actor)
+        self.serving = False
         if self.watches:
             self.watches.check()
 
@@ -165,10 +170,7 @@ class Scheduler:
 
     def awake(self, key: str) -> SessionActor:
         """The lane of the session ``key``, alive."""
-        session = self.sessions.get(key)
-        if session is None:
-            config = self.plan.sessions.get(key, self.session_config)
-            session = self.sessions[key] = SessionActor(self, self, key, config)
+        session = self.sessions[key] = self.session_lane(key)
         return session
 
     def retire(self, actor: Actor) -> None:
@@ -178,6 +180,14 @@ class Scheduler:
                 del self.sessions[actor.key]
         elif self.lanes.get(actor.name) is actor:
             del self.lanes[actor.name]
+
+    def session_lane(self, key: str) -> SessionActor:
+        """The lane of the session ``key``; it need not be alive."""
+        session = self.sessions.get(key)
+        if session is None:
+            config = self.plan.sessions.get(key, self.session_config)
+            session = SessionActor(self, self, key, config)
+        return session
 
     def actors(self) -> list[Actor]:
         """Every lane that is alive, of both layers."""
@@ -262,22 +272,6 @@ class Scheduler:
         """Have long waits in ``lane`` warned about."""
         self._wait_warnings.watch_lane(lane)
 
-    def let_in(self, actor: Actor) -> None:
-        """Accept those who waited for room in ``actor``, as far as there is some."""
-        while actor.room_line:
-            entrant = next(iter(actor.room_line.values()))
-            job = entrant.job
-            session = None if job.session is None else self.sessions.get(job.session)
-            obstacle = without_room(job._lane, session)
-            if obstacle is actor:
-                return
-            entrant.leave_line()
-            if actor is not job._lane and (obstacle is not None or job._lane.room_line):
-                entrant.stand_in_line(job._lane)
-            else:
-                self.accept(job)
-                trio.lowlevel.reschedule(entrant.task)
-
     # ---- forwarded, started
 
     def next_arrival(self) -> int:
@@ -320,7 +314,7 @@ class Scheduler:
                 session.rates.charge(job._costs, self.now)
         self._leave_line(job)
         if job._waiters:
-            job._wake(started=True)
+            wake(job)
         if self.hooks.job_started:
             self._call_in_context(job, self.hooks.job_started)
         self._crew.grant(job)
@@ -333,7 +327,7 @@ class Scheduler:
             self.touch(lane)
         if session is not None:
             session.waiting -= 1
-            if session.room_line:
+            if session.room_line or session.entering:
                 self.touch(session)
         if job._timers:
             for timer in job._timers:
@@ -406,7 +400,7 @@ class Scheduler:
         job._context = None
         job._session_lane = None
         if job._waiters:
-            job._wake()
+            wake(job)
 
     def _call_in_context(self, job: AnyJob, hooks: list[Hook]) -> None:
         assert job._context is not None
@@ -456,10 +450,9 @@ class Scheduler:
 
     def abandon(self, job: AnyJob, error: JobCancelledError) -> None:
         """Cancel ``job``, which runs, and settle it now: what its body still does is its own."""
-        begun = job._task is not None
+        self.abandoned += job._task is not None  # else it has not begun, and never will
         job._interruption = None
         self.interrupt(job, error)
-        self.abandoned += begun
         self._end(job, CANCELLED, None, error)
 
     def cancel(self, job: AnyJob, reason: str | None) -> bool:
@@ -482,6 +475,34 @@ class Scheduler:
         if self.watches:
             self.watches.check()
 
+    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
+        """`Job.charge`."""
+        if job.started_at is None or job._charged:
+            raise RuntimeError(f"{job!r} has not started, or has been charged before")
+        meters = meters_of(job)
+        costs_of(units)
+        check_units(units, meters)
+        outermost = self.begin()
+        job._charged = True
+        more = {unit: used - job._costs.get(unit, 0) for unit, used in units.items()}
+        for rates, actor in meters:
+            rates.correct(more, self.now)
+            self.touch(actor)
+        if outermost:
+            self.serve()
+
+    def lend(self, job: AnyJob) -> None:
+        """`Job.yield_slot` begins."""
+        _lending.lend(self, job)
+
+    async def take_back(self, job: AnyJob) -> None:
+        """`Job.yield_slot` ends."""
+        await _lending.take_back(self, job)
+
+    async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None:
+        """`Job.readmit`."""
+        await _lending.readmit(self, job, cost)
+
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
         outermost = self.begin()
@@ -499,3 +520,15 @@ class Scheduler:
             self.touch(job._lane)
         if outermost:
             self.serve()
+
+    # ---- counts
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return sum(lane.waiting for lane in self.lanes.values())
+
+    @property
+    def active(self) -> int:
+        """How many jobs run."""
+        return sum(lane.active for lane in self.lanes.values())

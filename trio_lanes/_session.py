@@ -39,7 +39,15 @@ class SessionActor(Actor):
     sessions waiting for their turn, these are most of what a session would weigh.
     """
 
-    __slots__ = ("_spares", "backlog", "delayed", "forwarded", "key", "mailbox")
+    __slots__ = (
+        "_spares",
+        "backlog",
+        "delayed",
+        "entering",
+        "forwarded",
+        "key",
+        "mailbox",
+    )
 
     def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
         super().__init__(floor, config)
@@ -49,6 +57,7 @@ class SessionActor(Actor):
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
         self.delayed: dict[int, AnyJob] = {}  # {id: waiting, and not due yet}
+        self.entering = 0  # jobs of it that wait for room in their global lanes
 
     @property
     def name(self) -> str:
@@ -97,9 +106,7 @@ class SessionActor(Actor):
             self._take_back(max(forwarded))
         if forwarded and backlog.items:
             self._put_best_forward()
-        if self.room_line:
-            self.floor.let_in(self)
-        if not self.waiting and not self.active and self.is_idle:
+        if not self.waiting and not self.active and not self.entering and self.is_idle:
             self.floor.retire(self)
 
     def _rated_room(self) -> int:

@@ -17,7 +17,6 @@ from ._errors import LaneFullError, UnknownLaneError
 from ._job import AnyJob, Job
 from ._lane import LaneActor
 from ._names import resolve_global_lane, session_key
-from ._room import Entrant, without_room
 from ._scheduler import Scheduler, logger
 from ._state import RUNNING
 
@@ -152,19 +151,10 @@ class Submitter:
         )
 
     def _enter_nowait(self, job: Job[T]) -> Job[T]:
-        scheduler = self._scheduler
-        lane = job._lane
-        # What cannot wait needs no room for that.
-        if (lane.bounded or scheduler.bounded_sessions) and job._options.queue_timeout:
-            session = None if job.session is None else scheduler.sessions.get(job.session)
-            full = without_room(lane, session)
-            if full is None and session is not None and session.room_line:
-                full = session
-            elif full is None and lane.room_line:
-                full = lane
-            if full is not None:
-                raise LaneFullError(full.name, full.config.max_waiting)
-        scheduler.accept(job)
+        full = self._scheduler.no_room_for(job)
+        if full is not None:
+            raise LaneFullError(full.name, full.config.max_waiting)
+        self._scheduler.accept(job)
         return job
 
     @enable_ki_protection
@@ -178,19 +168,13 @@ class Submitter:
     ) -> Job[T]:
         job: Job[T] = self._make(fn, args, **self._bound, **options)
         await trio.lowlevel.checkpoint_if_cancelled()
-        try:
-            self._enter_nowait(job)
-        except LaneFullError as full:
-            session = None if job.session is None else self._scheduler.sessions.get(job.session)
-            line = job._lane if session is None or full.lane != session.name else session
-            by_job = _is_inside(self._scheduler, job.parent)
-            entrant = Entrant(job, by_job, trio.lowlevel.current_task(), line)
-            entrant.stand_in_line(line)
-        else:
+        scheduler = self._scheduler
+        if scheduler.no_room_for(job) is None:
+            scheduler.accept(job)
             if checkpoint:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-            return job
-        await entrant.wait()
+        else:
+            await scheduler.wait_for_room(job, by_job=_is_inside(scheduler, job.parent))
         return job
 
 

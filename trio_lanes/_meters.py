@@ -1,0 +1,262 @@
+"""What one rate limit remembers of the past, and how long that makes the next job wait.
+
+Two meters with one interface. Amounts are what people wrote, so 0.1 is a tenth; times are what a
+clock said, to the last bit. All arithmetic on both is exact, in whole numbers and fractions: a
+meter that runs for months drifts by nothing, and only the time that is handed out is a float,
+rounded up. So whoever comes back at that time is let in, and no window ever holds more than its
+limit by a rounding.
+
+Whatever is charged is charged now, and a correction says when the charge that it corrects was
+made: what a meter gives back is at most what that charge still takes away.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from fractions import Fraction
+from typing import Final, TypeAlias, final
+
+Exact: TypeAlias = int | Fraction
+
+NEVER_USED: Final = -math.inf  # since when a meter is as new: always
+_NOTHING: Final = Fraction(0)
+_DIPS: Final = 64  # that a bucket remembers
+
+
+def exact(amount: float) -> Exact:
+    """The number that was written as ``amount``."""
+    if isinstance(amount, int):
+        return amount
+    return int(amount) if amount.is_integer() else Fraction(repr(float(amount)))
+
+
+def rounded_up(time: Fraction) -> float:
+    """The first time of a clock that is not before ``time``."""
+    try:
+        rounded = float(time)
+    except OverflowError:
+        return math.inf
+    return rounded if rounded >= time else math.nextafter(rounded, math.inf)
+
+
+@final
+class Window:
+    """The exact meter: it remembers every charge until that has left the window.
+
+    What is charged at the same time is one entry. An entry leaves at its own time plus ``per``,
+    so the earliest entries are always the next to leave, and a job waits for the first of them
+    that leaves enough room: found in a tree of partial sums (a Fenwick tree), in O(log n), also
+    after an entry in the middle was corrected. Entries that have left are dropped when they are
+    half of all, which their own arrival has paid for.
+    """
+
+    __slots__ = (
+        "_amounts",
+        "_gone",
+        "_head",
+        "_leave",
+        "_limit",
+        "_per",
+        "_times",
+        "_tree",
+        "_used",
+    )
+
+    def __init__(self, limit: float, per: float) -> None:
+        self._limit = exact(limit)
+        self._per = Fraction(per)
+        self._times: list[float] = []  # of the entries, in order
+        self._leave: list[float] = []  # when they leave
+        self._amounts: list[Exact] = []
+        self._tree: list[Exact] = []  # [i]: the sum of as many amounts up to i as divide i + 1
+        self._head = 0  # the first entry that has not left
+        self._gone: Exact = 0  # the sum of the amounts before it
+        self._used: Exact = 0  # the sum of the amounts from there on
+
+    def ready_at(self, amount: float, now: float) -> float:
+        """When ``amount`` may be charged: now, if that is not later than ``now``."""
+        self._prune(now)
+        room = max(self._limit - exact(amount), 0)
+        if self._used <= room:
+            return NEVER_USED
+        return self._leave[self._find(self._gone + self._used - room)]
+
+    def charge(self, amount: float, now: float) -> None:
+        """Take ``amount``, whether there is room for it or not."""
+        self._prune(now)
+        self._append(exact(amount), now)
+
+    def give_back(self, amount: float, now: float, charged_at: float) -> None:
+        """Take ``amount`` less than was taken at ``charged_at``."""
+        self._prune(now)
+        index = bisect_left(self._times, charged_at, lo=self._head)
+        if index == len(self._times) or self._times[index] != charged_at:
+            return  # it has left
+        back = min(exact(amount), self._amounts[index])
+        self._add(index, -back)
+
+    def refilled_at(self, now: float) -> float:
+        """Since or from when this meter is as a new one."""
+        self._prune(now)
+        return self._leave[-1] if self._times else NEVER_USED
+
+    def under(self, limit: float, per: float) -> Window:
+        """A meter with these numbers and the same past."""
+        other = Window(limit, per)
+        for index in range(self._head, len(self._times)):
+            other._append(self._amounts[index], self._times[index])
+        return other
+
+    @property
+    def per(self) -> Fraction:
+        """The length of the window."""
+        return self._per
+
+    def _append(self, amount: Exact, time: float) -> None:
+        if self._times and time <= self._times[-1]:
+            self._add(len(self._times) - 1, amount)
+            return
+        self._times.append(time)
+        self._leave.append(rounded_up(Fraction(time) + self._per))
+        self._amounts.append(amount)
+        self._used += amount
+        self._grow_tree()
+
+    def _prune(self, now: float) -> None:
+        head, leave = self._head, self._leave
+        while head < len(leave) and leave[head] <= now:
+            self._gone += self._amounts[head]
+            self._used -= self._amounts[head]
+            head += 1
+        self._head = head
+        if head and 2 * head >= len(leave):
+            del self._times[:head], self._leave[:head], self._amounts[:head]
+            self._head = self._gone = 0
+            kept, self._amounts, self._tree = self._amounts, [], []
+            for amount in kept:
+                self._amounts.append(amount)
+                self._grow_tree()
+
+    def _grow_tree(self) -> None:
+        """Add the last amount to the tree."""
+        size = len(self._amounts)
+        total, step = self._amounts[-1], 1
+        while not size & step:
+            total += self._tree[size - step - 1]
+            step <<= 1
+        self._tree.append(total)
+
+    def _add(self, index: int, amount: Exact) -> None:
+        self._amounts[index] += amount
+        self._used += amount
+        size = index + 1
+        while size <= len(self._tree):
+            self._tree[size - 1] += amount
+            size += size & -size
+
+    def _find(self, total: Exact) -> int:
+        """The first entry with which the sum of all before it and itself reaches ``total``."""
+        index, step = 0, 1 << (len(self._tree).bit_length() - 1)
+        while step:
+            if index + step <= len(self._tree) and self._tree[index + step - 1] < total:
+                index += step
+                total -= self._tree[index - 1]
+            step >>= 1
+        return index
+
+
+@final
+class Bucket:
+    """The smoothing meter: the generic cell rate algorithm (GCRA) of ITU-T I.371, with amounts.
+
+    It is kept in the form that I.371 calls a leaky bucket, which admits exactly what the form
+    with a theoretical arrival time does: ``used`` leaks at an even rate, and an amount up to the
+    burst is let in when it fits on top, that is, when ``used <= burst - amount``. A larger one is
+    let in when nothing is used.
+
+    Let in at s and at the end of a window that begins there, x later, whole numbers of which the
+    window then holds N: what was used at the end is at least N less what leaked, and at most the
+    burst, so N <= burst + rate * x. With ``burst + rate * per == limit + 1`` and x < per that is
+    N < limit + 1, which for whole numbers is N <= limit.
+    """
+
+    __slots__ = ("_at", "_burst", "_dips", "_per", "_rate", "_used")
+
+    def __init__(self, limit: float, per: float, burst: float | None) -> None:
+        self._at = 0.0  # when it was charged last
+        self._used = _NOTHING  # right after that
+        # [(time of a charge, what was used right before it)] since the bucket was last full, the
+        # lowest since each of these times: both ascend
+        self._dips: list[tuple[float, Fraction]] = []
+        self._set(limit, per, burst)
+
+    def _set(self, limit: float, per: float, burst: float | None) -> None:
+        self._per = Fraction(per)
+        most = Fraction(exact(limit))
+        if burst is None:
+            self._burst = min(max(most / 10, Fraction(1)), most)
+        else:
+            self._burst = Fraction(exact(burst))
+        # Of a limit with a fraction, whole numbers reach only what is below it; and a burst
+        # under 1 must not make the rate higher than the limit.
+        self._rate = min(most, math.floor(most) + 1 - self._burst) / self._per
+
+    def ready_at(self, amount: float, now: float) -> float:
+        """When ``amount`` may be charged: now, if that is not later than ``now``."""
+        excess = self._used - max(self._burst - Fraction(exact(amount)), _NOTHING)
+        if excess <= 0:
+            return NEVER_USED
+        return rounded_up(Fraction(self._at) + excess / self._rate)
+
+    def charge(self, amount: float, now: float) -> None:
+        """Take ``amount``, whether there is room for it or not."""
+        used = self._used_at(now)
+        while self._dips and self._dips[-1][1] >= used:
+            self._dips.pop()
+        self._dips.append((now, used))
+        if len(self._dips) > _DIPS:  # the later of two with the lower value gives back less
+            (_, lower), (later, _) = self._dips[:2]
+            self._dips[:2] = [(later, lower)]
+        self._used = used + Fraction(exact(amount))
+        self._at = now
+
+    def give_back(self, amount: float, now: float, charged_at: float) -> None:
+        """Take ``amount`` less than was taken at ``charged_at``.
+
+        Where the bucket was, or would have been, full since then, what would have run over is
+        not given back.
+        """
+        used = self._used_at(now)
+        later = bisect_right(self._dips, charged_at, key=lambda dip: dip[0])
+        lowest = min([used, *(dip[1] for dip in self._dips[later : later + 1])])
+        back = min(Fraction(exact(amount)), lowest)
+        kept = self._dips[:later]
+        rest = [(time, dip - back) for time, dip in self._dips[later:]]
+        while rest and kept and kept[-1][1] >= rest[0][1]:
+            kept.pop()
+        self._dips = kept + rest
+        self._used = used - back
+        self._at = now
+
+    def refilled_at(self, now: float) -> float:
+        """Since or from when this meter is as a new one."""
+        if not self._used:
+            return NEVER_USED
+        return rounded_up(Fraction(self._at) + self._used / self._rate)
+
+    def under(self, limit: float, per: float, burst: float | None, now: float) -> Bucket:
+        """A meter with these numbers and the same past."""
+        other = Bucket(limit, per, burst)
+        other._at, other._used, other._dips = now, self._used_at(now), self._dips.copy()
+        return other
+
+    @property
+    def per(self) -> Fraction:
+        """The time in which the limit may be used."""
+        return self._per
+
+    def _used_at(self, now: float) -> Fraction:
+        if not self._used:
+            return _NOTHING
+        return max(self._used - self._rate * (Fraction(now) - Fraction(self._at)), _NOTHING)

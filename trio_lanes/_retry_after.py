@@ -1,0 +1,137 @@
+"""What the headers of an HTTP answer say about when to come back."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?|\.\d+", re.ASCII)
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(d|h|ms|m|s|us|µs|ns)", re.ASCII)
+_SECONDS: Final = {
+    "d": 86400.0,
+    "h": 3600.0,
+    "m": 60.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ns": 1e-9,
+}
+# x-ratelimit-reset-tokens, and anthropic-ratelimit-tokens-reset
+_RESET: Final = re.compile(
+    r"(?P<before>.*ratelimit-)reset(?P<after>-.+)|(?P<unit>.*ratelimit-.+-)reset"
+)
+
+
+def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
+    """In how many seconds the server wants to be asked again; None if it does not say.
+
+    ::
+
+        if answer.status_code == 429:
+            lanes.pause_for("main", retry_after(answer.headers) or 5)
+
+    What is said for this very answer wins: ``retry-after-ms``, and then ``Retry-After``, in
+    seconds (a fraction is allowed) or as an HTTP date. Without them, what is said of the limits,
+    as by OpenAI (``x-ratelimit-reset-tokens: 6m0s``) and Anthropic
+    (``anthropic-ratelimit-tokens-reset``, a time in RFC 3339): a request needs them all, so the
+    last one to be reset counts. A limit of which something remains is not what the request waits
+    for, and is left out; one that does not say what remains is not. These headers come with every
+    answer, also with good ones: with none of its limits used up, an answer says None.
+
+    Args:
+      headers: names in any case.
+      now: what dates are compared with; by default the system's clock, which is asked for nothing
+        but dates. One without a time zone is local time.
+
+    Returns:
+      Seconds from 0 up, finite; a time that has passed is 0. What cannot be read, is negative or
+      has no end counts as not there: it is never an error.
+    """
+    items: Iterable[tuple[object, object]] = headers.items()
+    said = {
+        name.lower(): value.strip()
+        for name, value in items
+        if isinstance(name, str) and isinstance(value, str)
+    }
+    milliseconds = _number(said.get("retry-after-ms", ""))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    asked = said.get("retry-after", "")
+    seconds = _number(asked)
+    if seconds is None:
+        seconds = _until(_http_date(asked), now)
+    if seconds is not None:
+        return seconds
+    resets = [
+        reset
+        for name, value in said.items()
+        if _is_used_up(name, said) and (reset := _reset(value, now)) is not None
+    ]
+    return max(resets, default=None)
+
+
+def _is_used_up(name: str, said: Mapping[str, str]) -> bool:
+    """Whether ``name`` is of a limit's reset, and nothing remains of that limit."""
+    match = _RESET.fullmatch(name)
+    if match is None:
+        return False
+    if match["unit"] is None:
+        remaining = f"{match['before']}remaining{match['after']}"
+    else:
+        remaining = f"{match['unit']}remaining"
+    return not _number(said.get(remaining, ""))
+
+
+def _number(text: str) -> float | None:
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    number = float(text)
+    return number if number < math.inf else None
+
+
+def _reset(text: str, now: datetime | None) -> float | None:
+    seconds = _number(text)
+    if seconds is None:
+        seconds = _duration(text)
+    if seconds is None:
+        seconds = _until(_rfc3339(text), now)
+    return seconds
+
+
+def _duration(text: str) -> float | None:
+    """``6m0s``, ``120ms``."""
+    seconds, end = 0.0, 0
+    for part in _PART.finditer(text):
+        if part.start() != end:
+            return None
+        seconds += float(part[1]) * _SECONDS[part[2]]
+        end = part.end()
+    return seconds if 0 < end == len(text) and seconds < math.inf else None
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        return parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _rfc3339(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _until(date: datetime | None, now: datetime | None) -> float | None:
+    if date is None:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    seconds = (date - (now or datetime.now(UTC)).astimezone(UTC)).total_seconds()
+    return max(seconds, 0.0)
