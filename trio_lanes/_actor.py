@@ -18,7 +18,7 @@ from trio.lowlevel import Task
 
 from ._config import LaneConfig
 from ._job import AnyJob, Job
-from ._rate import Rates
+from ._rate import Rates, rate_limits
 from ._state import RUNNING
 from ._timers import Timer
 
@@ -87,7 +87,7 @@ class Actor(ABC):
         self.config = config
         self.concurrency = config.concurrency  # the limiter's total_tokens, if it is its own
         self.bounded = config.max_waiting != math.inf
-        self.rates = Rates(config.rate)
+        self.rates = Rates(rate_limits(config.rate))
         self.limiter = None
         self.waiting = 0  # jobs that it answers for and that have not started, wherever they are
         self.active = 0  # jobs that run
@@ -154,7 +154,7 @@ class Actor(ABC):
     def set_config(self, config: LaneConfig) -> None:
         """Go on with another configuration; running jobs are not touched."""
         if config.rate != self.config.rate:
-            self.rates = self.rates.reconfigured(config.rate, self.floor.now)
+            self.rates = self.rates.reconfigured(rate_limits(config.rate), self.floor.now)
         self.config = config
         self.concurrency = config.concurrency
         self.bounded = config.max_waiting != math.inf

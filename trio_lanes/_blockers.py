@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from ._session import SessionActor
 
 BlockerKind = Literal[
-    "delay", "session", "order", "concurrency", "pause", "rate", "group", "reservation", "job", "room"
+    "delay",
+    "session",
+    "order",
+    "concurrency",
+    "pause",
+    "rate",
+    "group",
+    "reservation",
+    "job",
+    "room",
 ]
 
 
@@ -27,8 +36,9 @@ class Blocker:
     kind: BlockerKind
     """``delay``: it is not due. ``session``: its session runs as many as it may. ``order``: others
     are before it. ``concurrency``: the lane has no slot. ``pause``, ``rate``: of that lane.
-    ``group``: the group has no token. ``reservation``: what the group has left is kept for siblings.
-    ``job``: it runs, and waits for these. ``room``: it runs, and waits for room to submit."""
+    ``group``: the group has no token. ``reservation``: what the group has left is kept for its
+    siblings. ``job``: it runs, and waits for these. ``room``: it runs, and waits for room to
+    submit."""
     lane: str
     """Where: the name of a global lane, of a session lane, or of a group."""
     jobs: tuple[AnyJob, ...] = ()
@@ -84,7 +94,7 @@ def _in_session(job: AnyJob, session: SessionActor, now: float) -> list[Blocker]
 
 def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
     found = _pause(lane)
-    head = lane.line.best(now) if lane.line else job
+    head = lane.line.best() if lane.line else job
     if head is not job:
         found.append(Blocker("order", lane.name, (head,)))
     found += _slots(lane)

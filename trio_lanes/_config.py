@@ -11,7 +11,7 @@ import trio
 
 from . import _check
 from ._names import resolve_global_lane
-from ._rate import RateLimit, costs_of
+from ._rate import RateLimit, costs_of, rate_limits
 
 if TYPE_CHECKING:
     from ._job import Job
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 _SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "rate", "wrap", "paused"})
 
 Wrap = Callable[["Job[Any]", Callable[[], Awaitable[Any]]], Awaitable[Any]]
-
-
-def _rates(value: RateLimit | Iterable[RateLimit]) -> tuple[RateLimit, ...]:
-    rates = (value,) if isinstance(value, RateLimit) else tuple(value)
-    for rate in rates:
-        if not isinstance(rate, RateLimit):
-            raise TypeError(f"rate must be a RateLimit, or some, not {rate!r}")
-    return rates
 
 
 def _members(value: Iterable[str]) -> tuple[str, ...]:
@@ -57,7 +49,7 @@ class LaneConfig:
     lane's own; its tokens are the concurrency then."""
     max_waiting: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
     """How many jobs may wait that are bound for it, in whichever layer; `math.inf` for no bound."""
-    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=_rates)
+    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
     """What its jobs may use of something in a length of time; all of several limits hold."""
     aging: float = attrs.field(default=math.inf, validator=_check.field(_check.positive_seconds))
     """Seconds of waiting that are worth one step of priority; `math.inf` for none."""
@@ -91,13 +83,11 @@ class LaneGroup:
 
     members: Sequence[str] = attrs.field(converter=_members)
     """The names of the lanes or templates. A lane is in at most one group."""
-    concurrency: int | float = attrs.field(
-        default=math.inf, validator=_check.field(_check.count)
-    )
+    concurrency: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
     """How many jobs of all of them run at once."""
     reserve: Mapping[str, int] = attrs.field(factory=dict)
     """Tokens of the budget that only that member can take."""
-    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=_rates)
+    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
     """What the jobs of all of them may use of something in a length of time."""
 
     @reserve.validator

@@ -10,9 +10,9 @@ wait: a job is not stuck if each thing that it waits for can come.
   take a place as stuck ones do.
 * Room can come where any waiting job can start.
 
-This is a knot, not only a chain: one holder that can still go on is enough for a whole lane. Pauses,
-rate limits, timeouts and later changes of limits are no part of it, so whoever waits for one of
-these is not stuck. What a task below a job does elsewhere is not seen: a job with a waiting task
+This is a knot, not only a chain: one holder that can still go on is enough for a whole lane.
+Pauses, rate limits, timeouts and later changes of limits are no part of it, so whoever waits for
+one of these is not stuck. What other tasks of a job may do is not known: a job with a waiting task
 is taken to end only after that wait.
 """
 

@@ -8,11 +8,12 @@ freed it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, final
 
 from ._backlog import Backlog, rank
 from ._config import LaneGroup
-from ._rate import Rates
+from ._rate import Rates, rate_limits
 from ._timers import Timer
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class GroupFloor(Protocol):
 
     @property
     def now(self) -> float: ...
+    @property
+    def lanes(self) -> Mapping[str, LaneActor]: ...
     def touch(self, actor: Group, /) -> None: ...
     def touch_at(self, when: float, actor: Group, timer: Timer | None) -> Timer: ...
 
@@ -39,7 +42,7 @@ class Group:
         self._floor = floor
         self.name = name
         self.config = config
-        self.rates = Rates(config.rate)
+        self.rates = Rates(rate_limits(config.rate))
         self.touched = False  # whether it is in line for a step
         self.used = dict.fromkeys(config.members, 0)  # {label: tokens in use}
         self.returning: dict[LaneActor, None] = {}  # lanes with jobs that want their slots back
@@ -48,6 +51,11 @@ class Group:
         }  # {label: lanes, by the ranks of their heads}
         self._offered: dict[LaneActor, int] = {}  # {lane: the rank under which it is offered}
         self._timer: Timer | None = None
+
+    @property
+    def lanes(self) -> list[LaneActor]:
+        """The lanes in it that are alive."""
+        return [lane for lane in self._floor.lanes.values() if lane.group is self]
 
     @property
     def has_budget(self) -> bool:
@@ -88,8 +96,8 @@ class Group:
 
     def step(self) -> None:
         """Start the best heads, as far as the budget and the rates go."""
-        for lane in list(self.returning):
-            lane.give_slots_back()
+        for returning in list(self.returning):
+            returning.give_slots_back()
         while (lane := self._best()) is not None:
             head = lane.ready_head()  # looked at anew: time may have passed since the offer
             if head is not None:

@@ -92,6 +92,7 @@ class Job(Generic[T_co]):
     _lenders: int = attrs.field(default=0, init=False)  # tasks of it that lend its slot
     _readmitting: bool = attrs.field(default=False, init=False)  # in line again, while it runs
     _slot_waiter: Task | None = attrs.field(default=None, init=False)  # wants the slot back
+    _charged_at: float = attrs.field(default=0.0, init=False)
     _charged: bool = attrs.field(default=False, init=False)  # whether `charge` was called
     _progress_at: float = attrs.field(default=0.0, init=False)
     _waits: dict[Task, Wait] | None = attrs.field(default=None, init=False)
@@ -122,6 +123,13 @@ class Job(Generic[T_co]):
         """Whom it counts for in a fair lane: as given with ``owner=``, else its session."""
         owner = self._options.owner
         return self.session if owner is SESSION_IS_OWNER else owner
+
+    @property
+    def _is_wrapped(self) -> bool:
+        session = self._session_lane
+        return self._lane.config.wrap is not None or (
+            session is not None and session.config.wrap is not None
+        )
 
     @property
     def _actors(self) -> tuple[LaneActor, SessionActor | None]:
@@ -272,7 +280,7 @@ class Job(Generic[T_co]):
 
     @enable_ki_protection
     def charge(self, **units: float) -> None:
-        """Say what it really used: what its start was charged too much is given back, or more taken.
+        """Say what it really used: the difference to what its start was charged is made good.
 
         Once for each start, also before it ends. Debt makes later jobs wait. Units that are not
         named stay as they were charged. Not a checkpoint.
@@ -288,9 +296,9 @@ class Job(Generic[T_co]):
         """Lend its slot in the lane, and in the lane's group, for as long as the block.
 
         For waiting, inside the job, for something that needs such a slot, or takes long. Its
-        session's slot is kept. Several tasks of the job may lend at once: it lends from the first to
-        the last. Taking the slot back goes before all that waits, ignores pauses and reservations,
-        respects the limit, and is shielded from cancellation, as in `trio.Condition.wait`. Its
+        session's slot is kept. Several tasks of the job may lend at once: it lends from the first
+        to the last. Taking the slot back goes before all that waits, ignores pauses and
+        reservations, respects the limit, and is shielded from cancellation, as in `trio.Condition.wait`. Its
         ``timeout`` goes on meanwhile, its ``idle_timeout`` does not. Entering is not a checkpoint,
         leaving is.
 
@@ -310,7 +318,8 @@ class Job(Generic[T_co]):
 
         For a 429 with Retry-After: ``lanes.pause_for(...)``, then this. Pauses, rate limits and the
         limit are waited for as at the start, and ``cost`` is charged again; as at the start unless
-        said. A checkpoint. If it is cancelled, the job waits for a slot, shielded, to clean up with.
+        said. A checkpoint. If it is cancelled, the job waits, shielded, for a slot to clean up
+        with.
 
         Raises:
           RuntimeError: if it does not run, or lends its slot.

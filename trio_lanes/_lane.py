@@ -45,12 +45,14 @@ class LaneActor(Actor):
         "line",
         "mailbox",
         "plain",
+        "quiet_until",
         "returning",
         "slots",
         "started",
-        "warned_at",
         "warning",
     )
+
+    limiter: trio.CapacityLimiter
 
     def __init__(self, floor: Floor, name: str, label: str, config: LaneConfig) -> None:
         self._name = name
@@ -70,8 +72,9 @@ class LaneActor(Actor):
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
-        self.warned_at = -float("inf")
+        self.quiet_until = -float("inf")
         super().__init__(floor, config)
+        self.limiter = trio.CapacityLimiter(config.concurrency)
         self.set_config(config)
 
     @property
@@ -80,7 +83,7 @@ class LaneActor(Actor):
 
     def set_config(self, config: LaneConfig) -> None:
         if config.limiter is None:
-            if self.limiter is None or self.asker is not None:
+            if self.asker is not None:
                 self.limiter, self.asker = trio.CapacityLimiter(config.concurrency), None
         elif self.limiter is not config.limiter:
             self.limiter = config.limiter
@@ -134,7 +137,7 @@ class LaneActor(Actor):
         line, floor = self.line, self.floor
         if self.plain:
             while line and self.slots < self.concurrency and not self.paused:
-                floor.start(line.pop(floor.now))
+                floor.start(line.pop())
         elif self.group is not None:
             self.group.offer(self)
             floor.touch(self.group)
@@ -168,14 +171,13 @@ class LaneActor(Actor):
     def ready_head(self) -> AnyJob | None:
         """The head of the line, if nothing of this lane but its limiter stops it."""
         head = None
-        if self.line and not self.paused and not self.returning:
-            if self.asker is not None or self.slots < self.concurrency:
-                now = self.floor.now
-                head = self.line.best(now)
-                when = self.rates.ready_at(head._costs, now) if self.rates else now
-                if when > now:
-                    self.wait_for_rate(when)
-                    head = None
+        has_slot = self.asker is not None or self.slots < self.concurrency
+        if has_slot and self.line and not self.paused and not self.returning:
+            head = self.line.best()
+            when = self.rates.ready_at(head._costs, self.floor.now)
+            if when > self.floor.now:
+                self.wait_for_rate(when)
+                head = None
         if head is None and self.asker is not None and not self.returning:
             self.asker.rest()
         return head

@@ -1,36 +1,27 @@
 """Lending: a running job gives its slot in the global lane away while it waits for something.
 
 What is lent is the token of the lane and that of its group, never the session's: nothing else of
-the session may run meanwhile. A job lends from the first of its tasks that lends to the last. Taking
-the slot back goes before all that waits, whether the lane is paused or its tokens are reserved,
-but respects the limit; and it cannot be cancelled, so that a job never cleans up without its slot.
+the session may run meanwhile. A job lends from the first of its tasks that lends to the last.
+Taking the slot back goes before all that waits, whether the lane is paused or its tokens are
+reserved, but respects the limit; and it cannot be cancelled, so that a job never cleans up
+without its slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import trio
 from trio.lowlevel import Abort, enable_ki_protection
 
-from ._config import costs_of
-from ._job import AnyJob, RaiseCancel
+from ._job import AnyJob
+from ._rate import costs_of
 from ._state import RUNNING
+from ._waits import RaiseCancel
 
 if TYPE_CHECKING:
     from ._scheduler import Scheduler
-
-
-@asynccontextmanager
-async def lent(scheduler: Scheduler, job: AnyJob) -> AsyncIterator[None]:
-    """Lend the slot of ``job`` for as long as the block. Leaving it is a checkpoint."""
-    lend(scheduler, job)
-    try:
-        yield
-    finally:
-        await take_back(scheduler, job)
 
 
 @enable_ki_protection

@@ -17,8 +17,8 @@ class Line(Protocol):
     def jobs(self) -> Iterable[AnyJob]: ...
     def add(self, job: AnyJob) -> None: ...
     def remove(self, job: AnyJob) -> None: ...
-    def best(self, now: float) -> AnyJob: ...
-    def pop(self, now: float) -> AnyJob: ...
+    def best(self) -> AnyJob: ...
+    def pop(self) -> AnyJob: ...
 
 
 @final
@@ -43,10 +43,10 @@ class PlainLine:
     def remove(self, job: AnyJob) -> None:
         self._backlog.remove(rank(job._priority, job._arrival))
 
-    def best(self, now: float) -> AnyJob:
+    def best(self) -> AnyJob:
         return self._backlog.best()
 
-    def pop(self, now: float) -> AnyJob:
+    def pop(self) -> AnyJob:
         return self._backlog.pop()
 
 
@@ -77,8 +77,8 @@ class SharedLine:
     def remove(self, job: AnyJob) -> None:
         self._fair.remove(job)
 
-    def best(self, now: float) -> AnyJob:
-        return self._fair.best(now)
+    def best(self) -> AnyJob:
+        return self._fair.best()
 
-    def pop(self, now: float) -> AnyJob:
-        return self._fair.pop(now)
+    def pop(self) -> AnyJob:
+        return self._fair.pop()

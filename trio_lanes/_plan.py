@@ -36,7 +36,9 @@ class Plan:
                 if member not in self.lanes:
                     raise ValueError(f"group {name!r} has the member {member!r}, which is no lane")
                 if member in group_of:
-                    raise ValueError(f"lane {member!r} is in two groups: {group_of[member]!r}, {name!r}")
+                    raise ValueError(
+                        f"lane {member!r} is in two groups: {group_of[member]!r}, {name!r}"
+                    )
                 group_of[member] = name
 
     def changed(

@@ -34,6 +34,7 @@ from ._job import AnyJob
 from ._lane import LaneActor
 from ._mailbox import Mailbox
 from ._plan import Plan
+from ._rate import check_units, costs_of
 from ._room import Lines
 from ._session import SessionActor
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
@@ -50,9 +51,7 @@ logger: Final = logging.getLogger("trio_lanes")
 class Scheduler:
     """All lanes of one `open_lanes`, and the jobs in them."""
 
-    def __init__(
-        self, nursery: trio.Nursery, plan: Plan, sessions: LaneConfig, hooks: Hooks
-    ) -> None:
+    def __init__(self, nursery: trio.Nursery, sessions: LaneConfig, hooks: Hooks) -> None:
         self._nursery: Final = nursery
         self._context: Final = copy_context()  # that of the lanes' own tasks
         self.hooks: Final = hooks
@@ -69,7 +68,7 @@ class Scheduler:
         self._ids: Final = count(1)
         self._order: Final = count(1)  # places in sessions, arrivals in global lanes
         self._returns: Final = count(-(2**62))  # arrivals of those that are readmitted
-        self.plan = plan
+        self.plan = Plan()
         self.session_config: Final = sessions
         self.lanes: Final[dict[str, LaneActor]] = {}
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
@@ -301,10 +300,11 @@ class Scheduler:
         lane.take_tokens(job)
         if job._state is RUNNING:
             job._readmitting = False
+            job._charged_at = self.now
             _lending.regained(job)
             return
         advance(job, RUNNING)
-        job.started_at = self.now
+        job.started_at = job._charged_at = job._progress_at = self.now
         job._has_slot = True
         lane.active += 1
         lane.started += 1
@@ -479,14 +479,16 @@ class Scheduler:
         """`Job.charge`."""
         if job.started_at is None or job._charged:
             raise RuntimeError(f"{job!r} has not started, or has been charged before")
-        meters = meters_of(job)
+        lane, session = job._lane, job._session_lane
+        metered: list[Actor | Group] = [lane]
+        metered += [actor for actor in (lane.group, session) if actor is not None]
         costs_of(units)
-        check_units(units, meters)
+        check_units(units, frozenset().union(*(actor.rates.units for actor in metered)))
         outermost = self.begin()
         job._charged = True
         more = {unit: used - job._costs.get(unit, 0) for unit, used in units.items()}
-        for rates, actor in meters:
-            rates.correct(more, self.now)
+        for actor in metered:
+            actor.rates.correct(more, self.now, job._charged_at)
             self.touch(actor)
         if outermost:
             self.serve()

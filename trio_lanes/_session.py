@@ -65,9 +65,7 @@ class SessionActor(Actor):
 
     def waiting_jobs(self) -> Iterator[AnyJob]:
         self._take_mail()
-        return chain(
-            self.forwarded.values(), self.backlog.items.values(), self.delayed.values()
-        )
+        return chain(self.forwarded.values(), self.backlog.items.values(), self.delayed.values())
 
     def send(self, job: AnyJob) -> None:
         if self.mailbox is None:
