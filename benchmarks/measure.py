@@ -56,6 +56,7 @@ class Line:
     missing: str | None
     busy: float
     """Wall-clock time divided by processor time: how much the machine did elsewhere."""
+    samples: list[Sample]
 
 
 @attrs.frozen
@@ -159,6 +160,7 @@ class Bench:
             },
             missing=_reason(samples),
             busy=sum(sample.seconds for sample in taken) / cpu if cpu else 1.0,
+            samples=taken,
         )
 
 

@@ -67,9 +67,9 @@ def sample(run: Run, output: str) -> Sample:
     answer = json.loads(output)
     seconds, cpu, figures = answer["seconds"], answer["cpu"], answer.get("figures", {})
     if "bytes" in answer:
-        # The heap of V8 wavers by some kilobytes; what is less than that is nothing.
+        # The heap of V8 wavers, up and down; what is no more than that is nothing.
         stray = 100_000
-        size = answer["bytes"] if abs(answer["bytes"]) > stray else 0
+        size = answer["bytes"] if answer["bytes"] > stray else 0
         return Sample(float(round(size / run.n)), verified=("all there",), figures=figures)
     if "told" in answer:
         if (answer["told"], answer["ran"]) != (run.n, 0):

@@ -6,6 +6,7 @@ from typing import Literal, final
 
 import attrs
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._check import seconds
 from ._control import all_jobs, give_up, onlookers, wait_until
@@ -28,6 +29,7 @@ class DrainReport:
     """Jobs whose bodies outlived that, and were given up."""
 
 
+@enable_ki_protection
 async def drain(
     scheduler: Scheduler,
     *,

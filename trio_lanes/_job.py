@@ -298,9 +298,9 @@ class Job(Generic[T_co]):
         For waiting, inside the job, for something that needs such a slot, or takes long. Its
         session's slot is kept. Several tasks of the job may lend at once: it lends from the first
         to the last. Taking the slot back goes before all that waits, ignores pauses and
-        reservations, respects the limit, and is shielded from cancellation, as in `trio.Condition.wait`. Its
-        ``timeout`` goes on meanwhile, its ``idle_timeout`` does not. Entering is not a checkpoint,
-        leaving is.
+        reservations, respects the limit, and is shielded from cancellation, as in
+        `trio.Condition.wait`. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
+        Entering is not a checkpoint, leaving is.
 
         Raises:
           RuntimeError: if it does not run.

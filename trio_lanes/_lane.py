@@ -82,6 +82,9 @@ class LaneActor(Actor):
         return self._name
 
     def set_config(self, config: LaneConfig) -> None:
+        if self.warning is not None and config.warn_after != self.config.warn_after:
+            self.warning.cancel()  # the next step sets it anew
+            self.warning = None
         if config.limiter is None:
             if self.asker is not None:
                 self.limiter, self.asker = trio.CapacityLimiter(config.concurrency), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from types import MappingProxyType
 from typing import Final, Literal, final
 
@@ -13,6 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from . import _control
+from ._check import finite_seconds
 from ._config import LaneConfig, LaneGroup, session_config
 from ._configure import apply, configure
 from ._drain import DrainReport, drain
@@ -67,19 +68,26 @@ def open_lanes(
 
 
 @asynccontextmanager
+@enable_ki_protection
 async def _opened(plan: Plan, sessions: LaneConfig, hooks: Hooks) -> AsyncIterator[Lanes]:
-    async with trio.open_nursery() as nursery:
-        scheduler = Scheduler(nursery, sessions, hooks)
-        lanes = Lanes(scheduler)
-        scheduler.begin()
-        apply(scheduler, plan)
-        scheduler.serve()
-        try:
-            yield lanes
-            lanes.close("the block was left")
-            await _let_work_end(scheduler)
-        finally:
-            scheduler.closing.shut_down("the block was left")
+    with ExitStack() as when_all_has_ended:
+        async with trio.open_nursery() as nursery:
+            scheduler = Scheduler(nursery, sessions, hooks)
+            when_all_has_ended.callback(_report_unseen, scheduler)
+            lanes = Lanes(scheduler)
+            scheduler.begin()
+            apply(scheduler, plan)
+            scheduler.serve()
+            try:
+                yield lanes
+                lanes.close("the block was left")
+                await _let_work_end(scheduler)
+            finally:
+                scheduler.closing.shut_down("the block was left")
+
+
+def _report_unseen(scheduler: Scheduler) -> None:
+    """Log the failures that nobody has looked at, whose jobs somebody still holds."""
     for unseen in list(scheduler.unseen):
         unseen.report()
 
@@ -270,7 +278,12 @@ class Lanes(Submitter):
         Args:
           reason: told to whoever is refused.
           retry_after: seconds after which it is worth trying again, or None.
+
+        Raises:
+          TypeError, ValueError: if ``retry_after`` is no finite number of seconds from 0 up.
         """
+        if retry_after is not None:
+            finite_seconds("retry_after", retry_after)
         self._scheduler.closing.close(reason, retry_after)
 
     async def wait_closing(self) -> None:

@@ -181,17 +181,14 @@ class Bucket:
     N < limit + 1, which for whole numbers is N <= limit.
     """
 
-    __slots__ = ("_at", "_burst", "_dips", "_per", "_rate", "_used")
+    __slots__ = ("_at", "_burst", "_dips", "_interval", "_per", "_rate", "_used")
 
     def __init__(self, limit: float, per: float, burst: float | None) -> None:
-        self._at = 0.0  # when it was charged last
+        self._at = _NOTHING  # when it was charged last
         self._used = _NOTHING  # right after that
         # [(time of a charge, what was used right before it)] since the bucket was last full, the
         # lowest since each of these times: both ascend
         self._dips: list[tuple[float, Fraction]] = []
-        self._set(limit, per, burst)
-
-    def _set(self, limit: float, per: float, burst: float | None) -> None:
         self._per = Fraction(per)
         most = Fraction(exact(limit))
         if burst is None:
@@ -201,13 +198,14 @@ class Bucket:
         # Of a limit with a fraction, whole numbers reach only what is below it; and a burst
         # under 1 must not make the rate higher than the limit.
         self._rate = min(most, math.floor(most) + 1 - self._burst) / self._per
+        self._interval = 1 / self._rate
 
     def ready_at(self, amount: float, now: float) -> float:
         """When ``amount`` may be charged: now, if that is not later than ``now``."""
         excess = self._used - max(self._burst - Fraction(exact(amount)), _NOTHING)
         if excess <= 0:
             return NEVER_USED
-        return rounded_up(Fraction(self._at) + excess / self._rate)
+        return rounded_up(self._at + excess * self._interval)
 
     def charge(self, amount: float, now: float) -> None:
         """Take ``amount``, whether there is room for it or not."""
@@ -219,7 +217,7 @@ class Bucket:
             (_, lower), (later, _) = self._dips[:2]
             self._dips[:2] = [(later, lower)]
         self._used = used + Fraction(exact(amount))
-        self._at = now
+        self._at = Fraction(now)
 
     def give_back(self, amount: float, now: float, charged_at: float) -> None:
         """Take ``amount`` less than was taken at ``charged_at``.
@@ -237,18 +235,19 @@ class Bucket:
             kept.pop()
         self._dips = kept + rest
         self._used = used - back
-        self._at = now
+        self._at = Fraction(now)
 
     def refilled_at(self, now: float) -> float:
         """Since or from when this meter is as a new one."""
         if not self._used:
             return NEVER_USED
-        return rounded_up(Fraction(self._at) + self._used / self._rate)
+        return rounded_up(self._at + self._used * self._interval)
 
     def under(self, limit: float, per: float, burst: float | None, now: float) -> Bucket:
         """A meter with these numbers and the same past."""
         other = Bucket(limit, per, burst)
-        other._at, other._used, other._dips = now, self._used_at(now), self._dips.copy()
+        other._at, other._used = Fraction(now), self._used_at(now)
+        other._dips = self._dips.copy()
         return other
 
     @property
@@ -259,4 +258,4 @@ class Bucket:
     def _used_at(self, now: float) -> Fraction:
         if not self._used:
             return _NOTHING
-        return max(self._used - self._rate * (Fraction(now) - Fraction(self._at)), _NOTHING)
+        return max(self._used - self._rate * (Fraction(now) - self._at), _NOTHING)

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 import attrs
 
 from ._config import LaneConfig, LaneGroup, lane_config, session_config
+from ._errors import UnknownLaneError
 from ._names import SESSION_PREFIX, resolve_global_lane, session_key
 
 TEMPLATE_MARK: Final = "*"
@@ -60,11 +61,11 @@ class Plan:
             seen.add(name)
             if name.startswith(SESSION_PREFIX):
                 key = session_key(name)
-                _change(new_sessions, key, name, value)
+                _change(new_sessions, key, name, value, opening=not self.lanes)
                 if key in new_sessions:
                     session_config(new_sessions[key], f"lane {name!r}")
             else:
-                _change(new_lanes, name, name, value)
+                _change(new_lanes, name, name, value, opening=not self.lanes)
         return Plan(new_lanes, new_sessions, self.groups if groups is None else groups)
 
     def label_of(self, name: str) -> str | None:
@@ -92,11 +93,13 @@ def _lane_name(given: Any) -> str:
     return SESSION_PREFIX + session_key(name) if name.startswith(SESSION_PREFIX) else name
 
 
-def _change(configs: dict[str, LaneConfig], key: str, name: str, value: Any) -> None:
+def _change(
+    configs: dict[str, LaneConfig], key: str, name: str, value: Any, *, opening: bool
+) -> None:
     """Set ``configs[key]`` as ``configure`` says: a number is only another concurrency."""
-    if value is None:
+    if value is None and not opening:
         if key not in configs:
-            raise ValueError(f"lane {name!r} cannot be removed: it does not exist")
+            raise UnknownLaneError(name, configs)
         del configs[key]
         return
     config = lane_config(name, value)

@@ -19,7 +19,11 @@ from ._meters import NEVER_USED, Bucket, Window
 
 REQUESTS: Final = "requests"
 
+Algorithm: TypeAlias = Literal["gcra", "sliding"]
+
 _Meter: TypeAlias = Window | Bucket
+
+_GCRA: Final[Algorithm] = "gcra"
 
 
 def _amount(field: str, value: Any) -> float:
@@ -86,8 +90,8 @@ class RateLimit:
     )
     """How much may start at once after a pause, for ``"gcra"``: up to ``limit``. None is a tenth
     of the limit, and at least 1."""
-    algorithm: Literal["gcra", "sliding"] = attrs.field(
-        default="gcra", kw_only=True, validator=_check.field(_algorithm)
+    algorithm: Algorithm = attrs.field(
+        default=_GCRA, kw_only=True, validator=_check.field(_algorithm)
     )
     """How it is kept."""
 

@@ -70,21 +70,27 @@ def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> f
     resets = [
         reset
         for name, value in said.items()
-        if _is_used_up(name, said) and (reset := _reset(value, now)) is not None
+        if (match := _RESET.fullmatch(name))
+        and (reset := _reset(match, value, said, now)) is not None
     ]
     return max(resets, default=None)
 
 
-def _is_used_up(name: str, said: Mapping[str, str]) -> bool:
-    """Whether ``name`` is of a limit's reset, and nothing remains of that limit."""
-    match = _RESET.fullmatch(name)
-    if match is None:
-        return False
-    if match["unit"] is None:
-        remaining = f"{match['before']}remaining{match['after']}"
+def _reset(
+    name: re.Match[str], value: str, said: Mapping[str, str], now: datetime | None
+) -> float | None:
+    """When the limit with that ``name`` is reset, if nothing remains of it."""
+    if name["unit"] is None:
+        remaining = f"{name['before']}remaining{name['after']}"
+        seconds = _number(value)
+        if seconds is None:
+            seconds = _duration(value)
     else:
-        remaining = f"{match['unit']}remaining"
-    return not _number(said.get(remaining, ""))
+        remaining = f"{name['unit']}remaining"
+        seconds = None  # where this shape is a number, it is a time since 1970, and a forecast
+    if _number(said.get(remaining, "")):
+        return None
+    return _until(_rfc3339(value), now) if seconds is None else seconds
 
 
 def _number(text: str) -> float | None:
@@ -92,15 +98,6 @@ def _number(text: str) -> float | None:
         return None
     number = float(text)
     return number if number < math.inf else None
-
-
-def _reset(text: str, now: datetime | None) -> float | None:
-    seconds = _number(text)
-    if seconds is None:
-        seconds = _duration(text)
-    if seconds is None:
-        seconds = _until(_rfc3339(text), now)
-    return seconds
 
 
 def _duration(text: str) -> float | None:
@@ -116,22 +113,22 @@ def _duration(text: str) -> float | None:
 
 def _http_date(text: str) -> datetime | None:
     try:
-        return parsedate_to_datetime(text)
+        date = parsedate_to_datetime(text)
     except (ValueError, OverflowError):
         return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)  # HTTP knows no other
 
 
 def _rfc3339(text: str) -> datetime | None:
     try:
-        return datetime.fromisoformat(text)
+        date = datetime.fromisoformat(text)
     except ValueError:
         return None
+    return date if date.tzinfo else None
 
 
 def _until(date: datetime | None, now: datetime | None) -> float | None:
     if date is None:
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    seconds = (date - (now or datetime.now(UTC)).astimezone(UTC)).total_seconds()
-    return max(seconds, 0.0)
+    since = (now or datetime.now(UTC)).astimezone(UTC)
+    return max((date - since).total_seconds(), 0.0)

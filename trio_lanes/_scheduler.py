@@ -357,8 +357,9 @@ class Scheduler:
         if job._state is not RUNNING:
             self.abandoned -= 1
             return leaves
-        if job._unhandled and verdict.state is FAILED:
+        if verdict.state is FAILED and (job._unhandled or leaves is error):
             leaves = error
+            job._unhandled = True  # whoever gets it from the lanes has seen it
         if isinstance(leaves, trio.Cancelled):
             self.closing.shut_down("the lanes were cancelled")
         elif leaves is not None:

@@ -143,7 +143,7 @@ class Submitter:
         if not callable(fn):
             refuse_like_trio(fn)
         scheduler = self._scheduler
-        if session is not None and session not in scheduler.sessions:
+        if session is not None and (type(session) is not str or session not in scheduler.sessions):
             session = session_key(session)
         if type(priority) is not int:
             whole("priority", priority)
@@ -151,7 +151,7 @@ class Submitter:
         parent = job_here(scheduler.running)
         if not scheduler.closing.is_open:
             scheduler.closing.check(parent)
-        actor = scheduler.lanes.get(lane) or _find(scheduler, lane)
+        actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
         if options.cost is not ONE_REQUEST:
             _check_cost(scheduler, options.cost, actor, session)
         return Job(

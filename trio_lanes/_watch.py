@@ -13,7 +13,7 @@ from typing import Final, final
 
 import attrs
 import trio
-from trio.lowlevel import ParkingLot
+from trio.lowlevel import ParkingLot, enable_ki_protection
 
 from ._job import AnyJob
 
@@ -41,6 +41,7 @@ class Watches:
     def __len__(self) -> int:
         return len(self._watched)
 
+    @enable_ki_protection
     async def wait(self, key: Hashable, watch: Watch) -> None:
         """Wait until the condition has been true after a transition, or is now. A checkpoint.
 

@@ -1,0 +1,271 @@
+"""The line of a lane that is fair, or in which waiting counts, beside a list that is searched."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Hashable
+from fractions import Fraction
+from itertools import islice
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from trio_lanes._fair import FairLine
+
+
+@attrs.frozen(eq=False)
+class Item:
+    name: str
+    priority: int = 0
+    arrival: int = 0
+    since: float = 0.0
+    owner: Hashable = None
+
+
+def fill(line: FairLine[Item], *items: Item) -> None:
+    for item in items:
+        line.add(
+            item,
+            priority=item.priority,
+            arrival=item.arrival,
+            since=item.since,
+            owner=item.owner,
+        )
+
+
+def names(line: FairLine[Item]) -> str:
+    """Who is served, in order."""
+    return "".join(line.pop().name for _ in range(len(line)))
+
+
+def test_without_fairness_it_is_first_come_first_served_inside_a_priority() -> None:
+    line: FairLine[Item] = FairLine()
+    fill(
+        line,
+        Item("c", 0, 5, owner=1),
+        Item("b", 0, 3, owner=2),
+        Item("a", 1, 9, owner=1),
+        Item("d", 0, 7, owner=2),
+    )
+    assert line.best().name == "a"
+    assert len(line) == 4
+    assert names(line) == "abcd"
+    assert not line
+
+
+def test_owners_take_turns_inside_a_priority() -> None:
+    line: FairLine[Item] = FairLine(fair=True)
+    fill(line, *(Item(name, 0, i, owner="x") for i, name in enumerate("adfg")))
+    fill(line, *(Item(name, 0, 10 + i, owner="y") for i, name in enumerate("be")))
+    fill(line, Item("c", 0, 20, owner="z"))
+    assert names(line) == "abcdefg"
+
+
+def test_a_priority_comes_before_a_turn() -> None:
+    line: FairLine[Item] = FairLine(fair=True)
+    fill(line, Item("c", 0, 1, owner="y"))
+    fill(line, *(Item(name, 1, 2 + i, owner="x") for i, name in enumerate("ab")))
+    assert names(line) == "abc"
+
+
+def test_an_owner_that_comes_back_joins_at_the_end() -> None:
+    line: FairLine[Item] = FairLine(fair=True)
+    fill(line, Item("a", 0, 1, owner="x"), Item("b", 0, 2, owner="y"), Item("d", 0, 3, owner="y"))
+    assert line.pop().name == "a"
+    fill(line, Item("c", 0, 4, owner="x"))
+    assert names(line) == "bcd"
+
+
+def test_an_owner_whose_items_were_taken_out_is_forgotten() -> None:
+    line: FairLine[Item] = FairLine(fair=True)
+    gone = Item("x", 0, 1, owner="x")
+    fill(line, gone, Item("a", 0, 2, owner="y"), Item("b", 0, 3, owner="z"))
+    line.remove(gone)
+    fill(line, Item("c", 0, 4, owner="x"))
+    assert names(line) == "abc"
+
+
+def test_waiting_makes_up_for_priority() -> None:
+    line: FairLine[Item] = FairLine(aging=10.0)
+    fill(line, Item("low", 0, 1, since=0.0), Item("high", 2, 2, since=19.0))
+    assert line.best().name == "high"
+    line.pop()
+    fill(line, Item("later", 2, 3, since=20.5))
+    assert line.best().name == "low"
+
+
+def test_in_a_tie_the_higher_priority_is_served() -> None:
+    line: FairLine[Item] = FairLine(aging=10.0)
+    fill(line, Item("low", 1, 1, since=100.0), Item("high", 2, 2, since=110.0))
+    assert line.best().name == "high"
+
+
+def test_the_oldest_of_a_priority_speaks_for_all_of_it() -> None:
+    line: FairLine[Item] = FairLine(aging=1.0)
+    old = Item("old", 0, 9, since=0.0)
+    fill(line, Item("a", 0, 1, since=50.0), old, Item("high", 5, 2, since=40.0))
+    assert line.best().name == "a"  # since "old" has waited, but came later
+    line.remove(old)
+    assert line.best().name == "high"
+
+
+def test_under_an_endless_stream_of_high_priority_a_low_item_is_served_within_its_bound() -> None:
+    line: FairLine[Item] = FairLine(aging=5.0)
+    low = Item("low", 0, 0, since=0.0)
+    fill(line, low)
+    served = []
+    for second in range(100):
+        fill(line, Item("high", 3, 1 + second, since=float(second)))
+        served.append(line.pop())
+    assert served.index(low) == 16  # at 3 steps of 5 s the newest of the high ones is as good
+
+
+@pytest.mark.parametrize("aging", [0.0, 1e-300, 1e300])
+def test_any_aging_and_any_priority_has_an_order(aging: float) -> None:
+    line: FairLine[Item] = FairLine(aging=aging)
+    fill(line, Item("b", -(10**400), 1, since=0.0), Item("a", 10**400, 2, since=1.0))
+    assert names(line) == ("ba" if aging == 0 else "ab")
+
+
+def test_items_are_seen_in_the_order_in_which_they_came() -> None:
+    line: FairLine[Item] = FairLine(aging=1.0, fair=True)
+    items = [Item("c", 0, 3), Item("a", 2, 1), Item("b", 1, 2)]
+    fill(line, *items)
+    assert list(line.items()) == items
+    assert len(line) == 3
+
+
+def test_an_item_may_have_the_arrival_of_one_that_was_taken_out() -> None:
+    line: FairLine[Item] = FairLine(aging=1.0)
+    first = Item("first", 0, 1, since=0.0)
+    fill(line, first, Item("other", 1, 2, since=5.0))
+    assert line.best() is first
+    line.remove(first)
+    fill(line, Item("instead", 0, 1, since=6.0))
+    assert line.best().name == "other"
+
+
+AGINGS = st.sampled_from([math.inf, 0.1, 1.0, 7.5])
+
+
+class AFairLineIsAListThatIsSearched(RuleBasedStateMachine):
+    """The model: a list of items, and for each priority a list of owners in order of turns."""
+
+    @initialize(aging=AGINGS, fair=st.booleans())
+    def begin(self, aging: float, fair: bool) -> None:
+        self.aging, self.fair = aging, fair
+        self.line: FairLine[Item] = FairLine(aging, fair)
+        self.items: list[Item] = []
+        self.turns: dict[int, list[Hashable]] = {}
+        self.now = 0.0
+        self.spare: list[int] = []  # arrivals of what was taken out
+        self.arrivals = 0
+
+    @rule(
+        priority=st.integers(-2, 2),
+        owner=st.sampled_from("xyz"),
+        passed=st.sampled_from([0.0, 0.1, 1.0, 7.5]),
+        waited=st.sampled_from([0.0, 0.1, 1.0]),
+        inherits=st.booleans(),
+    )
+    def add(self, priority: int, owner: str, passed: float, waited: float, inherits: bool) -> None:
+        self.now += passed
+        self.arrivals += 1
+        arrival = self.spare.pop() if inherits and self.spare else self.arrivals
+        item = Item("", priority, arrival, self.now - waited, owner)
+        fill(self.line, item)
+        self.items.append(item)
+        turns = self.turns.setdefault(priority, [])
+        if owner not in turns:
+            turns.append(owner)
+
+    def left(self, item: Item, *, served: bool) -> None:
+        self.items.remove(item)
+        turns = self.turns[item.priority]
+        more = any(o.priority == item.priority and o.owner == item.owner for o in self.items)
+        if served or not more:
+            turns.remove(item.owner)
+        if served and more:
+            turns.append(item.owner)
+
+    def expected(self) -> Item:
+        def key(priority: int) -> tuple[Fraction | int, int]:
+            oldest = min(item.since for item in self.items if item.priority == priority)
+            if self.aging == math.inf:
+                return priority, 0
+            waited = Fraction(self.now) - Fraction(oldest)
+            return priority + waited / Fraction(self.aging), priority
+
+        best = max({item.priority for item in self.items}, key=key)
+        equals = [item for item in self.items if item.priority == best]
+        if self.fair:
+            equals = [item for item in equals if item.owner == self.turns[best][0]]
+        return min(equals, key=lambda item: item.arrival)
+
+    @precondition(lambda self: self.items)
+    @rule()
+    def pop(self) -> None:
+        expected = self.expected()
+        assert self.line.pop() is expected
+        self.left(expected, served=True)
+
+    @precondition(lambda self: self.items)
+    @rule(index=st.integers(0))
+    def remove(self, index: int) -> None:
+        item = self.items[index % len(self.items)]
+        self.line.remove(item)
+        self.left(item, served=False)
+        self.spare.append(item.arrival)
+
+    @invariant()
+    def the_best_is_that_of_the_list(self) -> None:
+        assert list(self.line.items()) == self.items
+        assert len(self.line) == len(self.items)
+        if self.items:
+            assert self.line.best() is self.expected()
+
+
+TestAFairLineIsAListThatIsSearched = AFairLineIsAListThatIsSearched.TestCase
+TestAFairLineIsAListThatIsSearched.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@given(st.integers(40, 200), AGINGS)
+def test_after_most_were_taken_out_the_rest_keep_their_order(number: int, aging: float) -> None:
+    line: FairLine[Item] = FairLine(aging)
+    items = [Item("", i % 5, i, since=float(i)) for i in range(number)]
+    again = FairLine[Item](aging)
+    fill(line, *items)
+    kept = items[::7]
+    for item in items:
+        if item not in kept:
+            line.remove(item)
+    fill(again, *kept)
+    assert [line.pop() for _ in kept] == [again.pop() for _ in kept]
+
+
+@pytest.mark.parametrize("aging", [math.inf, 1.0])
+def test_of_what_came_and_went_nothing_is_kept(aging: float) -> None:
+    line: FairLine[Item] = FairLine(aging, fair=True)
+    stays = Item("stays", 0, 0)
+    fill(line, stays)
+    arrivals = iter(range(1, 10_000))
+
+    def come_and_go(number: int) -> None:
+        for arrival in islice(arrivals, number):
+            item = Item("", arrival % 50 - 60, arrival, since=float(arrival), owner=arrival)
+            fill(line, item)
+            line.remove(item)
+
+    tracemalloc.start()
+    try:
+        come_and_go(1_000)
+        before = tracemalloc.get_traced_memory()[0]
+        come_and_go(3_000)
+        assert tracemalloc.get_traced_memory()[0] - before < 5_000
+    finally:
+        tracemalloc.stop()
+    assert line.best() is stays
