@@ -1,7 +1,9 @@
 """Lanes for Trio: ordered work per session, bounded work over all of them, inside one nursery."""
 
+from ._blockers import Blocker as Blocker
 from ._config import JobOptions as JobOptions
 from ._config import LaneConfig as LaneConfig
+from ._config import LaneGroup as LaneGroup
 from ._current import current_job as current_job
 from ._drain import DrainReport as DrainReport
 from ._errors import JobCancelledError as JobCancelledError
@@ -21,6 +23,8 @@ from ._lanes import open_lanes as open_lanes
 from ._names import is_probe_lane as is_probe_lane
 from ._names import resolve_global_lane as resolve_global_lane
 from ._names import resolve_session_lane as resolve_session_lane
+from ._rate import RateLimit as RateLimit
+from ._retry_after import retry_after as retry_after
 from ._state import JobState as JobState
 from ._statistics import LanesStatistics as LanesStatistics
 from ._statistics import LaneStatistics as LaneStatistics

@@ -10,35 +10,58 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 from trio.lowlevel import Task
 
 from ._config import LaneConfig
 from ._job import AnyJob, Job
+from ._rate import Rates, rate_limits
+from ._state import RUNNING
+from ._timers import Timer
 
 if TYPE_CHECKING:
     from ._lane import LaneActor
     from ._room import Entrant
 
 
+class Steps(Protocol):
+    """What can be touched, and then takes a step."""
+
+    touched: bool
+
+    def step(self) -> None:
+        """Do what can be done now."""
+
+
 class Floor(Protocol):
     """What actors share: what they may ask for, and where they are served."""
 
-    def touch(self, actor: Actor) -> None: ...
+    @property
+    def now(self) -> float:
+        """When the present transition began."""
+
+    def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
+    def begin(self) -> bool: ...
+    def serve(self) -> None: ...
+    def touch(self, actor: Steps) -> None: ...
+    def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer: ...
     def start(self, job: AnyJob) -> None: ...
+    def regained(self, job: AnyJob) -> None: ...
     def forward(self, job: AnyJob, arrival: int) -> None: ...
     def next_arrival(self) -> int: ...
     def retire(self, actor: Actor) -> None: ...
     def warn_later(self, lane: LaneActor) -> None: ...
+    def rate_limited(self, actor: Actor, until: float) -> None: ...
 
 
 class Actor(ABC):
     """One lane, of either layer."""
 
     __slots__ = (
+        "_rate_timer",
         "active",
         "bounded",
         "concurrency",
@@ -46,22 +69,32 @@ class Actor(ABC):
         "floor",
         "generation",
         "limiter",
+        "pause_timer",
         "paused",
+        "paused_by_hand",
+        "paused_until",
+        "rates",
         "room_line",
         "told",
         "touched",
         "waiting",
     )
 
+    limiter: trio.CapacityLimiter | None
+
     def __init__(self, floor: Floor, config: LaneConfig) -> None:
         self.floor = floor
         self.config = config
-        self.concurrency = config.concurrency  # always the limiter's total_tokens
+        self.concurrency = config.concurrency  # the limiter's total_tokens, if it is its own
         self.bounded = config.max_waiting != math.inf
-        self.limiter: trio.CapacityLimiter | None = None
+        self.rates = Rates(rate_limits(config.rate))
+        self.limiter = None
         self.waiting = 0  # jobs that it answers for and that have not started, wherever they are
-        self.active = 0  # jobs that hold a token of the limiter, and run
-        self.paused = config.paused
+        self.active = 0  # jobs that run
+        self.paused = self.paused_by_hand = config.paused
+        self.paused_until: float | None = None  # when a pause ends by itself
+        self.pause_timer: Timer | None = None
+        self._rate_timer: Timer | None = None
         self.generation = 0  # how often it was reset
         self.touched = False  # whether it is in line for a step
         self.told = (False, False)  # whether instruments know of waiting, and of unended jobs
@@ -85,21 +118,46 @@ class Actor(ABC):
         """Do what can be done now."""
 
     def running_jobs(self) -> list[AnyJob]:
-        """The jobs that hold one of its slots."""
+        """The jobs that run."""
         if self.limiter is None:
             return []
-        return [job for job in self.limiter.statistics().borrowers if isinstance(job, Job)]
+        borrowers = self.limiter.statistics().borrowers  # also others', where it is shared
+        return [
+            job
+            for job in borrowers
+            if isinstance(job, Job) and job._state is RUNNING and self in job._actors
+        ]
 
     @property
     def has_room(self) -> bool:
         """Whether one more job may wait in it."""
         return self.waiting < self.config.max_waiting
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be forgotten: nothing in it, nobody at it, and nothing to remember."""
+        if self.waiting or self.active or self.paused or self.room_line:
+            return False
+        if self.rates:
+            full = self.rates.refilled_at(self.floor.now)
+            if full > self.floor.now:
+                self._rate_timer = self.floor.touch_at(full, self, self._rate_timer)
+                return False
+        return True
+
+    def wait_for_rate(self, until: float) -> None:
+        """Look again when the head's charge is there."""
+        if self._rate_timer is None or self._rate_timer.when != until:
+            self.floor.rate_limited(self, until)
+        self._rate_timer = self.floor.touch_at(until, self, self._rate_timer)
+
     def set_config(self, config: LaneConfig) -> None:
         """Go on with another configuration; running jobs are not touched."""
+        if config.rate != self.config.rate:
+            self.rates = self.rates.reconfigured(rate_limits(config.rate), self.floor.now)
         self.config = config
         self.concurrency = config.concurrency
         self.bounded = config.max_waiting != math.inf
-        if self.limiter is not None:
+        if self.limiter is not None and config.limiter is None:
             self.limiter.total_tokens = config.concurrency
         self.floor.touch(self)

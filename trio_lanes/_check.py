@@ -37,6 +37,13 @@ def seconds(field: str, value: Any) -> float:
     return value
 
 
+def positive_seconds(field: str, value: Any) -> float:
+    """A length of time above 0, `math.inf` included."""
+    if seconds(field, value) == 0:
+        raise ValueError(f"{field} must be above 0, got {value!r}")
+    return value  # type: ignore[no-any-return]  # seconds() has looked at it
+
+
 def finite_seconds(field: str, value: Any) -> float:
     """A length of time from 0 up that ends."""
     if seconds(field, value) == math.inf:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import attrs
+import trio
 
 from . import _check
-from ._names import SESSION_PREFIX, resolve_global_lane
+from ._names import resolve_global_lane
+from ._rate import RateLimit, costs_of, rate_limits
 
 if TYPE_CHECKING:
     from ._job import Job
 
-_SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "paused"})
+_SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "rate", "wrap", "paused"})
+
+Wrap = Callable[["Job[Any]", Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+
+def _members(value: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(f"members must be some names of lanes, not {value!r}")
+    members = tuple(resolve_global_lane(member) for member in value)
+    if len(set(members)) != len(members):
+        raise ValueError(f"members must not be named twice, got {members!r}")
+    return members
 
 
 @attrs.frozen(kw_only=True)
@@ -28,17 +41,69 @@ class LaneConfig:
     concurrency: int | float = attrs.field(default=1, validator=_check.field(_check.count))
     """How many jobs it runs at once: a whole number, or `math.inf`. 0 admits nothing until it
     is raised."""
+    limiter: trio.CapacityLimiter | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(attrs.validators.instance_of(trio.CapacityLimiter)),
+    )
+    """A limiter that the application shares between lanes and its own code, instead of one of the
+    lane's own; its tokens are the concurrency then."""
     max_waiting: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
     """How many jobs may wait that are bound for it, in whichever layer; `math.inf` for no bound."""
+    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
+    """What its jobs may use of something in a length of time; all of several limits hold."""
+    aging: float = attrs.field(default=math.inf, validator=_check.field(_check.positive_seconds))
+    """Seconds of waiting that are worth one step of priority; `math.inf` for none."""
+    fair: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
+    """Whether the owners of jobs take turns, inside a priority."""
     warn_after: float = attrs.field(default=2.0, validator=_check.field(_check.seconds))
     """Seconds of waiting after which a job of it is warned about, unless the job says otherwise."""
     overdue_after: float = attrs.field(default=10.0, validator=_check.field(_check.seconds))
     """Seconds by which a body may outlive its cancellation before instruments are told."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether it begins paused."""
+    wrap: Wrap | None = attrs.field(default=None, validator=_check.field(_check.optional_callable))
+    """Runs around the body, inside slot, scope and context, as ``await wrap(job, body)``; ``body``
+    is to be called without arguments and awaited: once, or, for retries, several times."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.limiter is not None and self.concurrency != 1:
+            raise ValueError(
+                f"concurrency must be left out where there is a limiter, got {self.concurrency!r}: "
+                "it is the limiter's total_tokens"
+            )
 
 
-def session_config(config: LaneConfig) -> LaneConfig:
+@attrs.frozen
+class LaneGroup:
+    """Global lanes, or templates of such, that share a budget and rate limits.
+
+    Raises:
+      TypeError, ValueError: for a bad value, naming the field and the value.
+    """
+
+    members: Sequence[str] = attrs.field(converter=_members)
+    """The names of the lanes or templates. A lane is in at most one group."""
+    concurrency: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
+    """How many jobs of all of them run at once."""
+    reserve: Mapping[str, int] = attrs.field(factory=dict)
+    """Tokens of the budget that only that member can take."""
+    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
+    """What the jobs of all of them may use of something in a length of time."""
+
+    @reserve.validator
+    def _check_reserve(self, attribute: object, value: object) -> None:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"reserve must be a mapping of members to tokens, not {value!r}")
+        for member, tokens in value.items():
+            if member not in self.members:
+                raise ValueError(f"reserve names {member!r}, which is no member")
+            if _check.whole(f"reserve[{member!r}]", tokens) < 0:
+                raise ValueError(f"reserve[{member!r}] must not be negative, got {tokens!r}")
+        if sum(value.values()) > self.concurrency:
+            raise ValueError(f"reserve keeps more than the concurrency, got {value!r}")
+
+
+def session_config(config: LaneConfig, what: str = "sessions") -> LaneConfig:
     """``config`` as that of session lanes, which know only some of the fields.
 
     Raises:
@@ -46,11 +111,11 @@ def session_config(config: LaneConfig) -> LaneConfig:
       ValueError: if another field is not at its default.
     """
     if not isinstance(config, LaneConfig):
-        raise TypeError(f"sessions must be a LaneConfig, not {config!r}")
+        raise TypeError(f"{what} must be a LaneConfig, not {config!r}")
     for field in attrs.fields(LaneConfig):
         value = getattr(config, field.name)
         if field.name not in _SESSION_FIELDS and value != field.default:
-            raise ValueError(f"sessions cannot have {field.name}={value!r}")
+            raise ValueError(f"{what} cannot have {field.name}={value!r}")
     return config
 
 
@@ -64,28 +129,7 @@ def lane_config(name: str, value: object) -> LaneConfig:
         raise type(error)(f"lane {name!r}: {error}") from None
 
 
-def lane_names(lanes: Mapping[str, Any]) -> dict[str, Any]:
-    """``lanes`` under their resolved names.
-
-    Raises:
-      TypeError: if it is no mapping with strings for keys.
-      ValueError: if a name is blank, or two mean the same lane, or one is a session's.
-    """
-    if not isinstance(lanes, Mapping):
-        raise TypeError(f"lanes must be a mapping of names to limits, not {lanes!r}")
-    named: dict[str, Any] = {}
-    for given, value in lanes.items():
-        if not isinstance(given, str):
-            raise TypeError(f"a lane name must be a string, not {given!r}")
-        name = resolve_global_lane(given)
-        if not given.strip():
-            raise ValueError(f"a lane name must not be blank, got {given!r}")
-        if name.startswith(SESSION_PREFIX):
-            raise ValueError(f"{name!r} names a session lane, not a global one")
-        if name in named:
-            raise ValueError(f"lane {name!r} is named twice")
-        named[name] = value
-    return named
+SESSION_IS_OWNER: Final = object()
 
 
 class JobOptions(TypedDict, total=False):
@@ -97,14 +141,25 @@ class JobOptions(TypedDict, total=False):
     """The global lane that runs it; ``"main"`` unless said."""
     priority: int
     """Higher first, in both layers; 0 unless said."""
+    owner: Hashable
+    """Whom it counts for in a `fair` lane, and in ``clear``; its session unless said."""
+    delay: float
+    """Seconds after which it takes its place in line; it is WAITING until then."""
     timeout: float
     """Seconds that it may *run*, counted from its start."""
     queue_timeout: float
     """Seconds that it may *wait*, over both layers; 0: it starts in this call or not at all."""
+    idle_timeout: float
+    """Seconds that it may run without ``current_job().progress()``."""
     warn_after: float
     """Seconds of waiting after which it is warned about; the global lane's unless said."""
     on_wait: Callable[[Job[Any], float], None] | None
     """Called once, with the job and the seconds waited, when the wait exceeds ``warn_after``."""
+    cost: float | Mapping[str, float]
+    """What it takes from the rate limits of its session, lane and group. A number is requests; a
+    mapping is by unit, and costs one request where it does not say."""
+    yield_slot: bool
+    """In ``run``, inside a job: lend that job's slot while waiting."""
     name: str
     """For people and hooks; the function's own name unless said."""
     meta: Any
@@ -115,18 +170,32 @@ class JobOptions(TypedDict, total=False):
 class RareOptions:
     """The options that few jobs use, kept together so that all other jobs can share one of it."""
 
+    owner: Hashable = attrs.field(default=SESSION_IS_OWNER)
+    delay: float = attrs.field(default=0.0, validator=_check.field(_check.finite_seconds))
     timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
     queue_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
+    idle_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
     warn_after: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(_check.field(_check.seconds))
     )
     on_wait: Callable[[Job[Any], float], None] | None = attrs.field(
         default=None, validator=_check.field(_check.optional_callable)
     )
+    cost: Mapping[str, float] = attrs.field(default=1, converter=costs_of)
+    yield_slot: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     name: str | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str))
     )
     meta: Any = None
+
+    @owner.validator
+    def _check_owner(self, attribute: object, value: object) -> None:
+        hash(value)  # raises TypeError
+
+    @property
+    def limits_run(self) -> bool:
+        """Whether there is a limit to how long the job may run."""
+        return self.timeout != math.inf or self.idle_timeout != math.inf
 
 
 NO_OPTIONS: Final = RareOptions()

@@ -5,20 +5,18 @@ Each takes the actors that a name means; None means every global lane, which is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final
 
-import attrs
 import trio
 
 from ._actor import Actor
-from ._check import count, seconds
-from ._config import LaneConfig, lane_config, lane_names
+from ._check import count, finite_seconds, seconds
 from ._current import job_here
 from ._errors import LaneClearedError, LaneResetError, UnknownLaneError
 from ._job import AnyJob
-from ._lane import LaneActor
 from ._names import SESSION_PREFIX, resolve_global_lane, session_key
 from ._scheduler import Scheduler
 from ._state import RUNNING
@@ -28,7 +26,9 @@ ANY_OWNER: Final = ...
 
 
 def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
-    """The lanes that ``name`` means: of a session that is not alive, none.
+    """The lanes that ``name`` means: none for a session, or a template's lane, not alive.
+
+    A template means those of its lanes that are alive.
 
     Raises:
       UnknownLaneError: if it is a global lane that does not exist.
@@ -39,18 +39,28 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
     if name.startswith(SESSION_PREFIX):
         session = scheduler.sessions.get(session_key(name))
         return () if session is None else (session,)
-    try:
-        return (scheduler.lanes[name],)
-    except KeyError:
-        raise UnknownLaneError(name, scheduler.lanes) from None
+    lane = scheduler.lanes.get(name)
+    if lane is not None:
+        return (lane,)
+    if name in scheduler.plan.lanes:
+        return [lane for lane in scheduler.lanes.values() if lane.label == name]
+    if scheduler.plan.label_of(name) is None:
+        raise UnknownLaneError(name, scheduler.plan.lanes)
+    return ()
 
 
 def alive(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
-    """As `named`, but a session that was not alive is now, until its next step at least."""
+    """As `named`, but the one lane that is meant is alive now, until its next step at least."""
     actors = named(scheduler, name)
-    if not actors and name is not None:
+    if actors or name is None or name in scheduler.plan.lanes:
+        return actors
+    name = resolve_global_lane(name)
+    if name.startswith(SESSION_PREFIX):
         return (scheduler.awake(session_key(name)),)
-    return actors
+    lane = scheduler.find_lane(name)
+    assert lane is not None
+    scheduler.lanes[name] = lane
+    return (lane,)
 
 
 def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: str | None) -> int:
@@ -107,79 +117,65 @@ def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = Non
 
 def pause(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
     """Have ``actors`` start nothing until they are resumed."""
-    _set_paused(scheduler, actors, paused=True)
+    outermost = scheduler.begin()
+    for actor in actors:
+        actor.paused_by_hand = True
+        _update_pause(scheduler, actor)
+    if outermost:
+        scheduler.serve()
+
+
+def pause_for(scheduler: Scheduler, actors: Iterable[Actor], delay: float) -> None:
+    """Have ``actors`` start nothing for that long, at least."""
+    finite_seconds("seconds", delay)
+    outermost = scheduler.begin()
+    until = scheduler.now + delay
+    for actor in actors:
+        if actor.paused_until is None or actor.paused_until < until:
+            actor.paused_until = until
+            if actor.pause_timer is not None:
+                actor.pause_timer.cancel()
+            call = partial(_pause_is_over, scheduler, actor)
+            actor.pause_timer = scheduler.timers.call_at(until, call)
+        _update_pause(scheduler, actor)
+    if outermost:
+        scheduler.serve()
 
 
 def resume(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
     """Have ``actors`` start jobs again."""
-    _set_paused(scheduler, actors, paused=False)
-
-
-def _set_paused(scheduler: Scheduler, actors: Iterable[Actor], *, paused: bool) -> None:
     outermost = scheduler.begin()
-    hooks = scheduler.hooks.lane_paused if paused else scheduler.hooks.lane_resumed
     for actor in actors:
-        scheduler.touch(actor)  # a session that is not paused may go
-        if actor.paused is not paused:
-            actor.paused = paused
-            if hooks:
-                scheduler.hooks.call(hooks, scheduler.view(actor))
+        actor.paused_by_hand = False
+        _end_timed_pause(actor)
+        _update_pause(scheduler, actor)
     if outermost:
         scheduler.serve()
 
 
-def set_concurrency(scheduler: Scheduler, actor: LaneActor, value: int | float) -> None:
-    """Change how many jobs of ``actor`` run at once; what can start then starts."""
-    value = count("concurrency", value)
+def _pause_is_over(scheduler: Scheduler, actor: Actor) -> None:
     outermost = scheduler.begin()
-    actor.set_config(attrs.evolve(actor.config, concurrency=value))
+    _end_timed_pause(actor)
+    _update_pause(scheduler, actor)
     if outermost:
         scheduler.serve()
 
 
-def configure(scheduler: Scheduler, lanes: Mapping[str, object]) -> None:
-    """Change, add and remove global lanes, all of it or nothing.
-
-    Raises:
-      TypeError, ValueError: for a bad configuration, or when a lane is to be removed for which
-        a job is bound or that runs one.
-    """
-    changes: dict[str, LaneConfig | None] = {}
-    for name, value in lane_names(lanes).items():
-        actor = scheduler.lanes.get(name)
-        if value is None:
-            _check_removable(scheduler, name, actor)
-            changes[name] = None
-        elif actor is not None and not isinstance(value, LaneConfig):
-            concurrency = lane_config(name, value).concurrency
-            changes[name] = attrs.evolve(actor.config, concurrency=concurrency)
-        else:
-            changes[name] = lane_config(name, value)
-    outermost = scheduler.begin()
-    for name, config in changes.items():
-        actor = scheduler.lanes.get(name)
-        if config is None:
-            del scheduler.lanes[name]
-        elif actor is None:
-            scheduler.lanes[name] = LaneActor(scheduler, name, config)
-        else:
-            was_paused = actor.config.paused
-            actor.set_config(config)
-            if config.paused is not was_paused:
-                _set_paused(scheduler, (actor,), paused=config.paused)
-            scheduler.touch(actor)
-    if outermost:
-        scheduler.serve()
+def _end_timed_pause(actor: Actor) -> None:
+    actor.paused_until = None
+    if actor.pause_timer is not None:
+        actor.pause_timer.cancel()
+        actor.pause_timer = None
 
 
-def _check_removable(scheduler: Scheduler, name: str, actor: LaneActor | None) -> None:
-    if actor is None:
-        raise UnknownLaneError(name, scheduler.lanes)
-    if actor.waiting or actor.active or actor.entrants:
-        raise ValueError(
-            f"lane {name!r} cannot be removed: "
-            f"{actor.waiting} jobs wait and {actor.active} run that are bound for it"
-        )
+def _update_pause(scheduler: Scheduler, actor: Actor) -> None:
+    scheduler.touch(actor)  # also a session that was not paused: it may go
+    paused = actor.paused_by_hand or actor.paused_until is not None
+    if actor.paused is not paused:
+        actor.paused = paused
+        hooks = scheduler.hooks.lane_paused if paused else scheduler.hooks.lane_resumed
+        if hooks:
+            scheduler.hooks.call(hooks, scheduler.view(actor))
 
 
 # ---- waiting
@@ -193,7 +189,7 @@ def onlookers(scheduler: Scheduler, job: AnyJob | None) -> set[AnyJob]:
         job = unseen.pop()
         if job is not None and job not in found:
             found.add(job)
-            unseen += [waiter.job for waiter in (job._waiters or {}).values()]
+            unseen += [wait.job for wait in (job._waiters or {}).values()]
             unseen += scheduler.watches.waiting_for(job)
     return found
 

@@ -17,9 +17,9 @@ deadline, or left a scope of its own open) keeps that worker as if it had blocke
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from operator import attrgetter
 from types import CoroutineType, TracebackType
 from typing import Any, Final, Protocol, final
@@ -29,7 +29,7 @@ from trio.lowlevel import Task, disable_ki_protection, enable_ki_protection
 
 from ._check import refuse_like_trio
 from ._current import JobsByTask
-from ._job import AnyJob
+from ._job import OWN_CODE, AnyJob
 from ._state import RUNNING
 
 JOBS_PER_PASS: Final = 250
@@ -123,10 +123,10 @@ class Crew:
                     running[task] = job
                     job._task = task
                     job._scope = scope
-                    touched = job._interruption or job._options.timeout != math.inf
+                    touched = job._interruption or job._options.limits_run
                     if touched:
                         _prepare(job, scope)
-                    body = _body(job._fn, job._args)
+                    body = _wrapped(job) if job._is_wrapped else _body(job._fn, job._args)
                     try:
                         trap = context.run(body.send, None)
                     except StopIteration as stop:
@@ -175,8 +175,7 @@ class Crew:
 
 def _prepare(job: AnyJob, scope: trio.CancelScope) -> None:
     """Tell ``scope`` what is known of ``job`` before its first step."""
-    assert job.started_at is not None
-    scope.deadline = job.started_at + job._options.timeout
+    scope.deadline = job._deadline
     if job._interruption is not None:
         scope.cancel(job._interruption.reason)
 
@@ -194,6 +193,15 @@ async def _body(fn: Any, args: tuple[Any, ...]) -> Any:
     if type(coro) is not CoroutineType and not isinstance(coro, Coroutine):
         refuse_like_trio(fn, coro)
     return await coro
+
+
+def _wrapped(job: AnyJob) -> Coroutine[Any, Any, Any]:
+    """The body of ``job`` in what its lane and, around that, its session wrap around it."""
+    body: Callable[[], Coroutine[Any, Any, Any]] = partial(_body, job._fn, job._args)
+    for actor in job._actors:
+        if actor is not None and actor.config.wrap is not None:
+            body = partial(_body, actor.config.wrap, (job, body))
+    return body()
 
 
 def _shortened(error: BaseException) -> BaseException:
@@ -241,3 +249,6 @@ class _Resumed:
     @property
     def cr_await(self) -> Any:
         return self._coro.cr_await
+
+
+OWN_CODE.update({Crew._work.__code__, _body.__code__})

@@ -45,14 +45,14 @@ async def drain(
         raise ValueError(f"waiting must be 'finish' or 'cancel', not {waiting!r}")
     before = scheduler.finished
     cancelled = abandoned = 0
-    scheduler.close(reason)
+    scheduler.closing.close(reason)
     if waiting == "cancel":
         cancelled += _withdraw_waiting(scheduler)
     with trio.move_on_after(grace) as in_time:
         await wait_until(scheduler, None, idle=True)
     if in_time.cancelled_caught:
         cancelled += _withdraw_waiting(scheduler)
-        scheduler.shut_down(reason)  # a job that cleans up submits nothing more
+        scheduler.closing.shut_down(reason)  # a job that cleans up submits nothing more
         running = _running(scheduler)
         for job in running:
             job.cancel(reason)
@@ -67,7 +67,7 @@ async def drain(
 def _withdraw_waiting(scheduler: Scheduler) -> int:
     return scheduler.withdraw_all(
         [job for lane in scheduler.lanes.values() for job in lane.waiting_jobs()],
-        lambda job: scheduler.refusal(),
+        lambda job: scheduler.closing.error(),
     )
 
 

@@ -6,17 +6,22 @@ A job keeps what happened to it; it changes nothing itself. Its state is changed
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from contextvars import Context
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
 
 import attrs
 import trio
-from trio.lowlevel import Abort, Task, enable_ki_protection
+from trio.lowlevel import Task, enable_ki_protection
 
+from . import _waits
+from ._blockers import Blocker, blockers
 from ._check import whole
+from ._config import SESSION_IS_OWNER
 from ._state import RUNNING, SUCCEEDED, WAITING, JobState
 
 if TYPE_CHECKING:
@@ -26,17 +31,25 @@ if TYPE_CHECKING:
     from ._session import SessionActor
     from ._settle import Unseen
     from ._timers import Timer
+    from ._waits import Wait
 
 T_co = TypeVar("T_co", covariant=True)
 
-RaiseCancel = Callable[[], Any]
+OWN_CODE: Final[set[CodeType]] = set()
+"""Code of this library that stands between a job's task and its body."""
 
 
 class Keeper(Protocol):
     """Whoever keeps a job: what a handle may ask of the lanes that it belongs to."""
 
+    @property
+    def running(self) -> Mapping[Task, AnyJob]: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
+    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None: ...
+    def lend(self, job: AnyJob) -> None: ...
+    async def take_back(self, job: AnyJob) -> None: ...
+    async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None: ...
     def waiting_job(self) -> AnyJob | None: ...
     def awaited(self) -> None: ...
 
@@ -65,6 +78,7 @@ class Job(Generic[T_co]):
     _options: RareOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
+    _costs: Mapping[str, float]  # what its start is charged, by unit
 
     id: int = attrs.field(default=0, init=False)
     submitted_at: float = attrs.field(default=0.0, init=False)
@@ -73,11 +87,20 @@ class Job(Generic[T_co]):
     _state: JobState = attrs.field(default=WAITING, init=False)
     _place: int = attrs.field(default=0, init=False)  # its rank in its session
     _arrival: int = attrs.field(default=0, init=False)  # in its global lane; 0: it is not there
+    _waiting_since: float = attrs.field(default=0.0, init=False)
+    _has_slot: bool = attrs.field(default=False, init=False)  # of its lane, and group
+    _lenders: int = attrs.field(default=0, init=False)  # tasks of it that lend its slot
+    _readmitting: bool = attrs.field(default=False, init=False)  # in line again, while it runs
+    _slot_waiter: Task | None = attrs.field(default=None, init=False)  # wants the slot back
+    _charged_at: float = attrs.field(default=0.0, init=False)
+    _charged: bool = attrs.field(default=False, init=False)  # whether `charge` was called
+    _progress_at: float = attrs.field(default=0.0, init=False)
+    _waits: dict[Task, Wait] | None = attrs.field(default=None, init=False)
     _timers: list[Timer] | None = attrs.field(default=None, init=False)  # of its wait
     _task: Task | None = attrs.field(default=None, init=False)  # that runs its body
     _scope: trio.CancelScope | None = attrs.field(default=None, init=False)  # of its body
     _interruption: JobCancelledError | None = attrs.field(default=None, init=False)
-    _waiters: dict[Task, Waiter] | None = attrs.field(default=None, init=False)
+    _waiters: dict[Task, Wait] | None = attrs.field(default=None, init=False)
     _value: Any = attrs.field(default=None, init=False)
     _error: BaseException | None = attrs.field(default=None, init=False)
     _traceback: TracebackType | None = attrs.field(default=None, init=False)
@@ -97,8 +120,20 @@ class Job(Generic[T_co]):
 
     @property
     def owner(self) -> Hashable:
-        """Whom it counts for: its session."""
-        return self.session
+        """Whom it counts for in a fair lane: as given with ``owner=``, else its session."""
+        owner = self._options.owner
+        return self.session if owner is SESSION_IS_OWNER else owner
+
+    @property
+    def _is_wrapped(self) -> bool:
+        session = self._session_lane
+        return self._lane.config.wrap is not None or (
+            session is not None and session.config.wrap is not None
+        )
+
+    @property
+    def _actors(self) -> tuple[LaneActor, SessionActor | None]:
+        return self._lane, self._session_lane
 
     @property
     def meta(self) -> Any:
@@ -183,6 +218,7 @@ class Job(Generic[T_co]):
           JobTimeoutError, QueueTimeoutError: if it ran or waited for too long.
           JobCancelledError: if it was cancelled; `LaneClearedError` and `LaneResetError` say how.
           LanesClosedError: if the lanes ended before it started.
+          LaneDeadlockError: inside a job, if the wait would never end.
         """
         await self.wait_done()
         try:
@@ -196,9 +232,10 @@ class Job(Generic[T_co]):
 
         Raises:
           JobCancelledError, QueueTimeoutError, LanesClosedError: if it never will, as in `wait`.
+          LaneDeadlockError: as `wait`.
         """
         if self._state is WAITING:
-            await self._park(Waiter(self._keeper.waiting_job(), until_started=True))
+            await _waits.park(self, until_started=True)
         else:
             await trio.lowlevel.checkpoint()
         if self.started_at is None:
@@ -206,76 +243,103 @@ class Job(Generic[T_co]):
 
     @enable_ki_protection
     async def wait_done(self) -> None:
-        """Wait until it has settled, however. A checkpoint; cancelling it leaves nothing behind."""
+        """Wait until it has settled, however. A checkpoint; cancelling it leaves nothing behind.
+
+        Raises:
+          LaneDeadlockError: as `wait`.
+        """
         if self.done:
             await trio.lowlevel.checkpoint()
         else:
-            await self._park(Waiter(self._keeper.waiting_job()))
+            await _waits.park(self)
 
-    async def _park(self, waiter: Waiter) -> None:
-        task = trio.lowlevel.current_task()
-        waiters = self._waiters = self._waiters or {}
-        waiters[task] = waiter
-        if waiter.job is not None:
-            self._keeper.awaited()
+    def blocked_by(self) -> tuple[Blocker, ...]:
+        """What it waits for now: to start, or, while it runs, for other jobs and for its slot.
 
-        def abort(raise_cancel: RaiseCancel) -> Abort:
-            del waiters[task]
-            return Abort.SUCCEEDED
+        Empty if it waits for nothing. Not a checkpoint.
+        """
+        return blockers(self, trio.current_time())
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
+    def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
+        """The frames of its body and their lines, outermost first, as of a `trio.lowlevel.Task`.
+
+        Empty while the body is not being run, or has ended.
+        """
+        if self._task is not None:
+            for frame, line in self._task.iter_await_frames():
+                if frame.f_code not in OWN_CODE:
+                    yield frame, line
+
+    # ---- inside it
 
     @enable_ki_protection
-    async def _wait_as_caller(self) -> None:
-        """The second half of ``run``: whoever cancels this wait cancels the job.
+    def progress(self) -> None:
+        """Say that it gets on: its ``idle_timeout`` counts from now. Not a checkpoint."""
+        if self._state is RUNNING:
+            self._restart_idle_clock()
 
-        The abort function keeps the cancellation and lets the wait go on, so that it is raised,
-        if at all, in this task and after the job has ended: catching `Cancelled` around a wait
-        would lose a value that arrives in the tick of the cancellation.
+    @enable_ki_protection
+    def charge(self, **units: float) -> None:
+        """Say what it really used: the difference to what its start was charged is made good.
+
+        Once for each start, also before it ends. Debt makes later jobs wait. Units that are not
+        named stay as they were charged. Not a checkpoint.
+
+        Raises:
+          RuntimeError: if it has not started, or was told this before.
+          TypeError, ValueError: for a unit that none of its rate limits knows, or a bad number.
         """
-        if self.done:  # it was not to wait, or ended before this task, which waited for room
-            if self._body_had_its_say():
-                await trio.lowlevel.cancel_shielded_checkpoint()
-            else:
-                await trio.lowlevel.checkpoint()
-            return
-        task = trio.lowlevel.current_task()
-        waiters = self._waiters = self._waiters or {}
-        waiters[task] = waiter = Waiter(self._keeper.waiting_job())
-        if waiter.job is not None:
-            self._keeper.awaited()
-        raise_cancel: RaiseCancel | None = None
+        self._keeper.charge(self, units)
 
-        def abort(raise_cancel_: RaiseCancel) -> Abort:
-            nonlocal raise_cancel
-            del waiters[task]  # a job that settles in here must not wake this task
-            self._keeper.cancel(self, "its caller was cancelled")
-            if self.done:
-                return Abort.SUCCEEDED
-            waiters[task] = waiter
-            raise_cancel = raise_cancel_
-            return Abort.FAILED
+    @asynccontextmanager
+    async def yield_slot(self) -> AsyncIterator[None]:
+        """Lend its slot in the lane, and in the lane's group, for as long as the block.
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        if raise_cancel is not None and not self._body_had_its_say():
-            raise_cancel()
+        For waiting, inside the job, for something that needs such a slot, or takes long. Its
+        session's slot is kept. Several tasks of the job may lend at once: it lends from the first
+        to the last. Taking the slot back goes before all that waits, ignores pauses and
+        reservations, respects the limit, and is shielded from cancellation, as in
+        `trio.Condition.wait`. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
+        Entering is not a checkpoint, leaving is.
 
-    def _body_had_its_say(self) -> bool:
-        """Whether its body returned or raised, so that its caller is told even if cancelled."""
-        # Only a body leaves a traceback: every other error was made by these lanes.
-        return self._state is SUCCEEDED or self._traceback is not None
+        Raises:
+          RuntimeError: if it does not run.
+        """
+        if self.started_at is None:
+            raise RuntimeError(f"{self!r} has no slot to lend")
+        self._keeper.lend(self)
+        try:
+            yield
+        finally:
+            await self._keeper.take_back(self)
 
-    def _wake(self, *, started: bool = False) -> None:
-        """Wake whoever waits for its end, or, if ``started``, for its start."""
-        if self._waiters:
-            woken = [
-                task
-                for task, waiter in self._waiters.items()
-                if waiter.until_started or not started
-            ]
-            for task in woken:
-                del self._waiters[task]
-                trio.lowlevel.reschedule(task)
+    async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
+        """Give its slot back, and return when its lane would start it again, first of its priority.
+
+        For a 429 with Retry-After: ``lanes.pause_for(...)``, then this. Pauses, rate limits and the
+        limit are waited for as at the start, and ``cost`` is charged again; as at the start unless
+        said. A checkpoint. If it is cancelled, the job waits, shielded, for a slot to clean up
+        with.
+
+        Raises:
+          RuntimeError: if it does not run, or lends its slot.
+          TypeError, ValueError: for a bad cost.
+        """
+        if self._state is not RUNNING:
+            raise RuntimeError(f"{self!r} does not run")
+        await self._keeper.readmit(self, cost)
+
+    def _restart_idle_clock(self) -> None:
+        self._progress_at = trio.current_time() if self._has_slot else math.inf
+        if self._scope is not None and self._options.idle_timeout != math.inf:
+            self._scope.deadline = self._deadline
+
+    @property
+    def _deadline(self) -> float:
+        """When its body is to end, whichever of its limits that is."""
+        assert self.started_at is not None
+        options = self._options
+        return min(self.started_at + options.timeout, self._progress_at + options.idle_timeout)
 
     def _result(self) -> T_co:
         """What ``wait`` gives, now that it has settled."""
@@ -297,13 +361,3 @@ class Job(Generic[T_co]):
 
 
 AnyJob: TypeAlias = Job[Any]
-
-
-@final
-@attrs.frozen(eq=False)
-class Waiter:
-    """Who waits for a job, and for what."""
-
-    job: AnyJob | None
-    """The job that the waiting task belongs to."""
-    until_started: bool = False

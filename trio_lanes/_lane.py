@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import final
+from itertools import chain
+from typing import TYPE_CHECKING, final
 
 import trio
 
 from ._actor import Actor, Floor
-from ._backlog import Backlog, rank
 from ._config import LaneConfig
 from ._job import AnyJob
+from ._line import Line, PlainLine, SharedLine
 from ._mailbox import Mailbox
-from ._state import WAITING
+from ._shared_limiter import Asker
 from ._timers import Timer
+
+if TYPE_CHECKING:
+    from ._group import Group
 
 
 @final
@@ -22,37 +26,56 @@ class LaneActor(Actor):
     """The lane that runs jobs of one kind, over all sessions.
 
     A job is *bound for* it from submission to start. Those that may start as far as their session
-    goes stand in its backlog, by priority and arrival; the others are still in their sessions.
+    goes stand in its line; the others are still in their sessions, or not due yet.
+
+    A job starts when nothing stops it: not a pause, not a lack of tokens of the limiter or of the
+    group, not a rate limit. What it needs is taken together, and charged, in `Floor.start`.
     """
 
     __slots__ = (
         "_name",
-        "backlog",
+        "asker",
         "bound",
+        "delayed",
         "entrants",
         "finished",
+        "group",
+        "label",
+        "lending",
+        "line",
         "mailbox",
+        "plain",
         "quiet_until",
+        "returning",
+        "slots",
         "started",
         "warning",
     )
 
     limiter: trio.CapacityLimiter
 
-    def __init__(self, floor: Floor, name: str, config: LaneConfig) -> None:
-        super().__init__(floor, config)
+    def __init__(self, floor: Floor, name: str, label: str, config: LaneConfig) -> None:
         self._name = name
-        self.limiter = trio.CapacityLimiter(config.concurrency)
+        self.label = label  # its name, or the template that it comes from
         self.mailbox = Mailbox()
-        self.backlog: Backlog[AnyJob] = Backlog()
+        self.line: Line = PlainLine()
+        self.delayed: dict[int, AnyJob] = {}  # {id: job that is not due yet}
+        self.lending: dict[AnyJob, None] = {}  # running, and without a slot
         # {id: job}, in the order in which their waits began, in both layers. A dict would take
         # linear time to find its first item after many deletions at the front.
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
+        self.slots = 0  # tokens of the limiter that its jobs hold
+        self.returning: OrderedDict[AnyJob, None] = OrderedDict()  # lent slots, and want them back
+        self.asker: Asker | None = None  # for a limiter that is shared
+        self.group: Group | None = None
         self.entrants = 0  # jobs that wait for room before they are bound for it
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
-        self.quiet_until = -float("inf")  # when the next warning may be written to the log
+        self.quiet_until = -float("inf")
+        super().__init__(floor, config)
+        self.limiter = trio.CapacityLimiter(config.concurrency)
+        self.set_config(config)
 
     @property
     def name(self) -> str:
@@ -62,10 +85,36 @@ class LaneActor(Actor):
         if self.warning is not None and config.warn_after != self.config.warn_after:
             self.warning.cancel()  # the next step sets it anew
             self.warning = None
+        if config.limiter is None:
+            if self.asker is not None:
+                self.limiter, self.asker = trio.CapacityLimiter(config.concurrency), None
+        elif self.limiter is not config.limiter:
+            self.limiter = config.limiter
+            self.asker = Asker(config.limiter, self.floor.spawn, self._token_came)
+        jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
+        if config.fair or config.aging != float("inf"):
+            self.line = SharedLine(aging=config.aging, fair=config.fair)
+        else:
+            self.line = PlainLine()
+        for job in jobs:
+            self.line.add(job)
         super().set_config(config)
+        self.find_out_whether_plain()
+
+    def find_out_whether_plain(self) -> None:
+        """Plain is a lane that only its own limiter and a pause can stop."""
+        self.plain = (
+            isinstance(self.line, PlainLine)
+            and self.asker is None
+            and self.group is None
+            and not self.rates
+        )
 
     def waiting_jobs(self) -> Iterable[AnyJob]:
-        return self.bound.values()
+        return chain(self.bound.values(), self.delayed.values())
+
+    def running_jobs(self) -> list[AnyJob]:
+        return [*super().running_jobs(), *self.lending]
 
     def send(self, job: AnyJob) -> None:
         self.mailbox.send(job)
@@ -75,27 +124,122 @@ class LaneActor(Actor):
         mailbox = self.mailbox
         while mailbox.count:
             job = mailbox.take()
-            if job._state is WAITING and job._arrival:
-                self.backlog.add(rank(job._priority, job._arrival), job)
+            if job._arrival and not job.done:
+                self.line.add(job)
 
     def remove(self, job: AnyJob) -> None:
         """Take ``job`` out of line; its arrival is the caller's to keep or to give away."""
         self.take_mail()
-        self.backlog.remove(rank(job._priority, job._arrival))
+        self.line.remove(job)
 
     def step(self) -> None:
         if self.mailbox.count:
             self.take_mail()
-        backlog = self.backlog
-        while backlog.items and self.active < self.concurrency and not self.paused:
-            self.floor.start(backlog.pop())
+        if self.returning:
+            self.give_slots_back()
+        line, floor = self.line, self.floor
+        if self.plain:
+            while line and self.slots < self.concurrency and not self.paused:
+                floor.start(line.pop())
+        elif self.group is not None:
+            self.group.offer(self)
+            floor.touch(self.group)
+        else:
+            while (head := self.ready_head()) is not None and self.start_head(head):
+                pass
         if self.warning is None:
             if self.bound:
-                self.floor.warn_later(self)
+                floor.warn_later(self)
         elif not self.active and not self.bound:
             # Not as soon as nothing waits: in a busy lane that is so every other moment.
             self.warning.cancel()
             self.warning = None
+        if self.label is not self._name and self.is_idle:
+            floor.retire(self)
+
+    def starts_at_once(self, job: AnyJob) -> bool:
+        """Whether ``job``, if it came now and its session let it, would not wait here."""
+        if self.paused or self.line or self.returning or self.slots >= self.limiter.total_tokens:
+            return False
+        if self.plain:
+            return True
+        if self.asker is not None and self.limiter.statistics().tasks_waiting:
+            return False
+        now, group = self.floor.now, self.group
+        return self.rates.ready_at(job._costs, now) <= now and (
+            group is None
+            or (group.admits(self.label) and group.rates.ready_at(job._costs, now) <= now)
+        )
+
+    def ready_head(self) -> AnyJob | None:
+        """The head of the line, if nothing of this lane but its limiter stops it."""
+        head = None
+        has_slot = self.asker is not None or self.slots < self.concurrency
+        if has_slot and self.line and not self.paused and not self.returning:
+            head = self.line.best()
+            when = self.rates.ready_at(head._costs, self.floor.now)
+            if when > self.floor.now:
+                self.wait_for_rate(when)
+                head = None
+        if head is None and self.asker is not None and not self.returning:
+            self.asker.rest()
+        return head
+
+    def start_head(self, head: AnyJob) -> bool:
+        """Start ``head``, the head of the line; False if it lacks a token of a shared limiter."""
+        if self.asker is not None and not self.asker.take(head):
+            return False
+        self.line.remove(head)
+        self.floor.start(head)
+        return True
+
+    def give_slots_back(self) -> None:
+        """Give jobs that lent their slots new ones: before all that waits, pauses or not."""
+        while self.returning:
+            job = next(iter(self.returning))
+            if self.group is not None and not self.group.has_budget:
+                break
+            if self.asker is None:
+                if self.slots >= self.concurrency:
+                    break
+            elif not self.asker.take(job):
+                break
+            del self.returning[job]
+            self.floor.regained(job)
+        if self.group is not None:
+            if self.returning:
+                self.group.returning[self] = None
+            else:
+                self.group.returning.pop(self, None)
+
+    def take_tokens(self, job: AnyJob, *, charge: bool = True) -> None:
+        """Give ``job`` a token of the limiter and one of the group, and charge it."""
+        if self.asker is None:  # else one was taken before, on behalf of this job
+            self.limiter.acquire_on_behalf_of_nowait(job)
+        self.slots += 1
+        if not self.plain:
+            now, group = self.floor.now, self.group
+            if group is not None:
+                group.used[self.label] += 1
+            if charge:
+                self.rates.charge(job._costs, now)
+                if group is not None:
+                    group.rates.charge(job._costs, now)
+
+    def give_tokens_back(self, job: AnyJob) -> None:
+        """Take back what `take_tokens` gave, but for the charge."""
+        self.limiter.release_on_behalf_of(job)
+        self.slots -= 1
+        if self.group is not None:
+            self.group.used[self.label] -= 1
+            self.floor.touch(self.group)
+        self.floor.touch(self)
+
+    def _token_came(self) -> None:
+        outermost = self.floor.begin()
+        self.floor.touch(self)
+        if outermost:
+            self.floor.serve()
 
     @property
     def oldest(self) -> AnyJob | None:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from types import MappingProxyType
 from typing import Final, Literal, final
 
 import trio
@@ -13,12 +14,14 @@ from trio.lowlevel import enable_ki_protection
 
 from . import _control
 from ._check import finite_seconds
-from ._config import LaneConfig, lane_config, lane_names, session_config
+from ._config import LaneConfig, LaneGroup, session_config
+from ._configure import apply, configure
 from ._drain import DrainReport, drain
 from ._errors import UnknownLaneError
 from ._instrument import Hooks, LaneInstrument
 from ._job import AnyJob
 from ._names import resolve_global_lane, session_key
+from ._plan import Plan
 from ._scheduler import Scheduler
 from ._statistics import LanesStatistics, lanes_statistics
 from ._submission import Submitter
@@ -33,6 +36,7 @@ def open_lanes(
     lanes: Mapping[str, int | float | LaneConfig] = DEFAULT_LANES,
     *,
     sessions: LaneConfig = LaneConfig(concurrency=1),
+    groups: Mapping[str, LaneGroup] = MappingProxyType({}),
     instruments: Iterable[LaneInstrument] = (),
 ) -> AbstractAsyncContextManager[Lanes]:
     """Open lanes that live in a nursery of their own, for as long as the block.
@@ -49,33 +53,37 @@ def open_lanes(
     is no `Exception`, cancel everything and leave in an `ExceptionGroup`, as from a nursery.
 
     Args:
-      lanes: the global lanes. A number is a `LaneConfig` with that concurrency.
-      sessions: what every session lane is like.
+      lanes: the global lanes. A number is a `LaneConfig` with that concurrency. A name that ends
+        with ``*`` is a template: a lane whose name matches it comes to life and goes as session
+        lanes do. ``"session:vip"`` is what that one session is like.
+      sessions: what every other session lane is like.
+      groups: global lanes that share a budget and rate limits, by the groups' names.
       instruments: hooks; see `LaneInstrument`.
 
     Raises:
       TypeError, ValueError: for a bad configuration, at the call.
     """
-    configs = {name: lane_config(name, value) for name, value in lane_names(lanes).items()}
-    return _opened(configs, session_config(sessions), Hooks(instruments))
+    plan = Plan().changed(lanes, groups)
+    return _opened(plan, session_config(sessions), Hooks(instruments))
 
 
 @asynccontextmanager
 @enable_ki_protection
-async def _opened(
-    configs: dict[str, LaneConfig], sessions: LaneConfig, hooks: Hooks
-) -> AsyncIterator[Lanes]:
+async def _opened(plan: Plan, sessions: LaneConfig, hooks: Hooks) -> AsyncIterator[Lanes]:
     with ExitStack() as when_all_has_ended:
         async with trio.open_nursery() as nursery:
-            scheduler = Scheduler(nursery, configs, sessions, hooks)
+            scheduler = Scheduler(nursery, sessions, hooks)
             when_all_has_ended.callback(_report_unseen, scheduler)
             lanes = Lanes(scheduler)
+            scheduler.begin()
+            apply(scheduler, plan)
+            scheduler.serve()
             try:
                 yield lanes
                 lanes.close("the block was left")
                 await _let_work_end(scheduler)
             finally:
-                scheduler.shut_down("the block was left")
+                scheduler.closing.shut_down("the block was left")
 
 
 def _report_unseen(scheduler: Scheduler) -> None:
@@ -120,7 +128,7 @@ class Lanes(Submitter):
 
     def __repr__(self) -> str:
         scheduler = self._scheduler
-        closed = ", closed" if scheduler.closing is not None else ""
+        closed = "" if scheduler.closing.is_open else ", closed"
         return (
             f"<trio_lanes.Lanes at {id(self):#x}, {len(scheduler.lanes)} lanes, "
             f"{len(scheduler.sessions)} sessions, {scheduler.active} active, "
@@ -132,10 +140,9 @@ class Lanes(Submitter):
     def lane(self, name: str) -> Lane:
         """The global lane of that name."""
         resolved = resolve_global_lane(name)
-        try:
-            return Lane(self._scheduler, self._scheduler.lanes[resolved])
-        except KeyError:
-            raise UnknownLaneError(resolved, self._scheduler.lanes) from None
+        if self._scheduler.find_lane(resolved) is None:
+            raise UnknownLaneError(resolved, self._scheduler.plan.lanes)
+        return Lane(self._scheduler, resolved)
 
     def session(self, key: str) -> SessionLane:
         """The lane of that session, which need not be alive.
@@ -160,17 +167,22 @@ class Lanes(Submitter):
     # ---- acting
 
     @enable_ki_protection
-    def configure(self, lanes: Mapping[str, int | float | LaneConfig | None] | None = None) -> None:
+    def configure(
+        self,
+        lanes: Mapping[str, int | float | LaneConfig | None] | None = None,
+        groups: Mapping[str, LaneGroup] | None = None,
+    ) -> None:
         """Change lanes while they work; all of it, or nothing if anything of it is bad.
 
         A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration,
-        a new name is a new lane, None removes one, and what is not named stays as it is. Then
-        everything that can start starts. Running jobs are not touched. Not a checkpoint.
+        a new name is a new lane, None removes one, and what is not named stays as it is; groups, if
+        given, replace all groups. Then everything that can start starts. Running jobs are not
+        touched, and what rate limits remember stays. Not a checkpoint.
 
         Raises:
           TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
         """
-        _control.configure(self._scheduler, {} if lanes is None else lanes)
+        configure(self._scheduler, {} if lanes is None else lanes, groups)
 
     @enable_ki_protection
     def clear(
@@ -211,6 +223,18 @@ class Lanes(Submitter):
         Running jobs are not touched. Not a checkpoint.
         """
         _control.pause(self._scheduler, _control.alive(self._scheduler, name))
+
+    @enable_ki_protection
+    def pause_for(self, name: str | None, seconds: float) -> None:
+        """Start no more jobs in that lane, or in any global lane, for so many seconds from now.
+
+        For a Retry-After. It only ever extends such a pause; `resume` ends it too. Not a
+        checkpoint.
+
+        Raises:
+          TypeError, ValueError: if ``seconds`` is no finite number from 0 up.
+        """
+        _control.pause_for(self._scheduler, _control.alive(self._scheduler, name), seconds)
 
     @enable_ki_protection
     def resume(self, name: str | None = None) -> None:
@@ -260,7 +284,11 @@ class Lanes(Submitter):
         """
         if retry_after is not None:
             finite_seconds("retry_after", retry_after)
-        self._scheduler.close(reason, retry_after)
+        self._scheduler.closing.close(reason, retry_after)
+
+    async def wait_closing(self) -> None:
+        """Wait until the lanes close: for a server's shutdown trigger. A checkpoint."""
+        await self._scheduler.closing.begun.wait()
 
     async def drain(
         self,

@@ -11,17 +11,23 @@ which is busy or paused, is passed over in the line of its global lane.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import Final, final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, final
 
 import attrs
+import outcome
 import trio
 from trio.lowlevel import Abort, Task
 
 from ._actor import Actor
-from ._job import AnyJob, RaiseCancel
+from ._current import job_here
+from ._job import AnyJob
 from ._lane import LaneActor
 from ._session import SessionActor
+from ._waits import RaiseCancel, Wait
+
+if TYPE_CHECKING:
+    from ._scheduler import Scheduler
 
 
 @final
@@ -31,43 +37,96 @@ class Entrant:
 
     job: AnyJob
     """What is accepted when there is room; nobody else knows it until then."""
-    by_job: bool
-    """Whether a running job of these lanes submits it, and so may do that while they close."""
+    inside: AnyJob | None
+    """The running job of these lanes that submits it; it may do that while they close."""
     session: SessionActor | None
     task: Task = attrs.field(factory=trio.lowlevel.current_task, init=False)
     actor: Actor = attrs.field(init=False)
     """In whose line for room it stands."""
-
-    async def wait(self, give_up: Callable[[Entrant], None]) -> None:
-        """Wait until the job has been accepted; if this is cancelled, it has not been."""
-
-        def abort(raise_cancel: RaiseCancel) -> Abort:
-            give_up(self)
-            return Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+    wait: Wait = attrs.field(init=False)
 
 
 @final
 class Lines:
     """The lines of all who wait for room. It is true while one is to be looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler: Final = scheduler
         self.length = 0  # of all of them together
         self._unseen: Final[dict[Actor, None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._unseen)
 
-    def join(self, entrant: Entrant) -> None:
-        """Wait for room, behind those who do already."""
+    def no_room_for(self, job: AnyJob) -> Actor | None:
+        """The lane without room for ``job``, or where others wait for room before it."""
+        scheduler, lane = self._scheduler, job._lane
+        # What cannot wait needs no room for that.
+        if not (lane.bounded or scheduler.bounded_sessions) or not job._options.queue_timeout:
+            return None
+        session = None if job.session is None else scheduler.session_lane(job.session)
+        return _in_the_way(job, lane, session, settled=not scheduler.serving)
+
+    async def wait(self, job: AnyJob, inside: AnyJob | None) -> None:
+        """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted.
+
+        Raises:
+          LaneDeadlockError: if that would never be.
+          LanesClosedError: if the lanes close meanwhile, unless it is submitted ``inside`` of them.
+        """
+        session = None if job.session is None else self._scheduler.awake(job.session)
+        entrant = Entrant(job, inside, session)
+        self._join(entrant)
+        entrant.wait = Wait(entrant.task, job_here(self._scheduler.running), room_in=entrant.actor)
+        try:
+            entrant.wait.begin()
+        except BaseException:
+            self._give_up(entrant)
+            raise
+
+        def abort(raise_cancel: RaiseCancel) -> Abort:
+            entrant.wait.end()
+            self._give_up(entrant)
+            return Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def refuse(self, entrant: Entrant, error: Exception) -> None:
+        """Let ``entrant`` wait no more, but raise ``error``."""
+        self._turn_away(entrant)
+        entrant.wait.end()
+        trio.lowlevel.reschedule(entrant.task, outcome.Error(error))
+
+    def let_in(self) -> bool:
+        """Have one accepted who has waited for room; whether there was one."""
+        while self._unseen:
+            entrant = self._next()
+            if entrant is not None:
+                entrant.wait.end()
+                self._scheduler.accept(entrant.job)
+                trio.lowlevel.reschedule(entrant.task)
+                return True
+        return False
+
+    def _give_up(self, entrant: Entrant) -> None:
+        outermost = self._scheduler.begin()
+        self._turn_away(entrant)
+        if outermost:
+            self._scheduler.serve()
+
+    def _turn_away(self, entrant: Entrant) -> None:
+        self._leave(entrant)
+        self._scheduler.touch(entrant.actor)
+        if entrant.session is not None:
+            self._scheduler.touch(entrant.session)  # it may have been alive only for this
+
+    def _join(self, entrant: Entrant) -> None:
         lane, session = entrant.job._lane, entrant.session
         self.length += 1
         lane.entrants += 1
         self._stand(entrant, session if session is not None and _full(session) else lane)
 
-    def leave(self, entrant: Entrant) -> None:
-        """Wait for room no more."""
+    def _leave(self, entrant: Entrant) -> None:
         self.length -= 1
         entrant.job._lane.entrants -= 1
         self._step_out(entrant)
@@ -96,13 +155,13 @@ class Lines:
         if isinstance(actor, SessionActor) and actor.entering:
             self._unseen.update((lane, None) for lane in lanes if lane.room_line)
 
-    def next(self) -> Entrant | None:
+    def _next(self) -> Entrant | None:
         """Take out one who may enter now; None if one line more has nobody like that."""
         actor = next(iter(self._unseen))
         if isinstance(actor, LaneActor):
             entrant = _first_to_enter(actor)
             if entrant is not None:
-                self.leave(entrant)
+                self._leave(entrant)
                 return entrant
         elif actor.room_line and isinstance(actor, SessionActor) and not _no_room_in(actor):
             entrant = next(iter(actor.room_line.values()))
@@ -115,14 +174,16 @@ class Lines:
         return None
 
 
-def in_the_way(lane: LaneActor, session: SessionActor | None, *, settled: bool) -> Actor | None:
+def _in_the_way(
+    job: AnyJob, lane: LaneActor, session: SessionActor | None, *, settled: bool
+) -> Actor | None:
     """Where a newcomer finds no room, or others who wait for it.
 
     Unless all is ``settled``, nothing starts at once.
     """
     if session is not None and _full(session):
         return session
-    if settled and _starts_at_once(lane, session):
+    if settled and _starts_at_once(job, session):
         return None
     if session is not None and not session.has_room:
         return session
@@ -140,22 +201,23 @@ def _no_room_in(session: SessionActor) -> bool:
 
 def _first_to_enter(lane: LaneActor) -> Entrant | None:
     for entrant in (lane.room_line or {}).values():
-        if not lane.has_room and not _has_slot(lane):
-            return None
-        session = entrant.session
-        if _starts_at_once(lane, session):
+        job, session = entrant.job, entrant.session
+        if _starts_at_once(job, session):
             return entrant
         if lane.has_room and (session is None or session.has_room):
             return entrant
+        if not lane.has_room and not lane.starts_at_once(job):
+            return None
     return None
 
 
-def _starts_at_once(lane: LaneActor, session: SessionActor | None) -> bool:
-    return _has_slot(lane) and (
+def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
+    return job._lane.starts_at_once(job) and (
         session is None
-        or not (session.paused or session.waiting or session.active >= session.concurrency)
+        or not (
+            session.paused
+            or session.waiting
+            or session.rates
+            or session.active >= session.concurrency
+        )
     )
-
-
-def _has_slot(lane: LaneActor) -> bool:
-    return not (lane.paused or lane.backlog.items or lane.active >= lane.concurrency)

@@ -11,32 +11,37 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from itertools import count
 from typing import Any, Final, final
 from weakref import WeakSet
 
-import outcome
 import trio
 
-from ._actor import Actor
+from . import _lending
+from ._actor import Actor, Steps
 from ._backlog import rank
+from ._closing import Closing
 from ._config import NO_OPTIONS, LaneConfig
 from ._crew import Crew
 from ._current import job_here, jobs_by_task
-from ._errors import JobCancelledError, LanesClosedError, QueueTimeoutError
+from ._errors import JobCancelledError, QueueTimeoutError
+from ._group import Group
 from ._instrument import Hook, Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
 from ._mailbox import Mailbox
-from ._room import Entrant, Lines, in_the_way
+from ._plan import Plan
+from ._rate import check_units, costs_of
+from ._room import Lines
 from ._session import SessionActor
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
-from ._timers import Timers
+from ._timers import Timer, Timers
 from ._wait_warnings import WaitWarnings
+from ._waits import wake
 from ._watch import Watches
 
 logger: Final = logging.getLogger("trio_lanes")
@@ -46,42 +51,38 @@ logger: Final = logging.getLogger("trio_lanes")
 class Scheduler:
     """All lanes of one `open_lanes`, and the jobs in them."""
 
-    def __init__(
-        self,
-        nursery: trio.Nursery,
-        lanes: dict[str, LaneConfig],
-        sessions: LaneConfig,
-        hooks: Hooks,
-    ) -> None:
+    def __init__(self, nursery: trio.Nursery, sessions: LaneConfig, hooks: Hooks) -> None:
         self._nursery: Final = nursery
         self._context: Final = copy_context()  # that of the lanes' own tasks
         self.hooks: Final = hooks
         self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
         self.running: Final = jobs_by_task()
-        self.timers: Final = Timers(self._spawn)
-        self._crew: Final = Crew(self, self.running, self._spawn)
+        self.timers: Final = Timers(self.spawn)
+        self._crew: Final = Crew(self, self.running, self.spawn)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
         self.watches: Final = Watches()
-        self.session_config: Final = sessions
-        self.bounded_sessions: Final = sessions.max_waiting != math.inf
-        self.lanes: Final = {name: LaneActor(self, name, lanes[name]) for name in lanes}
-        self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
-        self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
-        self.spare_mailboxes: Final[list[Mailbox]] = []
-        self.lines: Final = Lines()
-        self.unseen: Final[WeakSet[Unseen]] = WeakSet()
-        self.closing: LanesClosedError | None = None  # what new work from outside is told
-        self.refused = 0  # submissions, since closing
-        self.shut = False  # whether nothing at all starts any more
-        self.abandoned = 0  # bodies that were given up by a reset, and have not ended
-        self.finished = 0  # jobs that have settled, ever
+        self.closing: Final = Closing(self)
+        self.now = 0.0  # when the present transition began
+        self.serving = False  # whether there is one
+        self._touched: Final[deque[Steps]] = deque()
         self._ids: Final = count(1)
         self._order: Final = count(1)  # places in sessions, arrivals in global lanes
-        self._touched: Final[deque[Actor]] = deque()
-        self._now = 0.0  # when the present transition began
-        self._serving = False  # whether there is one
+        self._returns: Final = count(-(2**62))  # arrivals of those that are readmitted
+        self.plan = Plan()
+        self.session_config: Final = sessions
+        self.lanes: Final[dict[str, LaneActor]] = {}
+        self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
+        self.groups: Final[dict[str, Group]] = {}
+        self.bounded_sessions = False  # whether any session has a bound
+        self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
+        self.spare_mailboxes: Final[list[Mailbox]] = []
+        self.lines: Final = Lines(self)
+        self.unseen: Final[WeakSet[Unseen]] = WeakSet()
+        self.abandoned = 0  # bodies that were given up by a reset, and have not ended
+        self.finished = 0  # jobs that have settled, ever
 
-    def _spawn(self, fn: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task of the lanes' own."""
         # A copy, since this may be called while the context itself is entered: by a hook of
         # Trio's that is told of a task which is being spawned here.
         self._context.copy().run(self._nursery.start_soon, fn)
@@ -90,31 +91,46 @@ class Scheduler:
 
     def begin(self) -> bool:
         """Begin a transition; whether it is the outermost, which must `serve` at its end."""
-        if self._serving:
+        if self.serving:
             return False
-        self._serving = True
-        self._now = trio.current_time()
+        self.serving = True
+        self.now = trio.current_time()
         return True
 
-    def touch(self, actor: Actor) -> None:
+    def touch(self, actor: Steps) -> None:
         """Have ``actor`` take its step before the present transition is over."""
         if not actor.touched:
             actor.touched = True
             self._touched.append(actor)
 
+    def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
+        """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
+        if timer is not None:
+            if timer.when == when and timer.is_set:
+                return timer
+            timer.cancel()
+        return self.timers.call_at(when, partial(self._touch_now, actor))
+
+    def _touch_now(self, actor: Steps) -> None:
+        outermost = self.begin()
+        self.touch(actor)
+        if outermost:
+            self.serve()
+
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
         touched, lines = self._touched, self.lines
         listeners = self.hooks.lane_empty or self.hooks.lane_idle
-        while touched or (lines.length and self._let_in()):
+        while touched or (lines.length and lines.let_in()):
             actor = touched.popleft()
             actor.touched = False
             actor.step()
-            if lines.length:
-                lines.look_at(actor, self.lanes.values())
-            if listeners:
-                self._tell_of(actor)
-        self._serving = False
+            if isinstance(actor, Actor):
+                if lines.length:
+                    lines.look_at(actor, self.lanes.values())
+                if listeners:
+                    self._tell_of(actor)
+        self.serving = False
         if self.watches:
             self.watches.check()
 
@@ -128,116 +144,147 @@ class Scheduler:
         if was_busy and not busy:
             self.hooks.call(self.hooks.lane_idle, self.view(actor))
 
+    def rate_limited(self, actor: Actor, until: float) -> None:
+        """The head of ``actor`` waits for a rate limit."""
+        if self.hooks.lane_rate_limited:
+            self.hooks.call(self.hooks.lane_rate_limited, self.view(actor), until)
+
+    # ---- lanes come and go
+
+    def find_lane(self, name: str) -> LaneActor | None:
+        """The global lane of that name; if it comes from a template, it need not be alive yet."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            label = self.plan.label_of(name)
+            if label is not None:
+                lane = LaneActor(self, name, label, self.plan.lanes[label])
+                self.join_group(lane)
+        return lane
+
+    def join_group(self, lane: LaneActor) -> None:
+        """Put ``lane`` into the group that the plan says, if any."""
+        group = self.plan.group_of(lane.label)
+        lane.group = None if group is None else self.groups[group]
+        lane.find_out_whether_plain()
+
+    def awake(self, key: str) -> SessionActor:
+        """The lane of the session ``key``, alive."""
+        session = self.sessions[key] = self.session_lane(key)
+        return session
+
+    def retire(self, actor: Actor) -> None:
+        """Forget a session's or a template's lane in which nothing waits or runs."""
+        if isinstance(actor, SessionActor):
+            if self.sessions.get(actor.key) is actor:
+                del self.sessions[actor.key]
+        elif self.lanes.get(actor.name) is actor:
+            del self.lanes[actor.name]
+
+    def session_lane(self, key: str) -> SessionActor:
+        """The lane of the session ``key``; it need not be alive."""
+        session = self.sessions.get(key)
+        if session is None:
+            config = self.plan.sessions.get(key, self.session_config)
+            session = SessionActor(self, self, key, config)
+        return session
+
+    def actors(self) -> list[Actor]:
+        """Every lane that is alive, of both layers."""
+        return [*self.lanes.values(), *self.sessions.values()]
+
     # ---- a job is accepted
 
     def accept(self, job: AnyJob) -> None:
-        """Give ``job`` its place in line, and start whatever can start."""
+        """Take ``job``, give it its place in line, and start whatever can start."""
         outermost = self.begin()
         lane = job._lane
+        if lane.label is not lane.name:  # from a template
+            lane = job._lane = self.lanes.setdefault(lane.name, lane)
         job.id = next(self._ids)
-        job.submitted_at = self._now
-        lane.bound[job.id] = job
+        job.submitted_at = self.now
         lane.waiting += 1
+        if job.session is not None:
+            session = job._session_lane = self.sessions.get(job.session) or self.awake(job.session)
+            session.waiting += 1
+        if job._options.delay:
+            self._postpone(job)
+        else:
+            self._join(job)
+        if self.hooks.job_submitted:
+            self.hooks.call(self.hooks.job_submitted, job)
+        if outermost:
+            self.serve()
+        if not job._options.queue_timeout:
+            self._out_of_time(job)
+
+    def _join(self, job: AnyJob) -> None:
+        """Give ``job`` its place in line."""
+        job._waiting_since = self.now
         order = next(self._order)
-        if job.session is None:
+        lane, session = job._lane, job._session_lane
+        lane.bound[job.id] = job
+        if session is None:
             job._arrival = order
             lane.send(job)
             self.touch(lane)
         else:
-            session = self.sessions.get(job.session)
-            if session is None:
-                session = self.awake(job.session)
-            job._session_lane = session
             job._place = rank(job._priority, order)
-            session.waiting += 1
             session.send(job)
             self.touch(session)
-        hooks = self.hooks
-        if job._options is not NO_OPTIONS or hooks.job_waiting_long:
-            self._set_timers(job)
-        if hooks.job_submitted:
-            hooks.call(hooks.job_submitted, job)
+        options = job._options
+        if options is not NO_OPTIONS or self.hooks.job_waiting_long:
+            self._wait_warnings.watch(job)
+            if 0 < options.queue_timeout < math.inf:
+                self._set_timer(job, options.queue_timeout, self._out_of_time)
+
+    def _postpone(self, job: AnyJob) -> None:
+        """Have ``job`` take its place in line when its delay is over."""
+        job._lane.delayed[job.id] = job
+        if job._session_lane is not None:
+            job._session_lane.delayed[job.id] = job
+        self._set_timer(job, job._options.delay, self._due)
+
+    def _due(self, job: AnyJob) -> None:
+        outermost = self.begin()
+        self._forget_delay(job)
+        self._join(job)
         if outermost:
             self.serve()
-        if job._state is WAITING and not job._options.queue_timeout:
+        if not job._options.queue_timeout:
             self._out_of_time(job)
 
-    def awake(self, key: str) -> SessionActor:
-        """A lane for the session ``key``, which has none."""
-        session = self.sessions[key] = SessionActor(self, self, key, self.session_config)
-        return session
+    def _forget_delay(self, job: AnyJob) -> bool:
+        """Whether ``job`` was not due yet."""
+        if job._session_lane is not None:
+            job._session_lane.delayed.pop(job.id, None)
+        return job._lane.delayed.pop(job.id, None) is not None
 
-    def retire(self, actor: Actor) -> None:
-        """Forget the lane of a session in which nothing waits or runs."""
-        assert isinstance(actor, SessionActor)
-        if self.sessions.get(actor.key) is actor:
-            del self.sessions[actor.key]
-
-    def _set_timers(self, job: AnyJob) -> None:
-        self._wait_warnings.watch(job)
-        limit = job._options.queue_timeout
-        if 0 < limit < float("inf"):
-            timer = self.timers.call_at(job.submitted_at + limit, partial(self._out_of_time, job))
-            job._timers = [*(job._timers or ()), timer]
+    def _set_timer(self, job: AnyJob, delay: float, call: Callable[[AnyJob], None]) -> None:
+        timer = self.timers.call_at(self.now + delay, partial(call, job))
+        job._timers = [*(job._timers or ()), timer]
 
     def _out_of_time(self, job: AnyJob) -> None:
-        self.withdraw(job, QueueTimeoutError(job._options.queue_timeout))
+        if job._state is WAITING and job.id not in job._lane.delayed:
+            self.withdraw(job, QueueTimeoutError(job._options.queue_timeout))
 
     def warn_later(self, lane: LaneActor) -> None:
         """Have long waits in ``lane`` warned about."""
         self._wait_warnings.watch_lane(lane)
-
-    # ---- a job waits for room
-
-    def no_room_for(self, job: AnyJob) -> Actor | None:
-        """The lane without room for ``job``, or where others wait for room before it."""
-        lane = job._lane
-        # What cannot wait needs no room for that.
-        if not (lane.bounded or self.bounded_sessions) or not job._options.queue_timeout:
-            return None
-        session = None
-        if job.session is not None:
-            session = self.sessions.get(job.session)
-            if session is None:  # its bound counts, though it is not alive
-                session = SessionActor(self, self, job.session, self.session_config)
-        return in_the_way(lane, session, settled=not self._serving)
-
-    async def wait_for_room(self, job: AnyJob, *, by_job: bool) -> None:
-        """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted."""
-        session = None
-        if job.session is not None:
-            session = self.sessions.get(job.session) or self.awake(job.session)
-        entrant = Entrant(job, by_job, session)
-        self.lines.join(entrant)
-        await entrant.wait(self._give_up)
-
-    def _give_up(self, entrant: Entrant) -> None:
-        outermost = self.begin()
-        self._turn_away(entrant)
-        if outermost:
-            self.serve()
-
-    def _turn_away(self, entrant: Entrant) -> None:
-        self.lines.leave(entrant)
-        self.touch(entrant.actor)
-        if entrant.session is not None:
-            self.touch(entrant.session)  # it may have been alive only for this
-
-    def _let_in(self) -> bool:
-        """Accept one who has waited for room; whether there was one."""
-        while self.lines:
-            entrant = self.lines.next()
-            if entrant is not None:
-                self.accept(entrant.job)
-                trio.lowlevel.reschedule(entrant.task)
-                return True
-        return False
 
     # ---- forwarded, started
 
     def next_arrival(self) -> int:
         """The end of every line."""
         return next(self._order)
+
+    def next_return(self) -> int:
+        """Before every line, but behind those who came there before."""
+        return next(self._returns)
+
+    def regained(self, job: AnyJob) -> None:
+        """Give ``job``, which had lent its slot, a new one."""
+        job._lane.take_tokens(job, charge=False)
+        _lending.regained(job)
 
     def forward(self, job: AnyJob, arrival: int) -> None:
         """Put ``job`` in the line of its global lane, as one that came at ``arrival``."""
@@ -249,24 +296,32 @@ class Scheduler:
 
     def start(self, job: AnyJob) -> None:
         """Give ``job``, which its lane has taken out of line, its slots, and have it run."""
-        lane = job._lane
+        lane, session = job._lane, job._session_lane
+        lane.take_tokens(job)
+        if job._state is RUNNING:
+            job._readmitting = False
+            job._charged_at = self.now
+            _lending.regained(job)
+            return
         advance(job, RUNNING)
-        job.started_at = self._now
-        lane.limiter.acquire_on_behalf_of_nowait(job)
+        job.started_at = job._charged_at = job._progress_at = self.now
+        job._has_slot = True
         lane.active += 1
         lane.started += 1
-        if job._session_lane is not None:
-            job._session_lane.started(job)
+        if session is not None:
+            session.started(job)
+            if session.rates:
+                session.rates.charge(job._costs, self.now)
         self._leave_line(job)
         if job._waiters:
-            job._wake(started=True)
+            wake(job)
         if self.hooks.job_started:
             self._call_in_context(job, self.hooks.job_started)
         self._crew.grant(job)
 
     def _leave_line(self, job: AnyJob) -> None:
         lane, session = job._lane, job._session_lane
-        del lane.bound[job.id]
+        lane.bound.pop(job.id, None)  # a job that is not due has no place
         lane.waiting -= 1
         if lane.room_line:
             self.touch(lane)
@@ -306,9 +361,9 @@ class Scheduler:
             leaves = error
             job._unhandled = True  # whoever gets it from the lanes has seen it
         if isinstance(leaves, trio.Cancelled):
-            self.shut_down("the lanes were cancelled")
+            self.closing.shut_down("the lanes were cancelled")
         elif leaves is not None:
-            self.shut_down(f"a job raised {type(leaves).__name__}")
+            self.closing.shut_down(f"a job raised {type(leaves).__name__}")
         self._end(job, verdict.state, None, verdict.error)
         return leaves
 
@@ -324,15 +379,18 @@ class Scheduler:
         if session is not None:  # first: its next job competes for the slot in the lane
             session.ended(job)
             self.touch(session)
-        lane.limiter.release_on_behalf_of(job)
+        if job._has_slot:
+            job._has_slot = False
+            lane.give_tokens_back(job)
+        else:
+            _lending.stop(job)
         lane.active -= 1
         lane.finished += 1
-        self.touch(lane)
 
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
     ) -> None:
-        settle(job, self._now, state, value, error)
+        settle(job, self.now, state, value, error)
         self.finished += 1
         if error is not None and state is FAILED and not job._unhandled:
             unseen = watch_failure(job)
@@ -343,7 +401,7 @@ class Scheduler:
         job._context = None
         job._session_lane = None
         if job._waiters:
-            job._wake()
+            wake(job)
 
     def _call_in_context(self, job: AnyJob, hooks: list[Hook]) -> None:
         assert job._context is not None
@@ -358,16 +416,30 @@ class Scheduler:
         """Settle ``job``, which waits, with ``error``: it will never be called."""
         outermost = self.begin()
         lane, session = job._lane, job._session_lane
+        if not self._forget_delay(job):
+            if session is not None:
+                session.remove(job)
+            else:
+                lane.remove(job)
         if session is not None:
-            session.remove(job)
             self.touch(session)
-        else:
-            lane.remove(job)
-        self._leave_line(job)
         self.touch(lane)
+        self._leave_line(job)
         self._settle(job, CANCELLED, None, error)
         if outermost:
             self.serve()
+
+    def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
+        """Withdraw those of ``jobs`` that still wait, as one transition; how many there were."""
+        outermost = self.begin()
+        withdrawn = 0
+        for job in list(jobs):
+            if job._state is WAITING:  # what an instrument does may have been faster
+                self.withdraw(job, error(job))
+                withdrawn += 1
+        if outermost:
+            self.serve()
+        return withdrawn
 
     def interrupt(self, job: AnyJob, error: JobCancelledError) -> None:
         """Cancel the body of ``job``; if that ends it, it settles with ``error``."""
@@ -379,10 +451,9 @@ class Scheduler:
 
     def abandon(self, job: AnyJob, error: JobCancelledError) -> None:
         """Cancel ``job``, which runs, and settle it now: what its body still does is its own."""
-        begun = job._task is not None
+        self.abandoned += job._task is not None  # else it has not begun, and never will
         job._interruption = None
         self.interrupt(job, error)
-        self.abandoned += begun
         self._end(job, CANCELLED, None, error)
 
     def cancel(self, job: AnyJob, reason: str | None) -> bool:
@@ -405,12 +476,44 @@ class Scheduler:
         if self.watches:
             self.watches.check()
 
+    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
+        """`Job.charge`."""
+        if job.started_at is None or job._charged:
+            raise RuntimeError(f"{job!r} has not started, or has been charged before")
+        lane, session = job._lane, job._session_lane
+        metered: list[Actor | Group] = [lane]
+        metered += [actor for actor in (lane.group, session) if actor is not None]
+        costs_of(units)
+        check_units(units, frozenset().union(*(actor.rates.units for actor in metered)))
+        outermost = self.begin()
+        job._charged = True
+        more = {unit: used - job._costs.get(unit, 0) for unit, used in units.items()}
+        for actor in metered:
+            actor.rates.correct(more, self.now, job._charged_at)
+            self.touch(actor)
+        if outermost:
+            self.serve()
+
+    def lend(self, job: AnyJob) -> None:
+        """`Job.yield_slot` begins."""
+        _lending.lend(self, job)
+
+    async def take_back(self, job: AnyJob) -> None:
+        """`Job.yield_slot` ends."""
+        await _lending.take_back(self, job)
+
+    async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None:
+        """`Job.readmit`."""
+        await _lending.readmit(self, job, cost)
+
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
         outermost = self.begin()
         place = next(self._order)
         session = job._session_lane
-        if session is not None:
+        if job.id in job._lane.delayed:
+            job._priority = priority
+        elif session is not None:
             session.move(job, priority, place)
             self.touch(session)
         else:
@@ -421,11 +524,7 @@ class Scheduler:
         if outermost:
             self.serve()
 
-    # ---- all of them
-
-    def actors(self) -> list[Actor]:
-        """Every lane that is alive, of both layers."""
-        return [*self.lanes.values(), *self.sessions.values()]
+    # ---- counts
 
     @property
     def waiting(self) -> int:
@@ -436,50 +535,3 @@ class Scheduler:
     def active(self) -> int:
         """How many jobs run."""
         return sum(lane.active for lane in self.lanes.values())
-
-    def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
-        """Withdraw those of ``jobs`` that still wait, as one transition; how many there were."""
-        outermost = self.begin()
-        withdrawn = 0
-        for job in list(jobs):
-            if job._state is WAITING:  # what an instrument does may have been faster
-                self.withdraw(job, error(job))
-                withdrawn += 1
-        if outermost:
-            self.serve()
-        return withdrawn
-
-    def close(self, reason: str, retry_after: float | None = None) -> None:
-        """Refuse new work from outside from now on."""
-        if self.closing is None:
-            outermost = self.begin()
-            self.closing = LanesClosedError(reason, retry_after)
-            self._refuse_entrants(by_jobs=False)
-            if self.hooks.lanes_closing:
-                self.hooks.call(self.hooks.lanes_closing, reason, retry_after)
-            if outermost:
-                self.serve()
-
-    def shut_down(self, reason: str) -> None:
-        """Start nothing any more: whatever waits settles with `LanesClosedError`."""
-        if not self.shut:
-            outermost = self.begin()
-            self.shut = True
-            self.close(reason)
-            self._refuse_entrants(by_jobs=True)
-            for lane in self.lanes.values():
-                self.withdraw_all(lane.waiting_jobs(), lambda job: self.refusal())
-            if outermost:
-                self.serve()
-
-    def _refuse_entrants(self, *, by_jobs: bool) -> None:
-        for actor in self.actors():
-            for entrant in list((actor.room_line or {}).values()):
-                if by_jobs or not entrant.by_job:
-                    self._turn_away(entrant)
-                    trio.lowlevel.reschedule(entrant.task, outcome.Error(self.refusal()))
-
-    def refusal(self) -> LanesClosedError:
-        """A new error that says why the lanes are closed."""
-        assert self.closing is not None
-        return LanesClosedError(self.closing.reason, self.closing.retry_after)

@@ -39,7 +39,15 @@ class SessionActor(Actor):
     sessions waiting for their turn, these are most of what a session would weigh.
     """
 
-    __slots__ = ("_spares", "backlog", "entering", "forwarded", "key", "mailbox")
+    __slots__ = (
+        "_spares",
+        "backlog",
+        "delayed",
+        "entering",
+        "forwarded",
+        "key",
+        "mailbox",
+    )
 
     def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
         super().__init__(floor, config)
@@ -48,6 +56,7 @@ class SessionActor(Actor):
         self.mailbox: Mailbox | None = None
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
+        self.delayed: dict[int, AnyJob] = {}  # {id: waiting, and not due yet}
         self.entering = 0  # jobs of it that wait for room in their global lanes
 
     @property
@@ -56,7 +65,7 @@ class SessionActor(Actor):
 
     def waiting_jobs(self) -> Iterator[AnyJob]:
         self._take_mail()
-        return chain(self.forwarded.values(), self.backlog.items.values())
+        return chain(self.forwarded.values(), self.backlog.items.values(), self.delayed.values())
 
     def send(self, job: AnyJob) -> None:
         if self.mailbox is None:
@@ -87,14 +96,32 @@ class SessionActor(Actor):
             self._take_mail()
         backlog, forwarded = self.backlog, self.forwarded
         room = 0 if self.paused else self.concurrency - self.active
+        if self.rates:
+            room = min(room, self._rated_room())
         while backlog.items and len(forwarded) < room:
             self._forward(backlog.pop(), self.floor.next_arrival())
         while forwarded and len(forwarded) > room:
             self._take_back(max(forwarded))
         if forwarded and backlog.items:
             self._put_best_forward()
-        if not (self.waiting or self.active or self.paused or self.room_line or self.entering):
+        if not self.waiting and not self.active and not self.entering and self.is_idle:
             self.floor.retire(self)
+
+    def _rated_room(self) -> int:
+        """How many jobs may be forwarded, as far as the rates go: the one that is charged next."""
+        self._take_mail()
+        ranks = list(self.forwarded)
+        if self.backlog.items:
+            ranks.append(self.backlog.best_rank())
+        if not ranks:
+            return 0
+        best = min(ranks)
+        head = self.forwarded.get(best) or self.backlog.items[best]
+        when = self.rates.ready_at(head._costs, self.floor.now)
+        if when > self.floor.now:
+            self.wait_for_rate(when)
+            return 0
+        return 1
 
     def _put_best_forward(self) -> None:
         """Let better jobs take the places of those that were forwarded before they came."""

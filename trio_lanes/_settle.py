@@ -63,7 +63,11 @@ def interrupted(job: AnyJob) -> Verdict:
     """The job's own scope ended the body: it was cancelled, or its deadline was over."""
     if job._interruption is not None:
         return Verdict(CANCELLED, job._interruption)
-    return Verdict(FAILED, JobTimeoutError("timeout", job._options.timeout))
+    options = job._options
+    assert job.started_at is not None
+    if job.started_at + options.timeout <= job._progress_at + options.idle_timeout:
+        return Verdict(FAILED, JobTimeoutError("timeout", options.timeout))
+    return Verdict(FAILED, JobTimeoutError("idle_timeout", options.idle_timeout))
 
 
 def settle(

@@ -61,17 +61,17 @@ class LanesStatistics:
 
 def lane_statistics(lane: LaneActor) -> LaneStatistics:
     """``lane`` now."""
-    in_lane = len(lane.backlog.items) + lane.mailbox.count
+    in_lane = len(lane.line) + lane.mailbox.count
     oldest = lane.oldest
     return LaneStatistics(
         waiting=lane.waiting,
         waiting_in_lane=in_lane,
         waiting_in_sessions=lane.waiting - in_lane,
         active=lane.active,
-        concurrency=lane.concurrency,
+        concurrency=lane.limiter.total_tokens,
         paused=lane.paused,
-        paused_until=None,
-        oldest_wait=0.0 if oldest is None else trio.current_time() - oldest.submitted_at,
+        paused_until=None if lane.paused_by_hand else lane.paused_until,
+        oldest_wait=0.0 if oldest is None else trio.current_time() - oldest._waiting_since,
         started=lane.started,
         finished=lane.finished,
     )
@@ -93,7 +93,8 @@ def lanes_statistics(scheduler: Scheduler) -> LanesStatistics:
 def describe(kind: str, actor: Actor) -> str:
     """The live part of a lane's repr."""
     paused = ", paused" if actor.paused else ""
+    limit = actor.concurrency if actor.limiter is None else actor.limiter.total_tokens
     return (
-        f"<trio_lanes.{kind} {actor.name!r}, {actor.active}/{actor.concurrency} active, "
+        f"<trio_lanes.{kind} {actor.name!r}, {actor.active}/{limit} active, "
         f"{actor.waiting} waiting{paused}>"
     )

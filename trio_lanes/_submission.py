@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 
@@ -17,8 +17,9 @@ from ._errors import LaneFullError, UnknownLaneError
 from ._job import AnyJob, Job
 from ._lane import LaneActor
 from ._names import resolve_global_lane, session_key
-from ._scheduler import Scheduler, logger
-from ._state import RUNNING
+from ._rate import ONE_REQUEST, check_units
+from ._scheduler import Scheduler
+from ._waits import park_as_caller
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -55,9 +56,22 @@ class Submitter:
         is cancelled, a job that waits is withdrawn and a running one is cancelled, and this ends
         only when that has ended: the value if the body returned one, what it raised if it
         raised, else `trio.Cancelled`.
+
+        Raises:
+          LaneDeadlockError: inside a job, if this would never end; the job is withdrawn.
+          RuntimeError: for ``yield_slot`` outside of a job.
         """
+        caller: AnyJob | None = None
+        if options.get("yield_slot"):
+            caller = job_here(self._scheduler.running)
+            if caller is None:
+                raise RuntimeError("yield_slot lends the slot of a job, but this is not inside one")
         job = await self._enter(fn, args, options, checkpoint=False)
-        await job._wait_as_caller()
+        if caller is None:
+            await park_as_caller(job)
+        else:
+            async with caller.yield_slot():
+                await park_as_caller(job)
         try:
             return job._result()
         finally:
@@ -74,6 +88,7 @@ class Submitter:
 
         A checkpoint. If it raises `trio.Cancelled`, nothing was submitted.
         """
+        _refuse_yield_slot(options)
         return await self._enter(fn, args, options, checkpoint=True)
 
     @enable_ki_protection
@@ -91,6 +106,7 @@ class Submitter:
         Raises:
           LaneFullError: if a lane on its way is full, or others wait for room in it.
         """
+        _refuse_yield_slot(options)
         return self._enter_nowait(self._make(fn, args, **self._bound, **options))
 
     @enable_ki_protection
@@ -108,6 +124,7 @@ class Submitter:
         Raises:
           LaneFullError: as `submit_nowait`.
         """
+        _refuse_yield_slot(options)
         job = self._make(fn, args, **self._bound, **options)
         job._unhandled = True
         self._enter_nowait(job)
@@ -126,15 +143,17 @@ class Submitter:
         if not callable(fn):
             refuse_like_trio(fn)
         scheduler = self._scheduler
-        actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
         if session is not None and (type(session) is not str or session not in scheduler.sessions):
             session = session_key(session)
         if type(priority) is not int:
             whole("priority", priority)
         options = RareOptions(**rare) if rare else NO_OPTIONS
         parent = job_here(scheduler.running)
-        if scheduler.closing is not None:
-            _refuse_unless_inside(scheduler, parent)
+        if not scheduler.closing.is_open:
+            scheduler.closing.check(parent)
+        actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
+        if options.cost is not ONE_REQUEST:
+            _check_cost(scheduler, options.cost, actor, session)
         return Job(
             scheduler,
             options.name or _name(fn),
@@ -148,10 +167,11 @@ class Submitter:
             options,
             None if parent is None else weakref.ref(parent),
             False,
+            options.cost,
         )
 
     def _enter_nowait(self, job: Job[T]) -> Job[T]:
-        full = self._scheduler.no_room_for(job)
+        full = self._scheduler.lines.no_room_for(job)
         if full is not None:
             raise LaneFullError(full.name, full.config.max_waiting)
         self._scheduler.accept(job)
@@ -169,37 +189,38 @@ class Submitter:
         job: Job[T] = self._make(fn, args, **self._bound, **options)
         await trio.lowlevel.checkpoint_if_cancelled()
         scheduler = self._scheduler
-        if scheduler.no_room_for(job) is None:
+        if scheduler.lines.no_room_for(job) is None:
             scheduler.accept(job)
             if checkpoint:
                 await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            await scheduler.wait_for_room(job, by_job=_is_inside(scheduler, job.parent))
+            await scheduler.lines.wait(job, scheduler.closing.inside(job.parent))
         return job
 
 
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
     """The global lane that ``name`` means."""
     resolved = resolve_global_lane(name)
-    try:
-        return scheduler.lanes[resolved]
-    except KeyError:
-        raise UnknownLaneError(resolved, scheduler.lanes) from None
+    lane = scheduler.find_lane(resolved)
+    if lane is None:
+        raise UnknownLaneError(resolved, scheduler.plan.lanes)
+    return lane
 
 
-def _is_inside(scheduler: Scheduler, parent: AnyJob | None) -> bool:
-    """Whether who submits is a running job of these very lanes."""
-    return parent is not None and parent._keeper is scheduler and parent._state is RUNNING
+def _check_cost(
+    scheduler: Scheduler, cost: Mapping[str, float], lane: LaneActor, session: str | None
+) -> None:
+    known = set(lane.rates.units)
+    if lane.group is not None:
+        known |= lane.group.rates.units
+    if session is not None:
+        known |= scheduler.session_lane(session).rates.units
+    check_units(cost, known)
 
 
-def _refuse_unless_inside(scheduler: Scheduler, parent: AnyJob | None) -> None:
-    """Only a running job of these lanes submits to them while they close."""
-    if _is_inside(scheduler, parent) and not scheduler.shut:
-        return
-    scheduler.refused += 1
-    if scheduler.refused == 1:
-        logger.warning("refusing new work: %s", scheduler.closing)
-    raise scheduler.refusal()
+def _refuse_yield_slot(options: JobOptions) -> None:
+    if options.get("yield_slot"):
+        raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
 
 
 def _name(fn: Any) -> str:

@@ -25,6 +25,11 @@ class Timer:
     _call: Callable[[], None] | None
     _timers: Timers
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the call is still to be made."""
+        return self._call is not None
+
     def cancel(self) -> None:
         """Take it back; nothing happens if it was made or cancelled before."""
         if self._call is not None:

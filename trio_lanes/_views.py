@@ -10,6 +10,8 @@ from trio.lowlevel import enable_ki_protection
 
 from . import _control
 from ._config import LaneConfig
+from ._configure import set_concurrency
+from ._errors import UnknownLaneError
 from ._lane import LaneActor
 from ._names import SESSION_PREFIX
 from ._scheduler import Scheduler
@@ -21,10 +23,22 @@ from ._submission import Submitter
 class Lane(Submitter):
     """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
 
-    def __init__(self, scheduler: Scheduler, actor: LaneActor) -> None:
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
         self._scheduler = scheduler
-        self._actor = actor
-        self._bound = {"lane": actor.name}
+        self._name = name
+        self._bound = {"lane": name}
+
+    @property
+    def _actor(self) -> LaneActor:
+        """The lane now: that of a template comes and goes, and one may be removed.
+
+        Raises:
+          UnknownLaneError: if there is no such lane any more.
+        """
+        actor = self._scheduler.find_lane(self._name)
+        if actor is None:
+            raise UnknownLaneError(self._name, self._scheduler.plan.lanes)
+        return actor
 
     def __repr__(self) -> str:
         return describe("Lane", self._actor)
@@ -32,7 +46,12 @@ class Lane(Submitter):
     @property
     def name(self) -> str:
         """Its name."""
-        return self._actor.name
+        return self._name
+
+    @property
+    def label(self) -> str:
+        """Its name, or that of the template that it comes from: fit for the label of a metric."""
+        return self._actor.label
 
     @property
     def config(self) -> LaneConfig:
@@ -53,12 +72,12 @@ class Lane(Submitter):
         Raises:
           TypeError, ValueError: if set to what is neither a whole number from 0 up nor `math.inf`.
         """
-        return self._actor.concurrency
+        return self._actor.limiter.total_tokens
 
     @concurrency.setter
     @enable_ki_protection
     def concurrency(self, value: int | float) -> None:
-        _control.set_concurrency(self._scheduler, self._actor, value)
+        set_concurrency(self._scheduler, self._actor, value)
 
     @property
     def paused(self) -> bool:
@@ -87,26 +106,36 @@ class Lane(Submitter):
     @enable_ki_protection
     def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
         """`Lanes.clear` for this lane."""
-        return _control.clear(self._scheduler, (self._actor,), owner, reason)
+        return _control.clear(
+            self._scheduler, _control.named(self._scheduler, self._name), owner, reason
+        )
 
     @enable_ki_protection
     def reset(self) -> int:
         """`Lanes.reset` for this lane."""
-        return _control.reset(self._scheduler, (self._actor,))
+        return _control.reset(self._scheduler, _control.named(self._scheduler, self._name))
 
     @enable_ki_protection
     def pause(self) -> None:
         """`Lanes.pause` for this lane."""
-        _control.pause(self._scheduler, (self._actor,))
+        _control.pause(self._scheduler, _control.alive(self._scheduler, self._name))
+
+    @enable_ki_protection
+    def pause_for(self, seconds: float) -> None:
+        """`Lanes.pause_for` for this lane."""
+        actors = _control.alive(self._scheduler, self._name)
+        _control.pause_for(self._scheduler, actors, seconds)
 
     @enable_ki_protection
     def resume(self) -> None:
         """`Lanes.resume` for this lane."""
-        _control.resume(self._scheduler, (self._actor,))
+        _control.resume(self._scheduler, _control.alive(self._scheduler, self._name))
 
     async def wait_active(self, *, timeout: float = math.inf) -> bool:
         """`Lanes.wait_active` for this lane."""
-        return await _control.wait_active(self._scheduler, (self._actor,), timeout)
+        return await _control.wait_active(
+            self._scheduler, _control.named(self._scheduler, self._name), timeout
+        )
 
     async def wait_idle(self) -> None:
         """`Lanes.wait_idle` for this lane."""
@@ -164,8 +193,7 @@ class SessionLane(Submitter):
     @property
     def paused(self) -> bool:
         """Whether it starts nothing until it is resumed."""
-        actor = self._scheduler.sessions.get(self._key)
-        return self._scheduler.session_config.paused if actor is None else actor.paused
+        return self._scheduler.session_lane(self._key).paused
 
     @enable_ki_protection
     def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
@@ -179,6 +207,12 @@ class SessionLane(Submitter):
         _control.pause(self._scheduler, _control.alive(self._scheduler, self.name))
 
     @enable_ki_protection
+    def pause_for(self, seconds: float) -> None:
+        """`Lanes.pause_for` for this session."""
+        actors = _control.alive(self._scheduler, self.name)
+        _control.pause_for(self._scheduler, actors, seconds)
+
+    @enable_ki_protection
     def resume(self) -> None:
         """`Lanes.resume` for this session."""
         _control.resume(self._scheduler, _control.alive(self._scheduler, self.name))
@@ -187,5 +221,5 @@ class SessionLane(Submitter):
 def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:
     """What hooks are given for ``actor``."""
     if isinstance(actor, LaneActor):
-        return Lane(scheduler, actor)
+        return Lane(scheduler, actor.name)
     return SessionLane(scheduler, actor.key)

@@ -42,7 +42,7 @@ class WaitWarnings:
         """Set the timer of ``lane`` for its oldest wait, unless that is far from it."""
         oldest = lane.oldest
         if oldest is not None:
-            due = oldest.submitted_at + lane.config.warn_after
+            due = oldest._waiting_since + lane.config.warn_after
             self._look_at(lane, max(due, lane.quiet_until))
 
     def _look_at(self, lane: LaneActor, when: float) -> None:
@@ -55,7 +55,7 @@ class WaitWarnings:
             job._timers = [*(job._timers or ()), timer]
 
     def _too_long(self, job: AnyJob) -> None:
-        waited = trio.current_time() - job.submitted_at
+        waited = trio.current_time() - job._waiting_since
         on_wait = job._options.on_wait
         if on_wait is not None:
             try:
@@ -87,7 +87,7 @@ class WaitWarnings:
         oldest = lane.oldest
         if oldest is not None and lane.quiet_until <= now:
             lane.quiet_until = now + _pause(lane)
-            waited = now - oldest.submitted_at
+            waited = now - oldest._waiting_since
             logger.warning(
                 "lane %r: %d waiting, the longest for %.1f s", lane.name, lane.waiting, waited
             )
@@ -96,7 +96,7 @@ class WaitWarnings:
 def _due(job: AnyJob) -> float:
     """When a warning about ``job`` is due."""
     own = job._options.warn_after
-    return job.submitted_at + (job._lane.config.warn_after if own is None else own)
+    return job._waiting_since + (job._lane.config.warn_after if own is None else own)
 
 
 def _pause(lane: LaneActor) -> float:

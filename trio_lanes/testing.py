@@ -275,7 +275,7 @@ class LaneRecorder(LaneInstrument):
             scheduler = cast("Scheduler", job._keeper)
             if job.done:
                 yield f"{_said(job)} has settled, and this recorder was not told"
-            elif scheduler.shut and not scheduler._nursery.child_tasks:
+            elif scheduler.closing.shut and not scheduler._nursery.child_tasks:
                 yield f"{_said(job)} is {job.state.name} in lanes that have ended"
         for session, waiting in self._waiting.items():
             best = min(waiting, key=_in_session)
@@ -326,7 +326,7 @@ def _in_lane(job: AnyJob) -> tuple[int, int]:
 def _could_start(job: AnyJob, actor: Actor, slots: int) -> bool:
     """Whether ``actor``, in which ``job`` waits and that many slots are in use, has to act."""
     scheduler = cast("Scheduler", job._keeper)
-    at_rest = not scheduler._serving and not scheduler.shut
+    at_rest = not scheduler.serving and not scheduler.closing.shut
     return at_rest and not actor.paused and slots < actor.concurrency
 
 

@@ -1,0 +1,137 @@
+"""What a job waits for, told for people and for tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, final
+
+import attrs
+
+from ._state import RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from ._actor import Actor
+    from ._job import AnyJob
+    from ._lane import LaneActor
+    from ._session import SessionActor
+
+BlockerKind = Literal[
+    "delay",
+    "session",
+    "order",
+    "concurrency",
+    "pause",
+    "rate",
+    "group",
+    "reservation",
+    "job",
+    "room",
+]
+
+
+@final
+@attrs.frozen
+class Blocker:
+    """One thing that a job waits for."""
+
+    kind: BlockerKind
+    """``delay``: it is not due. ``session``: its session runs as many as it may. ``order``: others
+    are before it. ``concurrency``: the lane has no slot. ``pause``, ``rate``: of that lane.
+    ``group``: the group has no token. ``reservation``: what the group has left is kept for its
+    siblings. ``job``: it runs, and waits for these. ``room``: it runs, and waits for room to
+    submit."""
+    lane: str
+    """Where: the name of a global lane, of a session lane, or of a group."""
+    jobs: tuple[AnyJob, ...] = ()
+    """The jobs that hold what it needs, or that are before it."""
+    until: float | None = None
+    """When that ends, on Trio's clock, where that is known."""
+
+
+def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
+    """What ``job`` waits for now; nothing if it has settled, or runs and waits for no job."""
+    if job._state is RUNNING:
+        return tuple(_of_running(job))
+    if job._state is not WAITING:
+        return ()
+    lane, session = job._lane, job._session_lane
+    if job.id in lane.delayed:
+        due = job.submitted_at + job._options.delay
+        return (Blocker("delay", lane.name, until=due),)
+    if session is not None and job._place not in session.forwarded:
+        return tuple(_in_session(job, session, now))
+    return tuple(_in_lane(job, lane, now))
+
+
+def _of_running(job: AnyJob) -> list[Blocker]:
+    found = []
+    for wait in (job._waits or {}).values():
+        if wait.target is not None:
+            found.append(Blocker("job", wait.target.lane, (wait.target,)))
+        elif wait.room_in is not None:
+            jobs = tuple(sorted(wait.room_in.waiting_jobs(), key=lambda job: job.id))
+            found.append(Blocker("room", wait.room_in.name, jobs))
+    if job in job._lane.returning:
+        found += _slots(job._lane, ignore_reservation=True)
+    elif job._readmitting:
+        found += _in_lane(job, job._lane, job._lane.floor.now)
+    return found
+
+
+def _in_session(job: AnyJob, session: SessionActor, now: float) -> list[Blocker]:
+    found = _pause(session)
+    running = tuple(sorted(session.running_jobs(), key=lambda job: job.id))
+    ahead = tuple(other for place, other in sorted(session.forwarded.items()))
+    if len(running) >= session.concurrency:
+        found.append(Blocker("session", session.name, running))
+    if session.backlog.items and session.backlog.best() is not job:
+        ahead += (session.backlog.best(),)
+    if ahead:
+        found.append(Blocker("order", session.name, ahead))
+    if session.rates and not ahead:
+        found += _rate(session, session.rates.ready_at(job._costs, now), now)
+    return found
+
+
+def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
+    found = _pause(lane)
+    head = lane.line.best() if lane.line else job
+    if head is not job:
+        found.append(Blocker("order", lane.name, (head,)))
+    found += _slots(lane)
+    if head is job:
+        found += _rate(lane, lane.rates.ready_at(job._costs, now), now)
+        if lane.group is not None:
+            when = lane.group.rates.ready_at(job._costs, now)
+            if when > now:
+                found.append(Blocker("rate", lane.group.name, until=when))
+    return found
+
+
+def _slots(lane: LaneActor, *, ignore_reservation: bool = False) -> list[Blocker]:
+    found = []
+    total = lane.limiter.total_tokens
+    if lane.limiter.borrowed_tokens >= total:
+        found.append(Blocker("concurrency", lane.name, _holders([lane])))
+    group = lane.group
+    if group is not None:
+        if not group.has_budget:
+            found.append(Blocker("group", group.name, _holders(group.lanes)))
+        elif group.reserved(lane.label) and not ignore_reservation:
+            found.append(Blocker("reservation", group.name, _holders(group.lanes)))
+    return found
+
+
+def _holders(lanes: list[LaneActor]) -> tuple[AnyJob, ...]:
+    jobs = [job for lane in lanes for job in lane.running_jobs() if job._has_slot]
+    return tuple(sorted(jobs, key=lambda job: job.id))
+
+
+def _pause(actor: Actor) -> list[Blocker]:
+    if not actor.paused:
+        return []
+    until = None if actor.paused_by_hand else actor.paused_until
+    return [Blocker("pause", actor.name, until=until)]
+
+
+def _rate(actor: Actor, when: float, now: float) -> list[Blocker]:
+    return [Blocker("rate", actor.name, until=when)] if when > now else []

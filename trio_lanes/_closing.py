@@ -1,0 +1,91 @@
+"""Whether the lanes still take work: open, closing, or shut.
+
+While they close, new work from outside is refused, and running jobs may submit what they need to
+end. Once they are shut nothing starts any more, and whatever waits has been told.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from ._errors import LanesClosedError
+from ._job import AnyJob
+from ._state import RUNNING
+
+if TYPE_CHECKING:
+    from ._scheduler import Scheduler
+
+logger: Final = logging.getLogger("trio_lanes")
+
+
+@final
+class Closing:
+    """The door of one `Lanes`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler: Final = scheduler
+        self._told: LanesClosedError | None = None  # what new work is told; None: it is open
+        self._refused = 0  # submissions
+        self.begun: Final = trio.Event()
+        self.shut = False  # whether nothing at all starts any more
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new work is taken from anywhere."""
+        return self._told is None
+
+    def error(self) -> LanesClosedError:
+        """A new error that says why work is refused."""
+        told = self._told
+        assert told is not None
+        return LanesClosedError(told.reason, told.retry_after)
+
+    def inside(self, parent: AnyJob | None) -> AnyJob | None:
+        """``parent``, if it is a running job of these very lanes."""
+        if parent is None or parent._keeper is not self._scheduler:
+            return None
+        return parent if parent._state is RUNNING else None
+
+    def check(self, parent: AnyJob | None) -> None:
+        """Refuse a submission by ``parent``, unless that is a running job of these lanes."""
+        if self.inside(parent) is not None and not self.shut:
+            return
+        self._refused += 1
+        if self._refused == 1:
+            logger.warning("refusing new work: %s", self._told)
+        raise self.error()
+
+    def close(self, reason: str, retry_after: float | None = None) -> None:
+        """Refuse new work from outside from now on."""
+        if self._told is None:
+            scheduler = self._scheduler
+            outermost = scheduler.begin()
+            self._told = LanesClosedError(reason, retry_after)
+            self.begun.set()
+            self._refuse_entrants(by_jobs=False)
+            if scheduler.hooks.lanes_closing:
+                scheduler.hooks.call(scheduler.hooks.lanes_closing, reason, retry_after)
+            if outermost:
+                scheduler.serve()
+
+    def shut_down(self, reason: str) -> None:
+        """Start nothing any more: whatever waits settles with `LanesClosedError`."""
+        if not self.shut:
+            scheduler = self._scheduler
+            outermost = scheduler.begin()
+            self.shut = True
+            self.close(reason)
+            self._refuse_entrants(by_jobs=True)
+            for lane in [*scheduler.lanes.values()]:
+                scheduler.withdraw_all(lane.waiting_jobs(), lambda job: self.error())
+            if outermost:
+                scheduler.serve()
+
+    def _refuse_entrants(self, *, by_jobs: bool) -> None:
+        for actor in self._scheduler.actors():
+            for entrant in list((actor.room_line or {}).values()):
+                if by_jobs or entrant.inside is None:
+                    self._scheduler.lines.refuse(entrant, self.error())

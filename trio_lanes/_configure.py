@@ -1,0 +1,111 @@
+"""Changing what is configured while it works: checked as a whole, applied as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+
+from ._actor import Actor
+from ._check import count
+from ._config import LaneConfig, LaneGroup
+from ._control import pause, resume
+from ._group import Group
+from ._lane import LaneActor
+from ._plan import TEMPLATE_MARK, Plan
+from ._rate import rate_limits
+from ._scheduler import Scheduler
+
+
+def configure(
+    scheduler: Scheduler,
+    lanes: Mapping[str, object],
+    groups: Mapping[str, LaneGroup] | None = None,
+) -> None:
+    """Change, add and remove lanes, and replace all groups if some are given; or nothing.
+
+    Raises:
+      TypeError, ValueError: for a bad configuration, or a change of what is in use.
+    """
+    plan = scheduler.plan.changed(lanes, groups)
+    for lane in scheduler.lanes.values():
+        _check_change(lane, plan)
+    outermost = scheduler.begin()
+    apply(scheduler, plan)
+    if outermost:
+        scheduler.serve()
+
+
+def _check_change(lane: LaneActor, plan: Plan) -> None:
+    label = plan.label_of(lane.name)
+    if label is None:
+        if lane.waiting or lane.active or lane.entrants:
+            raise ValueError(
+                f"lane {lane.name!r} cannot be removed: "
+                f"{lane.waiting} jobs wait and {lane.active} run that are bound for it"
+            )
+    elif plan.lanes[label].limiter is not lane.config.limiter and lane.active:
+        raise ValueError(
+            f"lane {lane.name!r} cannot have another limiter while {lane.active} jobs run in it"
+        )
+
+
+def apply(scheduler: Scheduler, plan: Plan) -> None:
+    """Go on as ``plan`` says, which is known to be possible, inside a transition."""
+    scheduler.plan = plan
+    for name, lane in list(scheduler.lanes.items()):
+        label = plan.label_of(name)
+        if label is None:
+            del scheduler.lanes[name]
+        else:
+            lane.label = label
+            _change(scheduler, lane, plan.lanes[label])
+    for name, config in plan.lanes.items():
+        if name not in scheduler.lanes and not name.endswith(TEMPLATE_MARK):
+            scheduler.lanes[name] = LaneActor(scheduler, name, name, config)
+    configs = [*plan.sessions.values(), scheduler.session_config]
+    scheduler.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
+    for key, session in scheduler.sessions.items():
+        _change(scheduler, session, plan.sessions.get(key, scheduler.session_config))
+    _regroup(scheduler)
+
+
+def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> None:
+    old = actor.config
+    scheduler.touch(actor)
+    if config != old:
+        actor.set_config(config)
+        if config.paused is not old.paused:
+            (pause if config.paused else resume)(scheduler, (actor,))
+
+
+def _regroup(scheduler: Scheduler) -> None:
+    """Make the groups of the plan, and put every lane into its own."""
+    old = dict(scheduler.groups)
+    scheduler.groups.clear()
+    for name, config in scheduler.plan.groups.items():
+        group = scheduler.groups[name] = Group(scheduler, name, config)
+        if name in old:
+            group.rates = old[name].rates.reconfigured(rate_limits(config.rate), scheduler.now)
+    for lane in scheduler.lanes.values():
+        scheduler.join_group(lane)
+        if lane.group is not None:
+            lane.group.used[lane.label] += lane.slots
+        scheduler.touch(lane)
+
+
+def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -> None:
+    """Change how many jobs of ``lane`` run at once; what can start then starts."""
+    value = count("concurrency", value)
+    if lane.config.limiter is None and lane.name in scheduler.plan.lanes:
+        configure(scheduler, {lane.name: value})
+        return
+    outermost = scheduler.begin()
+    if lane.config.limiter is None:  # of a template: only this one of its lanes
+        lane.set_config(attrs.evolve(lane.config, concurrency=value))
+    else:
+        lane.limiter.total_tokens = value
+    scheduler.touch(lane)
+    if outermost:
+        scheduler.serve()

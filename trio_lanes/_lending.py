@@ -1,0 +1,124 @@
+"""Lending: a running job gives its slot in the global lane away while it waits for something.
+
+What is lent is the token of the lane and that of its group, never the session's: nothing else of
+the session may run meanwhile. A job lends from the first of its tasks that lends to the last.
+Taking the slot back goes before all that waits, whether the lane is paused or its tokens are
+reserved, but respects the limit; and it cannot be cancelled, so that a job never cleans up
+without its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import trio
+from trio.lowlevel import Abort, enable_ki_protection
+
+from ._job import AnyJob
+from ._rate import costs_of
+from ._state import RUNNING
+from ._waits import RaiseCancel
+
+if TYPE_CHECKING:
+    from ._scheduler import Scheduler
+
+
+@enable_ki_protection
+def lend(scheduler: Scheduler, job: AnyJob) -> None:
+    """Another task of ``job`` lends its slot."""
+    outermost = scheduler.begin()
+    job._lenders += 1
+    if job._has_slot:
+        _give_away(scheduler, job)
+    elif job in job._lane.returning:  # its former lender need not wait for a slot any more
+        del job._lane.returning[job]
+        _wake(job)
+    if outermost:
+        scheduler.serve()
+
+
+def _give_away(scheduler: Scheduler, job: AnyJob) -> None:
+    lane = job._lane
+    job._has_slot = False
+    lane.lending[job] = None
+    lane.give_tokens_back(job)
+    job._restart_idle_clock()
+
+
+@enable_ki_protection
+async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
+    """A task of ``job`` lends its slot no more; the last one waits for a new one. Shielded."""
+    job._lenders -= 1
+    if job._lenders or job._has_slot or job._state is not RUNNING:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return
+    outermost = scheduler.begin()
+    job._lane.returning[job] = None
+    job._slot_waiter = trio.lowlevel.current_task()
+    scheduler.touch(job._lane)
+    if outermost:
+        scheduler.serve()
+    await trio.lowlevel.wait_task_rescheduled(lambda raise_cancel: Abort.FAILED)
+
+
+def regained(job: AnyJob) -> None:
+    """``job`` has a slot again, whose tokens have been taken."""
+    job._has_slot = True
+    del job._lane.lending[job]
+    job._restart_idle_clock()
+    _wake(job)
+
+
+def stop(job: AnyJob) -> None:
+    """``job`` has ended, or was given up, while it was without a slot."""
+    lane = job._lane
+    del lane.lending[job]
+    lane.returning.pop(job, None)
+    if job._readmitting:
+        _leave_line(job)
+    _wake(job)
+
+
+def _wake(job: AnyJob) -> None:
+    task, job._slot_waiter = job._slot_waiter, None
+    if task is not None:
+        trio.lowlevel.reschedule(task)
+
+
+@enable_ki_protection
+async def readmit(
+    scheduler: Scheduler, job: AnyJob, cost: float | Mapping[str, float] | None
+) -> None:
+    """Give the slot back, and return when the lane would start ``job`` again."""
+    if job._lenders or not job._has_slot:
+        raise RuntimeError(f"{job!r} has lent its slot, so it cannot be readmitted now")
+    costs = job._costs if cost is None else costs_of(cost)
+    await trio.lowlevel.checkpoint_if_cancelled()
+    outermost = scheduler.begin()
+    _give_away(scheduler, job)
+    job._costs = costs
+    job._charged = False
+    job._readmitting = True
+    job._arrival = scheduler.next_return()  # before all that has its priority
+    job._slot_waiter = trio.lowlevel.current_task()
+    job._lane.send(job)
+    if outermost:
+        scheduler.serve()
+
+    def abort(raise_cancel: RaiseCancel) -> Abort:
+        _leave_line(job)
+        job._slot_waiter = None
+        return Abort.SUCCEEDED
+
+    try:
+        await trio.lowlevel.wait_task_rescheduled(abort)
+    except BaseException:
+        job._lenders += 1  # as one who lends no more: it cleans up with a slot
+        await take_back(scheduler, job)
+        raise
+
+
+def _leave_line(job: AnyJob) -> None:
+    job._readmitting = False
+    job._lane.remove(job)

@@ -1,0 +1,84 @@
+"""The line of a global lane: the jobs in it that may start as far as their sessions go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol, final
+
+from ._backlog import Backlog, rank
+from ._fair import FairLine
+from ._job import AnyJob
+
+
+class Line(Protocol):
+    """Waiting jobs, the best of which is served next."""
+
+    def __len__(self) -> int: ...
+    def jobs(self) -> Iterable[AnyJob]: ...
+    def add(self, job: AnyJob) -> None: ...
+    def remove(self, job: AnyJob) -> None: ...
+    def best(self) -> AnyJob: ...
+    def pop(self) -> AnyJob: ...
+
+
+@final
+class PlainLine:
+    """By priority, then by arrival."""
+
+    __slots__ = ("_backlog", "items")
+
+    def __init__(self) -> None:
+        self._backlog: Backlog[AnyJob] = Backlog()
+        self.items = self._backlog.items  # for the lane's tight loop: empty or not
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def jobs(self) -> Iterable[AnyJob]:
+        return self.items.values()
+
+    def add(self, job: AnyJob) -> None:
+        self._backlog.add(rank(job._priority, job._arrival), job)
+
+    def remove(self, job: AnyJob) -> None:
+        self._backlog.remove(rank(job._priority, job._arrival))
+
+    def best(self) -> AnyJob:
+        return self._backlog.best()
+
+    def pop(self) -> AnyJob:
+        return self._backlog.pop()
+
+
+@final
+class SharedLine:
+    """By priority, which waiting raises if there is aging; fair to owners inside a priority."""
+
+    __slots__ = ("_fair",)
+
+    def __init__(self, *, aging: float, fair: bool) -> None:
+        self._fair: FairLine[AnyJob] = FairLine(aging, fair)
+
+    def __len__(self) -> int:
+        return len(self._fair)
+
+    def jobs(self) -> Iterator[AnyJob]:
+        return iter(self._fair.items())
+
+    def add(self, job: AnyJob) -> None:
+        self._fair.add(
+            job,
+            priority=job._priority,
+            arrival=job._arrival,
+            since=job._waiting_since,
+            owner=job.owner,
+        )
+
+    def remove(self, job: AnyJob) -> None:
+        self._fair.remove(job)
+
+    def best(self) -> AnyJob:
+        return self._fair.best()
+
+    def pop(self) -> AnyJob:
+        return self._fair.pop()

@@ -1,0 +1,85 @@
+"""A lane whose slots are those of a limiter that the application shares with other code.
+
+Such a lane asks as any client of a `trio.CapacityLimiter` does. While its head lacks only a token,
+one task of the lane is parked in ``acquire_on_behalf_of(head)``; never more than one. When the
+token comes and that head may not start any more, the token goes back, and the lane asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, final
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ._job import AnyJob
+
+
+@final
+class Asker:
+    """Takes tokens of a shared limiter for the jobs of one lane."""
+
+    def __init__(
+        self,
+        limiter: trio.CapacityLimiter,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        came: Callable[[], None],
+    ) -> None:
+        self._limiter: Final = limiter
+        self._spawn: Final = spawn
+        self._came: Final = came  # a transition: a token is here
+        self._wanted: AnyJob | None = None  # the head that lacks only a token
+        self._held: AnyJob | None = None  # the job on whose behalf a token came, until it is used
+        self._asking = False  # whether the task exists
+        self._scope: trio.CancelScope | None = None  # what the task is parked under
+
+    def take(self, job: AnyJob) -> bool:
+        """Take a token for ``job``, which may start otherwise; whether there was one.
+
+        If there was none, the lane asks for one.
+        """
+        if self._held is job:
+            self._held = None
+            return True
+        self.give_back()
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(job)
+        except trio.WouldBlock:
+            self._wanted = job
+            if not self._asking:
+                self._asking = True
+                self._spawn(self._ask)
+            return False
+        return True
+
+    def give_back(self) -> None:
+        """Give a token back that came and was not used."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._limiter.release_on_behalf_of(held)
+
+    def rest(self) -> None:
+        """Want nothing: no head lacks only a token."""
+        self._wanted = None
+        self.give_back()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    @enable_ki_protection
+    async def _ask(self) -> None:
+        try:
+            while self._wanted is not None:
+                head = self._wanted
+                with trio.CancelScope() as self._scope:
+                    await self._limiter.acquire_on_behalf_of(head)
+                    # A token that comes in the tick of a cancellation is here all the same.
+                    self._held = head
+                self._scope = None
+                if self._held is not None:
+                    self._wanted = None
+                    self._came()
+                    self.give_back()
+        finally:
+            self._asking = False
+            self._scope = None

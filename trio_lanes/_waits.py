@@ -1,0 +1,134 @@
+"""Waiting for a job: who waits for whom, and how a waiting task is woken.
+
+Each wait is known at both ends: to the job that is waited for, which wakes the task, and to the job
+that the task belongs to, if any, so that a wait which can never end is found when it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+import attrs
+import trio
+from trio.lowlevel import Abort, Task
+
+from . import _deadlock
+from ._state import SUCCEEDED, WAITING
+
+if TYPE_CHECKING:
+    from ._actor import Actor
+    from ._job import AnyJob
+
+RaiseCancel = Callable[[], Any]
+
+
+@final
+@attrs.frozen(eq=False)
+class Wait:
+    """One task that waits."""
+
+    task: Task
+    job: AnyJob | None
+    """The job that the task belongs to."""
+    target: AnyJob | None = None
+    """The job that it waits for, or"""
+    room_in: Actor | None = None
+    """the lane in which it waits for room."""
+    until_started: bool = False
+    """Whether it waits for the start of its target only."""
+
+    def begin(self) -> None:
+        """Know of it.
+
+        Raises:
+          LaneDeadlockError: if it would never end; then nothing has changed.
+        """
+        job = self.job
+        if job is not None:
+            job._waits = job._waits or {}
+            job._waits[self.task] = self
+            try:
+                _deadlock.check(self)
+            except BaseException:
+                del job._waits[self.task]
+                raise
+        if self.target is not None:
+            self.target._waiters = self.target._waiters or {}
+            self.target._waiters[self.task] = self
+            if job is not None:
+                job._keeper.awaited()
+
+    def end(self) -> None:
+        """Forget it."""
+        if self.target is not None:
+            assert self.target._waiters is not None
+            del self.target._waiters[self.task]
+        if self.job is not None:
+            assert self.job._waits is not None
+            del self.job._waits[self.task]
+
+
+async def park(target: AnyJob, *, until_started: bool = False) -> None:
+    """Wait for the end of ``target``, which has not settled, or for its start."""
+    job = target._keeper.waiting_job()
+    wait = Wait(trio.lowlevel.current_task(), job, target, until_started=until_started)
+    wait.begin()
+
+    def abort(raise_cancel: RaiseCancel) -> Abort:
+        wait.end()
+        return Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+async def park_as_caller(target: AnyJob) -> None:
+    """The second half of ``run``: whoever cancels this wait cancels ``target``.
+
+    The abort function keeps the cancellation and lets the wait go on, so that it is raised, if at
+    all, in this task and after the job has ended: catching `Cancelled` around a wait would lose a
+    value that arrives in the tick of the cancellation.
+    """
+    if target.done:  # it was not to wait, or ended before this task, which waited for room
+        if _body_had_its_say(target):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await trio.lowlevel.checkpoint()
+        return
+    keeper = target._keeper
+    wait = Wait(trio.lowlevel.current_task(), keeper.waiting_job(), target)
+    try:
+        wait.begin()
+    except BaseException:
+        keeper.cancel(target, "its caller would have waited for ever")
+        raise
+    raise_cancel: RaiseCancel | None = None
+
+    def abort(raise_cancel_: RaiseCancel) -> Abort:
+        nonlocal raise_cancel
+        wait.end()  # a job that settles in here must not wake this task
+        keeper.cancel(target, "its caller was cancelled")
+        if target.done:
+            return Abort.SUCCEEDED
+        wait.begin()
+        raise_cancel = raise_cancel_
+        return Abort.FAILED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)
+    if raise_cancel is not None and not _body_had_its_say(target):
+        raise_cancel()
+
+
+def _body_had_its_say(job: AnyJob) -> bool:
+    """Whether its body returned or raised, so that its caller is told even if cancelled."""
+    # Only a body leaves a traceback: every other error was made by these lanes.
+    return job._state is SUCCEEDED or job._traceback is not None
+
+
+def wake(target: AnyJob) -> None:
+    """Wake whoever waits for what has come: the start of ``target``, or its end."""
+    assert target._state is not WAITING
+    for wait in list((target._waiters or {}).values()):
+        if wait.until_started or target.done:
+            wait.end()
+            trio.lowlevel.reschedule(wait.task)
