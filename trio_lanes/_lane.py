@@ -81,6 +81,11 @@ class LaneActor(Actor):
     def name(self) -> str:
         return self._name
 
+    @property
+    def is_from_template(self) -> bool:
+        """Whether it comes and goes, as session lanes do."""
+        return self.label is not self._name
+
     def set_config(self, config: LaneConfig) -> None:
         if self.warning is not None and config.warn_after != self.config.warn_after:
             self.warning.cancel()  # the next step sets it anew
@@ -137,9 +142,10 @@ class LaneActor(Actor):
             self.take_mail()
         if self.returning:
             self.give_slots_back()
-        line, floor = self.line, self.floor
+        floor = self.floor
         if self.plain:
-            while line and self.slots < self.concurrency and not self.paused:
+            line = self.line
+            while line.items and self.slots < self.concurrency and not self.paused:
                 floor.start(line.pop())
         elif self.group is not None:
             self.group.offer(self)
@@ -154,7 +160,7 @@ class LaneActor(Actor):
             # Not as soon as nothing waits: in a busy lane that is so every other moment.
             self.warning.cancel()
             self.warning = None
-        if self.label is not self._name and self.is_idle:
+        if self.is_from_template and self.is_idle:
             floor.retire(self)
 
     def starts_at_once(self, job: AnyJob) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol, final
 
 from ._backlog import Backlog, rank
@@ -12,6 +12,10 @@ from ._job import AnyJob
 
 class Line(Protocol):
     """Waiting jobs, the best of which is served next."""
+
+    @property
+    def items(self) -> Collection[object]:
+        """As many as jobs wait in it; what they are is its own."""
 
     def __len__(self) -> int: ...
     def jobs(self) -> Iterable[AnyJob]: ...
@@ -25,29 +29,25 @@ class Line(Protocol):
 class PlainLine:
     """By priority, then by arrival."""
 
-    __slots__ = ("_backlog", "items")
+    __slots__ = ("_backlog", "best", "items", "pop")
 
     def __init__(self) -> None:
         self._backlog: Backlog[AnyJob] = Backlog()
-        self.items = self._backlog.items  # for the lane's tight loop: empty or not
+        self.items: Collection[object] = self._backlog.items
+        self.best = self._backlog.best
+        self.pop = self._backlog.pop
 
     def __len__(self) -> int:
         return len(self.items)
 
     def jobs(self) -> Iterable[AnyJob]:
-        return self.items.values()
+        return self._backlog.items.values()
 
     def add(self, job: AnyJob) -> None:
         self._backlog.add(rank(job._priority, job._arrival), job)
 
     def remove(self, job: AnyJob) -> None:
         self._backlog.remove(rank(job._priority, job._arrival))
-
-    def best(self) -> AnyJob:
-        return self._backlog.best()
-
-    def pop(self) -> AnyJob:
-        return self._backlog.pop()
 
 
 @final
@@ -58,6 +58,10 @@ class SharedLine:
 
     def __init__(self, *, aging: float, fair: bool) -> None:
         self._fair: FairLine[AnyJob] = FairLine(aging, fair)
+
+    @property
+    def items(self) -> Collection[object]:
+        return self._fair.items()
 
     def __len__(self) -> int:
         return len(self._fair)

@@ -125,11 +125,9 @@ class Scheduler:
             actor = touched.popleft()
             actor.touched = False
             actor.step()
-            if isinstance(actor, Actor):
-                if lines.length:
-                    lines.look_at(actor, self.lanes.values())
-                if listeners:
-                    self._tell_of(actor)
+            if (listeners or lines.length) and isinstance(actor, Actor):
+                lines.look_at(actor, self.lanes.values())
+                self._tell_of(actor)
         self.serving = False
         if self.watches:
             self.watches.check()
@@ -198,7 +196,7 @@ class Scheduler:
         """Take ``job``, give it its place in line, and start whatever can start."""
         outermost = self.begin()
         lane = job._lane
-        if lane.label is not lane.name:  # from a template
+        if lane.is_from_template:
             lane = job._lane = self.lanes.setdefault(lane.name, lane)
         job.id = next(self._ids)
         job.submitted_at = self.now
@@ -297,7 +295,11 @@ class Scheduler:
     def start(self, job: AnyJob) -> None:
         """Give ``job``, which its lane has taken out of line, its slots, and have it run."""
         lane, session = job._lane, job._session_lane
-        lane.take_tokens(job)
+        if lane.plain:  # what take_tokens() comes down to
+            lane.limiter.acquire_on_behalf_of_nowait(job)
+            lane.slots += 1
+        else:
+            lane.take_tokens(job)
         if job._state is RUNNING:
             job._readmitting = False
             job._charged_at = self.now
