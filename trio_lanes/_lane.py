@@ -191,7 +191,7 @@ class LaneActor(Actor):
         """Start ``head``, the head of the line; False if it lacks a token of a shared limiter."""
         if self.asker is not None and not self.asker.take(head):
             return False
-        self.line.remove(head)
+        self.line.pop()  # which is the head; only so its owner has had its turn
         self.floor.start(head)
         return True
 
