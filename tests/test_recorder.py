@@ -15,7 +15,16 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trio_lanes import Job, JobState, LaneConfig, Lanes, open_lanes
+from trio_lanes import (
+    Job,
+    JobState,
+    LaneConfig,
+    LaneGroup,
+    Lanes,
+    RateLimit,
+    current_job,
+    open_lanes,
+)
 from trio_lanes.testing import LaneRecorder
 
 
@@ -173,6 +182,87 @@ async def test_what_another_instrument_raises_meanwhile_has_not_been_overtaken(
     recorder.check()
 
 
+async def test_a_slot_that_is_lent_is_free(autojump_clock: trio.testing.MockClock) -> None:
+    async def parent() -> None:
+        await lanes.run(sleep, yield_slot=True)
+        job = current_job()
+        assert job is not None
+        await job.readmit()
+
+    recorder = LaneRecorder()
+    async with open_lanes({"main": 1}, instruments=[recorder]) as lanes:
+        await lanes.run(parent, session="alice")
+        recorder.check()
+    recorder.check()
+    assert recorder.peak("main") == 1
+
+
+async def test_a_job_with_a_delay_is_overtaken_by_nobody_before_it_is_due(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    async with open_lanes({"main": 1}, instruments=[recorder]) as lanes:
+        for session in ("alice", None):
+            lanes.submit_nowait(sleep, session=session, delay=5, name="late", priority=1)
+            lanes.submit_nowait(sleep, session=session, name="early")
+        await trio.sleep(3)
+        recorder.check()
+    recorder.check()
+    assert [job.name for job in recorder.started] == ["early", "early", "late", "late"]
+
+
+async def test_owners_take_turns_in_a_fair_lane(autojump_clock: trio.testing.MockClock) -> None:
+    recorder = LaneRecorder()
+    config = LaneConfig(fair=True)
+    async with open_lanes({"main": config}, instruments=[recorder]) as lanes:
+        for owner in "aaab":
+            lanes.submit_nowait(sleep, owner=owner, name=owner)
+    recorder.check()
+    assert [job.name for job in recorder.started] == ["a", "a", "b", "a"]
+
+
+async def test_waiting_counts_in_a_lane_with_aging(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    config = LaneConfig(aging=1.0)
+    async with open_lanes({"main": config}, instruments=[recorder]) as lanes:
+        lanes.submit_nowait(sleep, 5.0, name="first")
+        lanes.submit_nowait(sleep, name="old")
+        await trio.sleep(4)
+        lanes.submit_nowait(sleep, name="new", priority=3)
+    recorder.check()
+    assert [job.name for job in recorder.started] == ["first", "old", "new"]
+
+
+async def test_what_waits_for_a_rate_or_a_group_or_a_shared_limiter_does_not_wait_in_vain(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    shared = trio.CapacityLimiter(1)
+    config = {
+        "rated": LaneConfig(concurrency=9, rate=RateLimit(1, 60.0)),
+        "grouped": LaneConfig(concurrency=9),
+        "shared": LaneConfig(limiter=shared),
+    }
+    async with open_lanes(
+        config,
+        sessions=LaneConfig(concurrency=2, rate=RateLimit(1, 60.0)),
+        groups={"all": LaneGroup(["grouped"], concurrency=1)},
+        instruments=[recorder],
+    ) as lanes:
+        async with shared:
+            for lane in config:
+                lanes.submit_nowait(sleep, lane=lane)
+                lanes.submit_nowait(sleep, lane=lane)
+                lanes.submit_nowait(sleep, lane=lane, session=lane)
+                lanes.submit_nowait(sleep, lane=lane, session=lane)
+            await trio.sleep(0.5)
+            recorder.check()
+    recorder.check()
+    assert len(recorder.finished) == 12
+
+
 # ---- it finds ...
 
 
@@ -244,6 +334,35 @@ async def test_it_finds_a_job_that_overtakes_another_in_its_lane(
         recorder.job_started(jobs[1])
         assert "job 2 'job1' in 'main' overtook job 1" in found(recorder)
         assert "which comes before it in its lane" in found(recorder)
+        lanes.resume("main")
+
+
+async def test_it_finds_an_owner_that_overtakes_itself_in_a_fair_lane(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    async with open_lanes({"main": LaneConfig(fair=True)}, instruments=[recorder]) as lanes:
+        jobs = await paused(lanes, 2, owner="alice")
+        other = lanes.submit_nowait(sleep, owner="bob")
+        recorder.job_started(jobs[1])
+        said = found(recorder)
+        assert "job 2 'job1' in 'main' overtook job 1 'job0' in 'main'" in said
+        recorder.job_started(other)
+        assert "job 3" not in "".join(part for part in recorder.violations if "overtook" in part)
+        lanes.resume("main")
+
+
+async def test_it_finds_a_higher_priority_that_comes_before_a_longer_wait_that_outweighs_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    async with open_lanes({"main": LaneConfig(aging=1.0)}, instruments=[recorder]) as lanes:
+        await paused(lanes, 1)
+        await trio.sleep(2)
+        recorder.job_started(lanes.submit_nowait(sleep, name="higher", priority=3))
+        assert all("overtook" not in said for said in recorder.violations)
+        recorder.job_started(lanes.submit_nowait(sleep, name="high", priority=1))
+        assert "'high' in 'main' overtook job 1 'job0' in 'main'" in found(recorder)
         lanes.resume("main")
 
 

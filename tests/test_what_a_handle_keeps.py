@@ -1,5 +1,7 @@
 """What stays of a job when it has ended: its error with its traceback, and nothing else."""
 
+import contextvars
+import functools
 import gc
 import traceback
 import weakref
@@ -11,6 +13,7 @@ from trio.testing import MockClock
 
 from trio_lanes import (
     JobCancelledError,
+    LaneError,
     open_lanes,
 )
 
@@ -140,3 +143,39 @@ async def test_nothing_keeps_an_ended_job_alive_but_its_holders(
             assert ref() is None  # at once, without the help of the garbage collector
         finally:
             gc.enable()
+
+
+class Payload:
+    """Much data."""
+
+
+@pytest.mark.parametrize("end", ["returns", "is cancelled while it waits", "is reset", "times out"])
+async def test_a_handle_that_is_kept_keeps_nothing_that_its_job_was_given(
+    end: str, autojump_clock: MockClock
+) -> None:
+    variable: contextvars.ContextVar[Payload] = contextvars.ContextVar("variable")
+
+    async def body(one: Payload, other: Payload) -> None:
+        await trio.sleep(1)
+
+    async with open_lanes({"main": 1}) as lanes:
+        if end == "is cancelled while it waits":
+            lanes.submit_nowait(trio.sleep, 1)
+        argument, in_function, in_context = Payload(), Payload(), Payload()
+        fn = functools.partial(body, in_function)
+        token = variable.set(in_context)
+        job = lanes.submit_nowait(fn, argument, timeout=0.75 if end == "times out" else 5)
+        variable.reset(token)
+        refs = [weakref.ref(given) for given in (argument, in_function, in_context)]
+        del argument, in_function, in_context, token, fn
+        await trio.sleep(0.5)
+        assert None not in [ref() for ref in refs]
+        if end == "is cancelled while it waits":
+            job.cancel()
+        elif end == "is reset":
+            lanes.reset()
+        await job.wait_done()
+        await trio.sleep(1)
+        assert isinstance(job.exception, LaneError | None)
+        gc.collect()
+        assert [ref() for ref in refs] == [None, None, None]

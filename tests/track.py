@@ -1,10 +1,11 @@
-"""A body for jobs that writes down what becomes of it: what many tests look at."""
+"""What many tests look at: what becomes of jobs, and how often a run wakes up."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import trio
+from trio.lowlevel import Task
 
 
 class Track:
@@ -45,3 +46,20 @@ class Track:
         self.ended.append(label)
         self.end_times[label] = trio.current_time()
         return label
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps that tasks of this run take inside a ``with`` block."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: Task) -> None:
+        self.count += 1
+
+    def __enter__(self) -> Steps:
+        trio.lowlevel.add_instrument(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        trio.lowlevel.remove_instrument(self)

@@ -38,6 +38,7 @@ class LaneActor(Actor):
         "bound",
         "delayed",
         "entrants",
+        "exempt",
         "finished",
         "group",
         "label",
@@ -64,6 +65,7 @@ class LaneActor(Actor):
         # {id: job}, in the order in which their waits began, in both layers. A dict would take
         # linear time to find its first item after many deletions at the front.
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
+        self.exempt = 0  # of these: jobs with a warn_after of their own
         self.slots = 0  # tokens of the limiter that its jobs hold
         self.returning: OrderedDict[AnyJob, None] = OrderedDict()  # lent slots, and want them back
         self.asker: Asker | None = None  # for a limiter that is shared
@@ -154,7 +156,7 @@ class LaneActor(Actor):
             while (head := self.ready_head()) is not None and self.start_head(head):
                 pass
         if self.warning is None:
-            if self.bound:
+            if len(self.bound) > self.exempt:
                 floor.warn_later(self)
         elif not self.active and not self.bound:
             # Not as soon as nothing waits: in a busy lane that is so every other moment.
@@ -195,7 +197,7 @@ class LaneActor(Actor):
         """Start ``head``, the head of the line; False if it lacks a token of a shared limiter."""
         if self.asker is not None and not self.asker.take(head):
             return False
-        self.line.remove(head)
+        self.line.pop()  # which is the head; only so its owner has had its turn
         self.floor.start(head)
         return True
 

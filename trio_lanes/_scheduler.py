@@ -323,7 +323,9 @@ class Scheduler:
 
     def _leave_line(self, job: AnyJob) -> None:
         lane, session = job._lane, job._session_lane
-        lane.bound.pop(job.id, None)  # a job that is not due has no place
+        joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
+        if joined is not None and joined._options.warn_after is not None:
+            lane.exempt -= 1
         lane.waiting -= 1
         if lane.room_line:
             self.touch(lane)

@@ -45,7 +45,9 @@ class Asker:
         self.give_back()
         try:
             self._limiter.acquire_on_behalf_of_nowait(job)
-        except trio.WouldBlock:
+        except (trio.WouldBlock, RuntimeError):
+            # A RuntimeError: it holds a token already, which came in this very tick. The task that
+            # asked for it has yet to run, and will say so.
             self._wanted = job
             if not self._asking:
                 self._asking = True

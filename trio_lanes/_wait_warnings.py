@@ -34,6 +34,8 @@ class WaitWarnings:
     def watch(self, job: AnyJob) -> None:
         """Give ``job``, which begins to wait, a timer of its own if it needs one."""
         options = job._options
+        if options.warn_after is not None:
+            job._lane.exempt += 1
         own = options.warn_after is not None or options.on_wait is not None
         if own or self._hooks.job_waiting_long:
             self._at(_due(job), partial(self._too_long, job), job)
@@ -79,7 +81,7 @@ class WaitWarnings:
                 else:
                     again = due
                 break
-        if lane.bound:
+        if len(lane.bound) > lane.exempt:
             self._look_at(lane, again)
 
     def _say(self, lane: LaneActor) -> None:

@@ -16,24 +16,28 @@ What it checks:
   global lane and has a higher priority, or the same and an earlier place; and fewer wait that are
   bound for others than the session may start beside it.
 * Order in a global lane: when a job starts, none stands in the line of its lane that has a higher
-  priority, or the same and came earlier.
+  priority (the wait counts as well if the lane has ``aging``), or the same and came earlier (and
+  has the same owner, if the lane is fair).
 * Overlap: a start never takes more slots than a session or a global lane has then, and the
-  limiters say the same. A slot is free when its job has settled; so a job that was reset, and whose
-  body goes on, does not count.
+  limiters say the same. A slot is free when its job has settled, or while its job lends it; so a
+  job that was reset, and whose body goes on, does not count.
 * Life: a job starts at most once and settles exactly once, its state changes only as `JobState`
   allows, and its times do not run backwards.
-* Progress: when `LaneRecorder.check` is called, nothing waits that could start, and nothing is left
-  in lanes that have ended.
+* Progress: when `LaneRecorder.check` is called, nothing waits that could start (in lanes without
+  rate limits, group and shared limiter), and nothing is left in lanes that have ended.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 import attrs
+import trio
 
 from ._instrument import LaneInstrument
 from ._job import AnyJob
@@ -124,7 +128,7 @@ class LaneRecorder(LaneInstrument):
             raise AssertionError("the lanes broke their contract:\n" + "\n".join(wrong))
 
     def peak(self, lane: str) -> int:
-        """The most slots that were in use at once in that global lane, or ``session:<key>``."""
+        """The most slots in use at once in that global lane, or ``session:<key>``, at any start."""
         return self._peaks.get(resolve_global_lane(lane), 0)
 
     # ---- hooks
@@ -211,8 +215,7 @@ class LaneRecorder(LaneInstrument):
         self.started.append(record)
         self._waits_no_more(job)
         for actor in _actors(job):
-            slots = self._running.add(actor, job)
-            self._peaks[actor.name] = max(self._peaks[actor.name], slots)
+            self._running.add(actor, job)
 
     def _follow(self, job: AnyJob, record: RecordedJob) -> None:
         if job.state is not record.state and job.state not in TRANSITIONS[record.state]:
@@ -231,24 +234,48 @@ class LaneRecorder(LaneInstrument):
     # ---- checks of a start
 
     def _check_slots(self, job: AnyJob) -> None:
-        for actor in _actors(job):
-            slots = len(self._running[actor])
-            if slots > actor.concurrency:
-                self._blame(job, f"took slot {slots} of {actor.concurrency} of {actor.name!r}")
-            borrowed = 0 if actor.limiter is None else actor.limiter.borrowed_tokens
-            if slots != borrowed:
-                self._blame(
-                    job,
-                    f"started in {actor.name!r}, where {slots} jobs then hold slots "
-                    f"and the limiter has lent {borrowed}",
-                )
+        lane, session = job._lane, job._session_lane
+        slots = self._slots(lane)
+        self._compare(job, lane, slots, lane.limiter, shared=lane.config.limiter is not None)
+        if session is not None:
+            self._compare(job, session, len(self._running[session]), session.limiter)
+
+    def _compare(
+        self,
+        job: AnyJob,
+        actor: Actor,
+        slots: int,
+        limiter: trio.CapacityLimiter | None,
+        shared: bool = False,
+    ) -> None:
+        self._peaks[actor.name] = max(self._peaks[actor.name], slots)
+        total = actor.concurrency if limiter is None or not shared else limiter.total_tokens
+        if slots > total:
+            self._blame(job, f"took slot {slots} of {total} of {actor.name!r}")
+        lent = 0 if limiter is None else limiter.borrowed_tokens
+        if slots > lent or (slots < lent and not shared):
+            self._blame(
+                job,
+                f"started in {actor.name!r}, where {slots} jobs then hold slots "
+                f"and the limiter has lent {lent}",
+            )
+
+    def _slots(self, lane: LaneActor) -> int:
+        """How many slots of ``lane`` are in use: a running job may have lent its own."""
+        return sum(job not in lane.lending for job in self._running[lane])
 
     def _check_order_in_session(self, job: AnyJob) -> None:
         session = job._session_lane
-        if session is None or (session.touched and not session.room_line):
+        if session is None:
+            return
+        if session.touched and not (session.room_line or session.entering):
             return  # it has yet to look at what another instrument has just done
         mine = _in_session(job)
-        better = [other for other in self._waiting[session] if _in_session(other) < mine]
+        better = [
+            other
+            for other in self._waiting[session]
+            if other._place and _in_session(other) < mine  # without a place it is not due yet
+        ]
         for other in better:
             if other._lane is job._lane:
                 self._blame(job, f"overtook {_said(other)}, which comes before it in its session")
@@ -261,11 +288,20 @@ class LaneRecorder(LaneInstrument):
             )
 
     def _check_order_in_lane(self, job: AnyJob) -> None:
-        if job._lane.mailbox.count:
+        lane = job._lane
+        if lane.mailbox.count:
             return  # it has yet to look at what another instrument has just done
-        mine = _in_lane(job)
-        for other in self._in_line[job._lane]:
-            if other._arrival and _in_lane(other) < mine:
+        fair, aging = lane.config.fair, lane.config.aging
+        in_line = [other for other in self._in_line[lane] if other._arrival]
+        equals = [other for other in in_line if other.priority == job.priority]
+        urgency = max(_urgency(one, aging) for one in [job, *equals])
+        for other in in_line:
+            if other.priority != job.priority:
+                overtaken = _urgency(other, aging) > urgency
+            else:
+                overtaken = other._arrival < job._arrival
+                overtaken = overtaken and (not fair or other.owner == job.owner)
+            if overtaken:
                 self._blame(job, f"overtook {_said(other)}, which comes before it in its lane")
 
     # ---- what must not be, whenever somebody looks
@@ -279,11 +315,15 @@ class LaneRecorder(LaneInstrument):
                 yield f"{_said(job)} is {job.state.name} in lanes that have ended"
         for session, waiting in self._waiting.items():
             best = min(waiting, key=_in_session)
-            if not best._arrival and _could_start(best, session, len(self._running[session])):
+            free = len(self._running[session]) < session.concurrency and not session.rates
+            if free and best._place and not best._arrival and _must_act(best, session):
                 yield f"{_said(best)} waits in its session, which could forward it"
         for lane, in_line in self._in_line.items():
+            free = self._slots(lane) < lane.concurrency and not (
+                lane.rates or lane.group or lane.asker or lane.returning
+            )
             for job in in_line:
-                if job._arrival and _could_start(job, lane, len(self._running[lane])):
+                if free and job._arrival and _must_act(job, lane):
                     yield f"{_said(job)} waits in its lane, which could start it"
 
 
@@ -294,11 +334,9 @@ class _Places(dict[A, dict[AnyJob, None]]):
     def __missing__(self, place: A) -> dict[AnyJob, None]:
         return {}
 
-    def add(self, place: A, job: AnyJob) -> int:
-        """Put ``job`` there; how many are there then."""
-        jobs = self.setdefault(place, {})
-        jobs[job] = None
-        return len(jobs)
+    def add(self, place: A, job: AnyJob) -> None:
+        """Put ``job`` there."""
+        self.setdefault(place, {})[job] = None
 
     def discard(self, place: A, job: AnyJob) -> None:
         """Take ``job`` away from there, if it is there."""
@@ -318,16 +356,17 @@ def _in_session(job: AnyJob) -> tuple[int, int]:
     return -job.priority, job._place
 
 
-def _in_lane(job: AnyJob) -> tuple[int, int]:
-    """Where ``job`` stands in the line of its global lane; the least comes first."""
-    return -job.priority, job._arrival
+def _urgency(job: AnyJob, aging: float) -> float | Fraction:
+    """By how much ``job`` stands above others; only differences mean anything."""
+    if aging == math.inf:
+        return job.priority
+    return job.priority - Fraction(job._waiting_since) / Fraction(aging)
 
 
-def _could_start(job: AnyJob, actor: Actor, slots: int) -> bool:
-    """Whether ``actor``, in which ``job`` waits and that many slots are in use, has to act."""
+def _must_act(job: AnyJob, actor: Actor) -> bool:
+    """Whether ``actor``, which has a slot for ``job``, may not let it wait."""
     scheduler = cast("Scheduler", job._keeper)
-    at_rest = not scheduler.serving and not scheduler.closing.shut
-    return at_rest and not actor.paused and slots < actor.concurrency
+    return not (scheduler.serving or scheduler.closing.shut or actor.paused)
 
 
 def _said(job: AnyJob) -> str:
