@@ -62,12 +62,15 @@ class Scheduler:
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
         self.watches: Final = Watches()
         self.closing: Final = Closing(self)
+        self._current_time: Final = trio.lowlevel.current_clock().current_time
         self.now = 0.0  # when the present transition began
         self.serving = False  # whether there is one
         self._touched: Final[deque[Steps]] = deque()
         self._ids: Final = count(1)
-        self._order: Final = count(1)  # places in sessions, arrivals in global lanes
-        self._returns: Final = count(-(2**62))  # arrivals of those that are readmitted
+        # Places in sessions and arrivals in global lanes: the end of every line; and, for those
+        # that are readmitted, before every line, but behind others of them.
+        self.next_arrival: Final = count(1).__next__
+        self.next_return: Final = count(-(2**62)).__next__
         self.plan = Plan()
         self.session_config: Final = sessions
         self.lanes: Final[dict[str, LaneActor]] = {}
@@ -94,7 +97,7 @@ class Scheduler:
         if self.serving:
             return False
         self.serving = True
-        self.now = trio.current_time()
+        self.now = self._current_time()
         return True
 
     def touch(self, actor: Steps) -> None:
@@ -218,7 +221,7 @@ class Scheduler:
     def _join(self, job: AnyJob) -> None:
         """Give ``job`` its place in line."""
         job._waiting_since = self.now
-        order = next(self._order)
+        order = self.next_arrival()
         lane, session = job._lane, job._session_lane
         lane.bound[job.id] = job
         if session is None:
@@ -271,14 +274,6 @@ class Scheduler:
 
     # ---- forwarded, started
 
-    def next_arrival(self) -> int:
-        """The end of every line."""
-        return next(self._order)
-
-    def next_return(self) -> int:
-        """Before every line, but behind those who came there before."""
-        return next(self._returns)
-
     def regained(self, job: AnyJob) -> None:
         """Give ``job``, which had lent its slot, a new one."""
         job._lane.take_tokens(job, charge=False)
@@ -286,6 +281,8 @@ class Scheduler:
 
     def forward(self, job: AnyJob, arrival: int) -> None:
         """Put ``job`` in the line of its global lane, as one that came at ``arrival``."""
+        assert job._session_lane is not None
+        job._session_lane.forwarded[job._place] = job
         job._arrival = arrival
         job._lane.send(job)
         self.touch(job._lane)
@@ -373,12 +370,6 @@ class Scheduler:
 
     def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
         outermost = self.begin()
-        self._release(job)
-        self._settle(job, state, value, error)
-        if outermost:
-            self.serve()
-
-    def _release(self, job: AnyJob) -> None:
         lane, session = job._lane, job._session_lane
         if session is not None:  # first: its next job competes for the slot in the lane
             session.ended(job)
@@ -390,6 +381,9 @@ class Scheduler:
             _lending.stop(job)
         lane.active -= 1
         lane.finished += 1
+        self._settle(job, state, value, error)
+        if outermost:
+            self.serve()
 
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
@@ -513,7 +507,7 @@ class Scheduler:
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
         outermost = self.begin()
-        place = next(self._order)
+        place = self.next_arrival()
         session = job._session_lane
         if job.id in job._lane.delayed:
             job._priority = priority

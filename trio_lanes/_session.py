@@ -99,7 +99,7 @@ class SessionActor(Actor):
         if self.rates:
             room = min(room, self._rated_room())
         while backlog.items and len(forwarded) < room:
-            self._forward(backlog.pop(), self.floor.next_arrival())
+            self.floor.forward(backlog.pop(), self.floor.next_arrival())
         while forwarded and len(forwarded) > room:
             self._take_back(max(forwarded))
         if forwarded and backlog.items:
@@ -131,11 +131,7 @@ class SessionActor(Actor):
             outdone, arrival = self._take_back(worst)
             if better._lane is not outdone._lane:
                 arrival = self.floor.next_arrival()
-            self._forward(better, arrival)
-
-    def _forward(self, job: AnyJob, arrival: int) -> None:
-        self.forwarded[job._place] = job
-        self.floor.forward(job, arrival)
+            self.floor.forward(better, arrival)
 
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
         job = self.forwarded.pop(place)
@@ -159,7 +155,7 @@ class SessionActor(Actor):
             best = self.backlog.pop()
             if best is job or best._lane is not job._lane:
                 arrival = self.floor.next_arrival()
-            self._forward(best, arrival)
+            self.floor.forward(best, arrival)
 
     def started(self, job: AnyJob) -> None:
         """``job``, which was forwarded, has its slot here."""

@@ -66,7 +66,7 @@ class Submitter:
             caller = job_here(self._scheduler.running)
             if caller is None:
                 raise RuntimeError("yield_slot lends the slot of a job, but this is not inside one")
-        job = await self._enter(fn, args, options, checkpoint=False)
+        job = await self._enter(fn, args, options, runs=True)
         if caller is None:
             await park_as_caller(job)
         else:
@@ -88,8 +88,7 @@ class Submitter:
 
         A checkpoint. If it raises `trio.Cancelled`, nothing was submitted.
         """
-        _refuse_yield_slot(options)
-        return await self._enter(fn, args, options, checkpoint=True)
+        return await self._enter(fn, args, options, runs=False)
 
     @enable_ki_protection
     def submit_nowait(
@@ -106,8 +105,7 @@ class Submitter:
         Raises:
           LaneFullError: if a lane on its way is full, or others wait for room in it.
         """
-        _refuse_yield_slot(options)
-        return self._enter_nowait(self._make(fn, args, **self._bound, **options))
+        return self._enter_nowait(self._make(fn, args, False, **self._bound, **options))
 
     @enable_ki_protection
     def start_soon(
@@ -124,8 +122,7 @@ class Submitter:
         Raises:
           LaneFullError: as `submit_nowait`.
         """
-        _refuse_yield_slot(options)
-        job = self._make(fn, args, **self._bound, **options)
+        job = self._make(fn, args, False, **self._bound, **options)
         job._unhandled = True
         self._enter_nowait(job)
 
@@ -133,6 +130,8 @@ class Submitter:
         self,
         fn: Callable[..., Awaitable[T]],
         args: tuple[Any, ...],
+        runs: bool,
+        /,
         *,
         lane: str = "main",
         session: str | None = None,
@@ -148,6 +147,8 @@ class Submitter:
         if type(priority) is not int:
             whole("priority", priority)
         options = RareOptions(**rare) if rare else NO_OPTIONS
+        if options.yield_slot and not runs:
+            raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
         parent = job_here(scheduler.running)
         if not scheduler.closing.is_open:
             scheduler.closing.check(parent)
@@ -184,14 +185,14 @@ class Submitter:
         args: tuple[Any, ...],
         options: JobOptions,
         *,
-        checkpoint: bool,
+        runs: bool,
     ) -> Job[T]:
-        job: Job[T] = self._make(fn, args, **self._bound, **options)
+        job: Job[T] = self._make(fn, args, runs, **self._bound, **options)
         await trio.lowlevel.checkpoint_if_cancelled()
         scheduler = self._scheduler
         if scheduler.lines.no_room_for(job) is None:
             scheduler.accept(job)
-            if checkpoint:
+            if not runs:  # else it waits for the job next
                 await trio.lowlevel.cancel_shielded_checkpoint()
         else:
             await scheduler.lines.wait(job, scheduler.closing.inside(job.parent))
@@ -216,11 +217,6 @@ def _check_cost(
     if session is not None:
         known |= scheduler.session_lane(session).rates.units
     check_units(cost, known)
-
-
-def _refuse_yield_slot(options: JobOptions) -> None:
-    if options.get("yield_slot"):
-        raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
 
 
 def _name(fn: Any) -> str:
