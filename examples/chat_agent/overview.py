@@ -11,7 +11,7 @@ import trio
 from trio_lanes import JobState, Lanes
 
 LANE_HEADER: Final = ("lane", "limit", "running", "waiting", "oldest wait", "")
-SESSION_HEADER: Final = (" session", "waiting", "running", "")
+SESSION_HEADER: Final = (" session", "running", "waiting", "next", "")
 
 
 @attrs.define
@@ -19,14 +19,16 @@ class SessionRow:
     """What one session's lane holds."""
 
     key: str
-    waiting: int = 0
     running: str = "-"  # what is being answered, and for how long
+    waiting: int = 0
+    next: str = ""  # what is answered next
     paused: bool = False
 
     def cells(self, current: str | None = None) -> tuple[str, ...]:
         """The row as `SESSION_HEADER` says, with a mark at the current session."""
         mark = "*" if self.key == current else " "
-        return (mark + self.key, str(self.waiting), self.running, "paused" if self.paused else "")
+        paused = "paused" if self.paused else ""
+        return (mark + self.key, self.running, str(self.waiting), self.next, paused)
 
 
 def lane_rows(lanes: Lanes) -> list[tuple[str, ...]]:
@@ -55,6 +57,7 @@ def session_rows(lanes: Lanes) -> list[SessionRow]:
         if job.state is JobState.RUNNING and job.started_at is not None:
             row.running = f"{shorten(job.meta, 32)!r} for {now - job.started_at:.1f} s"
         else:
+            row.next = row.next or repr(shorten(job.meta, 32))
             row.waiting += 1
     return list(rows.values())
 
