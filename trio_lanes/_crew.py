@@ -166,11 +166,12 @@ class Crew:
                 self._foreman.returned(job, value)
             else:
                 error = self._foreman.interrupted(job)
+        job = None  # on Python 3.13 the frames of the error lead back to this one
         if error is not None:
             try:
                 raise error
             finally:
-                del error, job  # this frame is in the traceback of `error`
+                del error  # this frame is in its traceback
 
 
 def _prepare(job: AnyJob, scope: trio.CancelScope) -> None:
