@@ -169,6 +169,29 @@ async def test_bodies_that_return_or_raise_in_an_outer_cancellation_are_believed
     assert pytest.RaisesGroup(BodyError).matches(grouped.exception)
 
 
+@pytest.mark.parametrize("body", [never_ends, a_nursery_that_never_ends])
+async def test_who_never_started_is_told_that_the_lanes_were_cancelled_not_that_a_job_failed(
+    body: Callable[[], Awaitable[str]], autojump_clock: MockClock
+) -> None:
+    jobs: list[Job[str]] = []
+    scope = trio.CancelScope()
+
+    async def holder() -> None:
+        with scope:
+            async with open_lanes({"main": 1}) as lanes:
+                jobs.extend([lanes.submit_nowait(body), lanes.submit_nowait(returns)])
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(5)  # so that the lanes hear of it from the running job
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(holder)
+        await trio.sleep(1)
+        scope.cancel()
+        with pytest.raises(LanesClosedError, match="the lanes were cancelled"):
+            await jobs[1].wait()
+        assert trio.current_time() == 1
+
+
 # ---- a BaseException that is no Exception
 
 

@@ -361,10 +361,10 @@ class Scheduler:
         if verdict.state is FAILED and (job._unhandled or leaves is error):
             leaves = error
             job._unhandled = True  # whoever gets it from the lanes has seen it
-        if isinstance(leaves, trio.Cancelled):
-            self.closing.shut_down("the lanes were cancelled")
-        elif leaves is not None:
-            self.closing.shut_down(f"a job raised {type(leaves).__name__}")
+        if leaves is not None:
+            itself = verdict.state is FAILED and leaves is error  # not the cancellation around it
+            why = f"a job raised {type(error).__name__}" if itself else "the lanes were cancelled"
+            self.closing.shut_down(why)
         self._end(job, verdict.state, None, verdict.error)
         return leaves
 
