@@ -157,14 +157,17 @@ async def test_the_await_frames_of_a_blocked_job_are_those_of_the_user(
         return [frame.f_code.co_name for frame, _ in task.iter_await_frames()]
 
     async with open_lanes() as lanes:
-        lanes.submit_nowait(outer)
+        job = lanes.submit_nowait(outer)
+        assert list(job.iter_await_frames()) == []
         for moment in (0.5, 1.5):  # in its first step, and in a later one
             await trio.sleep_until(moment)
             found = names()
             assert found.index("outer") + 1 == found.index("inner") < found.index("sleep")
             assert "wait_task_rescheduled" in found[found.index("sleep") :]
+            from_handle = [frame.f_code.co_name for frame, _ in job.iter_await_frames()]
+            assert from_handle == found[found.index("outer") :]
         await trio.sleep_until(2.5)
-        assert names() == []
+        assert names() == list(job.iter_await_frames()) == []
 
 
 async def test_current_job_is_that_of_the_task_or_of_the_nearest_task_above_it(
