@@ -1,18 +1,14 @@
 """The way of a job through its lanes: accepted, forwarded, started, ended.
 
-Every transition changes what it must, touches the actors that may act now, and serves: each
-touched actor takes its step, which may touch others, until none is left. Serving is a loop, so
-a million jobs that start each other are no recursion; and what a hook does inside a transition
-only touches, and is served when that transition is over.
+Each of these is a transition, or part of one; what it makes possible is done by the steps of the
+actors that it touches.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextvars import copy_context
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any, Final, final
@@ -21,7 +17,7 @@ from weakref import WeakSet
 import trio
 
 from . import _lending
-from ._actor import Actor, Steps
+from ._actor import Actor
 from ._backlog import rank
 from ._closing import Closing
 from ._config import NO_OPTIONS, LaneConfig
@@ -32,166 +28,36 @@ from ._group import Group
 from ._instrument import Hook, Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
-from ._mailbox import Mailbox
-from ._plan import Plan
+from ._lane_table import LaneTable
 from ._rate import check_units, costs_of
 from ._room import Lines
-from ._session import SessionActor
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
-from ._timers import Timer, Timers
 from ._wait_warnings import WaitWarnings
 from ._waits import wake
-from ._watch import Watches
 
 logger: Final = logging.getLogger("trio_lanes")
 
 
 @final
-class Scheduler:
+class Scheduler(LaneTable):
     """All lanes of one `open_lanes`, and the jobs in them."""
 
     def __init__(self, nursery: trio.Nursery, sessions: LaneConfig, hooks: Hooks) -> None:
-        self._nursery: Final = nursery
-        self._context: Final = copy_context()  # that of the lanes' own tasks
-        self.hooks: Final = hooks
-        self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
+        super().__init__(nursery, sessions, hooks)
+        self.lines = Lines(self)
         self.running: Final = jobs_by_task()
-        self.timers: Final = Timers(self.spawn)
         self._crew: Final = Crew(self, self.running, self.spawn)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
-        self.watches: Final = Watches()
         self.closing: Final = Closing(self)
-        self._current_time: Final = trio.lowlevel.current_clock().current_time
-        self.now = 0.0  # when the present transition began
-        self.serving = False  # whether there is one
-        self._touched: Final[deque[Steps]] = deque()
         self._ids: Final = count(1)
         # Places in sessions and arrivals in global lanes: the end of every line; and, for those
         # that are readmitted, before every line, but behind others of them.
         self.next_arrival: Final = count(1).__next__
         self.next_return: Final = count(-(2**62)).__next__
-        self.plan = Plan()
-        self.session_config: Final = sessions
-        self.lanes: Final[dict[str, LaneActor]] = {}
-        self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
-        self.groups: Final[dict[str, Group]] = {}
-        self.bounded_sessions = False  # whether any session has a bound
-        self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
-        self.spare_mailboxes: Final[list[Mailbox]] = []
-        self.lines: Final = Lines(self)
         self.unseen: Final[WeakSet[Unseen]] = WeakSet()
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.finished = 0  # jobs that have settled, ever
-
-    def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a task of the lanes' own."""
-        # A copy, since this may be called while the context itself is entered: by a hook of
-        # Trio's that is told of a task which is being spawned here.
-        self._context.copy().run(self._nursery.start_soon, fn)
-
-    # ---- transitions
-
-    def begin(self) -> bool:
-        """Begin a transition; whether it is the outermost, which must `serve` at its end."""
-        if self.serving:
-            return False
-        self.serving = True
-        self.now = self._current_time()
-        return True
-
-    def touch(self, actor: Steps) -> None:
-        """Have ``actor`` take its step before the present transition is over."""
-        if not actor.touched:
-            actor.touched = True
-            self._touched.append(actor)
-
-    def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
-        """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
-        if timer is not None:
-            if timer.when == when and timer.is_set:
-                return timer
-            timer.cancel()
-        return self.timers.call_at(when, partial(self._touch_now, actor))
-
-    def _touch_now(self, actor: Steps) -> None:
-        outermost = self.begin()
-        self.touch(actor)
-        if outermost:
-            self.serve()
-
-    def serve(self) -> None:
-        """End the outermost transition: whatever can act now acts."""
-        touched, lines = self._touched, self.lines
-        listeners = self.hooks.lane_empty or self.hooks.lane_idle
-        while touched or (lines.length and lines.let_in()):
-            actor = touched.popleft()
-            actor.touched = False
-            actor.step()
-            if (listeners or lines.length) and isinstance(actor, Actor):
-                lines.look_at(actor, self.lanes.values())
-                self._tell_of(actor)
-        self.serving = False
-        if self.watches:
-            self.watches.check()
-
-    def _tell_of(self, actor: Actor) -> None:
-        """Tell instruments if nothing waits in ``actor`` any more, or nothing runs either."""
-        had_waiting, was_busy = actor.told
-        waiting, busy = bool(actor.waiting), bool(actor.waiting or actor.active)
-        actor.told = waiting, busy
-        if had_waiting and not waiting:
-            self.hooks.call(self.hooks.lane_empty, self.view(actor))
-        if was_busy and not busy:
-            self.hooks.call(self.hooks.lane_idle, self.view(actor))
-
-    def rate_limited(self, actor: Actor, until: float) -> None:
-        """The head of ``actor`` waits for a rate limit."""
-        if self.hooks.lane_rate_limited:
-            self.hooks.call(self.hooks.lane_rate_limited, self.view(actor), until)
-
-    # ---- lanes come and go
-
-    def find_lane(self, name: str) -> LaneActor | None:
-        """The global lane of that name; if it comes from a template, it need not be alive yet."""
-        lane = self.lanes.get(name)
-        if lane is None:
-            label = self.plan.label_of(name)
-            if label is not None:
-                lane = LaneActor(self, name, label, self.plan.lanes[label])
-                self.join_group(lane)
-        return lane
-
-    def join_group(self, lane: LaneActor) -> None:
-        """Put ``lane`` into the group that the plan says, if any."""
-        group = self.plan.group_of(lane.label)
-        lane.group = None if group is None else self.groups[group]
-        lane.find_out_whether_plain()
-
-    def awake(self, key: str) -> SessionActor:
-        """The lane of the session ``key``, alive."""
-        session = self.sessions[key] = self.session_lane(key)
-        return session
-
-    def retire(self, actor: Actor) -> None:
-        """Forget a session's or a template's lane in which nothing waits or runs."""
-        if isinstance(actor, SessionActor):
-            if self.sessions.get(actor.key) is actor:
-                del self.sessions[actor.key]
-        elif self.lanes.get(actor.name) is actor:
-            del self.lanes[actor.name]
-
-    def session_lane(self, key: str) -> SessionActor:
-        """The lane of the session ``key``; it need not be alive."""
-        session = self.sessions.get(key)
-        if session is None:
-            config = self.plan.sessions.get(key, self.session_config)
-            session = SessionActor(self, self, key, config)
-        return session
-
-    def actors(self) -> list[Actor]:
-        """Every lane that is alive, of both layers."""
-        return [*self.lanes.values(), *self.sessions.values()]
 
     # ---- a job is accepted
 
@@ -521,15 +387,3 @@ class Scheduler:
             self.touch(job._lane)
         if outermost:
             self.serve()
-
-    # ---- counts
-
-    @property
-    def waiting(self) -> int:
-        """How many jobs wait."""
-        return sum(lane.waiting for lane in self.lanes.values())
-
-    @property
-    def active(self) -> int:
-        """How many jobs run."""
-        return sum(lane.active for lane in self.lanes.values())

@@ -1,0 +1,90 @@
+"""Which lanes there are: those that are configured, and those that come and go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+import trio
+
+from ._actor import Actor
+from ._config import LaneConfig
+from ._group import Group
+from ._instrument import Hooks
+from ._lane import LaneActor
+from ._mailbox import Mailbox
+from ._plan import Plan
+from ._session import SessionActor
+from ._transitions import Transitions
+
+if TYPE_CHECKING:
+    from ._scheduler import Scheduler
+
+
+class LaneTable(Transitions):
+    """The lanes of one `open_lanes`, of both layers, and their groups."""
+
+    def __init__(self, nursery: trio.Nursery, sessions: LaneConfig, hooks: Hooks) -> None:
+        super().__init__(nursery, hooks)
+        self.plan = Plan()
+        self.session_config: Final = sessions
+        self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
+        self.groups: Final[dict[str, Group]] = {}
+        self.bounded_sessions = False  # whether any session has a bound
+        self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
+        self.spare_mailboxes: Final[list[Mailbox]] = []
+
+    @property
+    def _floor(self) -> Scheduler:
+        """Itself, as actors know it."""
+        return cast("Scheduler", self)
+
+    def find_lane(self, name: str) -> LaneActor | None:
+        """The global lane of that name; if it comes from a template, it need not be alive yet."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            label = self.plan.label_of(name)
+            if label is not None:
+                lane = LaneActor(self._floor, name, label, self.plan.lanes[label])
+                self.join_group(lane)
+        return lane
+
+    def join_group(self, lane: LaneActor) -> None:
+        """Put ``lane`` into the group that the plan says, if any."""
+        group = self.plan.group_of(lane.label)
+        lane.group = None if group is None else self.groups[group]
+        lane.find_out_whether_plain()
+
+    def awake(self, key: str) -> SessionActor:
+        """The lane of the session ``key``, alive."""
+        session = self.sessions[key] = self.session_lane(key)
+        return session
+
+    def retire(self, actor: Actor) -> None:
+        """Forget a session's or a template's lane in which nothing waits or runs."""
+        if isinstance(actor, SessionActor):
+            if self.sessions.get(actor.key) is actor:
+                del self.sessions[actor.key]
+        elif self.lanes.get(actor.name) is actor:
+            del self.lanes[actor.name]
+
+    def session_lane(self, key: str) -> SessionActor:
+        """The lane of the session ``key``; it need not be alive."""
+        session = self.sessions.get(key)
+        if session is None:
+            config = self.plan.sessions.get(key, self.session_config)
+            session = SessionActor(self._floor, self, key, config)
+        return session
+
+    def actors(self) -> list[Actor]:
+        """Every lane that is alive, of both layers."""
+        return [*self.lanes.values(), *self.sessions.values()]
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return sum(lane.waiting for lane in self.lanes.values())
+
+    @property
+    def active(self) -> int:
+        """How many jobs run."""
+        return sum(lane.active for lane in self.lanes.values())
