@@ -376,9 +376,11 @@ async def test_a_job_submitted_by_a_hook_while_its_session_goes_is_not_lost(
     reviver = Reviver(hook, 10)
     async with open_lanes({"main": 2}, instruments=[reviver]) as lanes:
         reviver.submit = lambda: lanes.submit_nowait(track.sleep, "again", session="alice")
-        lanes.submit_nowait(track.sleep, "first", session="alice")
         for _ in range(12):
+            for _ in range(3):
+                lanes.submit_nowait(track.sleep, "job", session="alice")
             lanes.clear("session:alice")
+            lanes.submit_nowait(track.sleep, "job", session="alice")
             await lanes.wait_idle()
             lanes.clear("main")
             await lanes.wait_idle()
