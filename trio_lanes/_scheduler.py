@@ -65,7 +65,11 @@ class Scheduler:
         self._current_time: Final = trio.lowlevel.current_clock().current_time
         self.now = 0.0  # when the present transition began
         self.serving = False  # whether there is one
+        # Sessions take their steps first: what a lane may start is what they let it have.
+        self._touched_sessions: Final[deque[Steps]] = deque()
         self._touched: Final[deque[Steps]] = deque()
+        self._tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
+        self._changed: Final[dict[Actor, None]] = {}  # where instruments may have to be told
         self._ids: Final = count(1)
         # Places in sessions and arrivals in global lanes: the end of every line; and, for those
         # that are readmitted, before every line, but behind others of them.
@@ -104,7 +108,10 @@ class Scheduler:
         """Have ``actor`` take its step before the present transition is over."""
         if not actor.touched:
             actor.touched = True
-            self._touched.append(actor)
+            if type(actor) is SessionActor:
+                self._touched_sessions.append(actor)
+            else:
+                self._touched.append(actor)
 
     def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
         """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
@@ -122,27 +129,37 @@ class Scheduler:
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
-        touched, lines = self._touched, self.lines
-        listeners = self.hooks.lane_empty or self.hooks.lane_idle
-        while touched or (lines.length and lines.let_in()):
-            actor = touched.popleft()
-            actor.touched = False
-            actor.step()
-            if (listeners or lines.length) and isinstance(actor, Actor):
-                lines.look_at(actor, self.lanes.values())
-                self._tell_of(actor)
+        sessions, touched, lines = self._touched_sessions, self._touched, self.lines
+        changed = self._changed
+        while True:
+            while sessions or touched or (lines.length and lines.let_in()):
+                actor = sessions.popleft() if sessions else touched.popleft()
+                actor.touched = False
+                actor.step()
+                if lines.length and isinstance(actor, Actor):
+                    lines.look_at(actor, self.lanes.values())
+            if not changed:
+                break
+            self._tell_of(next(iter(changed)))
         self.serving = False
         if self.watches:
             self.watches.check()
 
+    def _has_changed(self, job: AnyJob) -> None:
+        """How much waits or runs has changed in the lanes of ``job``."""
+        self._changed[job._lane] = None
+        if job._session_lane is not None:
+            self._changed[job._session_lane] = None
+
     def _tell_of(self, actor: Actor) -> None:
         """Tell instruments if nothing waits in ``actor`` any more, or nothing runs either."""
+        del self._changed[actor]
         had_waiting, was_busy = actor.told
         waiting, busy = bool(actor.waiting), bool(actor.waiting or actor.active)
         actor.told = waiting, busy
         if had_waiting and not waiting:
             self.hooks.call(self.hooks.lane_empty, self.view(actor))
-        if was_busy and not busy:
+        if was_busy and not (actor.waiting or actor.active):  # a hook may have submitted
             self.hooks.call(self.hooks.lane_idle, self.view(actor))
 
     def rate_limited(self, actor: Actor, until: float) -> None:
@@ -207,6 +224,8 @@ class Scheduler:
         if job.session is not None:
             session = job._session_lane = self.sessions.get(job.session) or self.awake(job.session)
             session.waiting += 1
+        if self._tells:
+            self._has_changed(job)
         if job._options.delay:
             self._postpone(job)
         else:
@@ -323,6 +342,8 @@ class Scheduler:
         joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
         if joined is not None and joined._options.warn_after is not None:
             lane.exempt -= 1
+        if self._tells:
+            self._has_changed(job)
         lane.waiting -= 1
         if lane.room_line:
             self.touch(lane)
@@ -388,6 +409,8 @@ class Scheduler:
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
     ) -> None:
+        if self._tells:
+            self._has_changed(job)
         settle(job, self.now, state, value, error)
         self.finished += 1
         if error is not None and state is FAILED and not job._unhandled:
