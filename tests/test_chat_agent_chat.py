@@ -165,8 +165,8 @@ async def test_sessions_shows_lanes_and_sessions(autojump_clock: object) -> None
     table = [line.split() for line in lines]
     assert ["main", "4", "2", "2", "3.0", "s"] in table
     assert ["tools", "8", "0", "0", "-", "paused"] in table
-    assert ["me", "'slow", "90'", "for", "3.0", "s", "2", "'two'"] in table
-    assert ["bob", "'slow", "90'", "for", "3.0", "s", "0"] in table
+    assert ["me", "3.0", "s:", "'slow", "90'", "2", "'two'"] in table
+    assert ["bob", "3.0", "s:", "'slow", "90'", "0"] in table
     assert ["*eve", "-", "0"] in table
 
 

@@ -202,7 +202,7 @@ async def test_a_signal_drains_what_runs_and_what_waits_although_input_is_still_
     async with open_chat_in_pipe() as (process, output):
         assert process.stdin is not None
         await process.stdin.send_all(b"slow 0.5\nhello\n/sessions\n")
-        await output.until("'slow 0.5' for ")
+        await output.until("s: 'slow 0.5'")
         await output.until("1        'hello'")
         process.send_signal(signum)
         await output.until("draining: 1 running, 1 waiting")
@@ -215,7 +215,7 @@ async def test_what_is_paused_at_a_signal_is_finished_as_well() -> None:
     async with open_chat_in_pipe() as (process, output):
         assert process.stdin is not None
         await process.stdin.send_all(b"/pause me\nhello\n/sessions\n")
-        await output.until("paused\n")
+        await output.until("*me       paused   1        'hello'")
         process.send_signal(signal.SIGINT)
         await output.until("draining: 0 running, 1 waiting")
         await output.until("me | Hello!")
@@ -294,7 +294,7 @@ async def test_one_ctrl_c_in_a_terminal_drains() -> None:
         await terminal.type("slow 0.5\r")
         await terminal.output.until("me>")
         await terminal.type("hello\r/sessions\r")
-        await terminal.output.until("'slow 0.5' for ")
+        await terminal.output.until("s: 'slow 0.5'")
         await terminal.output.until("1        'hello'")
         await terminal.type(CTRL_C)
         await terminal.output.until("draining: 1 running, 1 waiting; Ctrl-C again to cancel")
@@ -310,7 +310,7 @@ async def test_a_second_ctrl_c_in_a_terminal_cancels() -> None:
         await terminal.type("slow 600\r")
         await terminal.output.until("me>")
         await terminal.type("/as bob slow 600\r/sessions\r")
-        await terminal.output.until(" bob      'slow 600' for ")
+        await terminal.output.until("s: 'slow 600'")
         await terminal.type(CTRL_C)
         await terminal.output.until("draining: 2 running, 0 waiting")
         await terminal.type(CTRL_C)

@@ -134,7 +134,7 @@ async def test_the_live_view_shows_lanes_and_sessions_within_the_height_of_the_s
     lines = [line.replace("│", " ").split() for line in text.splitlines()]
     assert ["main", "2", "2", "58", "1.0", "s"] in lines
     assert ["tools", "8", "0", "0", "-", "paused"] in lines
-    assert ["u0", "'slow", "3'", "for", "1.0", "s", "1", "'slow", "3'"] in lines
+    assert ["u0", "1.0", "s:", "'slow", "3'", "1", "'slow", "3'"] in lines
     assert ["u29", "-", "2", "'slow", "3'"] not in lines
     assert len(lines) <= 24
     assert lines[-1][0] == "and"

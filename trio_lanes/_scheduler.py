@@ -73,6 +73,8 @@ class Scheduler(LaneTable):
         if job.session is not None:
             session = job._session_lane = self.sessions.get(job.session) or self.awake(job.session)
             session.waiting += 1
+        if self.tells:
+            self.has_changed(job)
         if job._options.delay:
             self._postpone(job)
         else:
@@ -189,6 +191,8 @@ class Scheduler(LaneTable):
         joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
         if joined is not None and joined._options.warn_after is not None:
             lane.exempt -= 1
+        if self.tells:
+            self.has_changed(job)
         lane.waiting -= 1
         if lane.room_line:
             self.touch(lane)
@@ -254,6 +258,8 @@ class Scheduler(LaneTable):
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
     ) -> None:
+        if self.tells:
+            self.has_changed(job)
         settle(job, self.now, state, value, error)
         self.finished += 1
         if error is not None and state is FAILED and not job._unhandled:

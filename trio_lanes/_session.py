@@ -128,10 +128,28 @@ class SessionActor(Actor):
         backlog, forwarded = self.backlog, self.forwarded
         while backlog.best_rank() < (worst := max(forwarded)):
             better = backlog.pop()
-            outdone, arrival = self._take_back(worst)
-            if better._lane is not outdone._lane:
-                arrival = self.floor.next_arrival()
-            self.floor.forward(better, arrival)
+            self._replace(*self._take_back(worst), better)
+
+    def _replace(self, outdone: AnyJob, arrival: int, job: AnyJob) -> None:
+        """Forward ``job``; if it is bound for the lane of ``outdone``, with its ``arrival``.
+
+        Its equals from this session were before it, so they move up if they had come later.
+        """
+        lane = job._lane
+        if job is outdone or lane is not outdone._lane:
+            self.floor.forward(job, self.floor.next_arrival())
+            return
+        for place in sorted(self.forwarded):
+            equal = self.forwarded[place]
+            if (
+                equal._lane is lane
+                and equal._priority == job._priority
+                and equal._arrival > arrival
+            ):
+                lane.remove(equal)
+                arrival, equal._arrival = equal._arrival, arrival
+                lane.send(equal)
+        self.floor.forward(job, arrival)
 
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
         job = self.forwarded.pop(place)
@@ -152,10 +170,10 @@ class SessionActor(Actor):
         job._priority, job._place = priority, rank(priority, place)
         self.backlog.add(job._place, job)
         if was_forwarded:
-            best = self.backlog.pop()
-            if best is job or best._lane is not job._lane:
-                arrival = self.floor.next_arrival()
-            self.floor.forward(best, arrival)
+            self._replace(job, arrival, self.backlog.pop())
+        elif self.forwarded and job._place < (worst := max(self.forwarded)):
+            self._take_back(worst)  # whose arrival nobody gets: this one goes behind its new equals
+            self.floor.forward(self.backlog.pop(), self.floor.next_arrival())
 
     def started(self, job: AnyJob) -> None:
         """``job``, which was forwarded, has its slot here."""

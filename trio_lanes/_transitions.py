@@ -18,7 +18,9 @@ import trio
 
 from ._actor import Actor, Steps
 from ._instrument import Hooks
+from ._job import AnyJob
 from ._lane import LaneActor
+from ._session import SessionActor
 from ._timers import Timer, Timers
 from ._watch import Watches
 
@@ -37,8 +39,12 @@ class Transitions:
         self._current_time: Final = trio.lowlevel.current_clock().current_time
         self.now = 0.0  # when the present transition began
         self.serving = False  # whether there is one
+        # Sessions take their steps first: what a lane may start is what they let it have.
+        self._touched_sessions: Final[deque[Steps]] = deque()
         self._touched: Final[deque[Steps]] = deque()
         self.hooks: Final = hooks
+        self.tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
+        self._changed: Final[dict[Actor, None]] = {}  # where instruments may have to be told
         self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
         self.timers: Final = Timers(self.spawn)
         self.watches: Final = Watches()
@@ -62,7 +68,10 @@ class Transitions:
         """Have ``actor`` take its step before the present transition is over."""
         if not actor.touched:
             actor.touched = True
-            self._touched.append(actor)
+            if type(actor) is SessionActor:
+                self._touched_sessions.append(actor)
+            else:
+                self._touched.append(actor)
 
     def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
         """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
@@ -80,27 +89,37 @@ class Transitions:
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
-        touched, lines = self._touched, self.lines
-        listeners = self.hooks.lane_empty or self.hooks.lane_idle
-        while touched or (lines.length and lines.let_in()):
-            actor = touched.popleft()
-            actor.touched = False
-            actor.step()
-            if (listeners or lines.length) and isinstance(actor, Actor):
-                lines.look_at(actor, self.lanes.values())
-                self._tell_of(actor)
+        sessions, touched, lines = self._touched_sessions, self._touched, self.lines
+        changed = self._changed
+        while True:
+            while sessions or touched or (lines.length and lines.let_in()):
+                actor = sessions.popleft() if sessions else touched.popleft()
+                actor.touched = False
+                actor.step()
+                if lines.length and isinstance(actor, Actor):
+                    lines.look_at(actor, self.lanes.values())
+            if not changed:
+                break
+            self._tell_of(next(iter(changed)))
         self.serving = False
         if self.watches:
             self.watches.check()
 
+    def has_changed(self, job: AnyJob) -> None:
+        """How much waits or runs has changed in the lanes of ``job``."""
+        self._changed[job._lane] = None
+        if job._session_lane is not None:
+            self._changed[job._session_lane] = None
+
     def _tell_of(self, actor: Actor) -> None:
         """Tell instruments if nothing waits in ``actor`` any more, or nothing runs either."""
+        del self._changed[actor]
         had_waiting, was_busy = actor.told
         waiting, busy = bool(actor.waiting), bool(actor.waiting or actor.active)
         actor.told = waiting, busy
         if had_waiting and not waiting:
             self.hooks.call(self.hooks.lane_empty, self.view(actor))
-        if was_busy and not busy:
+        if was_busy and not (actor.waiting or actor.active):  # a hook may have submitted
             self.hooks.call(self.hooks.lane_idle, self.view(actor))
 
     def rate_limited(self, actor: Actor, until: float) -> None:

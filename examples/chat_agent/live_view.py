@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import trio
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trio_lanes import Lanes
@@ -29,13 +30,20 @@ async def live_view(lanes: Lanes, console: Console | None = None) -> None:
 
 def render(lanes: Lanes, height: int) -> RenderableType:
     """The state now, in at most `height` lines."""
-    lane_table = Table(*LANE_HEADER, title="lanes", title_justify="left", expand=True)
+    lane_table = _table("lanes", LANE_HEADER)
     for row in lane_rows(lanes):
         lane_table.add_row(*row, style="yellow" if row[-1] else "")
     sessions = sorted(session_rows(lanes), key=lambda row: (row.running == "-", row.key))
     room = max(height - lane_table.row_count - 12, 3)
-    session_table = Table(*SESSION_HEADER, title="sessions", title_justify="left", expand=True)
+    session_table = _table("sessions", SESSION_HEADER)
     for session in sessions[:room]:
-        session_table.add_row(*map(Text, session.cells()))
+        # A row is a line: a text that is too long for its column loses its end.
+        cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in session.cells()]
+        session_table.add_row(*cells)
     more = len(sessions) - room
     return Group(lane_table, session_table, Text(f"and {more} more" if more > 0 else ""))
+
+
+def _table(title: str, header: Sequence[str]) -> Table:
+    columns = [Column(name, min_width=8) for name in header]
+    return Table(*columns, title=title, title_justify="left", expand=True)

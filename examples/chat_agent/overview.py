@@ -11,7 +11,8 @@ import trio
 from trio_lanes import JobState, Lanes
 
 LANE_HEADER: Final = ("lane", "limit", "running", "waiting", "oldest wait", "")
-SESSION_HEADER: Final = (" session", "running", "waiting", "next", "")
+MAX_TEXT: Final = 24  # characters of a message
+SESSION_HEADER: Final = (" session", "running", "waiting", "next")
 
 
 @attrs.define
@@ -27,8 +28,8 @@ class SessionRow:
     def cells(self, current: str | None = None) -> tuple[str, ...]:
         """The row as `SESSION_HEADER` says, with a mark at the current session."""
         mark = "*" if self.key == current else " "
-        paused = "paused" if self.paused else ""
-        return (mark + self.key, self.running, str(self.waiting), self.next, paused)
+        state = "paused" if self.paused and self.running == "-" else self.running
+        return (mark + self.key, state, str(self.waiting), self.next)
 
 
 def lane_rows(lanes: Lanes) -> list[tuple[str, ...]]:
@@ -55,9 +56,9 @@ def session_rows(lanes: Lanes) -> list[SessionRow]:
             continue
         row = rows[job.session]
         if job.state is JobState.RUNNING and job.started_at is not None:
-            row.running = f"{shorten(job.meta, 32)!r} for {now - job.started_at:.1f} s"
+            row.running = f"{now - job.started_at:.1f} s: {shorten(job.meta, MAX_TEXT)!r}"
         else:
-            row.next = row.next or repr(shorten(job.meta, 32))
+            row.next = row.next or repr(shorten(job.meta, MAX_TEXT))
             row.waiting += 1
     return list(rows.values())
 
