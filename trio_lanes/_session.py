@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 import trio
 
@@ -20,6 +20,11 @@ from ._job import AnyJob
 from ._mailbox import Mailbox
 from ._names import SESSION_PREFIX
 from ._state import WAITING
+
+
+MOST_SPARES: Final = (
+    100  # of each kind: enough for who comes and goes, and not a peak kept for ever
+)
 
 
 class Spares(Protocol):
@@ -80,7 +85,8 @@ class SessionActor(Actor):
                 job = mailbox.take()
                 if job._state is WAITING:
                     self.backlog.add(job._place, job)
-            self._spares.spare_mailboxes.append(mailbox)
+            if len(self._spares.spare_mailboxes) < MOST_SPARES:
+                self._spares.spare_mailboxes.append(mailbox)
             self.mailbox = None
 
     def remove(self, job: AnyJob) -> None:
@@ -192,5 +198,6 @@ class SessionActor(Actor):
         self.limiter.release_on_behalf_of(job)
         self.active -= 1
         if not self.active:
-            self._spares.spare_limiters.append(self.limiter)
+            if len(self._spares.spare_limiters) < MOST_SPARES:
+                self._spares.spare_limiters.append(self.limiter)
             self.limiter = None
