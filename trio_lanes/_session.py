@@ -21,10 +21,8 @@ from ._mailbox import Mailbox
 from ._names import SESSION_PREFIX
 from ._state import WAITING
 
-
-MOST_SPARES: Final = (
-    100  # of each kind: enough for who comes and goes, and not a peak kept for ever
-)
+# Of each kind: enough for comings and goings, and no peak kept for ever.
+MOST_SPARES: Final = 100
 
 
 class Spares(Protocol):
