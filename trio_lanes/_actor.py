@@ -118,15 +118,17 @@ class Actor(ABC):
         """Do what can be done now."""
 
     def running_jobs(self) -> list[AnyJob]:
-        """The jobs that run."""
+        """The jobs that run, in the order of submission."""
         if self.limiter is None:
             return []
         borrowers = self.limiter.statistics().borrowers  # also others', where it is shared
-        return [
+        jobs = [
             job
             for job in borrowers
             if isinstance(job, Job) and job._state is RUNNING and self in job._actors
         ]
+        jobs.sort(key=lambda job: job.id)  # borrowers are in no order that comes back
+        return jobs
 
     @property
     def has_room(self) -> bool:

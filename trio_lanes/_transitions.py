@@ -39,9 +39,11 @@ class Transitions:
         self._current_time: Final = trio.lowlevel.current_clock().current_time
         self.now = 0.0  # when the present transition began
         self.serving = False  # whether there is one
-        # Sessions take their steps first: what a lane may start is what they let it have.
+        # Sessions take their steps first: what a lane may start is what they let it have; and so
+        # are lanes before groups, which start the best of what the lanes have to offer.
         self._touched_sessions: Final[deque[Steps]] = deque()
-        self._touched: Final[deque[Steps]] = deque()
+        self._touched_lanes: Final[deque[Steps]] = deque()
+        self._touched_groups: Final[deque[Steps]] = deque()
         self.hooks: Final = hooks
         self.tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
         self._changed: Final[dict[Actor, None]] = {}  # where instruments may have to be told
@@ -70,8 +72,10 @@ class Transitions:
             actor.touched = True
             if type(actor) is SessionActor:
                 self._touched_sessions.append(actor)
+            elif type(actor) is LaneActor:
+                self._touched_lanes.append(actor)
             else:
-                self._touched.append(actor)
+                self._touched_groups.append(actor)
 
     def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
         """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
@@ -89,11 +93,11 @@ class Transitions:
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
-        sessions, touched, lines = self._touched_sessions, self._touched, self.lines
-        changed = self._changed
+        sessions, lanes = self._touched_sessions, self._touched_lanes
+        groups, lines, changed = self._touched_groups, self.lines, self._changed
         while True:
-            while sessions or touched or (lines.length and lines.let_in()):
-                actor = sessions.popleft() if sessions else touched.popleft()
+            while sessions or lanes or groups or (lines.length and lines.let_in()):
+                actor = (sessions or lanes or groups).popleft()
                 actor.touched = False
                 actor.step()
                 if lines.length and isinstance(actor, Actor):
