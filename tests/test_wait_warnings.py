@@ -214,6 +214,25 @@ async def test_jobs_that_nobody_is_to_be_warned_about_wake_nobody(
         lanes.reset()
 
 
+async def test_when_the_last_job_to_be_warned_about_has_gone_nobody_is_woken_any_more(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(trio.sleep_forever)
+        lanes.submit_nowait(trio.sleep, 0, warn_after=math.inf)
+        job = lanes.submit_nowait(trio.sleep, 0)
+        await trio.sleep(5)
+        assert len(lines(caplog)) == 2
+        job.cancel()
+        await trio.sleep(5)
+        with Steps() as steps:
+            await trio.sleep(10 * HOUR)
+        assert steps.count == 1
+        assert len(lines(caplog)) == 2
+        lanes.clear()
+        lanes.reset()
+
+
 async def test_one_job_to_be_warned_about_among_others_is_found(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -447,6 +447,28 @@ async def test_a_job_that_waits_for_its_lanes_leaves_out_those_that_begin_to_wai
     assert state is JobState.SUCCEEDED
 
 
+async def test_a_job_that_begins_to_wait_for_its_lanes_is_left_out_at_once_by_who_waits_for_it(
+    autojump_clock: MockClock,
+) -> None:
+    times: Times = {}
+    async with open_lanes({"main": 3}) as lanes:
+
+        async def a() -> None:
+            assert await lanes.wait_active("session:b") is True
+            times["a"] = trio.current_time()
+
+        async def b() -> None:
+            await trio.sleep(1)
+            assert await lanes.wait_active() is True
+            times["b"] = trio.current_time()
+
+        lanes.start_soon(a, session="a")
+        lanes.start_soon(b, session="b")
+        lanes.start_soon(trio.sleep, 5)
+        await lanes.wait_idle()
+    assert times == {"a": 1.0, "b": 5.0}
+
+
 async def test_a_job_of_other_lanes_is_no_reason_to_leave_out_anything(
     autojump_clock: MockClock,
 ) -> None:
