@@ -61,7 +61,7 @@ async def drain(
         if in_time.cancelled_caught:
             abandoned = give_up(scheduler, _running(scheduler))
         cancelled += sum(job.state is CANCELLED for job in running) - abandoned
-    return DrainReport(scheduler.finished - before - cancelled - abandoned, cancelled, abandoned)
+    return DrainReport(scheduler.finished - before, cancelled, abandoned)
 
 
 def _withdraw_waiting(scheduler: Scheduler) -> int:

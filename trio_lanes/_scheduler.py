@@ -57,7 +57,7 @@ class Scheduler(LaneTable):
         self.next_return: Final = count(-(2**62)).__next__
         self.unseen: Final[WeakSet[Unseen]] = WeakSet()
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
-        self.finished = 0  # jobs that have settled, ever
+        self.finished = 0  # jobs whose bodies have ended by themselves, ever
 
     # ---- a job is accepted
 
@@ -261,7 +261,8 @@ class Scheduler(LaneTable):
         if self.tells:
             self.has_changed(job)
         settle(job, self.now, state, value, error)
-        self.finished += 1
+        if state is not CANCELLED:
+            self.finished += 1
         if error is not None and state is FAILED and not job._unhandled:
             unseen = watch_failure(job)
             if unseen is not None:

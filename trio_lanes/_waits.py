@@ -44,20 +44,24 @@ class Wait:
         Raises:
           LaneDeadlockError: if it would never end; then nothing has changed.
         """
-        job = self.job
-        if job is not None:
-            job._waits = job._waits or {}
-            job._waits[self.task] = self
+        self.resume()
+        if self.job is not None:
             try:
                 _deadlock.check(self)
             except BaseException:
-                del job._waits[self.task]
+                self.end()
                 raise
+            if self.target is not None:
+                self.job._keeper.awaited()
+
+    def resume(self) -> None:
+        """Know of it again, after `end`."""
         if self.target is not None:
             self.target._waiters = self.target._waiters or {}
             self.target._waiters[self.task] = self
-            if job is not None:
-                job._keeper.awaited()
+        if self.job is not None:
+            self.job._waits = self.job._waits or {}
+            self.job._waits[self.task] = self
 
     def end(self) -> None:
         """Forget it."""
@@ -110,7 +114,7 @@ async def park_as_caller(target: AnyJob) -> None:
         keeper.cancel(target, "its caller was cancelled")
         if target.done:
             return Abort.SUCCEEDED
-        wait.begin()
+        wait.resume()
         raise_cancel = raise_cancel_
         return Abort.FAILED
 
