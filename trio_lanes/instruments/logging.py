@@ -1,0 +1,202 @@
+"""An instrument that writes what lanes do to the log of the standard library.
+
+::
+
+    async with open_lanes({"main": 4}, instruments=[LoggingInstrument()]) as lanes: ...
+
+Every event is one line, with the same facts as fields of the record (its ``extra``), for handlers
+that write structured logs:
+
+=============================  =====================================================================
+field                          of which events
+=============================  =====================================================================
+``event``                      all: the name of the hook in `LaneInstrument`
+``lane``                       all but ``lanes_closing``: a name or template from the configuration
+                               of the lanes, or ``session:*``
+``job_id``, ``job_name``,      those of jobs
+``priority``, ``state``
+``waited``                     ``job_started``, ``job_waiting_long``, and ``job_finished`` of a job
+                               that never started: seconds from its submission
+``ran``, ``error``             ``job_finished``: seconds, None if it never started; and the name of
+                               the error's type, or None
+``since``                      ``job_overdue``: seconds from its cancellation
+``count``, ``reason``          ``lane_cleared``; the reason also ``lanes_closing``
+``abandoned``                  ``lane_reset``
+``until``                      ``lane_rate_limited``: on Trio's clock
+``retry_after``                ``lanes_closing``
+=============================  =====================================================================
+
+No field has a session's key, since there is no bound to their number, and they may be private.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, final
+
+from .._instrument import LaneInstrument
+from .._job import AnyJob
+from .._views import Lane, SessionLane
+from ._labels import job_label, lane_label
+
+
+@final
+class LoggingInstrument(LaneInstrument):
+    """Writes a line to ``logger`` for each event in the lanes that it is an instrument of.
+
+    Long waits, bodies that outlive their cancellation and resets are warnings, if ``level`` is not
+    above that; everything else has ``level``. It does not count as looking at a failure.
+
+    Args:
+      logger: where to; ``trio_lanes.events`` unless given.
+      level: of ordinary events.
+      session_keys: whether messages at `logging.DEBUG` and below name the session. No others do,
+        and no field does.
+
+    Raises:
+      TypeError: if the logger or the level is none.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger | None = None,
+        *,
+        level: int = logging.INFO,
+        session_keys: bool = False,
+    ) -> None:
+        if logger is None:
+            logger = logging.getLogger("trio_lanes.events")
+        if not isinstance(logger, logging.Logger):
+            raise TypeError(f"logger must be a logging.Logger, not {logger!r}")
+        if isinstance(level, bool) or not isinstance(level, int):
+            raise TypeError(f"level must be a number such as logging.INFO, not {level!r}")
+        self._logger: Final = logger
+        self._level: Final = level
+        self._warning: Final = max(level, logging.WARNING)
+        self._session_keys: Final = session_keys
+
+    def job_submitted(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._job(self._level, "job_submitted", job, "was submitted")
+
+    def job_forwarded(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._job(self._level, "job_forwarded", job, "was forwarded by its session")
+
+    def job_started(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        waited = _seconds(job.submitted_at, job.started_at)
+        self._job(self._level, "job_started", job, "started after %.3f s", waited, waited=waited)
+
+    def job_finished(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        error = None if job._error is None else type(job._error).__name__
+        if job.started_at is None:
+            waited = _seconds(job.submitted_at, job.finished_at)
+            took: dict[str, object] = {"waited": waited, "ran": None}
+            text, args = "never started, and was %s after %.3f s", [job.state.value, waited]
+        else:
+            ran = _seconds(job.started_at, job.finished_at)
+            took = {"ran": ran}
+            text, args = "%s after %.3f s", [job.state.value, ran]
+        if error is not None:
+            text += " by %s"
+            args.append(error)
+        self._job(self._level, "job_finished", job, text, *args, error=error, **took)
+
+    def job_waiting_long(self, job: AnyJob, waited: float) -> None:
+        """A hook; see `LaneInstrument`."""
+        text = "has waited for %.3f s"
+        self._job(self._warning, "job_waiting_long", job, text, waited, waited=waited)
+
+    def job_overdue(self, job: AnyJob, since: float) -> None:
+        """A hook; see `LaneInstrument`."""
+        text = "still runs %.3f s after it was cancelled"
+        self._job(self._warning, "job_overdue", job, text, since, since=since)
+
+    def lane_idle(self, lane: Lane | SessionLane) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._lane(self._level, "lane_idle", lane, "is idle")
+
+    def lane_empty(self, lane: Lane | SessionLane) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._lane(self._level, "lane_empty", lane, "has nothing waiting")
+
+    def lane_paused(self, lane: Lane | SessionLane) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._lane(self._level, "lane_paused", lane, "was paused")
+
+    def lane_resumed(self, lane: Lane | SessionLane) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._lane(self._level, "lane_resumed", lane, "was resumed")
+
+    def lane_cleared(self, lane: Lane | SessionLane, count: int, reason: str | None) -> None:
+        """A hook; see `LaneInstrument`."""
+        text = "was cleared of %d jobs"
+        self._lane(self._level, "lane_cleared", lane, text, count, count=count, reason=reason)
+
+    def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
+        """A hook; see `LaneInstrument`."""
+        text = "was reset, and %d running jobs given up"
+        self._lane(self._warning, "lane_reset", lane, text, abandoned, abandoned=abandoned)
+
+    def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
+        """A hook; see `LaneInstrument`."""
+        text = "waits for a rate limit until %.3f"
+        self._lane(self._level, "lane_rate_limited", lane, text, until, until=until)
+
+    def lanes_closing(self, reason: str, retry_after: float | None) -> None:
+        """A hook; see `LaneInstrument`."""
+        fields = {"event": "lanes_closing", "reason": reason, "retry_after": retry_after}
+        self._logger.log(self._level, "the lanes are closed (%s)", reason, extra=fields)
+
+    def _job(
+        self, level: int, event: str, job: AnyJob, text: str, *args: object, **fields: object
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            lane = job_label(job)
+            whose = self._whose(level, job.session)
+            self._logger.log(
+                level,
+                "job %d %r%s in lane %r " + text,
+                job.id,
+                job.name,
+                whose,
+                lane,
+                *args,
+                extra={
+                    "event": event,
+                    "lane": lane,
+                    "job_id": job.id,
+                    "job_name": job.name,
+                    "priority": job.priority,
+                    "state": job.state.value,
+                    **fields,
+                },
+            )
+
+    def _lane(
+        self,
+        level: int,
+        event: str,
+        lane: Lane | SessionLane,
+        text: str,
+        *args: object,
+        **fields: object,
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            label = lane_label(lane)
+            whose = self._whose(level, lane.key if isinstance(lane, SessionLane) else None)
+            extra = {"event": event, "lane": label, **fields}
+            self._logger.log(level, "lane %r%s " + text, label, whose, *args, extra=extra)
+
+    def _whose(self, level: int, session: str | None) -> str:
+        if session is None or not self._session_keys or level > logging.DEBUG:
+            return ""
+        return f" of session {session!r}"
+
+
+def _seconds(since: float | None, until: float | None) -> float:
+    assert since is not None
+    assert until is not None
+    return until - since
