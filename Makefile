@@ -5,14 +5,14 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= test,check,demo,bench
+EXTRAS ?= test,check,demo,bench,docs
 ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo test check bench clean
+.PHONY: $(VENV) demo test check docs bench clean
 
 # The stamp, not the folder, says that the environment is complete: an installation that
 # broke off is done again, and so is one that is older than pyproject.toml.
@@ -38,15 +38,19 @@ test: $(STAMP)
 # there is a newer pyright, unless told not to.
 PYRIGHT := PATH="$(abspath $(BIN)):$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
 
-check: $(STAMP)
+check: $(STAMP) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy trio_lanes $(wildcard examples benchmarks tools tests/typing)
 	$(PYRIGHT) --verifytypes trio_lanes --ignoreexternal
 	$(if $(wildcard tests/typing),$(PYRIGHT) tests/typing)
 
+# The site is docs/_build/index.html. No network is needed.
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv .venv-* .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache dist
+	rm -rf .venv .venv-* .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache dist docs/_build

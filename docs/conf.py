@@ -1,0 +1,142 @@
+"""How the site is built: ``make docs``. It needs no network, and any warning is an error."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+from importlib.metadata import version as version_of
+from typing import Any, Final
+
+import attrs
+from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.pycode import ModuleAnalyzer
+
+import trio_lanes
+
+project = "trio-lanes"
+author = "The trio-lanes authors"
+release = version_of("trio-lanes")
+version = release
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib_trio"]
+root_doc = "index"
+exclude_patterns = ["_build", "performance-table.md"]  # a page includes the latter
+
+html_theme = "furo"
+html_title = f"trio-lanes {release}"
+html_copy_source = False
+html_show_copyright = False
+html_show_sphinx = False
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+default_role = "py:obj"  # docstrings name objects in single backticks
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_use_legacy_class_based = True  # sphinxcontrib-trio extends these classes
+python_maximum_signature_line_length = 90
+
+# A name of this library that leads nowhere is an error. Where those of others are, only the
+# network knows.
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!trio_lanes\b).*"),
+    (r"py:class", r"trio_lanes\._\w+\.(T|T_co|Ts)"),
+]
+
+MADE_BY_USERS: Final = (
+    trio_lanes.LaneConfig,
+    trio_lanes.LaneGroup,
+    trio_lanes.RateLimit,
+)
+
+DEFAULTS: Final = {  # names in signatures that say nothing to users: what they stand for
+    "DEFAULT_LANES": repr(inspect.signature(trio_lanes.open_lanes).parameters["lanes"].default),
+    "MappingProxyType({})": "{}",
+    "_control.ANY_OWNER": "...",
+}
+
+
+def _show_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: object, signature: str, returns: str
+) -> tuple[str, str] | None:
+    if obj in MADE_BY_USERS:
+        return _fields(obj), ""
+    if what in ("class", "exception"):
+        return "", ""  # made by the library alone: the constructor is nobody's business
+    for private, public in DEFAULTS.items():
+        signature = signature and signature.replace(private, public)
+    return signature, returns
+
+
+def _fields(cls: Any) -> str:
+    """The signature of a class of attrs, without types: these stand under its fields."""
+    shown = []
+    for field in attrs.fields(cls):
+        if field.kw_only and "*" not in shown:
+            shown.append("*")
+        if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # it is a class
+            shown.append(f"{field.name}={field.default.factory()!r}")
+        elif field.default is attrs.NOTHING:
+            shown.append(field.name)
+        else:
+            shown.append(f"{field.name}={field.default!r}")
+    return f"({', '.join(shown)})"
+
+
+def _read_docstring(
+    app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]
+) -> None:
+    """What the napoleon extension does, but for fields and properties.
+
+    It takes these to begin with a type and a colon, and to have no sections.
+    """
+    config = Config(napoleon_use_ivar=True)
+    what = "method" if what in ("attribute", "property") else what
+    read = GoogleDocstring(lines, config, app, what, name, obj, options).lines()
+    # Of several names in one line, Sphinx would take the first for types.
+    lines[:] = [re.sub(r"^:ivar .*?:", lambda names: names[0].replace(", ", ","), x) for x in read]
+
+
+def _find_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
+    """Lead a reference to where a public name is defined to where it is documented."""
+    target = node.get("reftarget", "")
+    if not target.startswith("trio_lanes._"):
+        return None
+    public = "trio_lanes." + target.rpartition(".")[2]
+    domain = env.domains["py"]
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
+
+
+def _find_what_is_written_under_fields() -> None:
+    """Let autodoc see the documentation of fields and members, and their order.
+
+    It looks for these in the module that a class says it is from, and a public class says
+    ``trio_lanes``, which is not where it is written.
+    """
+    public = ModuleAnalyzer.for_module("trio_lanes")
+    public.analyze()
+    order: dict[str, int] = {}
+    for module in pkgutil.iter_modules(trio_lanes.__path__):
+        if module.name.startswith("_"):
+            private = ModuleAnalyzer.for_module(f"trio_lanes.{module.name}")
+            private.analyze()
+            public.attr_docs.update(private.attr_docs)
+            order |= {name: len(order) + place for name, place in private.tagorder.items()}
+    verbs = [name.partition(".")[2] for name in order if name.startswith("Submitter.")]
+    for cls in ("Lanes", "Lane", "SessionLane"):  # which inherit these, and have them first
+        order |= {f"{cls}.{verb}": -len(verbs) + place for place, verb in enumerate(verbs)}
+    public.tagorder.update(order)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    _find_what_is_written_under_fields()
+    app.connect("autodoc-process-signature", _show_signature)
+    app.connect("autodoc-process-docstring", _read_docstring)
+    app.connect("missing-reference", _find_public_name)
