@@ -86,12 +86,14 @@ class LaneActor(Actor):
     @property
     def is_from_template(self) -> bool:
         """Whether it comes and goes, as session lanes do."""
-        return self.label is not self._name
+        return self.label != self._name
 
     def set_config(self, config: LaneConfig) -> None:
         if self.warning is not None and config.warn_after != self.config.warn_after:
             self.warning.cancel()  # the next step sets it anew
             self.warning = None
+        if self.asker is not None and config.limiter is not self.limiter:
+            self.asker.rest()
         if config.limiter is None:
             if self.asker is not None:
                 self.limiter, self.asker = trio.CapacityLimiter(config.concurrency), None
