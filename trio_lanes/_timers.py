@@ -47,8 +47,14 @@ class Timer:
 class Timers:
     """The timers of one `Lanes`. Calls are made in order of time, equals in order of setting."""
 
-    def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    def __init__(
+        self,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        *,
+        shield: bool = False,
+    ) -> None:
         self._spawn: Final = spawn
+        self._shield: Final = shield  # whether they go on when the lanes are cancelled
         self._heap: list[tuple[float, int, Timer]] = []
         self._order: Final = count()
         self._waiting = 0  # timers in the heap that are not cancelled
@@ -80,11 +86,19 @@ class Timers:
             self._heap = [entry for entry in self._heap if entry[2]._call is not None]
             heapq.heapify(self._heap)
 
+    def _skip_cancelled(self) -> bool:
+        """Drop the cancelled timers that would be due next; whether any other is left."""
+        while self._heap and not self._heap[0][2].is_set:
+            heapq.heappop(self._heap)
+        return bool(self._heap)
+
     @enable_ki_protection
     async def _run(self) -> None:
         try:
-            while self._heap:
-                with trio.CancelScope(deadline=self._heap[0][0]) as self._sleep:
+            while self._skip_cancelled():
+                with trio.CancelScope(
+                    deadline=self._heap[0][0], shield=self._shield
+                ) as self._sleep:
                     await trio.sleep_forever()
                 self._sleep = None
                 now = trio.current_time()
