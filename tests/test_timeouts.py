@@ -440,6 +440,7 @@ async def test_a_shorter_queue_timeout_set_later_goes_off_first(
     assert trio.current_time() == 2.0
 
 
+@pytest.mark.many_seeds(10)
 @pytest.mark.parametrize("how", ["queue_timeout", "warn_after", "timeout"])
 async def test_the_lanes_do_not_outlast_the_work_for_a_timer_that_is_due_later(
     autojump_clock: MockClock, how: str
