@@ -270,7 +270,7 @@ async def test_wait_active_says_at_its_timeout_that_they_have_not_ended(
         assert trio.current_time() == 5.0
         assert await lanes.lane("main").wait_active(timeout=2) is False
         assert trio.current_time() == 7.0
-        assert await lanes.wait_active("main", timeout=3) is True
+        assert await lanes.wait_active("main", timeout=4) is True
         assert trio.current_time() == 10.0
 
 
