@@ -140,7 +140,7 @@ class Actor(ABC):
         """Whether it can be forgotten: nothing in it, nobody at it, and nothing to remember."""
         if self.waiting or self.active or self.paused or self.room_line:
             return False
-        if self.rates:
+        if self.rates.units:
             full = self.rates.refilled_at(self.floor.now)
             if full > self.floor.now:
                 self._rate_timer = self.floor.touch_at(full, self, self._rate_timer)

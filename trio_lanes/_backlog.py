@@ -60,6 +60,7 @@ class Backlog(Generic[T]):
 
     def pop(self) -> T:
         """Take out whatever has the lowest rank. There must be something."""
-        item = self.items.pop(self.best_rank())
-        heapq.heappop(self._heap)
-        return item
+        heap, items = self._heap, self.items
+        while (best := heapq.heappop(heap)) not in items:
+            pass
+        return items.pop(best)

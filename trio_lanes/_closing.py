@@ -27,15 +27,11 @@ class Closing:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler: Final = scheduler
-        self._told: LanesClosedError | None = None  # what new work is told; None: it is open
+        self.is_open = True  # whether new work is taken from anywhere
+        self._told: LanesClosedError | None = None  # what new work is told, when it is not
         self._refused = 0  # submissions
         self.begun: Final = trio.Event()
         self.shut = False  # whether nothing at all starts any more
-
-    @property
-    def is_open(self) -> bool:
-        """Whether new work is taken from anywhere."""
-        return self._told is None
 
     def error(self) -> LanesClosedError:
         """A new error that says why work is refused."""
@@ -60,9 +56,10 @@ class Closing:
 
     def close(self, reason: str, retry_after: float | None = None) -> None:
         """Refuse new work from outside from now on."""
-        if self._told is None:
+        if self.is_open:
             scheduler = self._scheduler
             outermost = scheduler.begin()
+            self.is_open = False
             self._told = LanesClosedError(reason, retry_after)
             self.begun.set()
             self._refuse_entrants(by_jobs=False)

@@ -192,9 +192,10 @@ class RareOptions:
     def _check_owner(self, attribute: object, value: object) -> None:
         hash(value)  # raises TypeError
 
-    @property
-    def limits_run(self) -> bool:
-        """Whether there is a limit to how long the job may run."""
+    limits_run: bool = attrs.field(init=False)  # whether there is a limit to how long it may run
+
+    @limits_run.default
+    def _limits_run(self) -> bool:
         return self.timeout != math.inf or self.idle_timeout != math.inf
 
 

@@ -59,7 +59,7 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
         if label is None:
             del scheduler.lanes[name]
         else:
-            lane.label = label
+            lane.label, lane.from_template = label, label != name
             _change(scheduler, lane, plan.lanes[label])
     for name, config in plan.lanes.items():
         if name not in scheduler.lanes and not name.endswith(TEMPLATE_MARK):

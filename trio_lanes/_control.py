@@ -239,15 +239,12 @@ async def wait_until(
             return ()
 
     def reached() -> bool:
-        if fewer_than == 1:  # the usual case, looked at after each transition
-            if any(actor.waiting for actor in actors()):
-                return False
-        elif sum(actor.waiting for actor in actors()) >= fewer_than:
+        if fewer_than == 1 and inside is None:  # the usual case, looked at after each transition
+            return not any(actor.waiting or (idle and actor.active) for actor in actors())
+        if sum(actor.waiting for actor in actors()) >= fewer_than:
             return False
         if not idle:
             return True
-        if inside is None:
-            return not any(actor.active for actor in actors())
         left_out = [job for job in onlookers(scheduler, inside) if job._state is RUNNING]
         return not any(
             actor.active > sum(_belongs(job, (actor,)) for job in left_out) for actor in actors()

@@ -40,6 +40,7 @@ class LaneActor(Actor):
         "entrants",
         "exempt",
         "finished",
+        "from_template",
         "group",
         "label",
         "lending",
@@ -58,6 +59,7 @@ class LaneActor(Actor):
     def __init__(self, floor: Floor, name: str, label: str, config: LaneConfig) -> None:
         self._name = name
         self.label = label  # its name, or the template that it comes from
+        self.from_template = label != name  # whether it comes and goes, as session lanes do
         self.mailbox = Mailbox()
         self.line: Line = PlainLine()
         self.delayed: dict[int, AnyJob] = {}  # {id: job that is not due yet}
@@ -82,11 +84,6 @@ class LaneActor(Actor):
     @property
     def name(self) -> str:
         return self._name
-
-    @property
-    def is_from_template(self) -> bool:
-        """Whether it comes and goes, as session lanes do."""
-        return self.label != self._name
 
     def set_config(self, config: LaneConfig) -> None:
         if self.warning is not None and config.warn_after != self.config.warn_after:
@@ -116,7 +113,7 @@ class LaneActor(Actor):
             isinstance(self.line, PlainLine)
             and self.asker is None
             and self.group is None
-            and not self.rates
+            and not self.rates.units
         )
 
     def waiting_jobs(self) -> Iterable[AnyJob]:
@@ -132,9 +129,7 @@ class LaneActor(Actor):
         """Give the jobs in the mailbox their places in line."""
         mailbox = self.mailbox
         while mailbox.count:
-            job = mailbox.take()
-            if job._arrival and not job.done:
-                self.line.add(job)
+            self.line.add(mailbox.take())
 
     def remove(self, job: AnyJob) -> None:
         """Take ``job`` out of line; its arrival is the caller's to keep or to give away."""
@@ -164,7 +159,7 @@ class LaneActor(Actor):
             # Not as soon as nothing waits: in a busy lane that is so every other moment.
             self.warning.cancel()
             self.warning = None
-        if self.is_from_template and self.is_idle:
+        if self.from_template and self.is_idle:
             floor.retire(self)
 
     def starts_at_once(self, job: AnyJob) -> bool:

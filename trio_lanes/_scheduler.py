@@ -65,7 +65,7 @@ class Scheduler(LaneTable):
         """Take ``job``, give it its place in line, and start whatever can start."""
         outermost = self.begin()
         lane = job._lane
-        if lane.is_from_template:
+        if lane.from_template:
             lane = job._lane = self.lanes.setdefault(lane.name, lane)
         job.id = next(self._ids)
         job.submitted_at = self.now
@@ -177,7 +177,7 @@ class Scheduler(LaneTable):
         lane.started += 1
         if session is not None:
             session.started(job)
-            if session.rates:
+            if session.rates.units:
                 session.rates.charge(job._costs, self.now)
         self._leave_line(job)
         if job._waiters:

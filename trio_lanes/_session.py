@@ -100,13 +100,13 @@ class SessionActor(Actor):
             self._take_mail()
         backlog, forwarded = self.backlog, self.forwarded
         room = 0 if self.paused else self.concurrency - self.active
-        if self.rates:
+        if self.rates.units:
             room = min(room, self._rated_room())
         while backlog.items and len(forwarded) < room:
             self.floor.forward(backlog.pop(), self.floor.next_arrival())
         while forwarded and len(forwarded) > room:
             self._take_back(max(forwarded))
-        if forwarded and backlog.items:
+        if forwarded and backlog.items and backlog.best_rank() < max(forwarded):
             self._put_best_forward()
         if not self.waiting and not self.active and not self.entering and self.is_idle:
             self.floor.retire(self)
@@ -184,9 +184,10 @@ class SessionActor(Actor):
         del self.forwarded[job._place]
         if self.limiter is None:
             spare = self._spares.spare_limiters
-            self.limiter = spare.pop() if spare else trio.CapacityLimiter(1)
-            if self.limiter.total_tokens != self.concurrency:
-                self.limiter.total_tokens = self.concurrency
+            if spare and self.concurrency == 1:
+                self.limiter = spare.pop()
+            else:
+                self.limiter = trio.CapacityLimiter(self.concurrency)
         self.limiter.acquire_on_behalf_of_nowait(job)
         self.active += 1
 
@@ -196,6 +197,6 @@ class SessionActor(Actor):
         self.limiter.release_on_behalf_of(job)
         self.active -= 1
         if not self.active:
-            if len(self._spares.spare_limiters) < MOST_SPARES:
+            if self.concurrency == 1 and len(self._spares.spare_limiters) < MOST_SPARES:
                 self._spares.spare_limiters.append(self.limiter)
             self.limiter = None

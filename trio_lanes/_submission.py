@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
-from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -122,13 +122,13 @@ class Submitter:
         Raises:
           LaneFullError: as `submit_nowait`.
         """
-        job = self._make(fn, args, False, **self._bound, **options)
+        job: Job[object] = self._make(fn, args, False, **self._bound, **options)
         job._unhandled = True
         self._enter_nowait(job)
 
     def _make(
         self,
-        fn: Callable[..., Awaitable[T]],
+        fn: Any,  # an async function that returns a T
         args: tuple[Any, ...],
         runs: bool,
         /,
@@ -159,7 +159,7 @@ class Submitter:
             scheduler,
             options.name or _name(fn),
             session,
-            cast("Any", fn),
+            fn,
             args,
             copy_context(),
             actor,
