@@ -9,6 +9,7 @@ priority is served.
 
 Inside a priority: by arrival; or, in a fair line, the owners take turns, each with its earliest
 job. An owner that was served goes behind the others, and one of which nothing waits is forgotten.
+What is nobody's turn, and goes before all of them, is owned by `FIRST`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from fractions import Fraction
-from typing import Generic, TypeVar, final
+from typing import Final, Generic, TypeVar, final
 
 from ._backlog import Backlog
 
 T = TypeVar("T", bound=Hashable)
+
+FIRST: Final = object()
 
 
 @final
@@ -119,6 +122,8 @@ class _Line(Generic[T]):
         backlog = self.owners.get(owner)
         if backlog is None:
             backlog = self.owners[owner] = Backlog()
+            if owner is FIRST:
+                self.owners.move_to_end(FIRST, last=False)
         backlog.add(arrival, item)
 
     def remove(self, arrival: int, owner: Hashable) -> None:
@@ -133,10 +138,10 @@ class _Line(Generic[T]):
     def pop(self) -> T:
         owner, backlog = next(iter(self.owners.items()))
         item = backlog.pop()
-        if backlog.items:
-            self.owners.move_to_end(owner)
-        else:
+        if not backlog.items:
             del self.owners[owner]
+        elif owner is not FIRST:
+            self.owners.move_to_end(owner)
         return item
 
 

@@ -78,7 +78,7 @@ class Job(Generic[T_co]):
     _options: RareOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
-    _costs: Mapping[str, float]  # what its start is charged, by unit
+    _costs: Mapping[str, float]  # what its start is to be charged, by unit
 
     id: int = attrs.field(default=0, init=False)
     submitted_at: float = attrs.field(default=0.0, init=False)
@@ -91,9 +91,10 @@ class Job(Generic[T_co]):
     _has_slot: bool = attrs.field(default=False, init=False)  # of its lane, and group
     _lenders: int = attrs.field(default=0, init=False)  # tasks of it that lend its slot
     _readmitting: bool = attrs.field(default=False, init=False)  # in line again, while it runs
-    _slot_waiter: Task | None = attrs.field(default=None, init=False)  # wants the slot back
+    _slot_waiters: list[Task] | None = attrs.field(default=None, init=False)  # want it back
     _charged_at: float = attrs.field(default=0.0, init=False)
-    _charged: bool = attrs.field(default=False, init=False)  # whether `charge` was called
+    # What it was charged then; None if it was not, or if `charge` has made that good
+    _charged: Mapping[str, float] | None = attrs.field(default=None, init=False)
     _progress_at: float = attrs.field(default=0.0, init=False)
     _waits: dict[Task, Wait] | None = attrs.field(default=None, init=False)
     _timers: list[Timer] | None = attrs.field(default=None, init=False)  # of its wait
@@ -292,6 +293,7 @@ class Job(Generic[T_co]):
         self._keeper.charge(self, units)
 
     @asynccontextmanager
+    @enable_ki_protection
     async def yield_slot(self) -> AsyncIterator[None]:
         """Lend its slot in the lane, and in the lane's group, for as long as the block.
 
@@ -330,8 +332,12 @@ class Job(Generic[T_co]):
         await self._keeper.readmit(self, cost)
 
     def _restart_idle_clock(self) -> None:
+        if self._options.idle_timeout == math.inf:
+            return
+        if self._scope is not None and self._scope.cancel_called:
+            return  # too late: what ends it is decided
         self._progress_at = trio.current_time() if self._has_slot else math.inf
-        if self._scope is not None and self._options.idle_timeout != math.inf:
+        if self._scope is not None:
             self._scope.deadline = self._deadline
 
     @property

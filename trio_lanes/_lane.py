@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, final
 
@@ -14,6 +14,7 @@ from ._config import LaneConfig
 from ._job import AnyJob
 from ._line import Line, PlainLine, SharedLine
 from ._mailbox import Mailbox
+from ._rate import check_units
 from ._shared_limiter import Asker
 from ._timers import Timer
 
@@ -239,6 +240,19 @@ class LaneActor(Actor):
             self.group.used[self.label] -= 1
             self.floor.touch(self.group)
         self.floor.touch(self)
+
+    def metered(self, session: Actor | None) -> list[Actor | Group]:
+        """Whatever charges a job that it runs for ``session``."""
+        return [actor for actor in (self, self.group, session) if actor is not None]
+
+    def check_cost(self, costs: Mapping[str, float], session: Actor | None) -> None:
+        """Refuse ``costs`` in a unit that nothing counts.
+
+        Raises:
+          ValueError: naming the unit, and those that are counted.
+        """
+        known = [actor.rates.units for actor in self.metered(session)]
+        check_units(costs, frozenset().union(*known))
 
     def _token_came(self) -> None:
         outermost = self.floor.begin()

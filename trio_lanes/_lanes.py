@@ -83,7 +83,7 @@ async def _opened(plan: Plan, sessions: LaneConfig, hooks: Hooks) -> AsyncIterat
                 lanes.close("the block was left")
                 await _let_work_end(scheduler)
             finally:
-                scheduler.closing.shut_down("the block was left")
+                scheduler.stop("the block was left")
 
 
 def _report_unseen(scheduler: Scheduler) -> None:

@@ -9,7 +9,7 @@ without its slot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import trio
@@ -30,15 +30,16 @@ def lend(scheduler: Scheduler, job: AnyJob) -> None:
     outermost = scheduler.begin()
     job._lenders += 1
     if job._has_slot:
-        _give_away(scheduler, job)
+        _give_away(job)
     elif job in job._lane.returning:  # its former lender need not wait for a slot any more
         del job._lane.returning[job]
+        scheduler.touch(job._lane)
         _wake(job)
     if outermost:
         scheduler.serve()
 
 
-def _give_away(scheduler: Scheduler, job: AnyJob) -> None:
+def _give_away(job: AnyJob) -> None:
     lane = job._lane
     job._has_slot = False
     lane.lending[job] = None
@@ -54,12 +55,15 @@ async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
     outermost = scheduler.begin()
-    job._lane.returning[job] = None
-    job._slot_waiter = trio.lowlevel.current_task()
-    scheduler.touch(job._lane)
+    if not job._readmitting:  # else it gets one when the lane starts it
+        job._lane.returning[job] = None
+        scheduler.touch(job._lane)
     if outermost:
         scheduler.serve()
-    await trio.lowlevel.wait_task_rescheduled(lambda raise_cancel: Abort.FAILED)
+    if job in job._lane.lending:
+        await _slot(job, lambda raise_cancel: Abort.FAILED)
+    else:
+        await trio.lowlevel.cancel_shielded_checkpoint()
 
 
 def regained(job: AnyJob) -> None:
@@ -68,21 +72,30 @@ def regained(job: AnyJob) -> None:
     del job._lane.lending[job]
     job._restart_idle_clock()
     _wake(job)
+    if job._lenders:  # it was readmitted, and others of its tasks lend its slot
+        _give_away(job)
 
 
-def stop(job: AnyJob) -> None:
+def stop(scheduler: Scheduler, job: AnyJob) -> None:
     """``job`` has ended, or was given up, while it was without a slot."""
     lane = job._lane
     del lane.lending[job]
     lane.returning.pop(job, None)
     if job._readmitting:
         _leave_line(job)
+    scheduler.touch(lane)
     _wake(job)
 
 
+async def _slot(job: AnyJob, abort: Callable[[RaiseCancel], Abort]) -> None:
+    """Wait for the slot that ``job`` does not have now."""
+    job._slot_waiters = [*(job._slot_waiters or ()), trio.lowlevel.current_task()]
+    await trio.lowlevel.wait_task_rescheduled(abort)
+
+
 def _wake(job: AnyJob) -> None:
-    task, job._slot_waiter = job._slot_waiter, None
-    if task is not None:
+    tasks, job._slot_waiters = job._slot_waiters, None
+    for task in tasks or ():
         trio.lowlevel.reschedule(task)
 
 
@@ -93,26 +106,35 @@ async def readmit(
     """Give the slot back, and return when the lane would start ``job`` again."""
     if job._lenders or not job._has_slot:
         raise RuntimeError(f"{job!r} has lent its slot, so it cannot be readmitted now")
-    costs = job._costs if cost is None else costs_of(cost)
+    costs = job._options.cost if cost is None else costs_of(cost)
+    job._lane.check_cost(costs, job._session_lane)
     await trio.lowlevel.checkpoint_if_cancelled()
     outermost = scheduler.begin()
-    _give_away(scheduler, job)
+    _give_away(job)
     job._costs = costs
-    job._charged = False
     job._readmitting = True
+    job._waiting_since = scheduler.now
     job._arrival = scheduler.next_return()  # before all that has its priority
-    job._slot_waiter = trio.lowlevel.current_task()
     job._lane.send(job)
     if outermost:
         scheduler.serve()
+    if not job._readmitting:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return
+    task = trio.lowlevel.current_task()
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
+        outermost = scheduler.begin()
+        assert job._slot_waiters is not None
+        job._slot_waiters.remove(task)
         _leave_line(job)
-        job._slot_waiter = None
+        scheduler.touch(job._lane)
+        if outermost:
+            scheduler.serve()
         return Abort.SUCCEEDED
 
     try:
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        await _slot(job, abort)
     except BaseException:
         job._lenders += 1  # as one who lends no more: it cleans up with a slot
         await take_back(scheduler, job)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol, final
 
 from ._backlog import Backlog, rank
-from ._fair import FairLine
+from ._fair import FIRST, FairLine
 from ._job import AnyJob
 
 
@@ -75,7 +75,7 @@ class SharedLine:
             priority=job._priority,
             arrival=job._arrival,
             since=job._waiting_since,
-            owner=job.owner,
+            owner=FIRST if job._readmitting else job.owner,
         )
 
     def remove(self, job: AnyJob) -> None:

@@ -17,19 +17,18 @@ from weakref import WeakSet
 import trio
 
 from . import _lending
-from ._actor import Actor
 from ._backlog import rank
 from ._closing import Closing
 from ._config import NO_OPTIONS, LaneConfig
 from ._crew import Crew
 from ._current import job_here, jobs_by_task
 from ._errors import JobCancelledError, QueueTimeoutError
-from ._group import Group
 from ._instrument import Hook, Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
 from ._lane_table import LaneTable
-from ._rate import check_units, costs_of
+from ._overdue import Overdue
+from ._rate import costs_of
 from ._room import Lines
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
@@ -49,6 +48,7 @@ class Scheduler(LaneTable):
         self.running: Final = jobs_by_task()
         self._crew: Final = Crew(self, self.running, self.spawn)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
+        self.overdue: Final = Overdue(hooks, self.spawn)
         self.closing: Final = Closing(self)
         self._ids: Final = count(1)
         # Places in sessions and arrivals in global lanes: the end of every line; and, for those
@@ -145,7 +145,13 @@ class Scheduler(LaneTable):
     def regained(self, job: AnyJob) -> None:
         """Give ``job``, which had lent its slot, a new one."""
         job._lane.take_tokens(job, charge=False)
+        self._go_on(job)
+
+    def _go_on(self, job: AnyJob) -> None:
+        """Have ``job``, which runs, go on with a new slot."""
         _lending.regained(job)
+        if self.hooks.job_overdue:
+            self.overdue.expect(job)  # its idle clock has begun again
 
     def forward(self, job: AnyJob, arrival: int) -> None:
         """Put ``job`` in the line of its global lane, as one that came at ``arrival``."""
@@ -165,23 +171,26 @@ class Scheduler(LaneTable):
             lane.slots += 1
         else:
             lane.take_tokens(job)
+        if session is not None and session.rates.units:
+            session.rates.charge(job._costs, self.now)
+        job._charged = job._costs
+        job._charged_at = self.now
         if job._state is RUNNING:
             job._readmitting = False
-            job._charged_at = self.now
-            _lending.regained(job)
+            self._go_on(job)
             return
         advance(job, RUNNING)
-        job.started_at = job._charged_at = job._progress_at = self.now
+        job.started_at = job._progress_at = self.now
         job._has_slot = True
         lane.active += 1
         lane.started += 1
         if session is not None:
             session.started(job)
-            if session.rates.units:
-                session.rates.charge(job._costs, self.now)
         self._leave_line(job)
         if job._waiters:
             wake(job)
+        if self.hooks.job_overdue and job._options.limits_run:
+            self.overdue.expect(job)
         if self.hooks.job_started:
             self._call_in_context(job, self.hooks.job_started)
         self._crew.grant(job)
@@ -209,6 +218,8 @@ class Scheduler(LaneTable):
 
     def returned(self, job: AnyJob, value: Any) -> None:
         """The body of ``job`` returned ``value``."""
+        if self.overdue.watched:
+            self.overdue.ended(job)
         if job._state is RUNNING:
             self._end(job, SUCCEEDED, value, None)
         else:
@@ -225,6 +236,8 @@ class Scheduler(LaneTable):
 
     def _judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
         leaves = verdict.leaves
+        if self.overdue.watched:
+            self.overdue.ended(job)
         if job._state is not RUNNING:
             self.abandoned -= 1
             return leaves
@@ -234,9 +247,16 @@ class Scheduler(LaneTable):
         if leaves is not None:
             itself = verdict.state is FAILED and leaves is error  # not the cancellation around it
             why = f"a job raised {type(error).__name__}" if itself else "the lanes were cancelled"
-            self.closing.shut_down(why)
+            self.stop(why)
         self._end(job, verdict.state, None, verdict.error)
         return leaves
+
+    def stop(self, reason: str) -> None:
+        """Nothing starts any more, and what still runs is cancelled with the nursery."""
+        self.closing.shut_down(reason)
+        if self.hooks.job_overdue:
+            for lane in self.lanes.values():
+                self.overdue.cancel(lane.running_jobs())
 
     def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
         outermost = self.begin()
@@ -248,7 +268,7 @@ class Scheduler(LaneTable):
             job._has_slot = False
             lane.give_tokens_back(job)
         else:
-            _lending.stop(job)
+            _lending.stop(self, job)
         lane.active -= 1
         lane.finished += 1
         self._settle(job, state, value, error)
@@ -315,6 +335,8 @@ class Scheduler(LaneTable):
     def interrupt(self, job: AnyJob, error: JobCancelledError) -> None:
         """Cancel the body of ``job``; if that ends it, it settles with ``error``."""
         scope = job._scope
+        if self.hooks.job_overdue:
+            self.overdue.cancel([job])
         if job._interruption is None and (scope is None or not scope.cancel_called):
             job._interruption = error
         if scope is not None:
@@ -322,9 +344,13 @@ class Scheduler(LaneTable):
 
     def abandon(self, job: AnyJob, error: JobCancelledError) -> None:
         """Cancel ``job``, which runs, and settle it now: what its body still does is its own."""
-        self.abandoned += job._task is not None  # else it has not begun, and never will
+        begun = job._task is not None  # else it never will
         job._interruption = None
         self.interrupt(job, error)
+        if begun:
+            self.abandoned += 1
+        else:
+            self.overdue.ended(job)
         self._end(job, CANCELLED, None, error)
 
     def cancel(self, job: AnyJob, reason: str | None) -> bool:
@@ -349,17 +375,14 @@ class Scheduler(LaneTable):
 
     def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
         """`Job.charge`."""
-        if job.started_at is None or job._charged:
+        charged = job._charged
+        if charged is None:
             raise RuntimeError(f"{job!r} has not started, or has been charged before")
-        lane, session = job._lane, job._session_lane
-        metered: list[Actor | Group] = [lane]
-        metered += [actor for actor in (lane.group, session) if actor is not None]
-        costs_of(units)
-        check_units(units, frozenset().union(*(actor.rates.units for actor in metered)))
+        job._lane.check_cost(costs_of(units), job._session_lane)
         outermost = self.begin()
-        job._charged = True
-        more = {unit: used - job._costs.get(unit, 0) for unit, used in units.items()}
-        for actor in metered:
+        job._charged = None
+        more = {unit: used - charged.get(unit, 0) for unit, used in units.items()}
+        for actor in job._lane.metered(job._session_lane):
             actor.rates.correct(more, self.now, job._charged_at)
             self.touch(actor)
         if outermost:

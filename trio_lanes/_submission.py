@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
@@ -17,7 +17,7 @@ from ._errors import LaneFullError, UnknownLaneError
 from ._job import AnyJob, Job
 from ._lane import LaneActor
 from ._names import resolve_global_lane, session_key
-from ._rate import ONE_REQUEST, check_units
+from ._rate import ONE_REQUEST
 from ._scheduler import Scheduler
 from ._waits import park_as_caller
 
@@ -154,7 +154,9 @@ class Submitter:
             scheduler.closing.check(parent)
         actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
         if options.cost is not ONE_REQUEST:
-            _check_cost(scheduler, options.cost, actor, session)
+            actor.check_cost(
+                options.cost, None if session is None else scheduler.session_lane(session)
+            )
         return Job(
             scheduler,
             options.name or _name(fn),
@@ -206,17 +208,6 @@ def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
     if lane is None:
         raise UnknownLaneError(resolved, scheduler.plan.lanes)
     return lane
-
-
-def _check_cost(
-    scheduler: Scheduler, cost: Mapping[str, float], lane: LaneActor, session: str | None
-) -> None:
-    known = set(lane.rates.units)
-    if lane.group is not None:
-        known |= lane.group.rates.units
-    if session is not None:
-        known |= scheduler.session_lane(session).rates.units
-    check_units(cost, known)
 
 
 def _name(fn: Any) -> str:
