@@ -420,4 +420,4 @@ def test_a_lane_name_that_is_no_string_means_no_lane(bad: Any) -> None:
 
 async def test_only_open_lanes_makes_lanes() -> None:
     with pytest.raises(TypeError):
-        Lanes()  # type: ignore[call-arg]
+        Lanes()

@@ -78,8 +78,10 @@ class JobCancelledError(LaneError):
       reason: the reason that was given, or None.
     """
 
+    reason: str | None
+
     def __init__(self, reason: str | None = None) -> None:
-        self.reason: Final = reason
+        self.reason = reason
         super().__init__(reason)
 
     def __str__(self) -> str:
@@ -95,9 +97,9 @@ class LaneClearedError(JobCancelledError):
     """
 
     def __init__(self, lane: str, reason: str | None = None) -> None:
-        super().__init__(reason)
         self.lane: Final = lane
-        self.args = (lane, reason)
+        self.reason = reason
+        Exception.__init__(self, lane, reason)  # so that it can be pickled
 
     def __str__(self) -> str:
         return f"lane {self.lane!r} was cleared" + (f": {self.reason}" if self.reason else "")
@@ -111,9 +113,9 @@ class LaneResetError(JobCancelledError):
     """
 
     def __init__(self, lane: str) -> None:
-        super().__init__("reset")
         self.lane: Final = lane
-        self.args = (lane,)
+        self.reason = "reset"
+        Exception.__init__(self, lane)
 
     def __str__(self) -> str:
         return f"lane {self.lane!r} was reset"

@@ -55,7 +55,7 @@ class Keeper(Protocol):
 
 
 @final
-@attrs.define(eq=False, repr=False, weakref_slot=True)
+@attrs.define(eq=False, repr=False, init=False, weakref_slot=True)
 class Job(Generic[T_co]):
     """One submitted call: look at it, wait for it, cancel it. Only lanes make jobs.
 
@@ -106,6 +106,9 @@ class Job(Generic[T_co]):
     _error: BaseException | None = attrs.field(default=None, init=False)
     _traceback: TracebackType | None = attrs.field(default=None, init=False)
     _unseen: Unseen | None = attrs.field(default=None, init=False)
+
+    def __init__(self) -> None:
+        raise TypeError("only lanes make a Job")
 
     def __repr__(self) -> str:
         session = f", session {self.session!r}" if self.session is not None else ""
@@ -367,3 +370,10 @@ class Job(Generic[T_co]):
 
 
 AnyJob: TypeAlias = Job[Any]
+
+
+def make_job(*facts: Any) -> AnyJob:
+    """A job with these ``facts``, which are its first fields, in their order."""
+    job: AnyJob = Job.__new__(Job)
+    job.__attrs_init__(*facts)
+    return job

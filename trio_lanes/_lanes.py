@@ -74,7 +74,7 @@ async def _opened(plan: Plan, sessions: LaneConfig, hooks: Hooks) -> AsyncIterat
         async with trio.open_nursery() as nursery:
             scheduler = Scheduler(nursery, sessions, hooks)
             when_all_has_ended.callback(_report_unseen, scheduler)
-            lanes = Lanes(scheduler)
+            lanes = Lanes._create(scheduler)
             scheduler.begin()
             apply(scheduler, plan)
             scheduler.serve()
@@ -121,10 +121,13 @@ class Lanes(Submitter):
     with ``session:``. A global lane that does not exist is an `UnknownLaneError`.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._bound = {}
+    @classmethod
+    def _create(cls, scheduler: Scheduler) -> Lanes:
+        lanes = cls.__new__(cls)
+        lanes._scheduler = scheduler
+        lanes._bound = {}
         scheduler.view = lambda actor: view_of(scheduler, actor)
+        return lanes
 
     def __repr__(self) -> str:
         scheduler = self._scheduler
@@ -142,7 +145,7 @@ class Lanes(Submitter):
         resolved = resolve_global_lane(name)
         if self._scheduler.find_lane(resolved) is None:
             raise UnknownLaneError(resolved, self._scheduler.plan.lanes)
-        return Lane(self._scheduler, resolved)
+        return Lane._create(self._scheduler, resolved)
 
     def session(self, key: str) -> SessionLane:
         """The lane of that session, which need not be alive.
@@ -150,7 +153,7 @@ class Lanes(Submitter):
         Raises:
           ValueError: if the key is blank.
         """
-        return SessionLane(self._scheduler, session_key(key))
+        return SessionLane._create(self._scheduler, session_key(key))
 
     def jobs(self) -> list[AnyJob]:
         """The jobs that wait or run, in the order of submission."""

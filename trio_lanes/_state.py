@@ -28,16 +28,18 @@ class JobState(enum.Enum):
     CANCELLED = "cancelled"
     """It was cancelled: before it started, or while it ran and that ended it."""
 
-    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a Python function
+    _following: tuple[JobState, ...]  # its row of the table below
 
 
-TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
-    JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
-    JobState.SUCCEEDED: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.CANCELLED: frozenset(),
+TRANSITIONS: Final[Mapping[JobState, tuple[JobState, ...]]] = {
+    JobState.WAITING: (JobState.RUNNING, JobState.CANCELLED),
+    JobState.RUNNING: (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED),
+    JobState.SUCCEEDED: (),
+    JobState.FAILED: (),
+    JobState.CANCELLED: (),
 }
+for _state, _row in TRANSITIONS.items():
+    _state._following = _row  # looking it up in the table calls Enum's own hash, in Python
 
 # Bound once: looking a member up on the class costs as much as the rest of a transition.
 WAITING: Final = JobState.WAITING
@@ -57,6 +59,6 @@ def advance(job: _Stateful, state: JobState) -> None:
     Raises:
       RuntimeError: if the table has no such transition, which is a bug in this library.
     """
-    if state not in TRANSITIONS[job._state]:
+    if state not in job._state._following:
         raise RuntimeError(f"{job!r} cannot go to {state.name}")
     job._state = state

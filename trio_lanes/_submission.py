@@ -14,7 +14,7 @@ from ._check import refuse_like_trio, whole
 from ._config import NO_OPTIONS, JobOptions, RareOptions
 from ._current import job_here
 from ._errors import LaneFullError, UnknownLaneError
-from ._job import AnyJob, Job
+from ._job import AnyJob, Job, make_job
 from ._lane import LaneActor
 from ._names import resolve_global_lane, session_key
 from ._rate import ONE_REQUEST
@@ -42,6 +42,9 @@ class Submitter:
 
     _scheduler: Scheduler
     _bound: dict[str, Any]  # the options that this view fills in
+
+    def __init__(self) -> None:
+        raise TypeError(f"only open_lanes makes a {type(self).__name__}")
 
     async def run(
         self,
@@ -157,7 +160,7 @@ class Submitter:
             actor.check_cost(
                 options.cost, None if session is None else scheduler.session_lane(session)
             )
-        return Job(
+        return make_job(
             scheduler,
             options.name or _name(fn),
             session,

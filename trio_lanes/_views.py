@@ -23,10 +23,15 @@ from ._submission import Submitter
 class Lane(Submitter):
     """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
 
-    def __init__(self, scheduler: Scheduler, name: str) -> None:
-        self._scheduler = scheduler
-        self._name = name
-        self._bound = {"lane": name}
+    _name: str
+
+    @classmethod
+    def _create(cls, scheduler: Scheduler, name: str) -> Lane:
+        lane = cls.__new__(cls)
+        lane._scheduler = scheduler
+        lane._name = name
+        lane._bound = {"lane": name}
+        return lane
 
     @property
     def _actor(self) -> LaneActor:
@@ -157,10 +162,15 @@ class SessionLane(Submitter):
     A view: making one, or looking at it, does not bring the lane to life.
     """
 
-    def __init__(self, scheduler: Scheduler, key: str) -> None:
-        self._scheduler = scheduler
-        self._key = key
-        self._bound = {"session": key}
+    _key: str
+
+    @classmethod
+    def _create(cls, scheduler: Scheduler, key: str) -> SessionLane:
+        session = cls.__new__(cls)
+        session._scheduler = scheduler
+        session._key = key
+        session._bound = {"session": key}
+        return session
 
     def __repr__(self) -> str:
         actor = self._scheduler.sessions.get(self._key)
@@ -221,5 +231,5 @@ class SessionLane(Submitter):
 def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:
     """What hooks are given for ``actor``."""
     if isinstance(actor, LaneActor):
-        return Lane(scheduler, actor.name)
-    return SessionLane(scheduler, actor.key)
+        return Lane._create(scheduler, actor.name)
+    return SessionLane._create(scheduler, actor.key)
