@@ -112,9 +112,10 @@ class LaneResetError(JobCancelledError):
       lane: the name of the lane that was reset.
     """
 
+    reason: str | None = "reset"
+
     def __init__(self, lane: str) -> None:
         self.lane: Final = lane
-        self.reason = "reset"
         Exception.__init__(self, lane)
 
     def __str__(self) -> str:
