@@ -58,28 +58,24 @@ class Closing:
         """Refuse new work from outside from now on."""
         if self.is_open:
             scheduler = self._scheduler
-            outermost = scheduler.begin()
-            self.is_open = False
-            self._told = LanesClosedError(reason, retry_after)
-            self.begun.set()
-            self._refuse_entrants(by_jobs=False)
-            if scheduler.hooks.lanes_closing:
-                scheduler.hooks.call(scheduler.hooks.lanes_closing, reason, retry_after)
-            if outermost:
-                scheduler.serve()
+            with scheduler.transition():
+                self.is_open = False
+                self._told = LanesClosedError(reason, retry_after)
+                self.begun.set()
+                self._refuse_entrants(by_jobs=False)
+                if scheduler.hooks.lanes_closing:
+                    scheduler.hooks.call(scheduler.hooks.lanes_closing, reason, retry_after)
 
     def shut_down(self, reason: str) -> None:
         """Start nothing any more: whatever waits settles with `LanesClosedError`."""
         if not self.shut:
             scheduler = self._scheduler
-            outermost = scheduler.begin()
-            self.shut = True
-            self.close(reason)
-            self._refuse_entrants(by_jobs=True)
-            for lane in [*scheduler.lanes.values()]:
-                scheduler.withdraw_all(lane.waiting_jobs(), lambda job: self.error())
-            if outermost:
-                scheduler.serve()
+            with scheduler.transition():
+                self.shut = True
+                self.close(reason)
+                self._refuse_entrants(by_jobs=True)
+                for lane in [*scheduler.lanes.values()]:
+                    scheduler.withdraw_all(lane.waiting_jobs(), lambda job: self.error())
 
     def _refuse_entrants(self, *, by_jobs: bool) -> None:
         for actor in self._scheduler.actors():

@@ -31,10 +31,8 @@ def configure(
     plan = scheduler.plan.changed(lanes, groups)
     for lane in scheduler.lanes.values():
         _check_change(lane, plan)
-    outermost = scheduler.begin()
-    apply(scheduler, plan)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        apply(scheduler, plan)
 
 
 def _check_change(lane: LaneActor, plan: Plan) -> None:
@@ -101,11 +99,9 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
     if lane.config.limiter is None and lane.name in scheduler.plan.lanes:
         configure(scheduler, {lane.name: value})
         return
-    outermost = scheduler.begin()
-    if lane.config.limiter is None:  # of a template: only this one of its lanes
-        lane.set_config(attrs.evolve(lane.config, concurrency=value))
-    else:
-        lane.limiter.total_tokens = value
-    scheduler.touch(lane)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        if lane.config.limiter is None:  # of a template: only this one of its lanes
+            lane.set_config(attrs.evolve(lane.config, concurrency=value))
+        else:
+            lane.limiter.total_tokens = value
+        scheduler.touch(lane)

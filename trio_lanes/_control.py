@@ -65,21 +65,19 @@ def alive(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
 
 def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: str | None) -> int:
     """Cancel what waits in ``actors``, of ``owner`` only if one is given; how many."""
-    outermost = scheduler.begin()
-    cleared = 0
-    for actor in actors:
-        name = actor.name
-        jobs = actor.waiting_jobs()
-        if owner is not ANY_OWNER:
-            jobs = [job for job in jobs if job.owner == owner]
-        withdrawn = scheduler.withdraw_all(jobs, _cleared(name, reason))
-        cleared += withdrawn
-        if scheduler.hooks.lane_cleared:
-            scheduler.hooks.call(
-                scheduler.hooks.lane_cleared, scheduler.view(actor), withdrawn, reason
-            )
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        cleared = 0
+        for actor in actors:
+            name = actor.name
+            jobs = actor.waiting_jobs()
+            if owner is not ANY_OWNER:
+                jobs = [job for job in jobs if job.owner == owner]
+            withdrawn = scheduler.withdraw_all(jobs, _cleared(name, reason))
+            cleared += withdrawn
+            if scheduler.hooks.lane_cleared:
+                scheduler.hooks.call(
+                    scheduler.hooks.lane_cleared, scheduler.view(actor), withdrawn, reason
+                )
     return cleared
 
 
@@ -89,76 +87,64 @@ def _cleared(name: str, reason: str | None) -> Callable[[AnyJob], LaneClearedErr
 
 def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
     """Give up what runs in ``actors``; how many jobs that were."""
-    outermost = scheduler.begin()
-    total = 0
-    for actor in actors:
-        actor.generation += 1
-        given_up = give_up(scheduler, actor.running_jobs(), actor.name)
-        total += given_up
-        if scheduler.hooks.lane_reset:
-            scheduler.hooks.call(scheduler.hooks.lane_reset, scheduler.view(actor), given_up)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        total = 0
+        for actor in actors:
+            actor.generation += 1
+            given_up = give_up(scheduler, actor.running_jobs(), actor.name)
+            total += given_up
+            if scheduler.hooks.lane_reset:
+                scheduler.hooks.call(scheduler.hooks.lane_reset, scheduler.view(actor), given_up)
     return total
 
 
 def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
     """Settle those of ``jobs`` that run, whatever their bodies still do; how many there were."""
-    outermost = scheduler.begin()
-    given_up = 0
-    for job in jobs:
-        if job._state is RUNNING:
-            scheduler.abandon(job, LaneResetError(job.lane if name is None else name))
-            given_up += 1
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        given_up = 0
+        for job in jobs:
+            if job._state is RUNNING:
+                scheduler.abandon(job, LaneResetError(job.lane if name is None else name))
+                given_up += 1
     return given_up
 
 
 def pause(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
     """Have ``actors`` start nothing until they are resumed."""
-    outermost = scheduler.begin()
-    for actor in actors:
-        actor.paused_by_hand = True
-        _update_pause(scheduler, actor)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        for actor in actors:
+            actor.paused_by_hand = True
+            _update_pause(scheduler, actor)
 
 
 def pause_for(scheduler: Scheduler, actors: Iterable[Actor], delay: float) -> None:
     """Have ``actors`` start nothing for that long, at least."""
     finite_seconds("seconds", delay)
-    outermost = scheduler.begin()
-    until = scheduler.now + delay
-    for actor in actors:
-        if actor.paused_until is None or actor.paused_until < until:
-            actor.paused_until = until
-            if actor.pause_timer is not None:
-                actor.pause_timer.cancel()
-            call = partial(_pause_is_over, scheduler, actor)
-            actor.pause_timer = scheduler.timers.call_at(until, call)
-        _update_pause(scheduler, actor)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        until = scheduler.now + delay
+        for actor in actors:
+            if actor.paused_until is None or actor.paused_until < until:
+                actor.paused_until = until
+                if actor.pause_timer is not None:
+                    actor.pause_timer.cancel()
+                call = partial(_pause_is_over, scheduler, actor)
+                actor.pause_timer = scheduler.timers.call_at(until, call)
+            _update_pause(scheduler, actor)
 
 
 def resume(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
     """Have ``actors`` start jobs again."""
-    outermost = scheduler.begin()
-    for actor in actors:
-        actor.paused_by_hand = False
-        _end_timed_pause(actor)
-        _update_pause(scheduler, actor)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        for actor in actors:
+            actor.paused_by_hand = False
+            _end_timed_pause(actor)
+            _update_pause(scheduler, actor)
 
 
 def _pause_is_over(scheduler: Scheduler, actor: Actor) -> None:
-    outermost = scheduler.begin()
-    _end_timed_pause(actor)
-    _update_pause(scheduler, actor)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        _end_timed_pause(actor)
+        _update_pause(scheduler, actor)
 
 
 def _end_timed_pause(actor: Actor) -> None:

@@ -255,10 +255,8 @@ class LaneActor(Actor):
         check_units(costs, frozenset().union(*known))
 
     def _token_came(self) -> None:
-        outermost = self.floor.begin()
-        self.floor.touch(self)
-        if outermost:
-            self.floor.serve()
+        with self.floor.transition():
+            self.floor.touch(self)
 
     @property
     def oldest(self) -> AnyJob | None:

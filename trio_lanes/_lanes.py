@@ -75,9 +75,8 @@ async def _opened(plan: Plan, sessions: LaneConfig, hooks: Hooks) -> AsyncIterat
             scheduler = Scheduler(nursery, sessions, hooks)
             when_all_has_ended.callback(_report_unseen, scheduler)
             lanes = Lanes._create(scheduler)
-            scheduler.begin()
-            apply(scheduler, plan)
-            scheduler.serve()
+            with scheduler.transition():
+                apply(scheduler, plan)
             try:
                 yield lanes
                 lanes.close("the block was left")

@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 @enable_ki_protection
 def lend(scheduler: Scheduler, job: AnyJob) -> None:
     """Another task of ``job`` lends its slot."""
-    outermost = scheduler.begin()
-    job._lenders += 1
-    if job._has_slot:
-        _give_away(job)
-    elif job in job._lane.returning:  # its former lender need not wait for a slot any more
-        del job._lane.returning[job]
-        scheduler.touch(job._lane)
-        _wake(job)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        job._lenders += 1
+        if job._has_slot:
+            _give_away(job)
+        elif job in job._lane.returning:  # its former lender need not wait for a slot any more
+            del job._lane.returning[job]
+            scheduler.touch(job._lane)
+            _wake(job)
 
 
 def _give_away(job: AnyJob) -> None:
@@ -54,12 +52,10 @@ async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
     if job._lenders or job._has_slot or job._state is not RUNNING:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
-    outermost = scheduler.begin()
-    if not job._readmitting:  # else it gets one when the lane starts it
-        job._lane.returning[job] = None
-        scheduler.touch(job._lane)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        if not job._readmitting:  # else it gets one when the lane starts it
+            job._lane.returning[job] = None
+            scheduler.touch(job._lane)
     if job in job._lane.lending:
         await _slot(job, lambda raise_cancel: Abort.FAILED)
     else:
@@ -109,28 +105,24 @@ async def readmit(
     costs = job._options.cost if cost is None else costs_of(cost)
     job._lane.check_cost(costs, job._session_lane)
     await trio.lowlevel.checkpoint_if_cancelled()
-    outermost = scheduler.begin()
-    _give_away(job)
-    job._costs = costs
-    job._readmitting = True
-    job._waiting_since = scheduler.now
-    job._arrival = scheduler.next_return()  # before all that has its priority
-    job._lane.send(job)
-    if outermost:
-        scheduler.serve()
+    with scheduler.transition():
+        _give_away(job)
+        job._costs = costs
+        job._readmitting = True
+        job._waiting_since = scheduler.now
+        job._arrival = scheduler.next_return()  # before all that has its priority
+        job._lane.send(job)
     if not job._readmitting:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
     task = trio.lowlevel.current_task()
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
-        outermost = scheduler.begin()
-        assert job._slot_waiters is not None
-        job._slot_waiters.remove(task)
-        _leave_line(job)
-        scheduler.touch(job._lane)
-        if outermost:
-            scheduler.serve()
+        with scheduler.transition():
+            assert job._slot_waiters is not None
+            job._slot_waiters.remove(task)
+            _leave_line(job)
+            scheduler.touch(job._lane)
         return Abort.SUCCEEDED
 
     try:

@@ -109,10 +109,8 @@ class Lines:
         return False
 
     def _give_up(self, entrant: Entrant) -> None:
-        outermost = self._scheduler.begin()
-        self._turn_away(entrant)
-        if outermost:
-            self._scheduler.serve()
+        with self._scheduler.transition():
+            self._turn_away(entrant)
 
     def _turn_away(self, entrant: Entrant) -> None:
         self._leave(entrant)

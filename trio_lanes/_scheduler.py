@@ -114,11 +114,9 @@ class Scheduler(LaneTable):
         self._set_timer(job, job._options.delay, self._due)
 
     def _due(self, job: AnyJob) -> None:
-        outermost = self.begin()
-        self._forget_delay(job)
-        self._join(job)
-        if outermost:
-            self.serve()
+        with self.transition():
+            self._forget_delay(job)
+            self._join(job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
 
@@ -322,14 +320,12 @@ class Scheduler(LaneTable):
 
     def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
         """Withdraw those of ``jobs`` that still wait, as one transition; how many there were."""
-        outermost = self.begin()
-        withdrawn = 0
-        for job in list(jobs):
-            if job._state is WAITING:  # what an instrument does may have been faster
-                self.withdraw(job, error(job))
-                withdrawn += 1
-        if outermost:
-            self.serve()
+        with self.transition():
+            withdrawn = 0
+            for job in list(jobs):
+                if job._state is WAITING:  # what an instrument does may have been faster
+                    self.withdraw(job, error(job))
+                    withdrawn += 1
         return withdrawn
 
     def interrupt(self, job: AnyJob, error: JobCancelledError) -> None:
@@ -379,14 +375,12 @@ class Scheduler(LaneTable):
         if charged is None:
             raise RuntimeError(f"{job!r} has not started, or has been charged before")
         job._lane.check_cost(costs_of(units), job._session_lane)
-        outermost = self.begin()
-        job._charged = None
-        more = {unit: used - charged.get(unit, 0) for unit, used in units.items()}
-        for actor in job._lane.metered(job._session_lane):
-            actor.rates.correct(more, self.now, job._charged_at)
-            self.touch(actor)
-        if outermost:
-            self.serve()
+        with self.transition():
+            job._charged = None
+            more = {unit: used - charged.get(unit, 0) for unit, used in units.items()}
+            for actor in job._lane.metered(job._session_lane):
+                actor.rates.correct(more, self.now, job._charged_at)
+                self.touch(actor)
 
     def lend(self, job: AnyJob) -> None:
         """`Job.yield_slot` begins."""
@@ -402,18 +396,16 @@ class Scheduler(LaneTable):
 
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
-        outermost = self.begin()
-        place = self.next_arrival()
-        session = job._session_lane
-        if job.id in job._lane.delayed:
-            job._priority = priority
-        elif session is not None:
-            session.move(job, priority, place)
-            self.touch(session)
-        else:
-            job._lane.remove(job)
-            job._priority, job._arrival = priority, place
-            job._lane.send(job)
-            self.touch(job._lane)
-        if outermost:
-            self.serve()
+        with self.transition():
+            place = self.next_arrival()
+            session = job._session_lane
+            if job.id in job._lane.delayed:
+                job._priority = priority
+            elif session is not None:
+                session.move(job, priority, place)
+                self.touch(session)
+            else:
+                job._lane.remove(job)
+                job._priority, job._arrival = priority, place
+                job._lane.send(job)
+                self.touch(job._lane)

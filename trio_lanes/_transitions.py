@@ -9,7 +9,8 @@ inside a transition only touches, and is served when that transition is over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -66,6 +67,16 @@ class Transitions:
         self.now = self._current_time()
         return True
 
+    @contextmanager
+    def transition(self) -> Iterator[None]:
+        """`begin` and, whatever happens, `serve`, for those that are not on every job's way."""
+        outermost = self.begin()
+        try:
+            yield
+        finally:
+            if outermost:
+                self.serve()
+
     def touch(self, actor: Steps) -> None:
         """Have ``actor`` take its step before the present transition is over."""
         if not actor.touched:
@@ -86,10 +97,8 @@ class Transitions:
         return self.timers.call_at(when, partial(self._touch_now, actor))
 
     def _touch_now(self, actor: Steps) -> None:
-        outermost = self.begin()
-        self.touch(actor)
-        if outermost:
-            self.serve()
+        with self.transition():
+            self.touch(actor)
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
