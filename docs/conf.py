@@ -30,7 +30,7 @@ html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 default_role = "py:obj"  # docstrings name objects in single backticks

@@ -34,9 +34,8 @@ def documented_names(module: str) -> set[str]:
         for directive, name in re.findall(r"^\.\. (\w+):: (\S+)", page.read_text("utf-8"), re.M):
             if directive == "currentmodule":
                 current = name
-            elif directive in ("autoclass", "autoexception", "autofunction", "autodata"):
-                if current == module:
-                    names.add(name)
+            elif directive.startswith("auto") and current == module:
+                names.add(name)
     return names
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,6 +43,10 @@ class Floor(Protocol):
     @property
     def now(self) -> float:
         """When the present transition began."""
+
+    @property
+    def lanes(self) -> Mapping[str, LaneActor]:
+        """The global ones that are alive, by name."""
 
     def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
     def transition(self) -> AbstractContextManager[None]: ...

@@ -67,9 +67,10 @@ def _of_running(job: AnyJob) -> list[Blocker]:
     for wait in (job._waits or {}).values():
         if wait.target is not None:
             found.append(Blocker("job", wait.target.lane, (wait.target,)))
-        elif wait.room_in is not None:
-            jobs = tuple(sorted(wait.room_in.waiting_jobs(), key=lambda job: job.id))
-            found.append(Blocker("room", wait.room_in.name, jobs))
+        elif wait.entrant is not None:
+            actor = wait.entrant.actor
+            jobs = tuple(sorted(actor.waiting_jobs(), key=lambda job: job.id))
+            found.append(Blocker("room", actor.name, jobs))
     if job in job._lane.returning:
         found += _slots(job._lane, ignore_reservation=True)
     elif job._readmitting:

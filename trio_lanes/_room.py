@@ -77,7 +77,7 @@ class Lines:
         session = None if job.session is None else self._scheduler.awake(job.session)
         entrant = Entrant(job, inside, session)
         self._join(entrant)
-        entrant.wait = Wait(entrant.task, job_here(self._scheduler.running), room_in=entrant.actor)
+        entrant.wait = Wait(entrant.task, job_here(self._scheduler.running), entrant=entrant)
         try:
             entrant.wait.begin()
         except BaseException:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import trio
 
-from . import _lending
+from . import _deadlock, _lending
 from ._backlog import rank
 from ._closing import Closing
 from ._config import NO_OPTIONS, LaneConfig
@@ -33,7 +33,7 @@ from ._room import Lines
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
 from ._wait_warnings import WaitWarnings
-from ._waits import wake
+from ._waits import Wait, wake
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -363,6 +363,10 @@ class Scheduler(LaneTable):
     def waiting_job(self) -> AnyJob | None:
         """The job on whose behalf the current task is about to wait."""
         return job_here(self.running)
+
+    def check(self, wait: Wait) -> None:
+        """Refuse ``wait``, which begins, if it would never end."""
+        _deadlock.check(wait)
 
     def awaited(self) -> None:
         """A job has begun to wait for another: who waits for lanes in that one leaves it out."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Final, Protocol, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import trio
 
@@ -20,6 +20,9 @@ from ._job import AnyJob
 from ._mailbox import Mailbox
 from ._names import SESSION_PREFIX
 from ._state import WAITING
+
+if TYPE_CHECKING:
+    from ._room import Entrant
 
 # Of each kind: enough for comings and goings, and no peak kept for ever.
 MOST_SPARES: Final = 100
@@ -69,6 +72,13 @@ class SessionActor(Actor):
     def waiting_jobs(self) -> Iterator[AnyJob]:
         self._take_mail()
         return chain(self.forwarded.values(), self.backlog.items.values(), self.delayed.values())
+
+    def entrants(self) -> list[Entrant]:
+        """The jobs of it that have their room here, and wait for room in their global lanes."""
+        if not self.entering:
+            return []
+        lines = [lane.room_line for lane in self.floor.lanes.values() if lane.room_line]
+        return [one for line in lines for one in line.values() if one.session is self]
 
     def send(self, job: AnyJob) -> None:
         if self.mailbox is None:

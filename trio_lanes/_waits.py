@@ -13,12 +13,11 @@ import attrs
 import trio
 from trio.lowlevel import Abort, Task
 
-from . import _deadlock
 from ._state import SUCCEEDED, WAITING
 
 if TYPE_CHECKING:
-    from ._actor import Actor
     from ._job import AnyJob
+    from ._room import Entrant
 
 RaiseCancel = Callable[[], Any]
 
@@ -33,8 +32,8 @@ class Wait:
     """The job that the task belongs to."""
     target: AnyJob | None = None
     """The job that it waits for, or"""
-    room_in: Actor | None = None
-    """the lane in which it waits for room."""
+    entrant: Entrant | None = None
+    """the submission that waits for room."""
     until_started: bool = False
     """Whether it waits for the start of its target only."""
 
@@ -47,7 +46,7 @@ class Wait:
         self.resume()
         if self.job is not None:
             try:
-                _deadlock.check(self)
+                self.job._keeper.check(self)
             except BaseException:
                 self.end()
                 raise
