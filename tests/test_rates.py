@@ -1,0 +1,310 @@
+"""Rate limits in lanes, sessions and groups, on virtual time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, current_job, open_lanes
+
+
+async def no_op() -> None:
+    pass
+
+
+def sliding(limit: float, per: float, unit: str = "requests") -> RateLimit:
+    return RateLimit(limit, per, unit=unit, algorithm="sliding")
+
+
+def starts(jobs: list[Job[None]]) -> list[float]:
+    assert all(job.started_at is not None for job in jobs)
+    return [pytest.approx(job.started_at) for job in jobs]
+
+
+async def test_a_sliding_limit_of_two_a_second_starts_two_each_second(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(concurrency=9, rate=sliding(2, 1))}) as lanes:
+        jobs = [lanes.submit_nowait(no_op) for _ in range(6)]
+        await lanes.wait_idle()
+        assert starts(jobs) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_a_job_submitted_in_the_middle_of_a_window_waits_for_its_end(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(rate=sliding(1, 0.5))}) as lanes:
+        first = lanes.submit_nowait(no_op)
+        await trio.sleep(0.25)
+        second = lanes.submit_nowait(no_op)
+        await second.wait()
+        assert starts([first, second]) == [0, 0.5]
+        await trio.sleep(60)
+        third = lanes.submit_nowait(no_op)
+        await third.wait()
+        assert starts([third]) == [60.5]
+
+
+async def test_ten_a_second_with_five_at_once_and_jobs_of_three_tenths(
+    autojump_clock: MockClock,
+) -> None:
+    config = LaneConfig(concurrency=5, rate=sliding(10, 1))
+    async with open_lanes({"main": config}) as lanes:
+        jobs = [lanes.submit_nowait(trio.sleep, 0.3) for _ in range(13)]
+        await trio.sleep(0.4)
+        assert sum(job.started_at is not None for job in jobs) == 10
+        lanes.lane("main").concurrency = 50  # does not lift the rate
+        await trio.sleep(0.55)
+        assert sum(job.started_at is not None for job in jobs) == 10
+        await trio.sleep(0.45)
+        assert all(job.done for job in jobs)
+
+
+async def test_a_cancelled_waiting_job_takes_nothing_from_the_rate_and_a_failed_one_does(
+    autojump_clock: MockClock,
+) -> None:
+    async def fail() -> None:
+        raise OSError
+
+    async with open_lanes({"main": LaneConfig(rate=sliding(1, 1))}) as lanes:
+        failed = lanes.submit_nowait(fail)
+        cancelled = lanes.submit_nowait(no_op)
+        last = lanes.submit_nowait(no_op)
+        cancelled.cancel()
+        await last.wait()
+        assert isinstance(failed.exception, OSError)
+        assert starts([last]) == [1]
+        lanes.submit_nowait(no_op)
+        lanes.clear()
+        after = lanes.submit_nowait(no_op)
+        await after.wait()
+        assert starts([after]) == [2]
+
+
+async def test_priority_decides_who_starts_in_the_next_window(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": LaneConfig(rate=sliding(1, 1))}) as lanes:
+        jobs = [lanes.submit_nowait(no_op, priority=priority) for priority in (0, 0, 5)]
+        await lanes.wait_idle()
+        assert starts(jobs) == [0, 2, 1]
+
+
+async def test_the_tighter_of_two_limits_rules_and_what_was_not_used_is_given_back(
+    autojump_clock: MockClock,
+) -> None:
+    rates = [sliding(100, 60), sliding(1000, 60, "tokens")]
+
+    async def uses(tokens: float) -> None:
+        job = current_job()
+        assert job is not None
+        job.charge(tokens=tokens)
+        with pytest.raises(RuntimeError, match="charged before"):
+            job.charge(tokens=tokens)
+
+    async with open_lanes({"main": LaneConfig(rate=rates)}) as lanes:
+        first = lanes.submit_nowait(uses, 100, cost={"tokens": 900})
+        second = lanes.submit_nowait(uses, 900, cost={"tokens": 900})
+        third = lanes.submit_nowait(uses, 1, cost={"tokens": 100})
+        await lanes.wait_idle()
+        assert starts([first, second, third]) == [0, 0, 60]
+
+
+async def test_a_job_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt(
+    autojump_clock: MockClock,
+) -> None:
+    rate = RateLimit(60, 60, unit="tokens", burst=10)  # 51 a minute
+    async with open_lanes({"main": LaneConfig(rate=rate)}) as lanes:
+        jobs = [lanes.submit_nowait(no_op, cost={"tokens": tokens}) for tokens in (5, 20, 1)]
+        await lanes.wait_idle()
+        a_token = 60 / 51
+        assert starts(jobs) == [0, 5 * a_token, (5 + 11) * a_token]
+
+
+async def test_pause_for_delays_the_head_exactly_and_only_ever_extends(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.pause_for("main", 10)
+        lanes.pause_for("main", 4)
+        job = lanes.submit_nowait(no_op)
+        assert lanes.lane("main").statistics().paused_until == pytest.approx(10)
+        await job.wait()
+        assert starts([job]) == [10]
+        lanes.pause_for(None, 100)
+        lanes.pause()
+        assert lanes.lane("main").statistics().paused_until is None
+        lanes.resume()
+        await lanes.run(no_op)
+        assert trio.current_time() == pytest.approx(10)
+
+
+async def test_a_timed_pause_of_a_session_keeps_its_lane_until_it_is_over(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.session("a").pause_for(5)
+        assert lanes.sessions() == ["a"]
+        job = lanes.session("a").submit_nowait(no_op)
+        await job.wait()
+        assert starts([job]) == [5]
+        assert lanes.sessions() == []
+        lanes.lane("main").pause_for(5)
+        await lanes.lane("main").run(no_op)
+        assert trio.current_time() == pytest.approx(10)
+
+
+async def test_a_limit_that_is_changed_while_jobs_wait_takes_effect_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(rate=sliding(1, 100))}) as lanes:
+        jobs = [lanes.submit_nowait(no_op) for _ in range(3)]
+        await trio.sleep(10)
+        lanes.configure({"main": LaneConfig(rate=sliding(2, 100))})
+        await trio.sleep(1)
+        lanes.configure({"main": LaneConfig(rate=())})
+        await lanes.wait_idle()
+        assert starts(jobs) == [0, 10, 11]
+
+
+async def test_each_session_has_its_own_rate_and_stays_until_that_has_refilled(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = LaneConfig(concurrency=5, rate=sliding(1, 10))
+    async with open_lanes({"main": 9}, sessions=sessions) as lanes:
+        jobs = [lanes.submit_nowait(no_op, session=name) for name in "aab"]
+        await lanes.wait_idle()
+        assert starts(jobs) == [0, 10, 0]
+        assert lanes.sessions() == ["a"]
+        await trio.sleep(10.001)
+        assert lanes.sessions() == []
+
+
+async def test_a_session_that_waits_for_its_rate_holds_up_nobody_else(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = LaneConfig(rate=sliding(1, 10))
+    async with open_lanes({"main": 1}, sessions=sessions) as lanes:
+        slow = [lanes.submit_nowait(no_op, session="a") for _ in range(2)]
+        better = lanes.submit_nowait(no_op, session="a", priority=1)
+        other = lanes.submit_nowait(no_op, session="b")
+        await lanes.wait_idle()
+        assert starts([*slow, better, other]) == [0, 20, 10, 0]
+
+
+async def test_a_group_charges_its_rate_for_all_of_its_lanes(autojump_clock: MockClock) -> None:
+    groups = {"key": LaneGroup(["main", "cron"], rate=sliding(2, 10))}
+    async with open_lanes({"main": 4, "cron": 4, "free": 4}, groups=groups) as lanes:
+        jobs = [lanes.submit_nowait(no_op, lane=lane) for lane in ("main", "cron", "main", "free")]
+        await lanes.wait_idle()
+        assert starts(jobs) == [0, 0, 10, 0]
+
+
+async def test_jobs_that_submit_jobs_keep_the_limit(autojump_clock: MockClock) -> None:
+    began: list[float] = []
+
+    async def chain(left: int) -> None:
+        began.append(trio.current_time())
+        if left:
+            lanes.submit_nowait(chain, left - 1)
+
+    async with open_lanes({"main": LaneConfig(rate=sliding(2, 1))}) as lanes:
+        lanes.submit_nowait(chain, 5)
+        await lanes.wait_idle()
+    assert began == [pytest.approx(at) for at in (0, 0, 1, 1, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("cost", "error", "says"),
+    [
+        ({"tokenz": 1}, ValueError, "tokenz"),
+        (-1, ValueError, "cost.*-1"),
+        (float("nan"), ValueError, "cost.*nan"),
+        ("3", TypeError, "cost.*'3'"),
+        ({"tokens": "3"}, TypeError, "tokens.*'3'"),
+    ],
+)
+async def test_a_bad_cost_is_an_error_at_the_call(
+    cost: object, error: type[Exception], says: str
+) -> None:
+    groups = {"key": LaneGroup(["main"], rate=sliding(9, 9, "tokens"))}
+    async with open_lanes({"main": 1}, groups=groups) as lanes:
+        with pytest.raises(error, match=says):
+            lanes.submit_nowait(no_op, session="a", cost=cost)  # type: ignore[arg-type]
+        assert lanes.sessions() == []
+        await lanes.run(no_op, session="a", cost={"tokens": 3})
+
+
+async def test_only_a_job_that_has_started_can_be_charged(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": LaneConfig(rate=sliding(9, 9))}) as lanes:
+        lanes.pause()
+        job = lanes.submit_nowait(no_op)
+        with pytest.raises(RuntimeError, match="not started"):
+            job.charge(requests=2)
+        lanes.resume()
+        await job.wait()
+        with pytest.raises(ValueError, match="bytes"):
+            job.charge(bytes=2)
+        job.charge(requests=2)
+
+
+def used(jobs: list[Job[None]], costs: list[int], per: float) -> tuple[int, float]:
+    """The most jobs, and the most cost, that started in any half-open window of that length."""
+    began = sorted((job.started_at or 0.0, cost) for job, cost in zip(jobs, costs, strict=True))
+    most_jobs, most_cost = 0, 0.0
+    for start, _ in began:
+        window = [cost for at, cost in began if start <= at < start + per]
+        most_jobs, most_cost = max(most_jobs, len(window)), max(most_cost, sum(window))
+    return most_jobs, most_cost
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("algorithm", "least"), [("sliding", 0.85), ("gcra", 0.65)])
+async def test_three_hundred_random_jobs_stay_below_both_limits_and_use_them(
+    autojump_clock: MockClock, algorithm: str, least: float, seed: int
+) -> None:
+    drawn = random.Random(seed)
+    costs = [drawn.randint(1, 3_000) for _ in range(300)]
+    burst = 3_000 if algorithm == "gcra" else None
+    rates = [
+        RateLimit(60, 60, algorithm=algorithm),  # type: ignore[arg-type]
+        RateLimit(10_000, 60, unit="tokens", burst=burst, algorithm=algorithm),  # type: ignore[arg-type]
+    ]
+    async with open_lanes({"main": LaneConfig(concurrency=300, rate=rates)}) as lanes:
+        jobs = [lanes.submit_nowait(no_op, cost={"tokens": cost}) for cost in costs]
+        await lanes.wait_idle()
+        took = trio.current_time()
+    most_jobs, most_tokens = used(jobs, costs, 60)
+    assert most_jobs <= 60
+    assert most_tokens <= 10_000
+    assert [job.id for job in sorted(jobs, key=lambda job: (job.started_at, job.id))] == [
+        job.id for job in jobs
+    ]
+    # All but what the first window lets through at once comes at the rate.
+    assert sum(costs) / (took + 60) * 60 >= least * 10_000
+
+
+def waits(lanes: Lanes) -> int:
+    return lanes.statistics().waiting
+
+
+async def test_nothing_wakes_while_a_rate_limited_lane_has_nothing_to_start(
+    autojump_clock: MockClock,
+) -> None:
+    class Steps(trio.abc.Instrument):
+        count = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.count += 1
+
+    steps = Steps()
+    async with open_lanes({"main": LaneConfig(rate=sliding(1, 1000), warn_after=9e9)}) as lanes:
+        await lanes.run(no_op)
+        lanes.submit_nowait(no_op)
+        await trio.sleep(1)
+        trio.lowlevel.add_instrument(steps)
+        await trio.sleep(900)
+        assert steps.count <= 2  # this task's own
+        trio.lowlevel.remove_instrument(steps)
+        assert waits(lanes) == 1

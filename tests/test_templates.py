@@ -1,0 +1,131 @@
+"""Lanes that come to life under a name that a template matches, and sessions unlike the others."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_lanes import LaneConfig, LaneGroup, RateLimit, UnknownLaneError, open_lanes
+
+
+async def no_op() -> str:
+    return "done"
+
+
+async def test_a_name_that_matches_a_template_is_a_lane_of_its_own_while_it_has_jobs(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"subagent:*": 1}) as lanes:
+        first = lanes.submit_nowait(trio.sleep, 5, lane="subagent:anna")
+        second = lanes.submit_nowait(trio.sleep, 5, lane="subagent:bert")
+        third = lanes.submit_nowait(trio.sleep, 5, lane="subagent:anna")
+        assert (first.lane, second.lane) == ("subagent:anna", "subagent:bert")
+        assert set(lanes.statistics().lanes) == {"subagent:anna", "subagent:bert"}
+        assert lanes.lane("subagent:anna").label == "subagent:*"
+        await trio.sleep(1)
+        assert third.started_at is None
+        assert lanes.clear("subagent:*") == 1
+        await lanes.wait_idle()
+        assert lanes.statistics().lanes == {}
+
+
+async def test_the_longest_template_wins_and_an_exact_name_wins_over_all(
+    autojump_clock: MockClock,
+) -> None:
+    limits = {"a*": 1, "a:b*": 2, "a:b:c": 3}
+    async with open_lanes(limits) as lanes:
+        assert lanes.lane("a:x").concurrency == 1
+        assert lanes.lane("a:bx").concurrency == 2
+        assert lanes.lane("a:b:c").concurrency == 3
+        assert lanes.statistics().sessions == 0
+        with pytest.raises(UnknownLaneError, match="'b'"):
+            lanes.lane("b")
+        with pytest.raises(UnknownLaneError):
+            lanes.clear("b")
+
+
+async def test_a_lane_of_a_template_stays_while_it_is_paused_and_while_its_rate_remembers(
+    autojump_clock: MockClock,
+) -> None:
+    rate = RateLimit(1, per=10, algorithm="sliding")
+    async with open_lanes({"probe:*": LaneConfig(rate=rate)}) as lanes:
+        lanes.pause("probe:x")
+        assert lanes.lane("probe:x").paused
+        assert set(lanes.statistics().lanes) == {"probe:x"}
+        lanes.resume("probe:x")
+        assert lanes.statistics().lanes == {}
+        await lanes.run(no_op, lane="probe:x")
+        assert set(lanes.statistics().lanes) == {"probe:x"}
+        second = lanes.submit_nowait(no_op, lane="probe:x")
+        await second.wait()
+        assert second.started_at == pytest.approx(10)
+        await trio.sleep(10.001)
+        assert lanes.statistics().lanes == {}
+
+
+async def test_a_template_is_reconfigured_with_all_of_its_lanes(autojump_clock: MockClock) -> None:
+    async with open_lanes({"t:*": 1}) as lanes:
+        jobs = [lanes.submit_nowait(trio.sleep, 1, lane="t:x") for _ in range(4)]
+        assert lanes.lane("t:x").active == 1
+        lanes.configure({"t:*": 2})
+        assert lanes.lane("t:x").active == 2
+        lanes.lane("t:x").concurrency = 3
+        assert lanes.lane("t:x").active == 3
+        assert lanes.lane("t:y").concurrency == 2
+        with pytest.raises(ValueError, match="'t:x' cannot be removed"):
+            lanes.configure({"t:*": None})
+        for job in jobs:
+            await job.wait()
+        lanes.configure({"t:*": None})
+        with pytest.raises(UnknownLaneError):
+            lanes.lane("t:x")
+
+
+async def test_a_template_may_be_a_member_of_a_group(autojump_clock: MockClock) -> None:
+    groups = {"key": LaneGroup(["main", "t:*"], concurrency=2)}
+    async with open_lanes({"main": 4, "t:*": 4}, groups=groups) as lanes:
+        for name in ("main", "t:x", "t:y"):
+            lanes.submit_nowait(trio.sleep, 1, lane=name)
+        assert lanes.statistics().active == 2
+
+
+async def test_a_session_may_be_unlike_the_others(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": 9, "session:vip": 2}) as lanes:
+        for session in ("vip", "other"):
+            for _ in range(3):
+                lanes.submit_nowait(trio.sleep, 1, session=session)
+        assert lanes.session("vip").active == 2
+        assert lanes.session("other").active == 1
+        lanes.configure({"session:vip": 3, "session:other": LaneConfig(concurrency=2)})
+        assert lanes.session("vip").active == 3
+        assert lanes.session("other").active == 2
+        lanes.configure({"session:vip": None})
+        assert lanes.session("vip").active == 3  # nothing that runs is touched
+
+
+@pytest.mark.parametrize(
+    ("lanes", "says"),
+    [
+        ({"session:vip": LaneConfig(aging=2)}, "session:vip.*aging"),
+        ({"session:vip": LaneConfig(fair=True)}, "session:vip.*fair"),
+        ({"session:": 1}, "blank"),
+        ({"session: a": 1, "session:a ": 1}, "twice"),
+    ],
+)
+def test_a_bad_session_of_its_own_is_an_error_at_the_call(lanes: dict[str, int], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        open_lanes(lanes)
+
+
+async def test_a_session_may_be_paused_from_the_start_and_bounded(
+    autojump_clock: MockClock,
+) -> None:
+    config = LaneConfig(paused=True, max_waiting=1)
+    async with open_lanes({"main": 9, "session:slow": config}) as lanes:
+        assert lanes.session("slow").paused
+        job = lanes.session("slow").submit_nowait(no_op)
+        with pytest.raises(trio.WouldBlock):
+            lanes.session("slow").submit_nowait(no_op)
+        lanes.resume("session:slow")
+        assert await job.wait() == "done"
