@@ -69,11 +69,17 @@ class Submitter:
             caller = job_here(self._scheduler.running)
             if caller is None:
                 raise RuntimeError("yield_slot lends the slot of a job, but this is not inside one")
-        job = await self._enter(fn, args, options, runs=True)
+        job: Job[T] = self._make(fn, args, True, **self._bound, **options)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        entered = self._enters_at_once(job)
         if caller is None:
+            if not entered:
+                await self._enter(job)
             await park_as_caller(job)
         else:
             async with caller.yield_slot():
+                if not entered:
+                    await self._enter(job)
                 await park_as_caller(job)
         try:
             return job._result()
@@ -91,7 +97,10 @@ class Submitter:
 
         A checkpoint. If it raises `trio.Cancelled`, nothing was submitted.
         """
-        return await self._enter(fn, args, options, runs=False)
+        job: Job[T] = self._make(fn, args, False, **self._bound, **options)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._enter(job)
+        return job
 
     @enable_ki_protection
     def submit_nowait(
@@ -184,24 +193,19 @@ class Submitter:
         return job
 
     @enable_ki_protection
-    async def _enter(
-        self,
-        fn: Callable[..., Awaitable[T]],
-        args: tuple[Any, ...],
-        options: JobOptions,
-        *,
-        runs: bool,
-    ) -> Job[T]:
-        job: Job[T] = self._make(fn, args, runs, **self._bound, **options)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        scheduler = self._scheduler
-        if scheduler.lines.no_room_for(job) is None:
-            scheduler.accept(job)
-            if not runs:  # else it waits for the job next
-                await trio.lowlevel.cancel_shielded_checkpoint()
+    def _enters_at_once(self, job: AnyJob) -> bool:
+        if self._scheduler.lines.no_room_for(job) is not None:
+            return False
+        self._scheduler.accept(job)
+        return True
+
+    @enable_ki_protection
+    async def _enter(self, job: AnyJob) -> None:
+        if self._enters_at_once(job):
+            await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            await scheduler.lines.wait(job, scheduler.closing.inside(job.parent))
-        return job
+            closing = self._scheduler.closing
+            await self._scheduler.lines.wait(job, closing.inside(job.parent))
 
 
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:

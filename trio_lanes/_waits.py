@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import attrs
 import trio
-from trio.lowlevel import Abort, Task
+from trio.lowlevel import Abort, Task, enable_ki_protection
 
 from ._state import SUCCEEDED, WAITING
 
@@ -85,6 +85,7 @@ async def park(target: AnyJob, *, until_started: bool = False) -> None:
     await trio.lowlevel.wait_task_rescheduled(abort)
 
 
+@enable_ki_protection
 async def park_as_caller(target: AnyJob) -> None:
     """The second half of ``run``: whoever cancels this wait cancels ``target``.
 
