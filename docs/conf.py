@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import pkgutil
 import re
@@ -45,8 +46,10 @@ python_maximum_signature_line_length = 90
 # network knows.
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(?!trio_lanes\b).*"),
-    (r"py:class", r"trio_lanes\._\w+\.(T|T_co|Ts)"),
+    (r"py:.*", r"(trio|math|datetime|logging|types|typing|collections|contextlib|concurrent)\..*"),
+    (r"py:.*", "|".join(dir(builtins))),
+    (r"py:obj", r"[a-z_]+"),  # an argument
+    (r"py:class", r"(trio_lanes\._\w+\.)?(T|T_co|Ts)|Any|\.\.\.|BlockerKind|Wrap"),
 ]
 
 MADE_BY_USERS: Final = (
@@ -67,7 +70,7 @@ def _show_signature(
 ) -> tuple[str, str] | None:
     if obj in MADE_BY_USERS:
         return _fields(obj), ""
-    if what in ("class", "exception"):
+    if what in ("class", "exception") and not name.startswith("trio_lanes.instruments."):
         return "", ""  # made by the library alone: the constructor is nobody's business
     for private, public in DEFAULTS.items():
         signature = signature and signature.replace(private, public)
@@ -104,11 +107,9 @@ def _read_docstring(
 
 
 def _find_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
-    """Lead a reference to where a public name is defined to where it is documented."""
-    target = node.get("reftarget", "")
-    if not target.startswith("trio_lanes._"):
-        return None
-    public = "trio_lanes." + target.rpartition(".")[2]
+    """Lead to where a public name is documented, also from where it is defined or imported."""
+    name = re.sub(r"^trio_lanes\._\w+\.", "", node.get("reftarget", ""))
+    public = "trio_lanes." + name.replace("AnyJob", "Job")
     domain = env.domains["py"]
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
 

@@ -208,8 +208,8 @@ class Model:
         self._begin()
         self._places += 1
         job.priority, job.place = priority, self._places
-        self._forward()
-        if job.arrival is not None:  # it goes behind its new equals, here too
+        self._forward(moved=job)
+        if job.arrival is not None:
             job.arrival = self._moment
         return None
 
@@ -352,11 +352,12 @@ class Model:
         self.unseen.add(job.key)
         self._forward()
 
-    def _forward(self) -> None:
+    def _forward(self, moved: ModelJob | None = None) -> None:
         """Each session has in global lanes as many jobs as it may still start: its best.
 
         One that comes takes the place of one that is taken back, if they are bound for the same
-        lane; else it comes last. Equals of one session stay in order among themselves.
+        lane; else it comes last. Equals of one session stay in order among themselves. One that
+        has ``moved`` by its priority goes behind its new equals.
         """
         for session in {job.session for job in self.jobs if job.waits} - {None}:
             name = f"session:{session}"
@@ -368,7 +369,7 @@ class Model:
             for job in come:
                 job.arrival = self._moment
             for job, other in zip(come, gone, strict=False):
-                if job.lane == other.lane:
+                if job.lane == other.lane and job is not moved:
                     job.arrival = other.arrival
                     equals = [
                         mate

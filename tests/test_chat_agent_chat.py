@@ -10,8 +10,9 @@ import trio
 
 from examples.chat_agent.agent import MAX_ROUNDS, Agent
 from examples.chat_agent.builtin_model import BuiltinModel
-from examples.chat_agent.chat import MAX_WAITING, run_chat
+from examples.chat_agent.chat import run_chat
 from examples.chat_agent.conversations import Conversations
+from examples.chat_agent.limits import MAX_WAITING, Limits
 from examples.chat_agent.model import Event, Message, Model, ModelError, ToolCall
 from examples.chat_agent.screen import Screen
 from examples.chat_agent.tools import Tool, bundled_tools
@@ -65,7 +66,7 @@ async def shown(*lines: Line, model: Model | None = None, limit: int = 4) -> lis
             model or BuiltinModel(word_delay=0.01),
             Screen(screen.append),
             Script(*lines),
-            limit=limit,
+            limits=Limits().with_turns(limit),
             turn_timeout=100,
         )
     assert code == 0
@@ -212,7 +213,7 @@ async def test_more_than_may_wait_in_a_paused_lane_is_refused(autojump_clock: ob
     assert [line for line in lines if line.startswith("!")] == [
         f"! lane 'main' is full (max_waiting={MAX_WAITING})"
     ] * 2
-    assert "resuming main, tools: nobody else can now" in lines
+    assert "resuming main, subagent, tools: nobody else can now" in lines
     answered = [line for line in lines if line.startswith("me | ")]
     assert len(answered) == MAX_WAITING
 
@@ -266,11 +267,15 @@ class Nobody:
 
 @asynccontextmanager
 async def open_agent(
-    model: Model | None = None, tools: dict[str, Tool] | None = None
+    model: Model | None = None,
+    tools: dict[str, Tool] | None = None,
+    limits: Limits = Limits(),  # noqa: B008  (frozen)
 ) -> AsyncIterator[tuple[Agent, Lanes]]:
     recorder = LaneRecorder()
     with trio.fail_after(FOREVER):
-        async with open_lanes({"main": 4, "tools": 8}, instruments=[recorder]) as lanes:
+        async with open_lanes(
+            limits.lanes(), groups=limits.groups(), instruments=[recorder]
+        ) as lanes:
             answering = model or BuiltinModel(0.01)
             yield (
                 Agent(lanes, answering, tools or bundled_tools(), Conversations(), Nobody()),

@@ -11,6 +11,7 @@ import trio
 
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.chat import run_chat
+from examples.chat_agent.limits import Limits
 from examples.chat_agent.model import Event, Message, ModelError, ToolCall
 from examples.chat_agent.openai_model import OpenAIModel
 from examples.chat_agent.openai_server import Endpoint, serve
@@ -47,7 +48,8 @@ async def open_endpoint(word_delay: float = 0) -> AsyncIterator[tuple[Endpoint, 
 
 async def shown(model: OpenAIModel, *steps: Step, limit: int = 4) -> list[str]:
     screen: list[str] = []
-    assert await run_chat(model, Screen(screen.append), Script(steps), limit=limit) == 0
+    limits = Limits().with_turns(limit)
+    assert await run_chat(model, Screen(screen.append), Script(steps), limits=limits) == 0
     return screen
 
 
@@ -67,7 +69,12 @@ async def test_an_answer_is_streamed_piece_by_piece() -> None:
     (request,) = endpoint.requests
     assert request["stream"] is True
     assert request["model"] == "tiny"
-    assert [tool["function"]["name"] for tool in request["tools"]] == ["time", "calc", "search"]
+    assert [tool["function"]["name"] for tool in request["tools"]] == [
+        "time",
+        "calc",
+        "search",
+        "ask_subagent",
+    ]
 
 
 async def test_tools_are_called_and_their_results_sent_in_pairs() -> None:

@@ -26,7 +26,7 @@ from examples.chat_agent.commands import (
     parse,
 )
 from examples.chat_agent.documents import Document, Library
-from examples.chat_agent.model import Event, Message, ModelError, ToolCall
+from examples.chat_agent.model import Event, Message, ModelError, ToolCall, Usage
 from examples.chat_agent.screen import Screen
 from examples.chat_agent.terminal import MAX_BYTES, StreamLines
 from examples.chat_agent.tools import bundled_tools, call_tool
@@ -60,6 +60,8 @@ async def test_the_built_in_model_streams_a_word_at_a_time(autojump_clock: objec
     times = []
     async with BuiltinModel(word_delay=0.5).stream([Message("user", "hello")]) as stream:
         async for event in stream:
+            if isinstance(event, Usage):
+                break
             assert isinstance(event, str)
             assert len(event.split()) == 1
             times.append(trio.current_time() - began)
@@ -198,7 +200,7 @@ async def test_the_tools_answer(autojump_clock: object) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
-        ("dance", "{}", "there is no tool 'dance'; the tools are time, calc, search"),
+        ("dance", "{}", "there is no tool 'dance'; the tools are time, calc, search, ask_subagent"),
         ("calc", "{", "not JSON"),
         ("calc", "[" * 100_000, "not JSON"),
         ("calc", "[1]", "not a JSON object"),

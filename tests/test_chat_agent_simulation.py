@@ -13,6 +13,7 @@ from examples.chat_agent.agent import Agent
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.chat import Endings
 from examples.chat_agent.conversations import Conversations
+from examples.chat_agent.limits import Limits
 from examples.chat_agent.live_view import live_view, render
 from examples.chat_agent.model import Message
 from examples.chat_agent.screen import Screen
@@ -120,7 +121,8 @@ async def test_the_live_view_shows_lanes_and_sessions_within_the_height_of_the_s
     autojump_clock: object,
 ) -> None:
     console = Console(width=100, height=24, record=True, force_terminal=False)
-    async with open_lanes({"main": 2, "tools": 8}) as lanes:
+    limits = Limits().with_turns(2)
+    async with open_lanes(limits.lanes(), groups=limits.groups()) as lanes:
         agent = Agent(lanes, BuiltinModel(), {}, Conversations(), simulate.Nowhere())
         for n in range(30):
             for _ in range(2):

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 import trio_lanes
+import trio_lanes.instruments
 import trio_lanes.testing
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -21,7 +22,7 @@ def public_names(module: ModuleType) -> set[str]:
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
-        and getattr(value, "__module__", None) == module.__name__
+        and f"{getattr(value, '__module__', '')}.".startswith(f"{module.__name__}.")
         and not isinstance(value, TypeVar)
     }
 
@@ -34,12 +35,16 @@ def documented_names(module: str) -> set[str]:
         for directive, name in re.findall(r"^\.\. (\w+):: (\S+)", page.read_text("utf-8"), re.M):
             if directive == "currentmodule":
                 current = name
-            elif directive.startswith("auto") and current == module:
+            elif directive != "automodule" and directive.startswith("auto") and current == module:
                 names.add(name)
     return names
 
 
-@pytest.mark.parametrize("module", [trio_lanes, trio_lanes.testing], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [trio_lanes, trio_lanes.instruments, trio_lanes.testing],
+    ids=lambda module: module.__name__,
+)
 def test_the_reference_has_every_public_name_and_no_other(module: ModuleType) -> None:
     public = public_names(module)
     assert public

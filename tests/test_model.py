@@ -316,4 +316,5 @@ def oldest_wait(waiting: list[ModelJob], now: float) -> float:
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(st.random_module(), plans)
 def test_lanes_do_what_the_model_says(seed: object, plan: Plan) -> None:
+    hypothesis.note(f"{plan}")
     trio.run(History(plan).live, clock=MockClock(autojump_threshold=0))

@@ -221,6 +221,21 @@ async def test_owners_take_turns_in_a_fair_lane(autojump_clock: trio.testing.Moc
     assert [job.name for job in recorder.started] == ["a", "a", "b", "a"]
 
 
+async def test_owners_take_turns_also_inside_a_session_that_may_start_several_jobs(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    config = LaneConfig(fair=True)
+    async with open_lanes(
+        {"main": config}, sessions=LaneConfig(concurrency=3), instruments=[recorder]
+    ) as lanes:
+        for owner in "aab":
+            lanes.submit_nowait(sleep, owner=owner, name=owner, session="alice")
+        lanes.submit_nowait(sleep, owner="a", name="a", session="alice")
+    recorder.check()
+    assert [job.name for job in recorder.started] == ["a", "a", "b", "a"]
+
+
 async def test_waiting_counts_in_a_lane_with_aging(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -4,6 +4,7 @@ from ._blockers import Blocker as Blocker
 from ._config import JobOptions as JobOptions
 from ._config import LaneConfig as LaneConfig
 from ._config import LaneGroup as LaneGroup
+from ._config import MapOptions as MapOptions
 from ._current import current_job as current_job
 from ._drain import DrainReport as DrainReport
 from ._errors import JobCancelledError as JobCancelledError
@@ -20,6 +21,7 @@ from ._instrument import LaneInstrument as LaneInstrument
 from ._job import Job as Job
 from ._lanes import Lanes as Lanes
 from ._lanes import open_lanes as open_lanes
+from ._map import MapResults as MapResults
 from ._names import is_probe_lane as is_probe_lane
 from ._names import resolve_global_lane as resolve_global_lane
 from ._names import resolve_session_lane as resolve_session_lane

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
-from trio.lowlevel import Task
 
 from ._config import LaneConfig
 from ._job import AnyJob, Job
@@ -102,7 +101,7 @@ class Actor(ABC):
         self.generation = 0  # how often it was reset
         self.touched = False  # whether it is in line for a step
         self.told = (False, False)  # whether instruments know of waiting, and of unended jobs
-        self.room_line: OrderedDict[Task, Entrant] | None = None  # who waits for room in it
+        self.room_line: OrderedDict[AnyJob, Entrant] | None = None  # who waits for room in it
 
     @property
     @abstractmethod

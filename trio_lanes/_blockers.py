@@ -67,6 +67,9 @@ def _of_running(job: AnyJob) -> list[Blocker]:
     for wait in (job._waits or {}).values():
         if wait.target is not None:
             found.append(Blocker("job", wait.target.lane, (wait.target,)))
+        elif wait.any_of:
+            jobs = tuple(sorted(wait.any_of, key=lambda job: job.id))
+            found.append(Blocker("job", jobs[0].lane, jobs))
         elif wait.entrant is not None:
             actor = wait.entrant.actor
             jobs = tuple(sorted(actor.waiting_jobs(), key=lambda job: job.id))

@@ -76,6 +76,8 @@ class Closing:
                 self._refuse_entrants(by_jobs=True)
                 for lane in [*scheduler.lanes.values()]:
                     scheduler.withdraw_all(lane.waiting_jobs(), lambda job: self.error())
+                # Or the lanes could not end before the last pause is over and all rates refilled.
+                scheduler.timers.stop()
 
     def _refuse_entrants(self, *, by_jobs: bool) -> None:
         for actor in self._scheduler.actors():

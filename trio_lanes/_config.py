@@ -132,11 +132,9 @@ def lane_config(name: str, value: object) -> LaneConfig:
 SESSION_IS_OWNER: Final = object()
 
 
-class JobOptions(TypedDict, total=False):
-    """The keywords of everything that submits a function; all are optional."""
+class MapOptions(TypedDict, total=False):
+    """The keywords that jobs of a ``map`` have in common; all are optional."""
 
-    session: str | None
-    """The session lane that the job goes through; None for none."""
     lane: str
     """The global lane that runs it; ``"main"`` unless said."""
     priority: int
@@ -164,6 +162,13 @@ class JobOptions(TypedDict, total=False):
     """For people and hooks; the function's own name unless said."""
     meta: Any
     """For people and hooks; never looked at."""
+
+
+class JobOptions(MapOptions, total=False):
+    """The keywords of everything that submits a function; all are optional."""
+
+    session: str | None
+    """The session lane that the job goes through; None for none."""
 
 
 @attrs.frozen(kw_only=True)

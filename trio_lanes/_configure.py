@@ -81,6 +81,8 @@ def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> None:
 def _regroup(scheduler: Scheduler) -> None:
     """Make the groups of the plan, and put every lane into its own."""
     old = dict(scheduler.groups)
+    for group in old.values():
+        group.dissolve()
     scheduler.groups.clear()
     for name, config in scheduler.plan.groups.items():
         group = scheduler.groups[name] = Group(scheduler, name, config)

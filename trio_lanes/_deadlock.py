@@ -53,7 +53,8 @@ def check(wait: Wait) -> None:
     Raises:
       LaneDeadlockError: it lists the knot and the cure.
     """
-    if wait.target is not None and wait.target._state is RUNNING and _goes_on(wait.target):
+    targets = wait.any_of if wait.target is None else (wait.target,)
+    if any(target._state is RUNNING and _goes_on(target) for target in targets):
         return  # as most do
     search = Search()
     if not search.can_come(_needed(wait)):
@@ -147,12 +148,17 @@ def _any(keys: tuple[_Key, ...]) -> _Need:
 
 def _needed(wait: Wait) -> list[_Key]:
     """What has to come for the end of ``wait``."""
-    target = wait.target
-    if target is None:
+    if wait.any_of:
+        return [(_any, tuple((_all, tuple(_needed_of(target))) for target in wait.any_of))]
+    if wait.target is None:
         return [(_room, wait.entrant)]
+    return _needed_of(wait.target, start_is_enough=wait.until_started)
+
+
+def _needed_of(target: AnyJob, *, start_is_enough: bool = False) -> list[_Key]:
     if target._state is WAITING:
         return _start(target, target._session_lane)
-    if wait.until_started or _goes_on(target):
+    if start_is_enough or _goes_on(target):
         return []
     return [(_end, target)]
 
@@ -314,14 +320,21 @@ class _Knot:
 
     def _needed(self, wait: Wait) -> tuple[str, list[AnyJob]]:
         """What ``wait`` waits for, and the stuck jobs that keep it from coming."""
-        target = wait.target
-        if target is None:
+        if wait.any_of:
+            needed = [self._needed_of(target) for target in wait.any_of]
+            return " or ".join(goal for goal, _ in needed), [
+                holder for _, holders in needed for holder in holders
+            ]
+        if wait.target is None:
             entrant = wait.entrant
             assert entrant is not None
             starts = {(entrant.job._lane, entrant.session): None}
             starts |= {(job._lane, job._session_lane): None for job in entrant.actor.waiting_jobs()}
             holders = [job for start in starts for job in self._in_the_way(*start)]
             return f"room in lane {entrant.actor.name!r}", holders
+        return self._needed_of(wait.target)
+
+    def _needed_of(self, target: AnyJob) -> tuple[str, list[AnyJob]]:
         if target._state is WAITING:
             where = f"lane {target.lane!r}"
             if target.session is not None:

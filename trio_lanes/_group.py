@@ -2,8 +2,8 @@
 
 A lane of a group does not start jobs by itself. It offers its head, as long as nothing of its own
 stops that, and the group takes the best of what is offered: by priority, and among equals by
-submission. So freed capacity goes to the best head of all members, not to the member that
-freed it.
+arrival in its lane, so that sessions take turns here too. So freed capacity goes to the best head
+of all members, not to the member that freed it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,15 @@ class Group:
             self._offers[lane.label].remove(old)
         head = lane.ready_head()
         if head is not None:
-            offer = self._offered[lane] = rank(head._priority, head.id)
+            offer = self._offered[lane] = rank(head._priority, head._arrival)
             self._offers[lane.label].add(offer, lane)
+
+    def dissolve(self) -> None:
+        """Start nothing any more: its lanes have other groups."""
+        self._offers.clear()
+        self.returning.clear()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _best(self) -> LaneActor | None:
         best: tuple[int, LaneActor] | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ._session import SessionActor
     from ._settle import Unseen
     from ._timers import Timer
-    from ._waits import Wait
+    from ._waits import Wait, Waiter
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -102,7 +102,7 @@ class Job(Generic[T_co]):
     _task: Task | None = attrs.field(default=None, init=False)  # that runs its body
     _scope: trio.CancelScope | None = attrs.field(default=None, init=False)  # of its body
     _interruption: JobCancelledError | None = attrs.field(default=None, init=False)
-    _waiters: dict[Task, Wait] | None = attrs.field(default=None, init=False)
+    _waiters: dict[object, Waiter] | None = attrs.field(default=None, init=False)
     _value: Any = attrs.field(default=None, init=False)
     _error: BaseException | None = attrs.field(default=None, init=False)
     _traceback: TracebackType | None = attrs.field(default=None, init=False)

@@ -165,13 +165,11 @@ class LaneActor(Actor):
 
     def starts_at_once(self, job: AnyJob) -> bool:
         """Whether ``job``, if it came now and its session let it, would not wait here."""
-        if self.paused or self.line or self.returning or self.slots >= self.limiter.total_tokens:
+        if self.paused or self.line or self.returning or self.limiter.available_tokens < 1:
             return False
         if self.plain:
             return True
-        if self.asker is not None and self.limiter.statistics().tasks_waiting:
-            return False
-        now, group = self.floor.now, self.group
+        now, group = trio.current_time(), self.group
         return self.rates.ready_at(job._costs, now) <= now and (
             group is None
             or (group.admits(self.label) and group.rates.ready_at(job._costs, now) <= now)

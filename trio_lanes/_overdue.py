@@ -41,7 +41,7 @@ class Overdue:
     def expect(self, job: AnyJob) -> None:
         """Look at ``job``, which may have a deadline, or another one, when that is long over."""
         if not job.cancel_called:
-            self._set(job, job._deadline, partial(self._too_late, job), cancelled=False)
+            self._expect(job)
 
     def cancel(self, jobs: Iterable[AnyJob]) -> None:
         """``jobs``, which run, are about to be cancelled, if they were not before."""
@@ -63,10 +63,13 @@ class Overdue:
         if when != math.inf:
             self.watched[job] = _Watch(self._timers.call_at(when, call), cancelled)
 
+    def _expect(self, job: AnyJob) -> None:
+        self._set(job, job._deadline, partial(self._too_late, job), cancelled=False)
+
     def _too_late(self, job: AnyJob) -> None:
         # Setting the timer anew whenever a body makes progress would cost too much.
         if job._deadline + job._lane.config.overdue_after > trio.current_time():
-            self.expect(job)
+            self._expect(job)
         else:
             self._tell(job, job._deadline)
 

@@ -5,19 +5,20 @@ so it is let into a full lane as well. Whoever waits for room stands in the line
 first, while that is full, and then in that of the global lane; there it has its room in the
 session already. Lines are looked at when a transition has settled, and one is let in at a time,
 so that it is known what would start at once. Whoever is held up by nothing but its own session,
-which is busy or paused, is passed over in the line of its global lane.
+which is busy or paused, is passed over in the line of its global lane. Tasks, which wait, stand in
+the same lines as threads, which are told.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, final
 
 import attrs
 import outcome
 import trio
-from trio.lowlevel import Abort, Task
+from trio.lowlevel import Abort
 
 from ._actor import Actor
 from ._current import job_here
@@ -40,10 +41,10 @@ class Entrant:
     inside: AnyJob | None
     """The running job of these lanes that submits it; it may do that while they close."""
     session: SessionActor | None
-    task: Task = attrs.field(factory=trio.lowlevel.current_task, init=False)
+    tell: Callable[[outcome.Maybe[None]], None]
+    """Tells it that the job was accepted, or why it will not be; never raises."""
     actor: Actor = attrs.field(init=False)
     """In whose line for room it stands."""
-    wait: Wait = attrs.field(init=False)
 
 
 @final
@@ -74,41 +75,56 @@ class Lines:
           LaneDeadlockError: if that would never be.
           LanesClosedError: if the lanes close meanwhile, unless it is submitted ``inside`` of them.
         """
-        session = None if job.session is None else self._scheduler.awake(job.session)
-        entrant = Entrant(job, inside, session)
-        self._join(entrant)
-        entrant.wait = Wait(entrant.task, job_here(self._scheduler.running), entrant=entrant)
+        task = trio.lowlevel.current_task()
+
+        def tell(what: outcome.Maybe[None]) -> None:
+            wait.end()
+            trio.lowlevel.reschedule(task, what)
+
+        entrant = self.join(job, inside, tell)
+        wait = Wait(task, job_here(self._scheduler.running), entrant=entrant)
         try:
-            entrant.wait.begin()
+            wait.begin()
         except BaseException:
-            self._give_up(entrant)
+            self.give_up(entrant)
             raise
 
         def abort(raise_cancel: RaiseCancel) -> Abort:
-            entrant.wait.end()
-            self._give_up(entrant)
+            wait.end()
+            self.give_up(entrant)
             return Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def join(
+        self, job: AnyJob, inside: AnyJob | None, tell: Callable[[outcome.Maybe[None]], None]
+    ) -> Entrant:
+        """Put ``job`` in line; ``tell`` is called when it is accepted or refused."""
+        session = None if job.session is None else self._scheduler.awake(job.session)
+        entrant = Entrant(job, inside, session, tell)
+        lane = job._lane
+        self.length += 1
+        lane.entrants += 1
+        self._stand(entrant, session if session is not None and _full(session) else lane)
+        return entrant
+
     def refuse(self, entrant: Entrant, error: Exception) -> None:
-        """Let ``entrant`` wait no more, but raise ``error``."""
+        """Let ``entrant`` wait no more, but tell it ``error``."""
         self._turn_away(entrant)
-        entrant.wait.end()
-        trio.lowlevel.reschedule(entrant.task, outcome.Error(error))
+        entrant.tell(outcome.Error(error))
 
     def let_in(self) -> bool:
         """Have one accepted who has waited for room; whether there was one."""
         while self._unseen:
             entrant = self._next()
             if entrant is not None:
-                entrant.wait.end()
                 self._scheduler.accept(entrant.job)
-                trio.lowlevel.reschedule(entrant.task)
+                entrant.tell(outcome.Value(None))
                 return True
         return False
 
-    def _give_up(self, entrant: Entrant) -> None:
+    def give_up(self, entrant: Entrant) -> None:
+        """Take ``entrant`` out of line, as it wants to be."""
         with self._scheduler.transition():
             self._turn_away(entrant)
 
@@ -117,12 +133,6 @@ class Lines:
         self._scheduler.touch(entrant.actor)
         if entrant.session is not None:
             self._scheduler.touch(entrant.session)  # it may have been alive only for this
-
-    def _join(self, entrant: Entrant) -> None:
-        lane, session = entrant.job._lane, entrant.session
-        self.length += 1
-        lane.entrants += 1
-        self._stand(entrant, session if session is not None and _full(session) else lane)
 
     def _leave(self, entrant: Entrant) -> None:
         self.length -= 1
@@ -133,14 +143,14 @@ class Lines:
         entrant.actor = actor
         if actor.room_line is None:
             actor.room_line = OrderedDict()
-        actor.room_line[entrant.task] = entrant
+        actor.room_line[entrant.job] = entrant
         if entrant.session is not None and entrant.session is not actor:
             entrant.session.entering += 1
 
     def _step_out(self, entrant: Entrant) -> None:
         actor = entrant.actor
         assert actor.room_line is not None
-        del actor.room_line[entrant.task]
+        del actor.room_line[entrant.job]
         if not actor.room_line:
             actor.room_line = None
         if entrant.session is not None and entrant.session is not actor:

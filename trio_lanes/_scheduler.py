@@ -234,9 +234,8 @@ class Scheduler(LaneTable):
 
     def _judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
         leaves = verdict.leaves
-        if self.overdue.watched:
-            self.overdue.ended(job)
         if job._state is not RUNNING:
+            self.overdue.ended(job)
             self.abandoned -= 1
             return leaves
         if verdict.state is FAILED and (job._unhandled or leaves is error):
@@ -246,6 +245,7 @@ class Scheduler(LaneTable):
             itself = verdict.state is FAILED and leaves is error  # not the cancellation around it
             why = f"a job raised {type(error).__name__}" if itself else "the lanes were cancelled"
             self.stop(why)
+        self.overdue.ended(job)
         self._end(job, verdict.state, None, verdict.error)
         return leaves
 

@@ -53,6 +53,7 @@ class Asker:
                 self._asking = True
                 self._spawn(self._ask)
             return False
+        self._wanted = None
         return True
 
     def give_back(self) -> None:

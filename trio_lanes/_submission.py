@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._check import refuse_like_trio, whole
-from ._config import NO_OPTIONS, JobOptions, RareOptions
+from ._check import boolean, optional_callable, refuse_like_trio, whole
+from ._config import NO_OPTIONS, JobOptions, MapOptions, RareOptions
 from ._current import job_here
 from ._errors import LaneFullError, UnknownLaneError
 from ._job import AnyJob, Job, make_job
 from ._lane import LaneActor
+from ._map import MapResults, Window, opened
 from ._names import resolve_global_lane, session_key
-from ._rate import ONE_REQUEST
+from ._rate import ONE_REQUEST, REQUESTS, costs_of
 from ._scheduler import Scheduler
 from ._waits import park_as_caller
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+Item = TypeVar("Item")
 
 
 class Submitter:
@@ -64,16 +68,18 @@ class Submitter:
           LaneDeadlockError: inside a job, if this would never end; the job is withdrawn.
           RuntimeError: for ``yield_slot`` outside of a job.
         """
-        caller: AnyJob | None = None
-        if options.get("yield_slot"):
-            caller = job_here(self._scheduler.running)
-            if caller is None:
-                raise RuntimeError("yield_slot lends the slot of a job, but this is not inside one")
-        job = await self._enter(fn, args, options, runs=True)
+        caller = _lender(self._scheduler, options)
+        job: Job[T] = self._make(fn, args, True, **self._bound, **options)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        entered = self._enters_at_once(job)
         if caller is None:
+            if not entered:
+                await self._enter(job)
             await park_as_caller(job)
         else:
             async with caller.yield_slot():
+                if not entered:
+                    await self._enter(job)
                 await park_as_caller(job)
         try:
             return job._result()
@@ -91,7 +97,10 @@ class Submitter:
 
         A checkpoint. If it raises `trio.Cancelled`, nothing was submitted.
         """
-        return await self._enter(fn, args, options, runs=False)
+        job: Job[T] = self._make(fn, args, False, **self._bound, **options)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._enter(job)
+        return job
 
     @enable_ki_protection
     def submit_nowait(
@@ -128,6 +137,76 @@ class Submitter:
         job: Job[object] = self._make(fn, args, False, **self._bound, **options)
         job._unhandled = True
         self._enter_nowait(job)
+
+    def map(
+        self,
+        fn: Callable[[Item], Awaitable[T]],
+        items: Iterable[Item] | AsyncIterable[Item],
+        *,
+        session: Callable[[Item], str] | None = None,
+        ordered: bool = True,
+        max_outstanding: int | None = None,
+        **options: Unpack[MapOptions],
+    ) -> AbstractAsyncContextManager[MapResults[T]]:
+        """Submit ``fn(item)`` for each of ``items``, and take the results as an async iterator.
+
+        ::
+
+            async with lanes.map(fetch, urls, session=host_of) as results:
+                async for page in results:
+                    ...
+
+        Items are read and submitted as results are taken: never more than ``max_outstanding`` have
+        been read whose results have not been taken. An async iterable is read meanwhile, in a task
+        of the block. Where a lane has no room, that is waited for in line. All jobs run in copies
+        of the context of this call.
+
+        Leaving the block cancels the jobs that have not ended, waits for those that run, and
+        closes the async iterator of ``items``. Entering is not a checkpoint, leaving is.
+
+        Inside a job, taking a result is a wait for other jobs: a `LaneDeadlockError` if it would
+        never end. ``yield_slot`` lends that job's slot whenever it waits here, also in leaving.
+
+        Args:
+          items: an iterable or an async iterable; it may be endless.
+          session: what session an item goes through; none unless said.
+          ordered: whether results come in the order of the items, or as they end.
+          max_outstanding: if None, twice as many as the lane runs at once, as it is then; at
+            least 1, at most 1,000.
+
+        Raises:
+          RuntimeError: for ``yield_slot`` outside of a job.
+        """
+        optional_callable("session", session)
+        boolean("ordered", ordered)
+        if max_outstanding is not None and whole("max_outstanding", max_outstanding) < 1:
+            raise ValueError(f"max_outstanding must be at least 1, got {max_outstanding!r}")
+        lender = _lender(self._scheduler, options)
+        checked: dict[str, Any] = {**options}
+        if session is not None:
+            checked["session"] = None
+            if "cost" in options:  # an item's session may know more units
+                checked["cost"] = costs_of(options["cost"]).get(REQUESTS, 1)
+        lane = self._make(fn, (), True, **self._bound, **checked).lane
+        context = copy_context()
+
+        def make(item: Item, key: str | None) -> Job[T]:
+            of_item = {} if session is None else {"session": key}
+            return context.run(
+                partial(self._make, fn, (item,), True, **self._bound, **options, **of_item)
+            )
+
+        window = Window(
+            self._scheduler,
+            make,
+            None if isinstance(items, AsyncIterable) else iter(items),
+            lane=lane,
+            session=session,
+            ordered=ordered,
+            max_outstanding=max_outstanding,
+            lender=lender,
+        )
+        return opened(window, aiter(items) if isinstance(items, AsyncIterable) else None)
 
     def _make(
         self,
@@ -184,24 +263,19 @@ class Submitter:
         return job
 
     @enable_ki_protection
-    async def _enter(
-        self,
-        fn: Callable[..., Awaitable[T]],
-        args: tuple[Any, ...],
-        options: JobOptions,
-        *,
-        runs: bool,
-    ) -> Job[T]:
-        job: Job[T] = self._make(fn, args, runs, **self._bound, **options)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        scheduler = self._scheduler
-        if scheduler.lines.no_room_for(job) is None:
-            scheduler.accept(job)
-            if not runs:  # else it waits for the job next
-                await trio.lowlevel.cancel_shielded_checkpoint()
+    def _enters_at_once(self, job: AnyJob) -> bool:
+        if self._scheduler.lines.no_room_for(job) is not None:
+            return False
+        self._scheduler.accept(job)
+        return True
+
+    @enable_ki_protection
+    async def _enter(self, job: AnyJob) -> None:
+        if self._enters_at_once(job):
+            await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            await scheduler.lines.wait(job, scheduler.closing.inside(job.parent))
-        return job
+            closing = self._scheduler.closing
+            await self._scheduler.lines.wait(job, closing.inside(job.parent))
 
 
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
@@ -211,6 +285,16 @@ def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
     if lane is None:
         raise UnknownLaneError(resolved, scheduler.plan.lanes)
     return lane
+
+
+def _lender(scheduler: Scheduler, options: MapOptions) -> AnyJob | None:
+    """The job that lends its slot while it waits, if it is asked to."""
+    if not options.get("yield_slot"):
+        return None
+    job = job_here(scheduler.running)
+    if job is None:
+        raise RuntimeError("yield_slot lends the slot of a job, but this is not inside one")
+    return job
 
 
 def _name(fn: Any) -> str:

@@ -59,6 +59,7 @@ class Timers:
         self._order: Final = count()
         self._waiting = 0  # timers in the heap that are not cancelled
         self._alive = False  # whether the task exists
+        self._stopped = False
         self._sleep: trio.CancelScope | None = None  # what the task sleeps under
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:
@@ -66,6 +67,8 @@ class Timers:
 
         The call must not raise.
         """
+        if self._stopped:
+            return Timer(when, None, self)
         timer = Timer(when, call, self)
         heapq.heappush(self._heap, (when, next(self._order), timer))
         self._waiting += 1
@@ -75,6 +78,12 @@ class Timers:
         elif self._sleep is not None and when < self._sleep.deadline:
             self._sleep.deadline = when
         return timer
+
+    def stop(self) -> None:
+        """Make no call any more, neither those that are set nor those that will be."""
+        self._stopped = True
+        for _, _, timer in self._heap.copy():
+            timer.cancel()
 
     def _forget(self) -> None:
         self._waiting -= 1

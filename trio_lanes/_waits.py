@@ -1,17 +1,18 @@
 """Waiting for a job: who waits for whom, and how a waiting task is woken.
 
 Each wait is known at both ends: to the job that is waited for, which wakes the task, and to the job
-that the task belongs to, if any, so that a wait which can never end is found when it begins.
+that the task belongs to, if any, so that a wait which can never end is found when it begins. Who
+waits for many jobs, or is no task, has each of them tell it by a `Waiter` of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import attrs
 import trio
-from trio.lowlevel import Abort, Task
+from trio.lowlevel import Abort, Task, enable_ki_protection
 
 from ._state import SUCCEEDED, WAITING
 
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
     from ._room import Entrant
 
 RaiseCancel = Callable[[], Any]
+
+
+class Waiter(Protocol):
+    """Who is told of a job what has come: its end or, if that is enough, its start."""
+
+    @property
+    def job(self) -> AnyJob | None:
+        """The job that waits for it now, if one does."""
+
+    @property
+    def until_started(self) -> bool:
+        """Whether its start is enough."""
+
+    def tell(self, target: AnyJob) -> None:
+        """It has come to ``target``, inside a transition. Never raises; told once."""
 
 
 @final
@@ -32,6 +48,8 @@ class Wait:
     """The job that the task belongs to."""
     target: AnyJob | None = None
     """The job that it waits for, or"""
+    any_of: Collection[AnyJob] = ()
+    """the jobs any of which it waits for, as they are now, which tell somebody else, or"""
     entrant: Entrant | None = None
     """the submission that waits for room."""
     until_started: bool = False
@@ -50,7 +68,7 @@ class Wait:
             except BaseException:
                 self.end()
                 raise
-            if self.target is not None:
+            if self.entrant is None:
                 self.job._keeper.awaited()
 
     def resume(self) -> None:
@@ -71,6 +89,11 @@ class Wait:
             assert self.job._waits is not None
             del self.job._waits[self.task]
 
+    def tell(self, target: AnyJob) -> None:
+        """Wake the task: what it waits for has come."""
+        self.end()
+        trio.lowlevel.reschedule(self.task)
+
 
 async def park(target: AnyJob, *, until_started: bool = False) -> None:
     """Wait for the end of ``target``, which has not settled, or for its start."""
@@ -85,6 +108,7 @@ async def park(target: AnyJob, *, until_started: bool = False) -> None:
     await trio.lowlevel.wait_task_rescheduled(abort)
 
 
+@enable_ki_protection
 async def park_as_caller(target: AnyJob) -> None:
     """The second half of ``run``: whoever cancels this wait cancels ``target``.
 
@@ -129,9 +153,8 @@ def _body_had_its_say(job: AnyJob) -> bool:
 
 
 def wake(target: AnyJob) -> None:
-    """Wake whoever waits for what has come: the start of ``target``, or its end."""
+    """Tell whoever waits for what has come: the start of ``target``, or its end."""
     assert target._state is not WAITING
-    for wait in list((target._waiters or {}).values()):
-        if wait.until_started or target.done:
-            wait.end()
-            trio.lowlevel.reschedule(wait.task)
+    for waiter in list((target._waiters or {}).values()):
+        if waiter.until_started or target.done:
+            waiter.tell(target)

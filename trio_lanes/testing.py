@@ -13,8 +13,9 @@
 What it checks:
 
 * Order in a session: when a job starts, no job of its session waits that is bound for the same
-  global lane and has a higher priority, or the same and an earlier place; and fewer wait that are
-  bound for others than the session may start beside it.
+  global lane and has a higher priority, or the same and an earlier place (unless the session may
+  start both, and the lane is fair or has ``aging``); and fewer wait that are bound for others than
+  the session may start beside it.
 * Order in a global lane: when a job starts, none stands in the line of its lane that has a higher
   priority (the wait counts as well if the lane has ``aging``), or the same and came earlier (and
   has the same owner, if the lane is fair).
@@ -276,8 +277,11 @@ class LaneRecorder(LaneInstrument):
             for other in self._waiting[session]
             if other._place and _in_session(other) < mine  # without a place it is not due yet
         ]
+        config = job._lane.config
+        ordered_otherwise = config.fair or config.aging != math.inf
         for other in better:
-            if other._lane is job._lane:
+            # Of jobs that are in line, a fair or aging lane may choose another.
+            if other._lane is job._lane and not (other._arrival and ordered_otherwise):
                 self._blame(job, f"overtook {_said(other)}, which comes before it in its session")
                 return
         beside = session.concurrency - len(self._running[session])

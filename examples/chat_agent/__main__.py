@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import trio
@@ -16,6 +17,7 @@ import trio
 from .builtin_model import BuiltinModel
 from .chat import run_chat
 from .commands import MAX_LIMIT, NAME
+from .limits import Limits, LimitsError
 from .model import Model
 from .shutdown import INTERRUPTED
 from .terminal import open_terminal, plain_screen
@@ -41,6 +43,15 @@ def main() -> int:
 
 
 async def _chat(options: argparse.Namespace) -> int:
+    limits = Limits().with_turns(options.limit)
+    read_limits = None
+    if options.limits is not None:
+        read_limits = partial(limits.read, options.limits)
+        try:
+            limits = read_limits()
+        except LimitsError as error:
+            print(error, file=sys.stderr)
+            return USAGE_ERROR
     async with _open_model(0.03 if options.word_delay is None else options.word_delay) as model:
         if isinstance(model, str):
             print(model, file=sys.stderr)
@@ -53,7 +64,8 @@ async def _chat(options: argparse.Namespace) -> int:
                 screen,
                 lines,
                 session=options.session,
-                limit=options.limit,
+                limits=limits,
+                read_limits=read_limits,
                 turn_timeout=options.turn_timeout,
                 grace=options.grace,
             )
@@ -116,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     seconds("--word-delay", help="between words of the built-in model (default: 0.03; users: 0.01)")
     seconds("--turn-timeout", default=300.0, help="that a turn may run (default: 300)")
     seconds("--grace", default=30.0, help="after Ctrl-C until turns are cancelled (default: 30)")
+    parser.add_argument(
+        "--limits", type=Path, metavar="FILE", help="a TOML file of limits; SIGHUP reads it again"
+    )
     parser.add_argument("--session", type=_name, default="me", help="the first current session")
     return parser
 

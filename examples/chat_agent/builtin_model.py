@@ -14,7 +14,8 @@ from typing import Final
 
 import trio
 
-from .model import Event, Message, ModelError, ToolCall
+from .model import Event, Message, ModelError, ToolCall, Usage
+from .tools import ASK_SUBAGENT
 
 MAX_SECONDS: Final = 3600.0
 MAX_SENTENCES: Final = 500
@@ -34,6 +35,7 @@ SEARCH: Final = re.compile(
 )
 QUESTION: Final = re.compile(r"^(?:what|how|why|when|who)\b[^?]*\blanes?\b[^?]*", re.I)
 HELLO: Final = re.compile(r"^\W*(?:hello|hi|hey|good (?:morning|evening))\b", re.I)
+SUBAGENT: Final = re.compile(r"\bask (?:a |the )?sub-?agents?\b(?: to| for| about)?:?\s+(.+)", re.I)
 
 SENTENCES: Final = (
     "A lane keeps what it is given in order.",
@@ -64,26 +66,31 @@ class BuiltinModel:
         if results:
             text = "\n".join(results)
         else:
-            if slow := SLOW.search(asked):
+            if not SUBAGENT.search(asked) and (slow := SLOW.search(asked)):
                 await trio.sleep(min(float(slow[1] or 2), MAX_SECONDS))
             if calls := _wanted(asked, turn=last):
                 await trio.sleep(self._word_delay)
                 for call in calls:
                     yield call
+                yield _usage(messages, len(calls))
                 return
             text = _answer(asked, sum(message.role == "user" for message in messages))
         for word in _words(text):
             await trio.sleep(self._word_delay)
             yield word
-        if FAIL.search(asked):
+        if FAIL.search(asked) and not results:
             raise ModelError("the built-in model failed, as it was asked to")
+        yield _usage(messages, len(text.split()))
 
 
 def _wanted(asked: str, turn: int) -> list[ToolCall]:
     """The tools that a message asks for."""
+    wanted: list[tuple[str, dict[str, str]]] = []
+    if subagent := SUBAGENT.search(asked):
+        tasks = filter(None, map(str.strip, subagent[1].split(";")))
+        return _calls(turn, [(ASK_SUBAGENT, {"task": task}) for task in tasks])
     if FAIL.search(asked) or LONG.search(asked):
         return []
-    wanted: list[tuple[str, dict[str, str]]] = []
     if TIME.search(asked):
         zone = ZONE.search(asked)
         wanted.append(("time", {"zone": zone[1]} if zone else {}))
@@ -95,10 +102,19 @@ def _wanted(asked: str, turn: int) -> list[ToolCall]:
         wanted.append(("search", {"query": search[1].strip()}))
     elif not wanted and (question := QUESTION.search(asked)):
         wanted.append(("search", {"query": question[0].strip()}))
+    return _calls(turn, wanted)
+
+
+def _calls(turn: int, wanted: list[tuple[str, dict[str, str]]]) -> list[ToolCall]:
     return [
         ToolCall(f"call_{turn}_{place}", name, json.dumps(arguments))
         for place, (name, arguments) in enumerate(wanted)
     ]
+
+
+def _usage(messages: Sequence[Message], said: int) -> Usage:
+    """This model's tokens are words: those that it was given, and those that it said."""
+    return Usage(sum(len(message.text.split()) for message in messages) + said)
 
 
 def _answer(asked: str, count: int) -> str:

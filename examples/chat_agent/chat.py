@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from trio_lanes import (
     Job,
     JobState,
     JobTimeoutError,
-    LaneConfig,
     LaneError,
     LaneInstrument,
     Lanes,
 )
 
-from .agent import TOOLS, TURNS, Agent
+from .agent import TURNS, Agent, cost_of
 from .commands import (
     HELP,
     Clear,
@@ -29,17 +29,18 @@ from .commands import (
     ShowSessions,
     Stop,
     SwitchTo,
+    Why,
     parse,
 )
 from .conversations import Conversations
-from .model import Model, ModelError
+from .limits import MAX_WAITING, Limits, reload
+from .model import Message, Model, ModelError
 from .overview import LANE_HEADER, SESSION_HEADER, SessionRow, lane_rows, session_rows, table
 from .screen import Screen
 from .shutdown import resume_all, run_with_lanes
 from .terminal import Lines
 from .tools import bundled_tools
-
-MAX_WAITING: Final = 1_000  # turns, over all sessions; more are refused
+from .why import why
 
 
 class Chat:
@@ -100,6 +101,8 @@ class Chat:
                 self._screen.say(f"you are {session} now")
             case ShowSessions():
                 self._show_sessions()
+            case Why(session):
+                self._screen.say(why(self._lanes, self._known(session)))
             case Stop(session):
                 self._stop(self._known(session))
             case Clear(session):
@@ -127,6 +130,7 @@ class Chat:
             text,
             session=session,
             lane=TURNS,
+            cost=cost_of([Message("user", text)]),
             timeout=self._turn_timeout,
             name=f"turn of {session}",
             meta=text,
@@ -188,23 +192,36 @@ async def run_chat(
     lines: Lines,
     *,
     session: str = "me",
-    limit: int = 4,
+    limits: Limits | None = None,
+    read_limits: Callable[[], Limits] | None = None,
     turn_timeout: float = 300.0,
     grace: float = 30.0,
 ) -> int:
-    """Chat until the lines end or a signal says so. Returns the exit code."""
+    """Chat until the lines end or a signal says so. Returns the exit code.
+
+    Args:
+      limits: what the lanes begin with.
+      read_limits: called at SIGHUP for what they go on with; may raise `LimitsError`.
+    """
+    limits = Limits() if limits is None else limits
 
     async def work(lanes: Lanes) -> None:
         agent = Agent(lanes, model, bundled_tools(), Conversations(), screen)
         chat = Chat(lanes, agent, screen, session=session, turn_timeout=turn_timeout)
         await chat.talk(lines)
 
-    lanes = {
-        TURNS: LaneConfig(concurrency=limit, max_waiting=MAX_WAITING),
-        TOOLS: LaneConfig(concurrency=8),
-    }
+    def hang_up(lanes: Lanes) -> None:
+        assert read_limits is not None
+        screen.say(reload(lanes, read_limits))
+
     return await run_with_lanes(
-        work, lanes, say=screen.say, grace=grace, instruments=[Endings(screen)]
+        work,
+        limits.lanes(),
+        limits.groups(),
+        say=screen.say,
+        grace=grace,
+        instruments=[Endings(screen)],
+        on_hangup=None if read_limits is None else hang_up,
     )
 
 

@@ -16,6 +16,7 @@ text                      say it in the current session
 /as NAME TEXT             say it as NAME, and stay in the current session
 /as NAME                  make NAME the current session
 /sessions                 lanes and sessions: what runs and what waits
+/why [NAME]               what a session's turns wait for
 /stop [NAME]              stop the turn that runs in a session
 /clear [NAME]             drop what waits in a session
 /limit LANE NUMBER        how many a lane may run at once
@@ -44,6 +45,11 @@ class SwitchTo:
 @attrs.frozen
 class ShowSessions:
     pass
+
+
+@attrs.frozen
+class Why:
+    session: str | None
 
 
 @attrs.frozen
@@ -82,11 +88,12 @@ class Quit:
     pass
 
 
-Command = Say | SwitchTo | ShowSessions | Stop | Clear | Limit | Pause | Resume | Help | Quit
+Command = Say | SwitchTo | ShowSessions | Why | Stop | Clear | Limit | Pause | Resume | Help | Quit
 
 USAGE: Final = {
     "/as": "/as NAME [TEXT]",
     "/sessions": "/sessions",
+    "/why": "/why [NAME]",
     "/stop": "/stop [NAME]",
     "/clear": "/clear [NAME]",
     "/limit": "/limit LANE NUMBER",
@@ -127,6 +134,8 @@ def _parse_command(word: str, arguments: list[str]) -> Command:
             return SwitchTo(_name(name))
         case "/sessions", []:
             return ShowSessions()
+        case "/why", [] | [_]:
+            return Why(_optional_name(arguments))
         case "/stop", [] | [_]:
             return Stop(_optional_name(arguments))
         case "/clear", [] | [_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import attrs
 
@@ -28,11 +28,26 @@ class Message:
     call_id: str = ""
 
 
+@attrs.frozen
+class Usage:
+    """What a call of the model took, as the model counts it."""
+
+    tokens: int
+
+
 class ModelError(Exception):
     """The model could not answer; the text is one line for the user."""
 
 
-Event = str | ToolCall  # a piece of text, or a complete call
+class ModelBusyError(ModelError):
+    """The model asks to be asked again later, in `retry_after` seconds if it says when."""
+
+    def __init__(self, text: str, retry_after: float | None) -> None:
+        super().__init__(text)
+        self.retry_after: Final = retry_after
+
+
+Event = str | ToolCall | Usage  # a piece of text, a complete call, or, at most once, the usage
 
 
 class Model(Protocol):

@@ -14,13 +14,17 @@ from typing import Any, Final, Self
 
 import httpx2
 
-from .model import Event, Message, ModelError, ToolCall
+from trio_lanes import retry_after
+
+from .model import Event, Message, ModelBusyError, ModelError, ToolCall, Usage
 from .overview import shorten
 from .tools import Tool
 
 # The pool never lets anybody wait, so there is no time to wait for it. How long a whole turn may
 # take is the job's `timeout`.
 TIMEOUT: Final = httpx2.Timeout(connect=5, read=60, write=60, pool=None)
+TOO_MANY_REQUESTS: Final = 429
+MAX_TOKENS: Final = 100_000_000  # of one call; more is no count, and would stop all others
 LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
 
@@ -52,12 +56,16 @@ class OpenAIModel:
             "messages": [_to_json(message) for message in messages],
             "tools": self._tools,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
         try:
             # Leaving the block closes the stream, and with it the request, however it is left.
             async with self._client.sse(self._url, method="POST", json=body) as source:
                 if source.response.is_error:
                     await source.response.aread()
+                    if source.response.status_code == TOO_MANY_REQUESTS:
+                        wait = retry_after(source.response.headers)
+                        raise ModelBusyError(_refusal(source.response), wait)
                     raise ModelError(_refusal(source.response))
                 async with _reading(source) as chunks, aclosing(_events(chunks)) as events:
                     yield events
@@ -89,11 +97,14 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
     """Text as it comes; calls when they are complete, which is at the end."""
     calls: dict[int, dict[str, str]] = {}
     finished = False
+    tokens: object = None
     async for event in chunks:
         if event.data == "[DONE]":
             finished = True
             continue  # and not `break`: a response that was read to its end can be used again
-        choice = _choice(event.data)
+        chunk = _chunk(event.data)
+        tokens = _mapping(chunk.get("usage")).get("total_tokens", tokens)
+        choice = _choice(chunk)
         finished = finished or choice.get("finish_reason") is not None
         delta = _mapping(choice.get("delta"))
         if text := delta.get("content"):
@@ -104,16 +115,22 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
         raise ModelError("the endpoint ended its answer in the middle")
     for place, call in enumerate(calls.values()):
         yield ToolCall(call["id"] or f"call_{place}", call["name"], _well_formed(call["arguments"]))
+    if type(tokens) is int and 0 <= tokens <= MAX_TOKENS:
+        yield Usage(tokens)
 
 
-def _choice(data: str) -> Mapping[str, Any]:
-    """The first choice of a chunk; empty where there is none, as in one that only counts tokens."""
+def _chunk(data: str) -> Mapping[str, Any]:
     try:
         chunk = _mapping(json.loads(data))
     except (ValueError, RecursionError):
         raise ModelError(f"the endpoint sent no JSON: {shorten(data, 60)!r}") from None
     if error := chunk.get("error"):
         raise ModelError(f"the endpoint says: {_message(error)}")
+    return chunk
+
+
+def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first choice of a chunk; empty where there is none, as in one that only counts tokens."""
     choices = chunk.get("choices") or [{}]
     return _mapping(choices[0] if isinstance(choices, list) else choices)
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import hypercorn
@@ -26,7 +29,12 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from .builtin_model import BuiltinModel
-from .model import Event, Message, Model, ModelError, ToolCall
+from .model import Message, Model, ModelError, ToolCall, Usage
+
+BUSY: Final = re.compile(
+    r"\bbusy\b(?: (?P<wait>\d+(?:\.\d+)?)(?P<ms>ms)?)?(?: (?P<times>twice|always))?"
+)
+TIMES: Final[dict[str | None, float]] = {None: 1, "twice": 2, "always": math.inf}
 
 
 @attrs.define(eq=False)
@@ -34,7 +42,9 @@ class Endpoint:
     """The endpoint, and what it has seen: requests, and the streams that the client gave up.
 
     `http_error` in a message is answered with status 500, `cut_off` with half an answer, and
-    `garbage` with a chunk that is no JSON.
+    `garbage` with a chunk that is no JSON. `busy 5` is refused once, with status 429 and a
+    Retry-After of 5 seconds; `busy 300ms` says it in milliseconds, `busy` alone does not say it;
+    `twice` or `always` behind it is how often.
     """
 
     model: Model
@@ -43,6 +53,7 @@ class Endpoint:
     streams: int = 0  # open now
     most_streams: int = 0
     gave_up: int = 0
+    refusals: Counter[str] = attrs.field(factory=Counter)  # with 429, by what was asked
 
     def app(self) -> Starlette:
         """The endpoint as an ASGI application."""
@@ -56,6 +67,12 @@ class Endpoint:
         asked = next(message.text for message in reversed(messages) if message.role == "user")
         if "http_error" in asked:
             return JSONResponse({"error": {"message": "out of order"}}, status_code=500)
+        busy = BUSY.search(asked)
+        if busy and self.refusals[asked] < TIMES[busy["times"]]:
+            self.refusals[asked] += 1
+            name = "retry-after-ms" if busy["ms"] else "retry-after"
+            headers = {name: busy["wait"]} if busy["wait"] else {}
+            return JSONResponse({"error": {"message": "slow down"}}, 429, headers)
         return _EventStream(self._chunks(messages, asked))
 
     async def _chunks(self, messages: list[Message], asked: str) -> AsyncGenerator[str, None]:
@@ -63,9 +80,12 @@ class Endpoint:
         self.streams += 1
         self.most_streams = max(self.most_streams, self.streams)
         try:
-            calls = 0
+            calls = tokens = 0
             async with self.model.stream(messages) as events:
                 async for event in events:
+                    if isinstance(event, Usage):
+                        tokens = event.tokens
+                        continue
                     for delta in _deltas(event, calls):
                         yield _chunk({"choices": [{"index": 0, "delta": delta}]})
                     calls += isinstance(event, ToolCall)
@@ -76,7 +96,7 @@ class Endpoint:
                         yield "data: {what is this\n\n"
             reason = "tool_calls" if calls else "stop"
             yield _chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-            yield _chunk({"choices": [], "usage": {"total_tokens": 0}})
+            yield _chunk({"choices": [], "usage": {"total_tokens": tokens}})
             yield "data: [DONE]\n\n"
             complete = True
         except ModelError as error:
@@ -117,7 +137,7 @@ def _chunk(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk)}\n\n"
 
 
-def _deltas(event: Event, index: int) -> list[dict[str, Any]]:
+def _deltas(event: str | ToolCall, index: int) -> list[dict[str, Any]]:
     """A piece of text in one delta; a call in three, as endpoints do."""
     if isinstance(event, str):
         return [{"content": event}]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import trio
 
-from trio_lanes import LaneConfig, LaneInstrument, Lanes, open_lanes
+from trio_lanes import LaneConfig, LaneGroup, LaneInstrument, Lanes, open_lanes
 
 INTERRUPTED: Final = 130  # what a shell reports for a program that Ctrl-C has ended
 
@@ -16,22 +17,27 @@ INTERRUPTED: Final = 130  # what a shell reports for a program that Ctrl-C has e
 async def run_with_lanes(
     work: Callable[[Lanes], Awaitable[None]],
     lanes: Mapping[str, int | float | LaneConfig],
+    groups: Mapping[str, LaneGroup],
     *,
     say: Callable[[str], None],
     grace: float,
     instruments: Iterable[LaneInstrument] = (),
+    on_hangup: Callable[[Lanes], None] | None = None,
 ) -> int:
     """Run `work` with new lanes, and what it submitted to its end. Returns the exit code.
 
     The first SIGINT or SIGTERM cancels `work` and drains the lanes: what runs and what waits may
-    end within `grace` seconds. The second one cancels all of it.
+    end within `grace` seconds. The second one cancels all of it. If `on_hangup` is given,
+    each SIGHUP calls it.
     """
     gently, at_once = trio.CancelScope(), trio.CancelScope()
     complete = True
     async with trio.open_nursery() as nursery:
         await nursery.start(_watch_signals, gently, at_once)
         with at_once:
-            async with open_lanes(lanes, instruments=instruments) as opened:
+            async with open_lanes(lanes, groups=groups, instruments=instruments) as opened:
+                if on_hangup is not None:
+                    await nursery.start(_watch_hangups, partial(on_hangup, opened))
                 with gently:
                     await work(opened)
                     await opened.wait_idle()
@@ -53,8 +59,13 @@ async def run_with_lanes(
 
 
 def resume_all(lanes: Lanes) -> None:
-    """Resume every lane that is paused: the global ones, and those of sessions."""
-    lanes.resume()
+    """Resume every lane that somebody paused: the global ones, and those of sessions.
+
+    A pause that ends by itself was asked for by the model, and is kept.
+    """
+    for name, lane in lanes.statistics().lanes.items():
+        if lane.paused_until is None:
+            lanes.resume(name)
     for key in lanes.sessions():
         lanes.session(key).resume()
 
@@ -72,3 +83,12 @@ async def _watch_signals(
                 at_once.cancel()
                 break
             gently.cancel()
+
+
+async def _watch_hangups(
+    call: Callable[[], None], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGHUP) as hangups:
+        task_status.started()
+        async for _ in hangups:
+            call()

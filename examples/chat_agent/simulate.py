@@ -13,12 +13,13 @@ from typing import Final
 
 import trio
 
-from trio_lanes import Job, JobCancelledError, JobState, LaneConfig, Lanes
+from trio_lanes import Job, JobCancelledError, JobState, Lanes
 from trio_lanes.testing import LaneRecorder
 
-from .agent import TOOLS, TURNS, Agent
+from .agent import TOOLS, TURNS, Agent, Nowhere, cost_of
 from .builtin_model import BuiltinModel
 from .conversations import Conversations
+from .limits import Limits
 from .model import Message, ModelError
 from .shutdown import resume_all, run_with_lanes
 from .tools import bundled_tools
@@ -28,14 +29,6 @@ OPERATOR_SECONDS: Final = 1.0  # between two interferences
 TOPICS: Final = ("limits", "sessions", "stopping", "pausing", "draining")
 
 Turn = Job[str]
-
-
-class Nowhere:
-    """The display of an agent that nobody looks at."""
-
-    def stream(self, session: str, piece: str) -> None: ...
-    def note(self, session: str, text: str) -> None: ...
-    def end(self, session: str) -> None: ...
 
 
 class Crowd:
@@ -99,7 +92,14 @@ class Crowd:
     def _send(self, key: str, text: str) -> Turn:
         text = f"{text} (#{len(self.sent[key]) + 1})"
         turn = self._lanes.submit_nowait(
-            self._turn, key, text, session=key, lane=TURNS, name=f"turn of {key}", meta=text
+            self._turn,
+            key,
+            text,
+            session=key,
+            lane=TURNS,
+            cost=cost_of([Message("user", text)]),
+            name=f"turn of {key}",
+            meta=text,
         )
         self.sent[key].append(turn)
         return turn
@@ -162,11 +162,15 @@ async def run_simulation(
             await crowd.run()
             nursery.cancel_scope.cancel()
 
-    lanes = {
-        name: LaneConfig(concurrency=concurrency, warn_after=float("inf"))
-        for name, concurrency in ((TURNS, limit), (TOOLS, 8))
-    }
-    code = await run_with_lanes(work, lanes, say=say, grace=grace, instruments=[recorder])
+    limits = Limits().with_turns(limit)
+    code = await run_with_lanes(
+        work,
+        limits.lanes(warn_after=float("inf")),
+        limits.groups(),
+        say=say,
+        grace=grace,
+        instruments=[recorder],
+    )
     assert crowd is not None
     say(f"{summary(crowd.sent)}, at most {crowd.peak} at once, {trio.current_time() - began:.1f} s")
     violations = [*crowd.overlaps, *check_transcripts(crowd.sent, conversations.transcripts())]

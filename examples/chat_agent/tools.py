@@ -15,6 +15,7 @@ from .calc import CalcError, calculate
 from .documents import Library
 from .model import ToolCall
 
+ASK_SUBAGENT: Final = "ask_subagent"
 SEARCH_SECONDS: Final = 0.2  # as if the documents were behind a network
 
 
@@ -52,7 +53,7 @@ def bundled_tools(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     library: Library | None = None,
 ) -> dict[str, Tool]:
-    """The three tools, by name. `now` is asked for the time, in UTC."""
+    """The tools, by name. `now` is asked for the time, in UTC."""
     documents = Library.bundled() if library is None else library
 
     async def time(zone: str) -> str:
@@ -77,10 +78,16 @@ def bundled_tools(
             raise ToolError(f"no document says anything about {query[:40]!r}")
         return "\n".join(f"{document.title}: {document.summary}" for document in found)
 
+    async def ask_subagent(task: str) -> str:
+        # The agent answers this one itself (see agent.py); what comes here is a sub-agent's call.
+        await trio.lowlevel.checkpoint()
+        raise ToolError("a sub-agent has no sub-agents")
+
     tools = (
         Tool("time", "The time now, in an IANA time zone (default: UTC)", "zone", False, time),
         Tool("calc", "The value of an arithmetic expression", "expression", True, calc),
         Tool("search", "What the bundled documents say about lanes", "query", True, search),
+        Tool(ASK_SUBAGENT, "What a sub-agent finds out for you", "task", True, ask_subagent),
     )
     return {tool.name: tool for tool in tools}
 
@@ -93,12 +100,17 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall) -> str:
             raise ToolError(
                 f"there is no tool {call.name[:40]!r}; the tools are {', '.join(tools)}"
             )
-        return await tool.function(_argument(tool, call))
+        return await tool.function(argument_of(tool, call))
     except ToolError as error:
         return f"error: {error}"
 
 
-def _argument(tool: Tool, call: ToolCall) -> str:
+def argument_of(tool: Tool, call: ToolCall) -> str:
+    """The text that the model gave the tool.
+
+    Raises:
+      ToolError: if it gave none, or something else.
+    """
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

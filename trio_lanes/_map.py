@@ -1,0 +1,375 @@
+"""`map`: a window of jobs that moves along some items, driven by whoever takes the results.
+
+Taking a result submits items until the window is full, and then waits for the job at its head, or
+for whichever ends first. No task stands behind that, so a failure is in no group, and whoever is
+slow to take results slows down the reading of items. Only an async iterable is read in a task of
+its own: reading it may take long, and must not be cancelled when it is the taking that is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, Final, Generic, TypeVar, final
+
+import outcome
+import trio
+from trio.lowlevel import Abort, ParkingLot, disable_ki_protection, enable_ki_protection
+
+from ._current import job_here
+from ._errors import JobCancelledError
+from ._job import AnyJob, Job
+from ._room import Entrant
+from ._scheduler import Scheduler
+from ._waits import RaiseCancel, Wait
+
+T_co = TypeVar("T_co", covariant=True)
+
+MOST_BY_DEFAULT: Final = 1_000
+_LEFT: Final = "the block of its map was left"
+
+
+@final
+class MapResults(Generic[T_co]):
+    """What ``async with lanes.map(...) as results`` gives: ``async for result in results``.
+
+    There is exactly one result for each item. Where an item failed, taking its result raises the
+    very exception; whoever catches it there may go on with the next one. A failure of the items
+    themselves is raised after the results of those before it. Taking one is a checkpoint, and
+    loses nothing if it is cancelled: the next attempt goes on. Only one task at a time may take.
+
+    Raises:
+      Exception: what the job of that item raised, or why it was not accepted, as in `Job.wait`.
+      LaneDeadlockError: inside a job, if this would never end.
+      trio.BusyResourceError: if another task is taking a result.
+      trio.ClosedResourceError: if the block was left.
+    """
+
+    _window: Window[T_co]
+
+    @classmethod
+    def _create(cls, window: Window[T_co]) -> MapResults[T_co]:
+        results = cls.__new__(cls)
+        results._window = window
+        return results
+
+    def __repr__(self) -> str:
+        outstanding = self._window.outstanding
+        return f"<trio_lanes.MapResults at {id(self):#x}, {outstanding} outstanding>"
+
+    def __aiter__(self) -> MapResults[T_co]:
+        return self
+
+    @enable_ki_protection
+    async def __anext__(self) -> T_co:
+        entry = await self._window.take()
+        if entry is None:
+            raise StopAsyncIteration
+        try:
+            if isinstance(entry, Job):
+                return entry._result()
+            raise entry
+        except StopAsyncIteration as error:  # would look like the end of all items
+            raise RuntimeError("an item raised StopAsyncIteration") from error
+        finally:
+            del entry, self  # this frame is in the traceback of what was raised
+
+
+@final
+class Window(Generic[T_co]):
+    """The jobs of one `map` that are outstanding: submitted, and their results not taken."""
+
+    until_started: Final = False  # as a waiter of its jobs it wants their ends
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        make: Callable[[Any, str | None], Job[T_co]],
+        items: Iterator[Any] | None,
+        *,
+        lane: str,
+        session: Callable[[Any], str] | None,
+        ordered: bool,
+        max_outstanding: int | None,
+        lender: AnyJob | None,
+    ) -> None:
+        self._scheduler: Final = scheduler
+        self._make: Final = make
+        self._items: Final = items  # None: they are read by `read`
+        self._lane: Final = lane
+        self._session: Final = session
+        self._ordered: Final = ordered
+        self._max_outstanding: Final = max_outstanding
+        self._lender: Final = lender
+        self._has_more = True  # whether more items may come
+        self._items_error: Exception | None = None  # why no more come
+        self.close_error: Exception | None = None  # why they could not be closed
+        self.outstanding = 0  # items that were read, and whose results have not been taken
+        self._line: deque[Job[T_co] | Exception] = deque()  # in the order of taking
+        self._unsettled: dict[AnyJob, None] = {}  # accepted, and not yet settled
+        self._entrant: Entrant | None = None  # that waits for room
+        self._parked: Wait | None = None  # of the task that takes a result
+        self._taking = False
+        self._left = False
+        self._reader: Final = trio.CancelScope()  # of the reading of an async iterable
+        self._resting: Final = ParkingLot()  # where its reader waits until an item is wanted
+
+    async def take(self) -> Job[T_co] | Exception | None:
+        """The next result: a settled job, why an item is none, or None at the end."""
+        if self._taking:
+            raise trio.BusyResourceError("another task is taking a result of this map")
+        self._taking = True
+        try:
+            return await self._take()
+        finally:
+            self._taking = False
+
+    async def _take(self) -> Job[T_co] | Exception | None:
+        has_waited = False
+        while True:
+            if self._left:
+                raise trio.ClosedResourceError("the block of this map was left")
+            self._fill()
+            if self._is_ready or not (self._unsettled or self._entrant or self._has_more):
+                break
+            async with self._lending():
+                if not self._is_ready:  # lending may have been enough
+                    await self._park()
+            has_waited = True
+        if not has_waited:
+            await trio.lowlevel.checkpoint()
+        if self._line:
+            self.outstanding -= 1
+            self._resting.unpark_all()
+            return self._line.popleft()
+        error, self._items_error = self._items_error, None
+        return error
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether there is a result to take."""
+        if not self._line:
+            return False
+        head = self._line[0]
+        return not isinstance(head, Job) or head.done
+
+    # ---- submitting
+
+    @property
+    def _size(self) -> int:
+        """How many may be outstanding now."""
+        if self._max_outstanding is not None:
+            return self._max_outstanding
+        lane = self._scheduler.find_lane(self._lane)
+        width = 0 if lane is None else lane.limiter.total_tokens
+        return max(1, int(min(2 * width, MOST_BY_DEFAULT)))
+
+    @property
+    def _wants_item(self) -> bool:
+        return self._has_more and self._entrant is None and self.outstanding < self._size
+
+    def _fill(self) -> None:
+        """Submit items until there are no more, or the window or their lane is full."""
+        while self._items is not None and self._wants_item:
+            try:
+                item = _unprotected(next, self._items)
+            except StopIteration:
+                self._has_more = False
+            except Exception as error:
+                self._has_more = False
+                self._items_error = error
+            else:
+                self._submit(item)
+
+    def _submit(self, item: Any) -> None:
+        """Submit ``item``, where there is no room wait for that, or note why it is refused."""
+        self.outstanding += 1
+        try:
+            key = None if self._session is None else _unprotected(self._session, item)
+            job = self._make(item, key)
+        except Exception as error:
+            self._line.append(error)
+            return
+        scheduler = self._scheduler
+        job._waiters = {self: self}
+        if self._ordered:
+            self._line.append(job)
+        if scheduler.lines.no_room_for(job) is None:
+            self._unsettled[job] = None
+            scheduler.accept(job)
+        else:
+            inside = scheduler.closing.inside(job.parent)
+            self._entrant = scheduler.lines.join(job, inside, self._told_of_room)
+
+    def _told_of_room(self, what: outcome.Maybe[None]) -> None:
+        entrant, self._entrant = self._entrant, None
+        assert entrant is not None
+        job = entrant.job
+        if isinstance(what, outcome.Value):
+            if not job.done:
+                self._unsettled[job] = None
+        else:
+            assert isinstance(what.error, Exception)
+            if self._ordered:
+                self._line.pop()  # none came after it
+            self._line.append(what.error)
+        self._wake()  # to submit more
+        self._resting.unpark_all()
+
+    # ---- waiting
+
+    @property
+    def job(self) -> AnyJob | None:
+        """As a waiter of its jobs: the job inside which their results are waited for now."""
+        return None if self._parked is None else self._parked.job
+
+    def tell(self, target: AnyJob) -> None:
+        """As a waiter of its jobs: ``target`` has settled."""
+        assert target._waiters is not None
+        del target._waiters[self]
+        self._unsettled.pop(target, None)
+        if not self._ordered:
+            self._line.append(target)
+        if (self._is_ready and not self._left) or not self._unsettled:
+            self._wake()
+
+    def _wake(self) -> None:
+        wait, self._parked = self._parked, None
+        if wait is not None:
+            wait.end()
+            trio.lowlevel.reschedule(wait.task)
+
+    def _wait(self) -> Wait:
+        """The wait of this task: for the head, for any of all, for room, or for an item."""
+        task, job = trio.lowlevel.current_task(), job_here(self._scheduler.running)
+        entrant = self._entrant
+        head = self._line[0] if self._ordered and self._line and not self._left else None
+        if entrant is not None and (head is entrant.job or not self._unsettled):
+            return Wait(task, job, entrant=entrant)
+        if isinstance(head, Job):
+            return Wait(task, job, any_of=(head,))
+        if self._unsettled:
+            return Wait(task, job, any_of=self._unsettled.keys())
+        return Wait(task, None)
+
+    async def _park(self) -> None:
+        wait = self._wait()
+        if self._left:
+            wait.resume()  # what is waited for was cancelled, so nothing keeps it from ending
+            self._scheduler.awaited()
+        else:
+            wait.begin()
+
+        def abort(raise_cancel: RaiseCancel) -> Abort:
+            self._parked = None
+            wait.end()
+            return Abort.SUCCEEDED
+
+        self._parked = wait
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _lending(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._lender is None else self._lender.yield_slot()
+
+    # ---- leaving
+
+    async def leave(self) -> None:
+        """Cancel what has not ended, and wait, shielded, for what runs."""
+        self._left = True
+        self._reader.cancel()
+        scheduler = self._scheduler
+        with scheduler.transition():
+            if self._entrant is not None:
+                scheduler.lines.give_up(self._entrant)
+                self._entrant = None
+            scheduler.withdraw_all([*self._unsettled], lambda job: JobCancelledError(_LEFT))
+            for job in [*self._unsettled]:
+                scheduler.cancel(job, _LEFT)
+        self._wake()  # another task that takes a result
+        if self._unsettled:
+            with trio.CancelScope(shield=True):
+                async with self._lending():
+                    while self._unsettled:
+                        await self._park()
+
+    # ---- reading an async iterable
+
+    @enable_ki_protection
+    async def read(self, items: AsyncIterator[Any]) -> None:
+        """Read ``items`` as long as some are wanted, and close them. Raises no `Exception`."""
+        try:
+            with self._reader:
+                while True:
+                    while not self._wants_item:
+                        await self._resting.park()
+                    self._submit(await _next_of(items))
+                    if self._is_ready or self.job is None:  # else it knows what it waits for
+                        self._wake()
+        except StopAsyncIteration:
+            pass
+        except Exception as error:
+            self._items_error = error
+        finally:
+            self._has_more = False
+            self._wake()
+            try:
+                await _close(items)
+            except Exception as error:
+                self.close_error = error
+
+
+@asynccontextmanager
+@enable_ki_protection
+async def opened(
+    window: Window[T_co], items: AsyncIterator[Any] | None
+) -> AsyncIterator[MapResults[T_co]]:
+    """The block of a `map`; ``items`` if they are to be read asynchronously."""
+    if items is None:
+        try:
+            yield MapResults._create(window)
+        finally:
+            await window.leave()
+        await trio.lowlevel.checkpoint()
+        return
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(window.read, items)
+            try:
+                yield MapResults._create(window)
+            except BaseException as error:
+                failure = error  # the nursery would wrap it
+            await window.leave()
+    except BaseException as error:
+        if failure is None or isinstance(failure, trio.Cancelled) or not _is_cancelled(error):
+            raise
+    if window.close_error is not None:
+        raise window.close_error from failure
+    if failure is not None:
+        raise failure
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether ``error``, be it a group or not, is nothing but cancellation."""
+    return BaseExceptionGroup("", [error]).split(trio.Cancelled)[1] is None
+
+
+# ---- the user's code, which Ctrl-C may interrupt
+
+
+@disable_ki_protection
+def _unprotected(fn: Callable[[Any], Any], argument: Any) -> Any:
+    return fn(argument)
+
+
+@disable_ki_protection
+async def _next_of(items: AsyncIterator[Any]) -> Any:
+    return await anext(items)
+
+
+@disable_ki_protection
+async def _close(items: AsyncIterator[Any]) -> None:
+    aclose = getattr(items, "aclose", None)
+    if aclose is not None:
+        await aclose()
