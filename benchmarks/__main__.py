@@ -40,6 +40,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=_rounds, help="for every row that has more than one")
     parser.add_argument("--quick", action="store_true", help="small numbers, one round")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
+    parser.add_argument(
+        "--table", type=Path, help="write the table there as well: docs/performance-table.md"
+    )
     options = parser.parse_args()
 
     def progress(text: str) -> None:
@@ -53,6 +56,8 @@ def main() -> None:
     text = report.table(described, rows, growth, quick=options.quick)
     answer = report.as_json(described, rows, growth, quick=options.quick, seconds=seconds)
     (options.out / "results.md").write_text(text)
+    if options.table is not None:
+        options.table.write_text(text)
     (options.out / "results.json").write_text(json.dumps(answer, indent=2) + "\n")
     print(text)
     try:

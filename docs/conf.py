@@ -23,7 +23,7 @@ version = release
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib_trio"]
 root_doc = "index"
-exclude_patterns = ["_build", "performance-table.md"]  # a page includes the latter
+exclude_patterns = ["_build", "design-costs.md", "performance-table.md"]  # pages include these
 
 html_theme = "furo"
 html_title = f"trio-lanes {release}"
@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(trio|math|datetime|logging|types|typing|collections|contextlib|concurrent)\..*"),
     (r"py:.*", "|".join(dir(builtins))),
     (r"py:obj", r"[a-z_]+"),  # an argument
-    (r"py:class", r"(trio_lanes\._\w+\.)?(T|T_co|Ts)|Any|\.\.\.|BlockerKind|Wrap"),
+    (r"py:class", r"(trio_lanes\._\w+\.)?(T|T_co|Ts|Item)|Any|\.\.\.|BlockerKind|Wrap"),
 ]
 
 MADE_BY_USERS: Final = (
