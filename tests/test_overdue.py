@@ -166,6 +166,26 @@ async def test_a_job_without_its_slot_is_not_idle_and_is_watched_again_with_it(
     assert overdue.told == [("slow", 28.0, 3.0)]
 
 
+async def test_a_job_that_was_cancelled_without_its_slot_is_told_of_once(
+    autojump_clock: MockClock,
+) -> None:
+    async def lends() -> None:
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            with trio.CancelScope(shield=True):
+                await trio.sleep(2)
+        await shielded(60)
+
+    overdue = Overdue()
+    config = LaneConfig(overdue_after=3.0)
+    async with open_lanes({"main": config}, instruments=[overdue]) as lanes:
+        job = lanes.submit_nowait(lends, name="slow", timeout=100)
+        await trio.sleep(1)
+        job.cancel()
+    assert overdue.told == [("slow", 4.0, 3.0)]
+
+
 async def test_a_body_that_was_reset_is_overdue_although_its_job_has_settled(
     autojump_clock: MockClock,
 ) -> None:

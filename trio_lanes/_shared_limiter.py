@@ -39,7 +39,7 @@ class Asker:
 
         If there was none, the lane asks for one.
         """
-        if self._held is job:
+        if self._held is job and self._limiter.available_tokens >= 0:  # it may be narrower by now
             self._held = None
             return True
         self.give_back()
