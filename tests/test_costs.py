@@ -119,4 +119,3 @@ def test_a_waiting_job_weighs_less_than_a_kilobyte_and_an_idle_session_nothing()
     waiting, idle = trio.run(main, clock=MockClock(autojump_threshold=0))
     assert waiting <= 1024
     assert idle <= 32  # what a hundred sessions at once left in the pool of spare parts
-

@@ -234,11 +234,10 @@ class _Resumed:
         self.throw = coro.throw
         self.close = coro.close
 
-    def __await__(self) -> _Resumed:
-        return self
-
     def __iter__(self) -> _Resumed:
         return self
+
+    __await__ = __iter__
 
     def __next__(self) -> object:
         return self._trap.pop() if self._trap else self.send(None)

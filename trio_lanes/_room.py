@@ -49,15 +49,12 @@ class Entrant:
 
 @final
 class Lines:
-    """The lines of all who wait for room. It is true while one is to be looked at."""
+    """The lines of all who wait for room."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler: Final = scheduler
         self.length = 0  # of all of them together
         self._unseen: Final[dict[Actor, None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._unseen)
 
     def no_room_for(self, job: AnyJob) -> Actor | None:
         """The lane without room for ``job``, or where others wait for room before it."""

@@ -19,7 +19,6 @@ from ._config import LaneConfig
 from ._job import AnyJob
 from ._mailbox import Mailbox
 from ._names import SESSION_PREFIX
-from ._state import WAITING
 
 if TYPE_CHECKING:
     from ._room import Entrant
@@ -91,8 +90,7 @@ class SessionActor(Actor):
         if mailbox is not None:
             while mailbox.count:
                 job = mailbox.take()
-                if job._state is WAITING:
-                    self.backlog.add(job._place, job)
+                self.backlog.add(job._place, job)
             if len(self._spares.spare_mailboxes) < MOST_SPARES:
                 self._spares.spare_mailboxes.append(mailbox)
             self.mailbox = None

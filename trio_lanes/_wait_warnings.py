@@ -43,9 +43,9 @@ class WaitWarnings:
     def watch_lane(self, lane: LaneActor) -> None:
         """Set the timer of ``lane`` for its oldest wait, unless that is far from it."""
         oldest = lane.oldest
-        if oldest is not None:
-            due = oldest._waiting_since + lane.config.warn_after
-            self._look_at(lane, max(due, lane.quiet_until))
+        assert oldest is not None  # whoever asks for this has looked
+        due = oldest._waiting_since + lane.config.warn_after
+        self._look_at(lane, max(due, lane.quiet_until))
 
     def _look_at(self, lane: LaneActor, when: float) -> None:
         if when != float("inf"):
