@@ -46,13 +46,14 @@ class Steps(trio.abc.Instrument):
         self.steps += 1
 
 
-def burst(fn: Callable[[int], Any], during: Callable[[Lanes], None]) -> Steps:
-    """JOBS jobs in SESSIONS sessions, submitted at once into a lane of 10."""
+def burst(fn: Callable[[int], Any] | None) -> Steps:
+    """JOBS jobs in SESSIONS sessions, submitted at once into a lane of 10; or none, without fn."""
     steps = Steps()
 
     async def main() -> None:
         async with open_lanes({"main": 10}) as lanes:
-            during(lanes)
+            if fn is not None:
+                submit(lanes, fn)
             await lanes.wait_idle()
 
     trio.run(main, clock=MockClock(autojump_threshold=0), instruments=[steps])
@@ -64,14 +65,14 @@ def submit(lanes: Lanes, fn: Callable[[int], Any]) -> list[Job[int]]:
 
 
 def test_jobs_that_never_block_share_their_tasks() -> None:
-    steps = burst(no_op, lambda lanes: None if submit(lanes, no_op) else None)
+    steps = burst(no_op)
     assert steps.tasks <= 15  # the lane's ten workers, Trio's own, the timer of long waits
     assert steps.steps <= 30
 
 
 def test_a_job_that_blocks_costs_one_task_and_two_steps() -> None:
-    idle = burst(no_op, lambda lanes: None)
-    steps = burst(one_checkpoint, lambda lanes: None if submit(lanes, one_checkpoint) else None)
+    idle = burst(None)
+    steps = burst(one_checkpoint)
     assert steps.tasks - idle.tasks <= JOBS + 40
     assert steps.steps - idle.steps <= 2 * JOBS + 40
 
