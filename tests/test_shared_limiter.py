@@ -320,12 +320,12 @@ async def test_a_concurrency_that_is_no_count_is_refused_and_changes_nothing(
 
 def test_a_limiter_is_no_companion_of_a_concurrency_and_not_for_sessions() -> None:
     limiter = trio.CapacityLimiter(3)
-    with pytest.raises(ValueError, match="concurrency must be left out.*got 2"):
+    with pytest.raises(ValueError, match=r"concurrency must be left out.*got 2"):
         LaneConfig(limiter=limiter, concurrency=2)
     assert LaneConfig(limiter=limiter, concurrency=1).limiter is limiter
     with pytest.raises(ValueError, match="sessions cannot have limiter="):
         open_lanes(sessions=LaneConfig(limiter=limiter))
-    with pytest.raises(ValueError, match="session:vip.*limiter="):
+    with pytest.raises(ValueError, match=r"session:vip.*limiter="):
         open_lanes({"main": 1, "session:vip": LaneConfig(limiter=limiter)})
     not_one: Any = 3
     with pytest.raises(TypeError, match="limiter"):

@@ -306,7 +306,7 @@ class Job(Generic[T_co]):
         to the last. Taking the slot back goes before all that waits, ignores pauses and
         reservations, respects the limit, and is shielded from cancellation, as in
         `trio.Condition.wait`. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
-        Entering is not a checkpoint, leaving is.
+        Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
 
         Raises:
           RuntimeError: if it does not run.
