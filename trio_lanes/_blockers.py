@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, final
 
 import attrs
@@ -10,6 +11,7 @@ from ._state import RUNNING, WAITING
 
 if TYPE_CHECKING:
     from ._actor import Actor
+    from ._group import Group
     from ._job import AnyJob
     from ._lane import LaneActor
     from ._session import SessionActor
@@ -50,7 +52,7 @@ class Blocker:
 def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
     """What ``job`` waits for now; nothing if it has settled, or runs and waits for no job."""
     if job._state is RUNNING:
-        return tuple(_of_running(job))
+        return tuple(_of_running(job, now))
     if job._state is not WAITING:
         return ()
     lane, session = job._lane, job._session_lane
@@ -62,71 +64,69 @@ def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
     return tuple(_in_lane(job, lane, now))
 
 
-def _of_running(job: AnyJob) -> list[Blocker]:
+def _of_running(job: AnyJob, now: float) -> list[Blocker]:
     found = []
     for wait in (job._waits or {}).values():
         if wait.target is not None:
             found.append(Blocker("job", wait.target.lane, (wait.target,)))
-        elif wait.any_of:
-            jobs = tuple(sorted(wait.any_of, key=lambda job: job.id))
-            found.append(Blocker("job", jobs[0].lane, jobs))
         elif wait.entrant is not None:
             actor = wait.entrant.actor
-            jobs = tuple(sorted(actor.waiting_jobs(), key=lambda job: job.id))
-            found.append(Blocker("room", actor.name, jobs))
+            found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
     if job in job._lane.returning:
-        found += _slots(job._lane, ignore_reservation=True)
+        found += _slots(job._lane, returning=True)
     elif job._readmitting:
-        found += _in_lane(job, job._lane, job._lane.floor.now)
+        found += _in_lane(job, job._lane, now)
     return found
 
 
 def _in_session(job: AnyJob, session: SessionActor, now: float) -> list[Blocker]:
     found = _pause(session)
-    running = tuple(sorted(session.running_jobs(), key=lambda job: job.id))
-    ahead = tuple(other for place, other in sorted(session.forwarded.items()))
+    running = session.running_jobs()
     if len(running) >= session.concurrency:
-        found.append(Blocker("session", session.name, running))
-    if session.backlog.items and session.backlog.best() is not job:
-        ahead += (session.backlog.best(),)
-    if ahead:
-        found.append(Blocker("order", session.name, ahead))
-    if session.rates and not ahead:
-        found += _rate(session, session.rates.ready_at(job._costs, now), now)
+        found.append(Blocker("session", session.name, tuple(running)))
+    before = session.before(job)
+    if before:
+        found.append(Blocker("order", session.name, tuple(before)))
+    elif session.rates:
+        found += _rate(session, job, now)
     return found
 
 
 def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
     found = _pause(lane)
-    head = lane.line.best() if lane.line else job
-    if head is not job:
-        found.append(Blocker("order", lane.name, (head,)))
+    before = lane.before(job)
+    if before:
+        found.append(Blocker("order", lane.name, tuple(before)))
     found += _slots(lane)
-    if head is job:
-        found += _rate(lane, lane.rates.ready_at(job._costs, now), now)
+    if not before:
+        found += _rate(lane, job, now)
         if lane.group is not None:
-            when = lane.group.rates.ready_at(job._costs, now)
-            if when > now:
-                found.append(Blocker("rate", lane.group.name, until=when))
+            found += _rate(lane.group, job, now)
+            first = lane.group.waits_for_charge(now)
+            if first is not None and first is not job:
+                found.append(Blocker("order", lane.group.name, (first,)))
     return found
 
 
-def _slots(lane: LaneActor, *, ignore_reservation: bool = False) -> list[Blocker]:
+def _slots(lane: LaneActor, *, returning: bool = False) -> list[Blocker]:
     found = []
-    total = lane.limiter.total_tokens
-    if lane.limiter.borrowed_tokens >= total:
-        found.append(Blocker("concurrency", lane.name, _holders([lane])))
+    if lane.limiter.available_tokens < 1:
+        lanes = [other for other in lane.floor.lanes.values() if other.limiter is lane.limiter]
+        found.append(Blocker("concurrency", lane.name, _holders(lanes)))
     group = lane.group
     if group is not None:
         if not group.has_budget:
             found.append(Blocker("group", group.name, _holders(group.lanes)))
-        elif group.reserved(lane.label) and not ignore_reservation:
+        elif group.reserved(lane.label) and not returning:
             found.append(Blocker("reservation", group.name, _holders(group.lanes)))
     return found
 
 
 def _holders(lanes: list[LaneActor]) -> tuple[AnyJob, ...]:
-    jobs = [job for lane in lanes for job in lane.running_jobs() if job._has_slot]
+    return _sorted(job for lane in lanes for job in lane.running_jobs() if job._has_slot)
+
+
+def _sorted(jobs: Iterable[AnyJob]) -> tuple[AnyJob, ...]:
     return tuple(sorted(jobs, key=lambda job: job.id))
 
 
@@ -137,5 +137,6 @@ def _pause(actor: Actor) -> list[Blocker]:
     return [Blocker("pause", actor.name, until=until)]
 
 
-def _rate(actor: Actor, when: float, now: float) -> list[Blocker]:
+def _rate(actor: Actor | Group, job: AnyJob, now: float) -> list[Blocker]:
+    when = actor.rates.ready_at(job._costs, now)
     return [Blocker("rate", actor.name, until=when)] if when > now else []

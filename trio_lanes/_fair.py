@@ -52,7 +52,13 @@ class FairLine(Generic[T]):
         return self._places.keys()
 
     def add(
-        self, item: T, *, priority: int, arrival: int, since: float, owner: Hashable = None
+        self,
+        item: T,
+        *,
+        priority: int,
+        arrival: int,
+        since: float | Fraction,
+        owner: Hashable = None,
     ) -> None:
         """Put ``item`` in, which has waited ``since`` then, for ``owner``."""
         if not self._fair:
@@ -85,6 +91,17 @@ class FairLine(Generic[T]):
         _, arrival, _ = self._places.pop(item)
         self._left(priority, arrival, line)
         return item
+
+    def copy(self) -> FairLine[T]:
+        """Another one, in which the same are served in the same order."""
+        other: FairLine[T] = FairLine(fair=self._fair)
+        other._aging = self._aging
+        for priority, line in self._lines.items():
+            for owner, backlog in line.owners.items():  # in the order of their turns
+                for arrival, item in backlog.items.items():
+                    since = line.waits.values.get(arrival, 0.0)
+                    other.add(item, priority=priority, arrival=arrival, since=since, owner=owner)
+        return other
 
     def _left(self, priority: int, arrival: int, line: _Line[T]) -> None:
         if self._aging is not None:
@@ -148,37 +165,38 @@ class _Line(Generic[T]):
 class _Lowest:
     """Numbers by key, of which the lowest is found: of equal ones, that of the lowest key."""
 
-    __slots__ = ("_heap", "_values")
+    __slots__ = ("_heap", "values")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float | Fraction, int]] = []  # some of them no longer in values
-        self._values: dict[int, float | Fraction] = {}
+        self.values: dict[int, float | Fraction] = {}
+        """{key: number}, to look at."""
 
     def put(self, key: int, value: float | Fraction) -> None:
         """Have ``key`` stand at ``value``."""
-        if self._values.get(key) != value:
-            self._values[key] = value
+        if self.values.get(key) != value:
+            self.values[key] = value
             heapq.heappush(self._heap, (value, key))
             self._shrink()
 
     def drop(self, key: int) -> None:
         """Forget ``key``."""
-        del self._values[key]
+        del self.values[key]
         self._shrink()
 
     def lowest(self) -> int:
         """The key of the lowest. There must be one."""
-        heap, values = self._heap, self._values
+        heap, values = self._heap, self.values
         while values.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][1]
 
     def lowest_value(self) -> float | Fraction:
         """The lowest. There must be one."""
-        return self._values[self.lowest()]
+        return self.values[self.lowest()]
 
     def _shrink(self) -> None:
         # At most as many dead entries as living ones: the changes have paid for a rebuilding.
-        if len(self._heap) > 2 * len(self._values) + 16:
-            self._heap = [(value, key) for key, value in self._values.items()]
+        if len(self._heap) > 2 * len(self.values) + 16:
+            self._heap = [(value, key) for key, value in self.values.items()]
             heapq.heapify(self._heap)

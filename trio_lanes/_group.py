@@ -17,6 +17,7 @@ from ._rate import Rates, rate_limits
 from ._timers import Timer
 
 if TYPE_CHECKING:
+    from ._job import AnyJob
     from ._lane import LaneActor
 
 
@@ -74,6 +75,12 @@ class Group:
             if member != label
         )
         return self.config.concurrency - sum(self.used.values()) - kept < 1
+
+    def waits_for_charge(self, now: float) -> AnyJob | None:
+        """The head that waits for the rate of the group, and that nobody overtakes."""
+        lane = self._best()
+        head = None if lane is None else lane.line.best()
+        return head if head is not None and self.rates.ready_at(head._costs, now) > now else None
 
     def offer(self, lane: LaneActor) -> None:
         """Know what ``lane`` has to offer now: its head, or nothing."""

@@ -132,6 +132,11 @@ class LaneActor(Actor):
         while mailbox.count:
             self.line.add(mailbox.take())
 
+    def before(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs in line that would start before ``job`` if nothing else came."""
+        self.take_mail()
+        return self.line.before(job)
+
     def remove(self, job: AnyJob) -> None:
         """Take ``job`` out of line; its arrival is the caller's to keep or to give away."""
         self.take_mail()

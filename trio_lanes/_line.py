@@ -22,6 +22,7 @@ class Line(Protocol):
     def add(self, job: AnyJob) -> None: ...
     def remove(self, job: AnyJob) -> None: ...
     def best(self) -> AnyJob: ...
+    def before(self, job: AnyJob) -> list[AnyJob]: ...
     def pop(self) -> AnyJob: ...
 
 
@@ -42,6 +43,10 @@ class PlainLine:
 
     def jobs(self) -> Iterable[AnyJob]:
         return self._backlog.items.values()
+
+    def before(self, job: AnyJob) -> list[AnyJob]:
+        mine, items = rank(job._priority, job._arrival), self._backlog.items
+        return [items[theirs] for theirs in sorted(items) if theirs < mine]
 
     def add(self, job: AnyJob) -> None:
         self._backlog.add(rank(job._priority, job._arrival), job)
@@ -68,6 +73,10 @@ class SharedLine:
 
     def jobs(self) -> Iterator[AnyJob]:
         return iter(self._fair.items())
+
+    def before(self, job: AnyJob) -> list[AnyJob]:
+        line = self._fair.copy()
+        return list(iter(line.pop, job))
 
     def add(self, job: AnyJob) -> None:
         self._fair.add(

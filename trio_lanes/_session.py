@@ -95,6 +95,12 @@ class SessionActor(Actor):
                 self._spares.spare_mailboxes.append(mailbox)
             self.mailbox = None
 
+    def before(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs that come before ``job``, which has its place in line."""
+        self._take_mail()
+        waiting = {**self.forwarded, **self.backlog.items}
+        return [waiting[place] for place in sorted(waiting) if place < job._place]
+
     def remove(self, job: AnyJob) -> None:
         """Take ``job``, which waits, out of line, and out of that of its global lane."""
         self._take_mail()
