@@ -173,7 +173,17 @@ async def test_sessions_shows_lanes_and_sessions(autojump_clock: object) -> None
 
 async def test_help_names_every_command(autojump_clock: object) -> None:
     text = "\n".join(await shown("/help"))
-    for word in ("/as", "/sessions", "/stop", "/clear", "/limit", "/pause", "/resume", "/quit"):
+    for word in (
+        "/as",
+        "/sessions",
+        "/why",
+        "/stop",
+        "/clear",
+        "/limit",
+        "/pause",
+        "/resume",
+        "/quit",
+    ):
         assert word in text
 
 
@@ -188,6 +198,7 @@ async def test_quit_reads_no_further_and_lets_answers_end(autojump_clock: object
         ("/stop", "nothing runs in me"),
         ("/stop bob", "there is no session 'bob'"),
         ("/clear bob", "there is no session 'bob'"),
+        ("/why bob", "there is no session 'bob'"),
         ("/pause bob", "there is no session 'bob'"),
         ("/resume bob", "there is no session 'bob'"),
         ("/limit fast 3", "there is no lane 'fast'"),

@@ -9,10 +9,11 @@ import httpx2
 import pytest
 import trio
 
+from examples.chat_agent.agent import MAX_TRIES
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.chat import run_chat
 from examples.chat_agent.limits import Limits
-from examples.chat_agent.model import Event, Message, ModelError, ToolCall
+from examples.chat_agent.model import Event, Message, ModelBusyError, ModelError, ToolCall, Usage
 from examples.chat_agent.openai_model import OpenAIModel
 from examples.chat_agent.openai_server import Endpoint, serve
 from examples.chat_agent.screen import Screen
@@ -69,6 +70,7 @@ async def test_an_answer_is_streamed_piece_by_piece() -> None:
     (request,) = endpoint.requests
     assert request["stream"] is True
     assert request["model"] == "tiny"
+    assert request["stream_options"] == {"include_usage": True}
     assert [tool["function"]["name"] for tool in request["tools"]] == [
         "time",
         "calc",
@@ -117,6 +119,42 @@ async def test_an_error_of_the_endpoint_is_one_line_and_the_next_message_is_answ
     assert lines[-2].startswith(ending)
     assert lines[-1].startswith("me | Hello!")
     assert len(endpoint.requests) == 2, "nothing is tried twice"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("busy 0.2", ["me * the model is busy: again in 0.2 s"]),
+        ("busy 100ms twice", ["me * the model is busy: again in 0.1 s"] * 2),
+    ],
+)
+async def test_a_429_is_asked_again_after_the_time_that_its_header_says(
+    asked: str, told: list[str]
+) -> None:
+    async with open_endpoint() as (endpoint, model):
+        began = trio.current_time()
+        lines = await shown(model, asked, "hello")
+        assert trio.current_time() - began >= 0.2
+    assert lines[: len(told)] == told
+    assert lines[len(told)].startswith(f"me | You said: {asked}")
+    assert lines[-1].startswith("me | Hello!")
+    assert len(endpoint.requests) == len(told) + 2
+
+
+async def test_a_429_that_does_not_end_is_one_line_after_some_tries() -> None:
+    async with open_endpoint() as (endpoint, model):
+        lines = await shown(model, "busy 0 always", "hello")
+    assert lines[-2] == "me * failed: the endpoint answered 429: slow down"
+    assert lines[-1].startswith("me | Hello!")
+    assert len(endpoint.requests) == MAX_TRIES + 1
+
+
+async def test_a_429_without_a_header_does_not_say_for_how_long() -> None:
+    async with open_endpoint() as (_, model):
+        with pytest.raises(ModelBusyError) as caught:
+            async with model.stream([Message("user", "busy")]):
+                raise AssertionError
+    assert caught.value.retry_after is None
 
 
 async def test_an_endpoint_that_is_not_there_is_one_line() -> None:
@@ -192,6 +230,26 @@ def delta(*, finish: str | None = None, **fields: Any) -> dict[str, Any]:
 async def test_an_endpoint_may_say_that_it_is_done_in_either_way() -> None:
     assert await answer_to(delta(content="yes"), "[DONE]") == ["yes"]
     assert await answer_to(delta(content="yes"), delta(finish="stop")) == ["yes"]
+
+
+@pytest.mark.parametrize(
+    ("usages", "told"),
+    [
+        ([{"total_tokens": 7}], [Usage(7)]),
+        ([{"total_tokens": 3}, {}, {"total_tokens": 7}, None], [Usage(7)]),
+        ([{"total_tokens": 0}], [Usage(0)]),
+        ([], []),
+        ([{"total_tokens": -1}], []),
+        ([{"total_tokens": "7"}], []),
+        ([{"total_tokens": True}], []),
+        ([{"total_tokens": 10**400}], []),
+    ],
+)
+async def test_the_last_usage_that_makes_sense_is_told_once_at_the_end(
+    usages: list[object], told: list[Event]
+) -> None:
+    chunks = [{"choices": [], "usage": usage} for usage in usages]
+    assert await answer_to(delta(content="yes"), *chunks, "[DONE]") == ["yes", *told]
 
 
 async def test_chunks_without_text_are_passed_over() -> None:

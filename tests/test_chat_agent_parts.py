@@ -23,6 +23,7 @@ from examples.chat_agent.commands import (
     ShowSessions,
     Stop,
     SwitchTo,
+    Why,
     parse,
 )
 from examples.chat_agent.documents import Document, Library
@@ -93,6 +94,11 @@ async def test_the_built_in_model_knows_how_far_the_conversation_is(
             "calc 1+1, and search sessions",
             [("calc", {"expression": "1+1"}), ("search", {"query": "sessions"})],
         ),
+        (
+            "ask a subagent: what is 6*7?; slow 10;",
+            [("ask_subagent", {"task": "what is 6*7?"}), ("ask_subagent", {"task": "slow 10"})],
+        ),
+        ("ask a subagent: ;", []),
         ("hello", []),
     ],
 )
@@ -108,6 +114,12 @@ async def test_the_built_in_model_answers_with_what_the_tools_said(autojump_cloc
         "what is 6*7?", Message("assistant", "", (call,)), Message("tool", "6*7 = 42", (), "1")
     )
     assert answer == "6*7 = 42"
+
+
+async def test_the_built_in_model_counts_words_as_its_tokens(autojump_clock: object) -> None:
+    said = await events("tell me", Message("assistant", "yes"), "more about it")
+    assert said[-1] == Usage(len(["tell", "me", "yes", "more", "about", "it"]) + len(said) - 1)
+    assert (await events("calc 1+1, and search limits"))[-1] == Usage(5 + 2)
 
 
 async def test_the_built_in_model_is_long_when_asked_to(autojump_clock: object) -> None:
@@ -252,6 +264,8 @@ def test_documents_that_fit_equally_well_keep_their_order() -> None:
         ("/as\tbob  hello", Say("hello", "bob")),
         ("/as bob", SwitchTo("bob")),
         ("/sessions", ShowSessions()),
+        ("/why", Why(None)),
+        ("/why bob", Why("bob")),
         ("/stop", Stop(None)),
         ("/stop bob", Stop("bob")),
         ("/clear", Clear(None)),
@@ -280,6 +294,7 @@ def test_a_line_is_a_command_or_something_to_say(line: str, command: Command | N
         "/as b:b hello",
         f"/as {'b' * 41} hello",
         "/sessions now",
+        "/why a b",
         "/stop a b",
         "/limit",
         "/limit main",

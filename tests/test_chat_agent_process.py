@@ -234,6 +234,46 @@ async def test_what_outlives_the_grace_is_cancelled_and_the_exit_code_says_so() 
         assert await process.wait() == 130
 
 
+async def test_a_hangup_has_the_limits_read_again_and_a_bad_file_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text("[at_once]\nmain = 1")
+    async with open_chat_in_pipe("--limits", str(file)) as (process, output):
+        assert process.stdin is not None
+        await process.stdin.send_all(b"slow 600\n/as bob hello\n/why bob\n")
+        await output.until("main runs as many as it may: turn of me: 'slow 600'")
+        file.write_text("[at_once]\nmain = 'all'")
+        process.send_signal(signal.SIGHUP)
+        await output.until("! limits: main must be a whole number from 1 to 1,000; nothing has")
+        await process.stdin.send_all(b"/why bob\n")
+        await output.until("main runs as many as it may: turn of me: 'slow 600'")
+        file.write_text("[at_once]\nmain = 2\n[per_minute]\nrequests = 3")
+        process.send_signal(signal.SIGHUP)
+        await output.until("limits: main 2, tools 8, subagent 8, requests 3, tokens 6,000,000")
+        await output.until("bob | Hello!")
+        await process.stdin.send_all(b"/stop\n/as eve one\n/as eve two\n")
+        await output.until("eve | You said: one")
+        await process.stdin.send_all(b"/why eve\n")
+        await output.until("the model has had enough for this minute, ")
+        process.send_signal(signal.SIGINT)
+        await output.until("draining: 0 running, 1 waiting")
+        process.send_signal(signal.SIGHUP)
+        await output.until("limits: main 2")
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+
+
+async def test_a_bad_file_of_limits_at_the_start_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+) -> None:
+    ended = await chat(b"hello\n", "--limits", str(tmp_path / "none.toml"))
+    assert ended.stderr.startswith(b"limits: ")
+    assert ended.stderr.count(b"\n") == 1
+    assert ended.stdout == b""
+    assert ended.returncode == 2
+
+
 async def test_a_reader_that_goes_away_ends_the_chat_without_a_traceback() -> None:
     process = await trio.lowlevel.open_process(
         [*CHAT, *FAST],

@@ -35,7 +35,7 @@ class Limits:
         factory=lambda: {"requests": 6_000, "tokens": 6_000_000}
     )
 
-    def lanes(self, warn_after: float = 2.0) -> dict[str, LaneConfig]:
+    def lanes(self, warn_after: float = 30.0) -> dict[str, LaneConfig]:
         """The lanes to open."""
         return {
             name: LaneConfig(

@@ -16,14 +16,17 @@ def why(lanes: Lanes, session: str) -> str:
     """A line for each turn of the session and each thing that it waits for."""
     turns = [job for job in lanes.jobs() if job.session == session]
     if not turns:
-        return f"{session} has no turn"
+        return f"nothing runs or waits in {session}"
     return "\n".join(line for turn in turns for line in _lines(turn))
 
 
 def _lines(job: Job[Any], indent: str = "") -> Iterator[str]:
     blockers = job.blocked_by()
-    state = "runs" if job.state is JobState.RUNNING else "waits"
-    yield f"{indent}{_called(job)} {state}" + ("" if blockers else ", and is held up by nothing")
+    if job.state is JobState.WAITING:
+        state = "waits to start"
+    else:  # in the middle of its work, for a job or, after `readmit`, for another start
+        state = "waits to go on" if blockers else "runs"
+    yield f"{indent}{_called(job)} {state}" + (":" if blockers else "")
     for blocker in blockers:
         yield f"{indent}  {_words(blocker)}"
         if blocker.kind == "job":  # which may wait itself
@@ -36,23 +39,23 @@ def _words(blocker: Blocker) -> str:
     left = "" if blocker.until is None else f", {blocker.until - trio.current_time():.1f} s more"
     match blocker.kind:
         case "delay":
-            return f"it is not due{left}"
+            return f"its time has not come{left}"
         case "session":
-            return f"a session does one thing at a time, now {jobs}"
+            return f"one turn of a session at a time: {jobs}"
         case "order":
-            return f"before it comes {jobs}"
+            return f"others are before it: {jobs}"
         case "concurrency":
             return f"{blocker.lane} runs as many as it may: {jobs}"
         case "pause":
-            return f"{blocker.lane} is paused{left}"
+            return f"{blocker.lane.removeprefix('session:')} is paused{left}"
         case "rate":
-            return f"the limits per minute of the {blocker.lane}{left}"
+            return f"the {blocker.lane} has had enough for this minute{left}"
         case "group":
             return f"the {blocker.lane} runs as many as it may: {jobs}"
         case "reservation":
             return f"what the {blocker.lane} has left is kept for others"
         case "job":
-            return f"it needs the end of {jobs}"
+            return f"until others have ended: {jobs}"
         case "room":
             return f"there is no room in {blocker.lane}"
 
