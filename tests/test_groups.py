@@ -632,14 +632,16 @@ def test_any_jobs_start_in_the_order_that_a_search_for_the_best_head_finds(
 async def _as_a_search_finds(jobs: list[tuple[int, int, int]], budget: int, reserve: bool) -> None:
     limits = {"a": 2, "b": 1, "c": 3, "d": 9}
     names = list(limits)
+    times = [seconds + 2.0 ** -(i + 2) for i, (_, _, seconds) in enumerate(jobs)]  # no ties
     reserved = {"a": 1} if reserve and budget > 1 else {}
     recorder = LaneRecorder()
     group = LaneGroup(names, concurrency=budget, reserve=reserved)
     async with open_lanes(limits, groups={"g": group}, instruments=[recorder]) as lanes:
         lanes.configure(groups={"g": LaneGroup(names, concurrency=0)})
-        for i, (lane, priority, seconds) in enumerate(jobs):
-            time = seconds + i / 1000
-            lanes.submit_nowait(trio.sleep, time, lane=names[lane], priority=priority, name=str(i))
+        for i, (lane, priority, _) in enumerate(jobs):
+            lanes.submit_nowait(
+                trio.sleep, times[i], lane=names[lane], priority=priority, name=str(i)
+            )
         lanes.configure(groups={"g": group})
     # What must have happened: whenever something ends, the best that may start does.
     waiting = [(-priority, i, names[lane]) for i, (lane, priority, _) in enumerate(jobs)]
@@ -658,7 +660,7 @@ async def _as_a_search_finds(jobs: list[tuple[int, int, int]], budget: int, rese
             _, i, lane = entry
             if may_start(lane):
                 waiting.remove(entry)
-                running.append((now + jobs[i][2] + i / 1000, lane))
+                running.append((now + times[i], lane))
                 expected.append(i)
                 break
         else:
