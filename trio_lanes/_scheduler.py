@@ -109,6 +109,7 @@ class Scheduler(LaneTable):
     def _postpone(self, job: AnyJob) -> None:
         """Have ``job`` take its place in line when its delay is over."""
         job._lane.delayed[job.id] = job
+        self.touch(job._lane)  # who waits for room in it is to be looked at
         if job._session_lane is not None:
             job._session_lane.delayed[job.id] = job
         self._set_timer(job, job._options.delay, self._due)
