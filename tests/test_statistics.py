@@ -20,6 +20,7 @@ from trio_lanes import (
     Lanes,
     LanesStatistics,
     LaneStatistics,
+    current_job,
     open_lanes,
 )
 
@@ -434,3 +435,18 @@ async def test_the_repr_of_statistics_tells_every_field(autojump_clock: MockCloc
         text = repr(lanes.statistics())
         for field in (*attrs.fields(LanesStatistics), *attrs.fields(LaneStatistics)):
             assert f"{field.name}=" in text
+
+
+async def test_a_job_that_is_readmitted_runs_and_does_not_wait(autojump_clock: MockClock) -> None:
+    async def again() -> None:
+        job = current_job()
+        assert job is not None
+        lanes.pause_for("main", 5)
+        await job.readmit()
+
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.submit_nowait(again, session="a")
+        await trio.sleep(1)
+        main = lanes.statistics().lanes["main"]
+        counts = (main.active, main.waiting, main.waiting_in_lane, main.waiting_in_sessions)
+        assert counts == (1, 0, 0, 0)

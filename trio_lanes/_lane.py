@@ -49,6 +49,7 @@ class LaneActor(Actor):
         "mailbox",
         "plain",
         "quiet_until",
+        "readmitting",
         "returning",
         "slots",
         "started",
@@ -74,6 +75,7 @@ class LaneActor(Actor):
         self.asker: Asker | None = None  # for a limiter that is shared
         self.group: Group | None = None
         self.entrants = 0  # jobs that wait for room before they are bound for it
+        self.readmitting = 0  # running jobs that stand in its line again
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait

@@ -109,6 +109,7 @@ async def readmit(
         _give_away(job)
         job._costs = costs
         job._readmitting = True
+        job._lane.readmitting += 1
         job._waiting_since = scheduler.now
         job._arrival = scheduler.next_return()  # before all that has its priority
         job._lane.send(job)
@@ -135,4 +136,5 @@ async def readmit(
 
 def _leave_line(job: AnyJob) -> None:
     job._readmitting = False
+    job._lane.readmitting -= 1
     job._lane.remove(job)

@@ -176,6 +176,7 @@ class Scheduler(LaneTable):
         job._charged_at = self.now
         if job._state is RUNNING:
             job._readmitting = False
+            lane.readmitting -= 1
             self._go_on(job)
             return
         advance(job, RUNNING)

@@ -25,7 +25,7 @@ class LaneStatistics:
     waiting_in_sessions: int
     """Of these: those that are still in their sessions."""
     active: int
-    """Jobs that hold a slot."""
+    """Jobs that run, also those that have lent their slots."""
     concurrency: int | float
     """How many may run at once."""
     paused: bool
@@ -48,7 +48,7 @@ class LanesStatistics:
     waiting: int
     """Jobs that have not started."""
     active: int
-    """Jobs that hold a slot."""
+    """Jobs that run, also those that have lent their slots."""
     abandoned: int
     """Bodies that were given up by a reset, and have not ended."""
     sessions: int
@@ -61,7 +61,7 @@ class LanesStatistics:
 
 def lane_statistics(lane: LaneActor) -> LaneStatistics:
     """``lane`` now."""
-    in_lane = len(lane.line) + lane.mailbox.count
+    in_lane = len(lane.line) + lane.mailbox.count - lane.readmitting
     oldest = lane.oldest
     return LaneStatistics(
         waiting=lane.waiting,
