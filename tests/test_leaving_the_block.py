@@ -224,3 +224,34 @@ async def test_jobs_are_children_of_the_lanes_nursery_and_none_outlives_the_bloc
         await settle_down()
         assert size() == before
     assert size() == before
+
+
+async def test_a_job_that_lent_the_slot_of_a_shared_limiter_gets_one_to_clean_up_with(
+    autojump_clock: MockClock,
+) -> None:
+    shared = trio.CapacityLimiter(1)
+    ended: list[float] = []
+
+    async def lend_for_ever() -> None:
+        job = current_job()
+        assert job is not None
+        try:
+            async with job.yield_slot():
+                await trio.sleep_forever()
+        finally:
+            assert shared.borrowed_tokens == 1
+            ended.append(trio.current_time())
+
+    async def borrow() -> None:
+        async with shared:
+            await trio.sleep(3)
+
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(100), trio.move_on_after(1):
+            async with open_lanes({"main": LaneConfig(limiter=shared)}) as lanes:
+                lanes.submit_nowait(lend_for_ever)
+                await settle_down()
+                nursery.start_soon(borrow)
+                await trio.sleep_forever()
+    assert ended == [3.0]
+    assert shared.borrowed_tokens == 0

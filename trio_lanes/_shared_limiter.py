@@ -74,7 +74,9 @@ class Asker:
         try:
             while self._wanted is not None:
                 head = self._wanted
-                with trio.CancelScope() as self._scope:
+                # Shielded, since a job that lent its slot needs one to clean up with, also when all
+                # is cancelled; `rest` ends it as soon as nobody wants one.
+                with trio.CancelScope(shield=True) as self._scope:
                     await self._limiter.acquire_on_behalf_of(head)
                     # A token that comes in the tick of a cancellation is here all the same.
                     self._held = head
