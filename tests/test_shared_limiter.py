@@ -712,3 +712,25 @@ def _nothing_lies_about(lanes: list[Any], limiter: trio.CapacityLimiter) -> None
     assert not (in_line and limiter.available_tokens >= 1)
     for borrower in limiter.statistics().borrowers:
         assert not isinstance(borrower, Job) or borrower.state is JobState.RUNNING
+
+
+async def test_a_job_whose_lent_slot_has_just_come_back_is_listed_once(
+    mock_clock: MockClock,
+) -> None:
+    shared = trio.CapacityLimiter(1)
+    enough = trio.Event()
+
+    async def lend() -> None:
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            await enough.wait()
+
+    async with open_lanes({"main": LaneConfig(limiter=shared)}) as lanes:
+        job = lanes.submit_nowait(lend)
+        await wait_all_tasks_blocked()
+        async with shared:
+            enough.set()
+            await wait_all_tasks_blocked()
+        # The token is the job's, and the task of the lane that has asked for it has yet to run.
+        assert lanes.jobs() == [job]

@@ -123,7 +123,8 @@ class LaneActor(Actor):
         return chain(self.bound.values(), self.delayed.values())
 
     def running_jobs(self) -> list[AnyJob]:
-        return [*super().running_jobs(), *self.lending]
+        # One that wants a slot of a shared limiter back is both, from when its token is there.
+        return list(dict.fromkeys([*super().running_jobs(), *self.lending]))
 
     def send(self, job: AnyJob) -> None:
         self.mailbox.send(job)
