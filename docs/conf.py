@@ -31,6 +31,9 @@ html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
 
+# What is shown of a file ends before its last two empty lines.
+highlight_options = {"default": {"stripnl": True}}
+
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
