@@ -590,25 +590,6 @@ async def test_leaving_takes_out_of_line_what_waits_for_room(autojump_clock: Moc
         assert trio.current_time() == 10
 
 
-async def test_leaving_starts_nothing_that_a_withdrawn_job_was_in_the_way_of(
-    autojump_clock: MockClock,
-) -> None:
-    """The head lacks its charge, and the next one would not."""
-    called: list[float] = []
-
-    async def body(cost: float) -> None:
-        called.append(cost)
-
-    rate = RateLimit(10, per=60, algorithm="sliding")
-    async with open_lanes({"main": LaneConfig(concurrency=4, rate=rate)}) as lanes:
-        await lanes.run(echo, 0, cost=9)
-        async with lanes.map(body, [1, 2, 3]) as results:
-            await anext(results)
-            with trio.move_on_after(1):
-                await anext(results)
-    assert called == [1]
-
-
 async def test_a_cancelled_block_waits_for_what_runs_and_stays_cancelled(
     autojump_clock: MockClock,
 ) -> None:

@@ -22,7 +22,7 @@ from trio_lanes import (
 )
 from trio_lanes.testing import LaneRecorder
 
-from .bodies import BodyError
+from .bodies import cleans_up_shielded
 
 DURATIONS = [3, 1, 4, 1, 5]
 
@@ -94,6 +94,19 @@ async def test_one_that_can_go_on_is_enough_where_any_will_do(autojump_clock: Mo
         assert taken == [1]
 
 
+async def test_one_that_could_start_is_enough_where_any_will_do(autojump_clock: MockClock) -> None:
+    async def outer() -> list[float]:
+        mapped = lanes.map(
+            sleeps, [2, 1], session=lambda item: f"s{item}", ordered=False, lane="side"
+        )
+        async with mapped as results:
+            return [await anext(results)]
+
+    async with open_lanes({"main": 1, "side": 1}) as lanes:
+        lanes.submit_nowait(sleeps, 5, lane="side")  # it is in the way, but will end
+        assert await lanes.run(outer, session="s2") == [1]
+
+
 async def test_each_of_many_that_all_wait_is_named(autojump_clock: MockClock) -> None:
     async def outer() -> None:
         await all_of(lanes, [1, 2], ordered=False)
@@ -119,7 +132,8 @@ async def test_a_job_that_maps_says_what_it_is_blocked_by(
     ordered: bool, autojump_clock: MockClock
 ) -> None:
     async with open_lanes({"main": 1, "side": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
-        outer = lanes.submit_nowait(partial(all_of, lanes, [5, 5, 5], lane="side", ordered=ordered))
+        options: Any = {"lane": "side", "ordered": ordered, "max_outstanding": 3}
+        outer = lanes.submit_nowait(partial(all_of, lanes, [5, 5, 5], **options))
         await wait_all_tasks_blocked()
         inner = [job for job in lanes.jobs() if job.lane == "side"]
         assert len(inner) == 2
@@ -206,84 +220,105 @@ async def test_an_instrument_that_cancels_what_lending_has_started_wakes_the_map
             if job.parent is not None:
                 lanes.clear()
 
-    async with open_lanes({"main": 1}, instruments=[Instrument()]) as lanes:  # type: ignore[list-item]
+    async with open_lanes({"main": 2}, instruments=[Instrument()]) as lanes:  # type: ignore[list-item]
 
         async def outer() -> None:
             async with lanes.map(sleeps, [5, 1, 1], ordered=False, yield_slot=True) as results:
                 with pytest.raises(JobCancelledError):
                     await anext(results)
+                assert trio.current_time() == 2  # when there was a slot to come back to
 
+        lanes.submit_nowait(sleeps, 2)
         await lanes.run(outer)
 
 
 # ---- leaving
 
 
-async def test_leaving_waits_for_what_waits_for_its_job_until_that_is_cancelled(
+async def returns_at_once_or(then: Any) -> None:
+    if then is not None:
+        await then()
+
+
+async def test_what_waits_for_who_maps_is_no_deadlock_when_it_is_cancelled(
     autojump_clock: MockClock,
 ) -> None:
-    """What a cancelled job still waits for is no deadlock of who waits for its end."""
-
-    async def inner(job: Job[Any]) -> None:
-        await job.wait()
-
     async def outer() -> None:
         job = current_job()
-        async with lanes.map(inner, [job]) as results:
-            with trio.move_on_after(1):
-                await anext(results)
-            raise BodyError
+        assert job is not None
+        items = [None, job.wait]
+        async with lanes.map(returns_at_once_or, items, lane="side") as results:
+            await anext(results)
+            await trio.sleep(1)  # the other waits for this job by now
 
-    async with open_lanes({"main": 2}) as lanes:
-        with pytest.raises((LaneDeadlockError, BodyError)):
-            await lanes.run(outer)
-        assert lanes.jobs() == []
+    async with open_lanes({"main": 1, "side": 2}) as lanes:
+        await lanes.run(outer)
+        assert trio.current_time() == 1
 
-    async def leaves() -> None:
+
+async def test_what_waits_for_who_maps_though_it_is_cancelled_is_a_deadlock(
+    autojump_clock: MockClock,
+) -> None:
+    async def outer() -> None:
         job = current_job()
-        async with lanes.map(inner, [job, job], max_outstanding=1) as results:
-            with pytest.raises(LaneDeadlockError):
+        assert job is not None
+
+        async def waits() -> None:
+            with trio.CancelScope(shield=True):
+                await job.wait_done()
+
+        async with lanes.map(returns_at_once_or, [None, waits], lane="side") as results:
+            await anext(results)
+            await trio.sleep(1)
+
+    async with open_lanes({"main": 1, "side": 2}) as lanes:
+        with pytest.raises(LaneDeadlockError):
+            await lanes.run(outer)
+        await lanes.wait_idle()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_is_mapped_may_wait_for_lanes_and_leaves_out_who_maps(
+    leaves: bool, autojump_clock: MockClock
+) -> None:
+    """Whether that begins to wait for it before or after."""
+
+    async def waits() -> None:
+        with trio.CancelScope(shield=True):
+            await lanes.wait_idle("main")
+
+    async def outer() -> None:
+        async with lanes.map(returns_at_once_or, [None, waits], lane="side") as results:
+            await anext(results)
+            await trio.sleep(1)
+            if not leaves:
                 await anext(results)
+        async with lanes.map(returns_at_once_or, [waits], lane="side") as results:
+            if not leaves:
+                await anext(results)
+
+    async with open_lanes({"main": 1, "side": 2}) as lanes:
+        await lanes.run(outer)
+        assert trio.current_time() == 1
+
+
+async def test_a_job_that_leaves_its_map_says_what_it_waits_for(autojump_clock: MockClock) -> None:
+    async def inner(n: int) -> None:
+        if n:
+            await cleans_up_shielded()
+
+    async def outer() -> None:
+        async with lanes.map(inner, range(3), lane="side", max_outstanding=3) as results:
             with trio.move_on_after(0):
                 await anext(results)
+            await trio.sleep(1)
 
-    async with open_lanes({"main": 2}) as lanes:
-        await lanes.run(leaves)
-
-
-async def test_inside_a_mapped_job_waiting_for_lanes_leaves_out_who_maps(
-    autojump_clock: MockClock,
-) -> None:
-    async def inner(n: int) -> int:
-        await trio.sleep(n)
-        await lanes.wait_idle("main")
-        return n
-
-    async def outer() -> list[int]:
-        async with lanes.map(inner, [1], lane="side") as results:
-            return [n async for n in results]
-
-    async with open_lanes({"main": 1, "side": 4}) as lanes:
-        assert await lanes.run(outer) == [1]
-
-
-async def test_what_is_being_cancelled_may_wait_for_lanes_as_well(
-    autojump_clock: MockClock,
-) -> None:
-    async def inner(n: int) -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                await lanes.wait_idle("main")
-
-    async def outer() -> None:
-        async with lanes.map(inner, [1], lane="side") as results:
-            with trio.move_on_after(1):
-                await anext(results)
-
-    async with open_lanes({"main": 1, "side": 4}) as lanes:
-        await lanes.run(outer)
+    async with open_lanes({"main": 1, "side": 3}) as lanes:
+        job = lanes.submit_nowait(outer)
+        await trio.sleep(1.5)
+        (blocker,) = job.blocked_by()
+        assert blocker.jobs == tuple(job for job in lanes.jobs() if job.lane == "side")
+        assert len(blocker.jobs) == 2
 
 
 async def test_a_running_job_maps_also_while_the_lanes_close(autojump_clock: MockClock) -> None:

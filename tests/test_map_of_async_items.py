@@ -234,6 +234,22 @@ async def test_what_is_no_exception_leaves_the_block_as_from_a_nursery(
                     await trio.sleep_forever()
 
 
+async def test_what_is_no_exception_goes_before_an_error_of_the_block(
+    autojump_clock: MockClock,
+) -> None:
+    async def items() -> AsyncIterator[int]:
+        yield 0
+        raise SystemExit(3)
+
+    async with open_lanes({"main": 1}) as lanes:
+        with pytest.RaisesGroup(pytest.RaisesExc(SystemExit, match="3")):
+            async with lanes.map(sleeps, items()):
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    raise BodyError
+
+
 # ---- closing
 
 

@@ -18,7 +18,6 @@ import trio
 from trio.lowlevel import Abort, ParkingLot, disable_ki_protection, enable_ki_protection
 
 from ._current import job_here
-from ._errors import JobCancelledError
 from ._job import AnyJob, Job
 from ._room import Entrant
 from ._scheduler import Scheduler
@@ -231,7 +230,7 @@ class Window(Generic[T_co]):
         self._unsettled.pop(target, None)
         if not self._ordered:
             self._line.append(target)
-        if (self._is_ready and not self._left) or not self._unsettled:
+        if self._is_ready or not self._unsettled:
             self._wake()
 
     def _wake(self) -> None:
@@ -243,30 +242,27 @@ class Window(Generic[T_co]):
     def _wait(self) -> Wait:
         """The wait of this task: for the head, for any of all, for room, or for an item."""
         task, job = trio.lowlevel.current_task(), job_here(self._scheduler.running)
-        entrant = self._entrant
-        head = self._line[0] if self._ordered and self._line and not self._left else None
-        if entrant is not None and (head is entrant.job or not self._unsettled):
-            return Wait(task, job, entrant=entrant)
-        if isinstance(head, Job):
+        if not self._unsettled:
+            return Wait(task, None if self._entrant is None else job, entrant=self._entrant)
+        if self._ordered and not self._left:
+            head = self._line[0]
+            assert isinstance(head, Job)
             return Wait(task, job, any_of=(head,))
-        if self._unsettled:
-            return Wait(task, job, any_of=self._unsettled.keys())
-        return Wait(task, None)
+        return Wait(task, job, any_of=self._unsettled.keys())
 
     async def _park(self) -> None:
-        wait = self._wait()
-        if self._left:
-            wait.resume()  # what is waited for was cancelled, so nothing keeps it from ending
-            self._scheduler.awaited()
-        else:
+        wait = self._parked = self._wait()
+        try:
             wait.begin()
+        except BaseException:
+            self._parked = None
+            raise
 
         def abort(raise_cancel: RaiseCancel) -> Abort:
             self._parked = None
             wait.end()
             return Abort.SUCCEEDED
 
-        self._parked = wait
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _lending(self) -> AbstractAsyncContextManager[None]:
@@ -283,7 +279,6 @@ class Window(Generic[T_co]):
             if self._entrant is not None:
                 scheduler.lines.give_up(self._entrant)
                 self._entrant = None
-            scheduler.withdraw_all([*self._unsettled], lambda job: JobCancelledError(_LEFT))
             for job in [*self._unsettled]:
                 scheduler.cancel(job, _LEFT)
         self._wake()  # another task that takes a result
@@ -304,8 +299,7 @@ class Window(Generic[T_co]):
                     while not self._wants_item:
                         await self._resting.park()
                     self._submit(await _next_of(items))
-                    if self._is_ready or self.job is None:  # else it knows what it waits for
-                        self._wake()
+                    self._wake()  # it may wait for nothing but this
         except StopAsyncIteration:
             pass
         except Exception as error:
@@ -342,7 +336,7 @@ async def opened(
                 failure = error  # the nursery would wrap it
             await window.leave()
     except BaseException as error:
-        if failure is None or isinstance(failure, trio.Cancelled) or not _is_cancelled(error):
+        if failure is None or not _is_cancelled(error):
             raise
     if window.close_error is not None:
         raise window.close_error from failure
