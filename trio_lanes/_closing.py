@@ -59,8 +59,8 @@ class Closing:
         if self.is_open:
             scheduler = self._scheduler
             with scheduler.transition():
+                self._told = LanesClosedError(reason, retry_after)  # first: threads look, too
                 self.is_open = False
-                self._told = LanesClosedError(reason, retry_after)
                 self.begun.set()
                 self._refuse_entrants(by_jobs=False)
                 if scheduler.hooks.lanes_closing:

@@ -22,6 +22,7 @@ from ._instrument import Hooks, LaneInstrument
 from ._job import AnyJob
 from ._names import resolve_global_lane, session_key
 from ._plan import Plan
+from ._portal import LanesPortal
 from ._scheduler import Scheduler
 from ._statistics import LanesStatistics, lanes_statistics
 from ._submission import Submitter
@@ -165,6 +166,16 @@ class Lanes(Submitter):
     def statistics(self) -> LanesStatistics:
         """How things stand; looks at no job."""
         return lanes_statistics(self._scheduler)
+
+    def portal(self) -> LanesPortal:
+        """A door for other threads: submit from them, cancel, and get results.
+
+        To be called in the lanes' own thread. Not a checkpoint.
+
+        Raises:
+          RuntimeError: in another thread.
+        """
+        return LanesPortal._create(self._scheduler, self._make)
 
     # ---- acting
 

@@ -1,0 +1,334 @@
+"""The portal: how other threads submit, cancel and get results, without ever entering Trio.
+
+A thread sends what it wants to the lanes' own thread, in order, and is told by a future. In that
+thread, everything is caught: an exception in what `TrioToken.run_sync_soon` calls would end the
+whole run. What was sent before the run has ended is always called, so that a submission is either
+accepted or refused, and its future settles.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast, final
+
+import outcome
+import trio
+
+from ._check import refuse_like_trio, whole
+from ._config import JobOptions, RareOptions
+from ._errors import LanesClosedError, UnknownLaneError
+from ._job import AnyJob
+from ._names import resolve_global_lane, session_key
+from ._room import Entrant
+from ._scheduler import Scheduler
+from ._settle import Unseen
+
+logger: Final = logging.getLogger("trio_lanes")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_NOTHING: Final = outcome.Value(None)  # what a future settles with that was cancelled
+
+
+@final
+class LanesPortal:
+    """Lanes for other threads: made by `Lanes.portal`, and then called from any thread.
+
+    ::
+
+        portal = lanes.portal()
+
+        @app.post("/chat/<user>")  # of a server that has a thread for each request
+        def chat(user):
+            return portal.run(reply, user, request.text, session=user, queue_timeout=10)
+
+    Submissions of one thread keep their order. A job runs in a copy of the context of the thread
+    that submitted it. It is submitted from outside: it has no parent, even if the thread was
+    started by a job. In such a thread, `trio.from_thread.run` with `Lanes.run` is the better
+    choice, since cancelling the job reaches it there, and a deadlock is found.
+
+    All methods raise, at the call and with nothing changed:
+      LanesClosedError: once the lanes are closed, be it their end or that of the whole run. If
+        they are closed before a submission arrives, its future raises it.
+      TypeError: Trio's own, for what is no async function as far as can be seen; or for an
+        option that does not exist or is of the wrong type.
+      ValueError: for an option with a bad value, and for ``yield_slot``.
+      UnknownLaneError: for a lane that does not exist.
+    """
+
+    _scheduler: Scheduler
+    _make: Callable[..., AnyJob]
+    _token: trio.lowlevel.TrioToken
+    _thread: int  # that of the lanes
+    _submissions: dict[Future[Any], _Submission]  # those that have not settled
+
+    def __init__(self) -> None:
+        raise TypeError("only Lanes.portal makes a LanesPortal")
+
+    @classmethod
+    def _create(cls, scheduler: Scheduler, make: Callable[..., AnyJob]) -> LanesPortal:
+        portal = cls.__new__(cls)
+        portal._scheduler = scheduler
+        portal._make = make
+        portal._token = trio.lowlevel.current_trio_token()
+        portal._thread = threading.get_ident()
+        portal._submissions = {}
+        return portal
+
+    def __repr__(self) -> str:
+        closed = "" if self._scheduler.closing.is_open else ", closed"
+        return f"<trio_lanes.LanesPortal at {id(self):#x}{closed}>"
+
+    def submit(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> Future[T]:
+        """Submit, and return at once a future that settles as the job does.
+
+        Where a lane has no room, the job waits for it in line with others: ``result(timeout)``
+        and ``cancel()`` say for how long. Cancelling the future withdraws a job that has not
+        started, and cancels the body of one that runs; it is refused only when the job has
+        settled. ``result`` then raises `concurrent.futures.CancelledError` at once, while
+        `concurrent.futures.wait` waits until the body has ended.
+
+        The failure of the job belongs to the future: if nobody asks for it, it is logged when
+        the last reference to the future goes. Callbacks of the future are called in the lanes' own
+        thread and must not block. In asyncio, `asyncio.wrap_future` makes it awaitable.
+
+        The future raises what `Job.wait` raises. Any thread may call this, also that of the lanes.
+        """
+        future: _JobFuture[T] = _JobFuture(self._cancel_soon)
+        self._send(future, fn, args, options)
+        return future
+
+    def run(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> T:
+        """Submit, waiting for room where the lane is bounded, and wait for the result.
+
+        Returns what the function returned, or raises what `Job.wait` raises. Where the waiting is
+        interrupted, as by Ctrl-C, the job is withdrawn or cancelled.
+
+        Raises:
+          RuntimeError: in the lanes' own thread, which would wait for itself.
+        """
+        if self._scheduler.closing.is_open and threading.get_ident() == self._thread:
+            raise RuntimeError("run() would block the lanes' own thread; await Lanes.run() there")
+        future: _JobFuture[T] = _JobFuture(self._cancel_soon)
+        try:  # from before it is sent: Ctrl-C may come at any point
+            self._send(future, fn, args, options)
+            return future.result()
+        except BaseException:
+            future.cancel()  # refused if it was the job that raised
+            raise
+        finally:
+            del future  # this frame is in the traceback of what was raised
+
+    # ---- in the calling thread
+
+    def _send(
+        self,
+        future: _JobFuture[Any],
+        fn: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        options: JobOptions,
+    ) -> None:
+        self._check(fn, options)
+        try:
+            self._token.run_sync_soon(self._enter, future, copy_context(), fn, args, options)
+        except trio.RunFinishedError:
+            raise self._closed() from None
+
+    def _check(self, fn: object, options: JobOptions) -> None:
+        """Raise what can be known to be wrong without asking the lanes' own thread."""
+        if not callable(fn):
+            if trio.lowlevel.in_trio_run():
+                refuse_like_trio(fn)
+            trio.run(cast("Any", fn))  # says so before it runs anything
+        if not self._scheduler.closing.is_open:
+            try:
+                self._token.run_sync_soon(self._count_refusal, idempotent=True)
+            except trio.RunFinishedError:
+                pass
+            raise self._closed()
+        _check_options(self._scheduler, **options)
+
+    def _closed(self) -> LanesClosedError:
+        closing = self._scheduler.closing
+        return LanesClosedError("the run has ended") if closing.is_open else closing.error()
+
+    def _cancel_soon(self, future: Future[Any]) -> None:
+        try:
+            self._token.run_sync_soon(self._cancel, future)
+        except trio.RunFinishedError:
+            pass  # then it has settled
+
+    # ---- in the lanes' own thread: nothing may be raised
+
+    def _count_refusal(self) -> None:
+        try:
+            self._scheduler.closing.check(None)
+        except BaseException:
+            pass
+
+    def _enter(
+        self,
+        future: _JobFuture[Any],
+        context: Context,
+        fn: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        options: JobOptions,
+    ) -> None:
+        if future.cancelled():
+            future.settle(_NOTHING)
+            return
+        submission = _Submission(self, future)
+        self._submissions[future] = submission
+        try:
+            submission.enter(context.run(partial(self._make, fn, args, False, **options)))
+        except BaseException as error:
+            submission.end(outcome.Error(error))
+
+    def _cancel(self, future: Future[Any]) -> None:
+        submission = self._submissions.get(future)
+        if submission is not None:
+            try:
+                submission.cancel()
+            except BaseException as error:
+                submission.end(outcome.Error(error))
+
+
+def _check_options(
+    scheduler: Scheduler,
+    *,
+    lane: str = "main",
+    session: str | None = None,
+    priority: int = 0,
+    **rare: Any,
+) -> None:
+    if session is not None:
+        session_key(session)
+    whole("priority", priority)
+    if RareOptions(**rare).yield_slot:
+        raise ValueError("yield_slot lends the slot of a job, and a thread is inside none")
+    name, plan = resolve_global_lane(lane), scheduler.plan  # plans are never changed
+    if plan.label_of(name) is None:
+        raise UnknownLaneError(name, plan.lanes)
+
+
+@final
+class _JobFuture(Future[T]):
+    """A future whose cancellation reaches its job, and whose failure is logged if nobody looks."""
+
+    def __init__(self, cancel_soon: Callable[[Future[Any]], None]) -> None:
+        super().__init__()
+        self._cancel_soon: Final = cancel_soon
+        self._error: BaseException | None = None
+        self._unseen: Unseen | None = None
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled:
+            self._cancel_soon(self)
+        return cancelled
+
+    def result(self, timeout: float | None = None) -> T:
+        try:
+            return super().result(timeout)
+        except BaseException as error:
+            if error is self._error:  # else it is why the waiting has ended
+                self._seen()
+            raise
+        finally:
+            del self  # this frame is in the traceback of what was raised
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        self._seen()
+        return error
+
+    def _seen(self) -> None:
+        if self._unseen is not None:
+            self._unseen.seen()
+
+    def settle(self, what: outcome.Maybe[T], unseen: Unseen | None = None) -> bool:
+        """Tell whoever waits; False if it was cancelled, so that nobody learns. Never raises."""
+        try:
+            if not self.set_running_or_notify_cancel():
+                return False
+            if isinstance(what, outcome.Value):
+                self.set_result(what.value)
+            else:
+                self._error, self._unseen = what.error, unseen
+                self.set_exception(what.error)
+        except BaseException:
+            logger.exception("a callback of %r raised", self)
+        return True
+
+
+@final
+class _Submission:
+    """One that has arrived, and has not settled: in line for room, or accepted."""
+
+    job: Final = None  # as a waiter of its job it is inside of none
+    until_started: Final = False
+
+    def __init__(self, portal: LanesPortal, future: _JobFuture[Any]) -> None:
+        self._portal: Final = portal
+        self._future: Final = future
+        self._target: AnyJob | None = None
+        self._entrant: Entrant | None = None
+
+    def enter(self, job: AnyJob) -> None:
+        """Have ``job`` accepted, or wait for room."""
+        scheduler = self._portal._scheduler
+        self._target = job
+        job._waiters = {self: self}
+        if scheduler.lines.no_room_for(job) is None:
+            scheduler.accept(job)
+        else:
+            self._entrant = scheduler.lines.join(job, None, self._told_of_room)
+
+    def _told_of_room(self, what: outcome.Maybe[None]) -> None:
+        self._entrant = None
+        if isinstance(what, outcome.Error):
+            self.end(what)
+
+    def tell(self, target: AnyJob) -> None:
+        """As a waiter of its job: it has settled."""
+        assert target._waiters is not None
+        del target._waiters[self]
+        if target._error is None:
+            self.end(outcome.Value(target._value))
+            return
+        unseen = target._unseen
+        if self.end(outcome.Error(target._error), unseen) and unseen is not None:
+            # From now on it is the future's, which may outlive the lanes.
+            self._portal._scheduler.unseen.discard(unseen)
+
+    def cancel(self) -> None:
+        """Its future was cancelled."""
+        if self._entrant is not None:
+            self._portal._scheduler.lines.give_up(self._entrant)
+            self.end(_NOTHING)
+        else:
+            assert self._target is not None
+            self._target.cancel("its future was cancelled")
+
+    def end(self, what: outcome.Maybe[Any], unseen: Unseen | None = None) -> bool:
+        """Settle the future, once; whether somebody learns of it."""
+        future = self._portal._submissions.pop(self._future, None)
+        return future is not None and self._future.settle(what, unseen)
