@@ -173,15 +173,37 @@ class LaneActor(Actor):
 
     def starts_at_once(self, job: AnyJob) -> bool:
         """Whether ``job``, if it came now and its session let it, would not wait here."""
-        if self.paused or self.line or self.returning or self.limiter.available_tokens < 1:
+        if not self.may_start_newcomers:
             return False
         if self.plain:
             return True
-        now, group = trio.current_time(), self.group
-        return self.rates.ready_at(job._costs, now) <= now and (
-            group is None
-            or (group.admits(self.label) and group.rates.ready_at(job._costs, now) <= now)
-        )
+        if self.asker is not None and not self.asker.has_token_for(job):
+            return False
+        now = trio.current_time()
+        return self._charged_from(job, now) <= now
+
+    @property
+    def may_start_newcomers(self) -> bool:
+        """Whether nothing stops one that comes now but its charge, or a shared limiter."""
+        if self.paused or self.line.items or self.returning:
+            return False
+        if self.asker is None and self.slots >= self.concurrency:
+            return False
+        return self.group is None or self.group.admits(self.label)
+
+    def look_out_for(self, job: AnyJob) -> None:
+        """Look again when ``job``, which may not wait here, could start, for all it knows of."""
+        now = trio.current_time()
+        when = self._charged_from(job, now)
+        if when > now:
+            self._rate_timer = self.floor.touch_at(when, self, self._rate_timer)
+        elif self.asker is not None:
+            self.asker.ask_for(job)
+
+    def _charged_from(self, job: AnyJob, now: float) -> float:
+        """When the rates let ``job`` start."""
+        when = self.rates.ready_at(job._costs, now)
+        return when if self.group is None else max(when, self.group.rates.ready_at(job._costs, now))
 
     def ready_head(self) -> AnyJob | None:
         """The head of the line, if nothing of this lane but its limiter stops it."""
@@ -193,7 +215,7 @@ class LaneActor(Actor):
             if when > self.floor.now:
                 self.wait_for_rate(when)
                 head = None
-        if head is None and self.asker is not None and not self.returning:
+        if head is None and self.asker is not None and not (self.returning or self.room_line):
             self.asker.rest()
         return head
 

@@ -20,8 +20,9 @@ import outcome
 import trio
 from trio.lowlevel import Abort
 
-from ._actor import Actor
+from ._actor import Actor, Steps
 from ._current import job_here
+from ._group import Group
 from ._job import AnyJob
 from ._lane import LaneActor
 from ._session import SessionActor
@@ -100,9 +101,12 @@ class Lines:
         session = None if job.session is None else self._scheduler.awake(job.session)
         entrant = Entrant(job, inside, session, tell)
         lane = job._lane
+        if lane.from_template:  # alive, so that those who change something find it
+            lane = job._lane = self._scheduler.lanes.setdefault(lane.name, lane)
         self.length += 1
         lane.entrants += 1
         self._stand(entrant, session if session is not None and _full(session) else lane)
+        _look_out(lane)  # nothing has happened that would have it looked at
         return entrant
 
     def refuse(self, entrant: Entrant, error: Exception) -> None:
@@ -153,11 +157,11 @@ class Lines:
         if entrant.session is not None and entrant.session is not actor:
             entrant.session.entering -= 1
 
-    def look_at(self, actor: Actor, lanes: Iterable[LaneActor]) -> None:
+    def look_at(self, actor: Steps, lanes: Iterable[LaneActor]) -> None:
         """Have the lines looked at that may move because ``actor`` has taken a step."""
-        if actor.room_line:
+        if isinstance(actor, Actor) and actor.room_line:
             self._unseen[actor] = None
-        if isinstance(actor, SessionActor) and actor.entering:
+        if isinstance(actor, Group) or (isinstance(actor, SessionActor) and actor.entering):
             self._unseen.update((lane, None) for lane in lanes if lane.room_line)
 
     def _next(self) -> Entrant | None:
@@ -168,6 +172,7 @@ class Lines:
             if entrant is not None:
                 self._leave(entrant)
                 return entrant
+            _look_out(actor)
         elif actor.room_line and isinstance(actor, SessionActor) and not _no_room_in(actor):
             entrant = next(iter(actor.room_line.values()))
             lane = entrant.job._lane
@@ -205,24 +210,34 @@ def _no_room_in(session: SessionActor) -> bool:
 
 
 def _first_to_enter(lane: LaneActor) -> Entrant | None:
+    has_room = lane.has_room
+    if not has_room and not lane.may_start_newcomers:
+        return None
     for entrant in (lane.room_line or {}).values():
         job, session = entrant.job, entrant.session
         if _starts_at_once(job, session):
             return entrant
-        if lane.has_room and (session is None or session.has_room):
+        if has_room and (session is None or session.has_room):
             return entrant
-        if not lane.has_room and not lane.starts_at_once(job):
+        if not has_room and _lets_start(session):  # then its lane does not
             return None
     return None
 
 
+def _look_out(lane: LaneActor) -> None:
+    """Have ``lane`` look again when the first may enter that its session lets start."""
+    if not lane.has_room and lane.may_start_newcomers:
+        for entrant in (lane.room_line or {}).values():
+            if _lets_start(entrant.session):
+                lane.look_out_for(entrant.job)
+                return
+
+
 def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
-    return job._lane.starts_at_once(job) and (
-        session is None
-        or not (
-            session.paused
-            or session.waiting
-            or session.rates
-            or session.active >= session.concurrency
-        )
+    return job._lane.starts_at_once(job) and _lets_start(session)
+
+
+def _lets_start(session: SessionActor | None) -> bool:
+    return session is None or not (
+        session.paused or session.waiting or session.rates or session.active >= session.concurrency
     )

@@ -39,7 +39,7 @@ class Asker:
 
         If there was none, the lane asks for one.
         """
-        if self._held is job and self._limiter.available_tokens >= 0:  # it may be narrower by now
+        if self._held is job and self.has_token_for(job):
             self._held = None
             return True
         self.give_back()
@@ -48,13 +48,23 @@ class Asker:
         except (trio.WouldBlock, RuntimeError):
             # A RuntimeError: it holds a token already, which came in this very tick. The task that
             # asked for it has yet to run, and will say so.
-            self._wanted = job
-            if not self._asking:
-                self._asking = True
-                self._spawn(self._ask)
+            self.ask_for(job)
             return False
         self._wanted = None
         return True
+
+    def ask_for(self, job: AnyJob) -> None:
+        """Want a token for ``job``, which lacks nothing else."""
+        self._wanted = job
+        if not self._asking:
+            self._asking = True
+            self._spawn(self._ask)
+
+    def has_token_for(self, job: AnyJob) -> bool:
+        """Whether there is one that ``job`` can take now."""
+        if self._held is job:
+            return self._limiter.available_tokens >= 0  # it may be narrower by now
+        return self._limiter.available_tokens >= 1
 
     def give_back(self) -> None:
         """Give a token back that came and was not used."""

@@ -109,7 +109,7 @@ class Transitions:
                 actor = (sessions or lanes or groups).popleft()
                 actor.touched = False
                 actor.step()
-                if lines.length and isinstance(actor, Actor):
+                if lines.length:
                     lines.look_at(actor, self.lanes.values())
             if not changed:
                 break
