@@ -69,6 +69,9 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
     for wait in (job._waits or {}).values():
         if wait.target is not None:
             found.append(Blocker("job", wait.target.lane, (wait.target,)))
+        elif wait.any_of:
+            jobs = _sorted(wait.any_of)
+            found.append(Blocker("job", jobs[0].lane, jobs))
         elif wait.entrant is not None:
             actor = wait.entrant.actor
             found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
