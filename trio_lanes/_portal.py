@@ -54,12 +54,13 @@ class LanesPortal:
     choice, since cancelling the job reaches it there, and a deadlock is found.
 
     All methods raise, at the call and with nothing changed:
-      LanesClosedError: once the lanes are closed, be it their end or that of the whole run. If
-        they are closed before a submission arrives, its future raises it.
-      TypeError: Trio's own, for what is no async function as far as can be seen; or for an
-        option that does not exist or is of the wrong type.
-      ValueError: for an option with a bad value, and for ``yield_slot``.
-      UnknownLaneError: for a lane that does not exist.
+
+    * `LanesClosedError` once the lanes are closed, be it their end or that of the whole run. If
+      they are closed before a submission arrives, its future raises it.
+    * `TypeError`, Trio's own, for what is no async function as far as can be seen; or for an
+      option that does not exist or is of the wrong type.
+    * `ValueError` for an option with a bad value, and for ``yield_slot``.
+    * `UnknownLaneError` for a lane that does not exist.
     """
 
     _scheduler: Scheduler
