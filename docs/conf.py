@@ -49,10 +49,7 @@ python_maximum_signature_line_length = 90
 # network knows.
 nitpicky = True
 nitpick_ignore_regex = [
-    (
-        r"py:.*",
-        r"(trio|asyncio|math|datetime|logging|types|typing|collections|contextlib|concurrent)\..*",
-    ),
+    (r"py:.*", r"(?!trio_lanes\b)[a-z_]+\..*"),
     (r"py:.*", "|".join(dir(builtins))),
     (r"py:obj", r"[a-z_]+"),  # an argument
     (r"py:class", r"(trio_lanes\._\w+\.)?(T|T_co|Ts|Item)|Any|\.\.\.|BlockerKind|Wrap"),

@@ -68,6 +68,7 @@ def names(lanes: trio_lanes.Lanes) -> dict[str, Any]:
         "fetch": reply,
         "urls": ["http://a.example/1", "http://b.example/2"],
         "host_of": lambda url: url.split("/")[2],
+        "app": SimpleNamespace(post=lambda path: lambda handler: handler),  # of a web framework
     }
 
 
