@@ -294,19 +294,20 @@ async def test_room_that_a_session_makes_in_another_lane_reaches_those_who_wait_
             assert jobs["a"].started_at == 5.0
 
 
-async def test_a_job_of_the_same_session_that_starts_elsewhere_lets_in_who_waits_for_a_start(
+async def test_a_session_of_two_lets_one_in_beside_a_job_of_it_that_waits_elsewhere(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
     sessions = LaneConfig(concurrency=2)
-    async with open_lanes({"main": bounded(1, 0), "cron": 1}, sessions=sessions) as lanes:
+    async with open_lanes({"main": bounded(2, 0), "cron": 1}, sessions=sessions) as lanes:
         lanes.start_soon(track.sleep, "busy", 5, lane="cron")
         lanes.start_soon(track.sleep, "waits", 5, session="alice", lane="cron")
+        lanes.start_soon(track.sleep, "not due", 1, session="alice", lane="cron", delay=50)
         async with trio.open_nursery() as nursery:
-            jobs = await submit_in_turn(lanes, nursery, track, "a", session="alice")
-            assert jobs == {}
+            jobs = await submit_in_turn(lanes, nursery, track, *"ab", session="alice")
+            assert list(jobs) == ["a"]
             await trio.sleep(5.5)
-            assert jobs["a"].started_at == 5.0
+            assert (jobs["a"].started_at, jobs["b"].started_at) == (0.0, 1.0)
 
 
 async def test_a_session_that_is_resumed_lets_in_who_waits_for_a_start(

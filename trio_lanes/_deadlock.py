@@ -151,7 +151,10 @@ def _needed(wait: Wait) -> list[_Key]:
     if wait.any_of:
         return [(_any, tuple((_all, tuple(_needed_of(target))) for target in wait.any_of))]
     if wait.target is None:
-        return [(_room, wait.entrant)]
+        entrant = wait.entrant
+        assert entrant is not None
+        after = _start(entrant.job, entrant.session) if wait.runs else []
+        return [(_room, entrant), *after]
     return _needed_of(wait.target, start_is_enough=wait.until_started)
 
 
@@ -265,7 +268,9 @@ def _room(entrant: Entrant) -> _Need:
         keys += _slot(lane)
         # Without a session that is enough: all who stand in the line of the lane can start then.
         if session is not None:
-            ways: list[_Key] = [(_fewer, (lane, entrant))]
+            ways: list[_Key] = []
+            if session.config.max_waiting >= 1:
+                ways.append((_fewer, (lane, entrant)))
             if not session.rates:
                 ways.append((_turn, (session, job)))  # what starts at once needs no room
             keys.append((_any, tuple(ways)))

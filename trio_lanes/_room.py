@@ -66,8 +66,11 @@ class Lines:
         session = None if job.session is None else scheduler.session_lane(job.session)
         return _in_the_way(job, lane, session, settled=not scheduler.serving)
 
-    async def wait(self, job: AnyJob, inside: AnyJob | None) -> None:
+    async def wait(self, job: AnyJob, inside: AnyJob | None, *, runs: bool) -> None:
         """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted.
+
+        Args:
+          runs: whether this task will then wait for the end of the job.
 
         Raises:
           LaneDeadlockError: if that would never be.
@@ -80,7 +83,7 @@ class Lines:
             trio.lowlevel.reschedule(task, what)
 
         entrant = self.join(job, inside, tell)
-        wait = Wait(task, job_here(self._scheduler.running), entrant=entrant)
+        wait = Wait(task, job_here(self._scheduler.running), entrant=entrant, runs=runs)
         try:
             wait.begin()
         except BaseException:
@@ -238,6 +241,8 @@ def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
 
 
 def _lets_start(session: SessionActor | None) -> bool:
-    return session is None or not (
-        session.paused or session.waiting or session.rates or session.active >= session.concurrency
-    )
+    if session is None:
+        return True
+    in_line = session.waiting - len(session.delayed)
+    is_full = session.active + in_line >= session.concurrency
+    return not (session.paused or session.rates or is_full)

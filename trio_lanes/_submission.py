@@ -74,12 +74,12 @@ class Submitter:
         entered = self._enters_at_once(job)
         if caller is None:
             if not entered:
-                await self._enter(job)
+                await self._enter(job, runs=True)
             await park_as_caller(job)
         else:
             async with caller.yield_slot():
                 if not entered:
-                    await self._enter(job)
+                    await self._enter(job, runs=True)
                 await park_as_caller(job)
         try:
             return job._result()
@@ -99,7 +99,7 @@ class Submitter:
         """
         job: Job[T] = self._make(fn, args, False, **self._bound, **options)
         await trio.lowlevel.checkpoint_if_cancelled()
-        await self._enter(job)
+        await self._enter(job, runs=False)
         return job
 
     @enable_ki_protection
@@ -270,12 +270,12 @@ class Submitter:
         return True
 
     @enable_ki_protection
-    async def _enter(self, job: AnyJob) -> None:
+    async def _enter(self, job: AnyJob, *, runs: bool) -> None:
         if self._enters_at_once(job):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
             closing = self._scheduler.closing
-            await self._scheduler.lines.wait(job, closing.inside(job.parent))
+            await self._scheduler.lines.wait(job, closing.inside(job.parent), runs=runs)
 
 
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:

@@ -52,6 +52,8 @@ class Wait:
     """the jobs any of which it waits for, as they are now, which tell somebody else, or"""
     entrant: Entrant | None = None
     """the submission that waits for room."""
+    runs: bool = False
+    """Whether it will then wait for the end of what it submits."""
     until_started: bool = False
     """Whether it waits for the start of its target only."""
 
