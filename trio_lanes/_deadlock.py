@@ -247,7 +247,7 @@ def _turn(subject: tuple[SessionActor, AnyJob]) -> _Need:
         return _Need(0)
     running = [other for other in session.running_jobs() if not _goes_on(other)]
     keys: list[_Key] = [(_end, other) for other in running]
-    if session.waiting > 1:
+    if session.waiting:
         place = job._place or rank(job._priority, _LAST)  # it may not have come yet
         # Those for the lane of the job itself can start if it can, as far as that lane goes.
         keys += [
