@@ -81,7 +81,7 @@ async def test_an_example_in_a_docstring_runs(where: str, autojump_clock: MockCl
     block = f"async def block():\n{textwrap.indent(EXAMPLES[where], '    ')}\n    return locals()"
     async with trio_lanes.open_lanes({"main": 4}) as lanes:
         namespace = names(lanes)
-        exec(compile(block, where, "exec"), namespace)
+        exec(compile(block, f"<{where}>", "exec"), namespace)
         for name, value in (await namespace["block"]()).items():
             if name.startswith("test_"):
                 await value(autojump_clock)

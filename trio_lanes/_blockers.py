@@ -72,7 +72,8 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
         elif wait.any_of:
             jobs = _sorted(wait.any_of)
             found.append(Blocker("job", jobs[0].lane, jobs))
-        elif wait.entrant is not None:
+        else:
+            assert wait.entrant is not None
             actor = wait.entrant.actor
             found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
     if job in job._lane.returning:
