@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar, final
 T = TypeVar("T")
 
 _PLACES: Final = 64  # bits: at a million places a microsecond, half a million years
+LAST: Final = 2**62  # a place behind all others
 
 
 def rank(priority: int, place: int) -> int:

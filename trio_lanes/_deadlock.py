@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import trio
 
-from ._backlog import rank
+from ._backlog import LAST, rank
 from ._errors import LaneDeadlockError
 from ._job import AnyJob, Job
 from ._lane import LaneActor
@@ -44,7 +44,6 @@ _CURE: Final = (
     "leave `session` out of the inner job, give it another lane, or lend the outer job's slot "
     "meanwhile (yield_slot)"
 )
-_LAST: Final = 2**62  # a place in line behind all others
 
 
 def check(wait: Wait) -> None:
@@ -248,7 +247,7 @@ def _turn(subject: tuple[SessionActor, AnyJob]) -> _Need:
     running = [other for other in session.running_jobs() if not _goes_on(other)]
     keys: list[_Key] = [(_end, other) for other in running]
     if session.waiting:
-        place = job._place or rank(job._priority, _LAST)  # it may not have come yet
+        place = job._place or rank(job._priority, LAST)  # it may not have come yet
         # Those for the lane of the job itself can start if it can, as far as that lane goes.
         keys += [
             (_all, tuple(_slot(other._lane)))

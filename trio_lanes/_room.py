@@ -21,6 +21,7 @@ import trio
 from trio.lowlevel import Abort
 
 from ._actor import Actor, Steps
+from ._backlog import LAST, rank
 from ._current import job_here
 from ._group import Group
 from ._job import AnyJob
@@ -222,7 +223,7 @@ def _first_to_enter(lane: LaneActor) -> Entrant | None:
             return entrant
         if has_room and (session is None or session.has_room):
             return entrant
-        if not has_room and _lets_start(session):  # then its lane does not
+        if not has_room and _lets_start(job, session):  # then its lane does not
             return None
     return None
 
@@ -231,18 +232,20 @@ def _look_out(lane: LaneActor) -> None:
     """Have ``lane`` look again when the first may enter that its session lets start."""
     if not lane.has_room and lane.may_start_newcomers:
         for entrant in (lane.room_line or {}).values():
-            if _lets_start(entrant.session):
+            if _lets_start(entrant.job, entrant.session):
                 lane.look_out_for(entrant.job)
                 return
 
 
 def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
-    return job._lane.starts_at_once(job) and _lets_start(session)
+    return job._lane.starts_at_once(job) and _lets_start(job, session)
 
 
-def _lets_start(session: SessionActor | None) -> bool:
+def _lets_start(job: AnyJob, session: SessionActor | None) -> bool:
     if session is None:
         return True
-    in_line = session.waiting - len(session.delayed)
-    is_full = session.active + in_line >= session.concurrency
-    return not (session.paused or session.rates or is_full)
+    if session.paused or session.rates:
+        return False
+    place = rank(job._priority, LAST)
+    before = sum(other < place for other in session.forwarded)  # which are the best of it
+    return session.active + before < session.concurrency
