@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,9 @@ class Orders:
         self._db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer, what, done)")
         self._db.executemany("INSERT INTO orders VALUES (?, ?, ?, 0)", ROWS)
 
+    def close(self) -> None:
+        self._db.close()
+
     async def ask(self, query: str, *values: object) -> list[Any]:
         def in_thread() -> list[Any]:
             return self._db.execute(query, values).fetchall()
@@ -54,15 +58,16 @@ async def ship(orders: Orders, row: Row) -> str:
 
 
 async def main() -> None:
-    orders = Orders()
-    async with (
-        open_lanes({"main": 2}) as lanes,
-        lanes.map(partial(ship, orders), orders.open_ones(), session=lambda row: row[1]) as results,
-    ):
-        async for shipped in results:
-            print(shipped)
-    ((left,),) = await orders.ask("SELECT count(*) FROM orders WHERE NOT done")
-    print(left, "left")
+    with closing(Orders()) as orders:
+        work, rows = partial(ship, orders), orders.open_ones()
+        async with (
+            open_lanes({"main": 2}) as lanes,
+            lanes.map(work, rows, session=lambda row: row[1]) as results,
+        ):
+            async for shipped in results:
+                print(shipped)
+        ((left,),) = await orders.ask("SELECT count(*) FROM orders WHERE NOT done")
+        print(left, "left")
 
 
 if __name__ == "__main__":
