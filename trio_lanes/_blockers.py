@@ -78,8 +78,17 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
             found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
     if job in job._lane.returning:
         found += _slots(job._lane, returning=True)
-    elif job._readmitting:
+    elif job._readmitting and job._arrival:
         found += _in_lane(job, job._lane, now)
+    elif job._readmitting:
+        session = job._session_lane
+        assert session is not None
+        found += _pause(session)
+        before = session.before_again(job)
+        if before:
+            found.append(Blocker("order", session.name, tuple(before)))
+        else:
+            found += _rate(session, job, now)
     return found
 
 

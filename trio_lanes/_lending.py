@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import Abort, enable_ki_protection
 
+from . import _deadlock
 from ._job import AnyJob
 from ._rate import costs_of
 from ._state import RUNNING
@@ -40,7 +41,7 @@ def lend(scheduler: Scheduler, job: AnyJob) -> None:
 def _give_away(job: AnyJob) -> None:
     lane = job._lane
     job._has_slot = False
-    lane.lending[job] = None
+    lane.lending[job] = True
     lane.give_tokens_back(job)
     job._restart_idle_clock()
 
@@ -52,12 +53,24 @@ async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
     if job._lenders or job._has_slot or job._state is not RUNNING:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
+    lane = job._lane
     with scheduler.transition():
         if not job._readmitting:  # else it gets one when the lane starts it
-            job._lane.returning[job] = None
-            scheduler.touch(job._lane)
-    if job in job._lane.lending:
-        await _slot(job, lambda raise_cancel: Abort.FAILED)
+            lane.lending[job] = True
+            lane.returning[job] = scheduler.closing.shut
+            scheduler.touch(lane)
+    if job._waits:
+        _deadlock.holds_on(scheduler, job)
+
+    def abort(raise_cancel: RaiseCancel) -> Abort:
+        if job in lane.returning:
+            with scheduler.transition():
+                lane.returning[job] = True
+                scheduler.touch(lane)
+        return Abort.FAILED
+
+    if lane.lending.get(job):
+        await _slot(job, abort)
     else:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
@@ -70,6 +83,12 @@ def regained(job: AnyJob) -> None:
     _wake(job)
     if job._lenders:  # it was readmitted, and others of its tasks lend its slot
         _give_away(job)
+
+
+def goes_without(job: AnyJob) -> None:
+    """``job`` is cancelled, and no slot can come: it cleans up without one, lest it never ends."""
+    job._lane.lending[job] = False
+    _wake(job)
 
 
 def stop(scheduler: Scheduler, job: AnyJob) -> None:
@@ -102,20 +121,26 @@ async def readmit(
     """Give the slot back, and return when the lane would start ``job`` again."""
     if job._lenders or not job._has_slot:
         raise RuntimeError(f"{job!r} has lent its slot, so it cannot be readmitted now")
-    costs = job._options.cost if cost is None else costs_of(cost)
-    job._lane.check_cost(costs, job._session_lane)
+    if cost is None:
+        costs = job._options.cost  # in units that were known, and cost nothing where they are not
+    else:
+        costs = costs_of(cost)
+        job._lane.check_cost(costs, job._session_lane)
     await trio.lowlevel.checkpoint_if_cancelled()
     with scheduler.transition():
         _give_away(job)
         job._costs = costs
         job._readmitting = True
-        job._lane.readmitting += 1
         job._waiting_since = scheduler.now
-        job._arrival = scheduler.next_return()  # before all that has its priority
-        job._lane.send(job)
+        if job._session_lane is not None:
+            job._session_lane.readmit(job)
+        else:
+            job._lane.readmit(job)
     if not job._readmitting:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
+    if scheduler.waits:
+        _deadlock.holds_on(scheduler, job)
     task = trio.lowlevel.current_task()
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
@@ -135,6 +160,19 @@ async def readmit(
 
 
 def _leave_line(job: AnyJob) -> None:
+    """``job`` is not to be readmitted any more."""
+    if job._arrival:  # else its session has not let it stand there
+        job._lane.withhold(job)
+    readmitted(job)
+
+
+def readmitted(job: AnyJob) -> None:
+    """``job``, which stands in no line any more, is not to be readmitted, or has been."""
     job._readmitting = False
-    job._lane.readmitting -= 1
-    job._lane.remove(job)
+    if job._arrival:
+        job._arrival = 0
+        job._lane.readmitting -= 1
+    session = job._session_lane
+    if session is not None:
+        del session.readmitting[job]
+        session.floor.touch(session)  # it may let another one go

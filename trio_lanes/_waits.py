@@ -8,12 +8,14 @@ waits for many jobs, or is no task, has each of them tell it by a `Waiter` of it
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import attrs
+import outcome
 import trio
 from trio.lowlevel import Abort, Task, enable_ki_protection
 
+from ._errors import LaneDeadlockError
 from ._state import SUCCEEDED, WAITING
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ._room import Entrant
 
 RaiseCancel = Callable[[], Any]
+
+_FOR_EVER: Final = "its caller would have waited for ever"
 
 
 class Waiter(Protocol):
@@ -56,6 +60,8 @@ class Wait:
     """Whether it will then wait for the end of what it submits."""
     until_started: bool = False
     """Whether it waits for the start of its target only."""
+    failed: Callable[[], None] = lambda: None
+    """Called when it ends in an error instead."""
 
     def begin(self) -> None:
         """Know of it.
@@ -63,24 +69,21 @@ class Wait:
         Raises:
           LaneDeadlockError: if it would never end; then nothing has changed.
         """
-        self.resume()
-        if self.job is not None:
-            try:
-                self.job._keeper.check(self)
-            except BaseException:
-                self.end()
-                raise
-            if self.entrant is None:
-                self.job._keeper.awaited()
-
-    def resume(self) -> None:
-        """Know of it again, after `end`."""
         if self.target is not None:
             self.target._waiters = self.target._waiters or {}
             self.target._waiters[self.task] = self
-        if self.job is not None:
-            self.job._waits = self.job._waits or {}
-            self.job._waits[self.task] = self
+        if self.job is None:
+            return
+        self.job._waits = self.job._waits or {}
+        self.job._waits[self.task] = self
+        self.job._keeper.waits[self] = None
+        try:
+            self.job._keeper.check(self)
+        except BaseException:
+            self.end()
+            raise
+        if self.entrant is None:
+            self.job._keeper.awaited()
 
     def end(self) -> None:
         """Forget it."""
@@ -90,6 +93,16 @@ class Wait:
         if self.job is not None:
             assert self.job._waits is not None
             del self.job._waits[self.task]
+            del self.job._keeper.waits[self]
+
+    def fail(self, error: LaneDeadlockError) -> None:
+        """Have it end in ``error``: what it waits for would never come."""
+        if self.entrant is not None:
+            self.entrant.job._keeper.refuse(self.entrant, error)
+            return
+        self.end()
+        self.failed()
+        trio.lowlevel.reschedule(self.task, outcome.Error(error))
 
     def tell(self, target: AnyJob) -> None:
         """Wake the task: what it waits for has come."""
@@ -129,21 +142,28 @@ async def park_as_caller(target: AnyJob) -> None:
     try:
         wait.begin()
     except BaseException:
-        keeper.cancel(target, "its caller would have waited for ever")
+        keeper.cancel(target, _FOR_EVER)
         raise
     raise_cancel: RaiseCancel | None = None
 
     def abort(raise_cancel_: RaiseCancel) -> Abort:
         nonlocal raise_cancel
-        wait.end()  # a job that settles in here must not wake this task
+        waiters = target._waiters
+        assert waiters is not None
+        del waiters[wait.task]  # a job that settles in here must not wake this task
         keeper.cancel(target, "its caller was cancelled")
+        waiters[wait.task] = wait
         if target.done:
+            wait.end()
             return Abort.SUCCEEDED
-        wait.resume()
         raise_cancel = raise_cancel_
         return Abort.FAILED
 
-    await trio.lowlevel.wait_task_rescheduled(abort)
+    try:
+        await trio.lowlevel.wait_task_rescheduled(abort)
+    except LaneDeadlockError:
+        keeper.cancel(target, _FOR_EVER)
+        raise
     if raise_cancel is not None and not _body_had_its_say(target):
         raise_cancel()
 

@@ -8,7 +8,7 @@ begin to meanwhile; so conditions are looked at as well when a job begins to wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Final, final
 
 import attrs
@@ -37,9 +37,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._watched: Final[dict[Hashable, Watch]] = {}
-
-    def __len__(self) -> int:
-        return len(self._watched)
+        self.watched: Final = self._watched.values()
 
     @enable_ki_protection
     async def wait(self, key: Hashable, watch: Watch) -> None:
@@ -59,17 +57,17 @@ class Watches:
             if not watch.lot and self._watched.get(key) is watch:
                 del self._watched[key]
 
-    def waiting_for(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs inside which the end of ``job`` is waited for here."""
-        return [
+    def waiting_for(self, job: AnyJob, known: Collection[AnyJob]) -> set[AnyJob]:
+        """The jobs, but for those ``known``, inside which the end of ``job`` is waited for here."""
+        return {
             watch.job
             for watch in self._watched.values()
-            if watch.job is not None and watch.awaits(job)
-        ]
+            if watch.job is not None and watch.job not in known and watch.awaits(job)
+        }
 
     def check(self) -> None:
         """Wake whoever waits for what is true now."""
         for key, watch in list(self._watched.items()):
-            if watch.lot and watch.condition():
+            if watch.condition() and watch.lot:
                 del self._watched[key]
                 watch.lot.unpark_all()

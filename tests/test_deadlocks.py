@@ -1,0 +1,182 @@
+"""Waits inside jobs that can never end, and those that only look so.
+
+`test_deadlock_search` compares whole worlds of such waits with a plain search; here is one of each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_lanes import Job, LaneConfig, LaneDeadlockError, LaneGroup, RateLimit, open_lanes
+
+
+async def test_a_job_that_runs_another_in_its_own_session_is_told_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async def inner() -> None:
+        raise AssertionError("never starts")
+
+    async def outer() -> None:
+        with pytest.raises(LaneDeadlockError, match="leave `session` out") as caught:
+            await lanes.run(inner, session="alice")
+        assert "holds session 'alice' and a slot of lane 'main'" in str(caught.value)
+        assert lanes.statistics().waiting == 0  # the inner job is withdrawn
+
+    async with open_lanes({"main": 2}) as lanes:
+        await lanes.run(outer, session="alice")
+    assert trio.current_time() == 0.0
+
+
+async def test_the_last_of_those_who_wait_for_each_other_is_told(autojump_clock: MockClock) -> None:
+    told = []
+
+    async def wait_for(name: str) -> None:
+        await trio.sleep(1)
+        try:
+            await jobs[name].wait_done()
+        except LaneDeadlockError:
+            told.append(name)
+
+    async with open_lanes({"main": 3}) as lanes:
+        jobs: dict[str, Job[None]] = {}
+        for name, other in [("a", "b"), ("b", "c"), ("c", "a")]:
+            jobs[name] = lanes.submit_nowait(wait_for, other, name=name)
+    assert len(told) == 1
+
+
+async def test_one_holder_that_can_go_on_is_enough(autojump_clock: MockClock) -> None:
+    async def outer() -> None:
+        await lanes.run(trio.sleep, 1)
+
+    async with open_lanes({"main": 3}) as lanes:
+        lanes.submit_nowait(trio.sleep, 5)
+        waits = [lanes.submit_nowait(outer) for _ in range(2)]
+        await wait_all_tasks_blocked()
+        assert lanes.statistics().waiting == 2
+    assert [job.exception for job in waits] == [None, None]
+
+
+async def test_a_limit_of_nothing_is_no_deadlock(autojump_clock: MockClock) -> None:
+    async def outer() -> None:
+        await lanes.run(trio.sleep, 1, session="closed")
+
+    config = {"main": LaneConfig(concurrency=2), "session:closed": LaneConfig(concurrency=0)}
+    async with open_lanes(config) as lanes:
+        job = lanes.submit_nowait(outer)
+        await trio.sleep(60)
+        assert not job.done
+        lanes.configure({"session:closed": 1})
+        await job.wait()
+    assert trio.current_time() == 61.0
+
+
+async def test_a_token_that_comes_back_counts_only_where_it_is_not_reserved(
+    autojump_clock: MockClock,
+) -> None:
+    """The end of a job of a lane gives its siblings nothing that is kept for that lane."""
+    group = LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})
+
+    async def outer() -> None:
+        with pytest.raises(LaneDeadlockError, match="a token of group 'key'"):
+            await lanes.run(trio.sleep, 1)
+
+    async with open_lanes({"main": 2, "cron": 1}, groups={"key": group}) as lanes:
+        lanes.submit_nowait(trio.sleep, 5, lane="cron")
+        await lanes.run(outer)
+    assert trio.current_time() == 5.0
+
+
+async def test_tokens_of_a_group_beyond_what_is_reserved_are_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    group = LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})
+
+    async def outer() -> None:
+        await lanes.run(trio.sleep, 1, lane="cron")
+
+    async with open_lanes({"main": 2, "cron": 2}, groups={"key": group}) as lanes:
+        lanes.submit_nowait(trio.sleep, 5, lane="cron")
+        await lanes.run(outer)
+    assert trio.current_time() == 6.0
+
+
+async def test_room_behind_one_who_cannot_enter_is_a_deadlock(autojump_clock: MockClock) -> None:
+    """Who waits for room in the session has those before it who wait for room in the lane."""
+
+    async def outer() -> None:
+        await trio.sleep(1)
+        with pytest.raises(LaneDeadlockError, match="room in lane 'session:alice'"):
+            await lanes.submit(trio.sleep, 1, session="alice")
+
+    sessions = LaneConfig(max_waiting=1)
+    async with (
+        open_lanes({"main": LaneConfig(max_waiting=1)}, sessions=sessions) as lanes,
+        trio.open_nursery() as nursery,
+    ):
+        stuck = lanes.submit_nowait(outer)
+        lanes.submit_nowait(trio.sleep, 1)
+        nursery.start_soon(partial(lanes.run, trio.sleep, 1, session="alice"))
+        await stuck.wait()
+
+
+async def test_room_behind_one_who_can_enter_is_waited_for(autojump_clock: MockClock) -> None:
+    async def outer() -> None:
+        await trio.sleep(1)
+        job = await lanes.submit(trio.sleep, 1, session="alice")
+        await job.wait()
+
+    sessions = LaneConfig(max_waiting=1)
+    async with (
+        open_lanes({"main": LaneConfig(concurrency=2, max_waiting=1)}, sessions=sessions) as lanes,
+        trio.open_nursery() as nursery,
+    ):
+        stuck = lanes.submit_nowait(outer)
+        lanes.submit_nowait(trio.sleep, 5)
+        lanes.submit_nowait(trio.sleep, 1)
+        nursery.start_soon(partial(lanes.run, trio.sleep, 1, session="alice"))
+        await stuck.wait()
+    assert trio.current_time() == 8.0
+
+
+@pytest.mark.parametrize(
+    "sessions", [LaneConfig(max_waiting=0), LaneConfig(max_waiting=1, rate=RateLimit(60))]
+)
+async def test_room_where_nothing_may_wait_needs_a_slot(
+    autojump_clock: MockClock, sessions: LaneConfig
+) -> None:
+    async def outer() -> None:
+        with pytest.raises(LaneDeadlockError, match="room in lane 'main'"):
+            await lanes.submit(trio.sleep, 1, session="alice")
+
+    async with open_lanes({"main": LaneConfig(max_waiting=0)}, sessions=sessions) as lanes:
+        await lanes.run(outer)
+
+
+async def test_a_token_of_the_group_may_come_from_one_who_waits_for_another_lane(
+    autojump_clock: MockClock,
+) -> None:
+    async def holds(lane: str) -> None:
+        await lanes.run(trio.sleep, 3, lane=lane)
+
+    group = LaneGroup(["main", "cron"], concurrency=2)
+    async with open_lanes({"main": 2, "cron": 1, "free": 1}, groups={"key": group}) as lanes:
+        lanes.submit_nowait(holds, "free")
+        await wait_all_tasks_blocked()
+        await lanes.run(holds, "cron")
+    assert trio.current_time() == 6.0
+
+
+async def test_room_in_a_session_comes_when_what_waits_there_starts(
+    autojump_clock: MockClock,
+) -> None:
+    async def outer() -> None:
+        for _ in range(3):
+            await lanes.submit(trio.sleep, 1, session="alice")
+
+    async with open_lanes({"main": 2}, sessions=LaneConfig(max_waiting=1)) as lanes:
+        await lanes.run(outer)
+    assert trio.current_time() == 3.0

@@ -1,0 +1,193 @@
+"""A job that is cancelled while it wants its slot back, and no slot can come: limits were lowered.
+
+It goes on without one, so that it can clean up, and whoever waits for it gets on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_lanes import Job, JobCancelledError, LaneConfig, LaneGroup, Lanes, current_job, open_lanes
+
+
+class Crash(Exception):
+    """What the block of the lanes is left by."""
+
+
+def this_job() -> Job[Any]:
+    job = current_job()
+    assert job is not None
+    return job
+
+
+async def child(cleaned_up: list[float]) -> None:
+    """Lend the slot for a second, and clean up when that is over."""
+    try:
+        async with this_job().yield_slot():
+            await trio.sleep(1)
+        await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+        cleaned_up.append(trio.current_time())
+
+
+async def parent(lanes: Lanes, cleaned_up: list[float]) -> None:
+    await lanes.run(child, cleaned_up)
+
+
+def narrow_the_group(lanes: Lanes) -> None:
+    lanes.configure(groups={"key": LaneGroup(["main"], concurrency=1)})
+
+
+def narrow_the_lane(lanes: Lanes) -> None:
+    lanes.configure({"main": 1})
+
+
+def close_the_group(lanes: Lanes) -> None:
+    lanes.configure(groups={"key": LaneGroup(["main"], concurrency=0)})
+
+
+def close_the_lane(lanes: Lanes) -> None:
+    lanes.configure({"main": 0})
+
+
+LOWERED = [narrow_the_group, narrow_the_lane, close_the_group, close_the_lane]
+
+
+@pytest.mark.parametrize("lower", LOWERED)
+@pytest.mark.parametrize("when", [0.5, 1.5])
+async def test_lanes_that_crash_end_though_a_limit_was_lowered(
+    autojump_clock: MockClock, lower: Callable[[Lanes], None], when: float
+) -> None:
+    cleaned_up: list[float] = []
+    group = LaneGroup(["main"], concurrency=2)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_lanes({"main": 2}, groups={"key": group}) as lanes:
+            lanes.submit_nowait(parent, lanes, cleaned_up)
+            await trio.sleep(when)
+            lower(lanes)
+            await trio.sleep(0.1)
+            raise Crash
+    assert caught.group_contains(Crash)
+    assert cleaned_up == [when + 1.1]
+
+
+@pytest.mark.parametrize("lower", LOWERED)
+async def test_a_job_that_is_cancelled_ends_though_a_limit_is_lowered(
+    autojump_clock: MockClock, lower: Callable[[Lanes], None]
+) -> None:
+    cleaned_up: list[float] = []
+    group = LaneGroup(["main"], concurrency=2)
+    async with open_lanes({"main": 2, "cron": 1}, groups={"key": group}) as lanes:
+        outer = lanes.submit_nowait(parent, lanes, cleaned_up)
+        await wait_all_tasks_blocked()
+        (inner,) = [job for job in lanes.jobs() if job is not outer]
+        blocking = lanes.submit_nowait(trio.sleep_forever)
+        await trio.sleep(0.5)
+        lower(lanes)
+        await trio.sleep(1)
+        assert not inner.done
+        blocking.cancel()
+        await trio.sleep(1)
+        assert not inner.done  # whoever has lowered the limit may raise it again
+        outer.cancel()
+        with pytest.raises(JobCancelledError):
+            await inner.wait()
+        await outer.wait_done()
+        assert cleaned_up == [3.5]
+        lane = lanes.lane("main")
+        assert (lane.active, lane.limiter.borrowed_tokens) == (0, 0)
+        lanes.configure({"main": 1}, groups={})
+        await lanes.run(trio.sleep, 0)
+
+
+async def test_where_a_slot_can_come_a_cancelled_job_waits_for_it(
+    autojump_clock: MockClock,
+) -> None:
+    cleaned_up: list[float] = []
+    async with open_lanes({"main": 2}) as lanes:
+        job = lanes.submit_nowait(child, cleaned_up)
+        for seconds in (3, 4):
+            lanes.submit_nowait(trio.sleep, seconds)
+        await trio.sleep(2)
+        lanes.configure({"main": 1})
+        job.cancel()
+        await job.wait_done()
+    assert cleaned_up == [5.0]
+
+
+async def test_a_limit_that_is_lowered_when_the_job_was_cancelled_is_seen(
+    autojump_clock: MockClock,
+) -> None:
+    cleaned_up: list[float] = []
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(child, cleaned_up)
+        await wait_all_tasks_blocked()
+        lanes.submit_nowait(trio.sleep, 3)
+        await trio.sleep(2)
+        job.cancel()
+        await wait_all_tasks_blocked()
+        assert not cleaned_up
+        lanes.configure({"main": 0})
+        await job.wait_done()
+        lanes.configure({"main": 1})
+    assert cleaned_up == [3.0]
+
+
+async def test_the_token_of_a_shared_limiter_that_never_comes_is_asked_for_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    cleaned_up: list[float] = []
+    limiter = trio.CapacityLimiter(2)
+    async with open_lanes({"main": LaneConfig(limiter=limiter)}) as lanes:
+        outer = lanes.submit_nowait(parent, lanes, cleaned_up)
+        await wait_all_tasks_blocked()
+        limiter.total_tokens = 1
+        await trio.sleep(2)
+        assert limiter.statistics().tasks_waiting == 1
+        outer.cancel()
+        await outer.wait_done()
+        await wait_all_tasks_blocked()
+        assert limiter.statistics().tasks_waiting == limiter.borrowed_tokens == 0
+    assert cleaned_up == [3.0]
+
+
+async def test_a_job_that_cleans_up_without_its_slot_is_waited_for_as_any_other(
+    autojump_clock: MockClock,
+) -> None:
+    """It may lend again what it does not have, and wants that back, too."""
+
+    async def inner() -> None:
+        job = this_job()
+        try:
+            async with job.yield_slot():
+                await trio.sleep(1)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+                assert job.blocked_by() == ()
+            async with job.yield_slot():
+                pass
+
+    async def outer() -> None:
+        job = lanes.submit_nowait(inner)
+        await trio.sleep(1.5)
+        lanes.configure({"main": 1})
+        job.cancel()
+        await trio.sleep(0.1)
+        await job.wait_done()  # no deadlock: it needs no slot any more
+
+    async with open_lanes({"main": 2}) as lanes:
+        lanes.submit_nowait(trio.sleep_forever)
+        await wait_all_tasks_blocked()
+        job = lanes.submit_nowait(outer)
+        await trio.sleep(0.5)
+        lanes.jobs()[0].cancel()
+        await job.wait()
+    assert trio.current_time() == 2.5
