@@ -32,11 +32,14 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     *(("priority", bad) for bad in (nan, inf, 1.0, 1.5, "1", None, True, [])),
     *(
         (option, bad)
-        for option in ("timeout", "queue_timeout")
+        for option in ("timeout", "queue_timeout", "idle_timeout", "delay")
         for bad in (-1, -0.1, -inf, nan, "1", None, True, [])
     ),
     *(("warn_after", bad) for bad in (-1, -inf, nan, "1", True, [])),
     *(("on_wait", bad) for bad in (5, "print", [])),
+    *(("owner", bad) for bad in ([], {}, {"alice"})),
+    *(("cost", bad) for bad in (-1, nan, inf, "1", None, True, [])),
+    ("delay", inf),
     *(("name", bad) for bad in (5, b"name", [])),
     ("no_such_option", 1),
 ]
@@ -52,7 +55,11 @@ BAD_FIELDS: list[tuple[str, Any]] = [
         for field in ("warn_after", "overdue_after")
         for bad in (-1, -0.5, -inf, nan, "4", None, True, [])
     ),
-    *(("paused", bad) for bad in (0, 1, "yes", None, [])),
+    *((field, bad) for field in ("paused", "fair") for bad in (0, 1, "yes", None, [])),
+    *(("aging", bad) for bad in (0, -1, -inf, nan, "4", None, True, [])),
+    *(("rate", bad) for bad in (5, "60", None, {"requests": 60})),
+    *(("wrap", bad) for bad in (5, "retry", [])),
+    *(("limiter", bad) for bad in (5, inf, "shared", [])),
 ]
 
 BAD_LANES: list[tuple[Any, str]] = [
@@ -87,7 +94,8 @@ async def nothing() -> None:
 async def test_a_bad_option_is_an_error_that_names_it_and_submits_nothing(
     autojump_clock: MockClock, verb: str, option: str, bad: Any
 ) -> None:
-    pattern = "no_such_option" if option == "no_such_option" else names(option, bad)
+    # Not by the name of what is private
+    pattern = "^JobOptions.*no_such_option" if option == "no_such_option" else names(option, bad)
     async with open_lanes({"main": 1, "cron": 1}) as lanes:
         lanes.start_soon(trio.sleep, 1, session="bob")
         before = lanes.statistics()
@@ -101,6 +109,17 @@ async def test_a_bad_option_is_an_error_that_names_it_and_submits_nothing(
                 await result
             assert lanes.statistics() == before
             assert lanes.sessions() == ["bob"]
+
+
+async def test_what_is_called_without_being_awaited_must_not_be_async(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes() as lanes:
+        with pytest.raises(TypeError, match=r"on_wait.*synchronous.*nothing"):
+            lanes.submit_nowait(trio.sleep, 1, on_wait=nothing)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"session.*synchronous.*nothing"):
+            lanes.map(trio.sleep, [1], session=nothing)  # type: ignore[arg-type]
+        assert lanes.jobs() == []
 
 
 async def test_a_view_does_not_take_the_option_that_it_fills_in(
@@ -271,11 +290,20 @@ def test_no_lanes_at_all_are_allowed() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("warn_after", 3.0), ("overdue_after", 3.0)],
+    [
+        ("warn_after", 3.0),
+        ("overdue_after", 3.0),
+        ("aging", 3.0),
+        ("fair", True),
+        ("limiter", trio.CapacityLimiter(3)),
+    ],
 )
 def test_session_lanes_do_not_take_every_field(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"sessions.*{field}.*{value}"):
-        open_lanes(sessions=LaneConfig(**{field: value}))
+    config = LaneConfig(**{field: value})
+    with pytest.raises(ValueError, match=rf"sessions.*{field}={re.escape(repr(value))}"):
+        open_lanes(sessions=config)
+    with pytest.raises(ValueError, match=rf"session:vip.*{field}={re.escape(repr(value))}"):
+        open_lanes({"session:vip": config})
 
 
 @pytest.mark.parametrize("bad", [None, 1, {"concurrency": 1}])
@@ -297,8 +325,14 @@ def test_instruments_are_looked_at_where_open_lanes_is_called() -> None:
     class Wrong:
         job_started = 5
 
+    class NotSync:
+        async def job_started(self, job: object) -> None:
+            raise AssertionError("nobody would await it")
+
     with pytest.raises(TypeError, match=r"job_started.*5"):
         open_lanes(instruments=[Wrong()])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"job_started.*synchronous.*NotSync"):
+        open_lanes(instruments=[NotSync()])  # type: ignore[list-item]
     with pytest.raises(TypeError):
         open_lanes(instruments=5)  # type: ignore[arg-type]
 

@@ -8,7 +8,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from trio_lanes import LaneConfig, LaneGroup, RateLimit, UnknownLaneError, open_lanes
+from trio_lanes import (
+    JobCancelledError,
+    JobState,
+    LaneClearedError,
+    LaneConfig,
+    LaneGroup,
+    RateLimit,
+    UnknownLaneError,
+    open_lanes,
+)
 
 
 async def no_op() -> None:
@@ -38,11 +47,20 @@ def test_a_bad_group_or_lane_is_an_error_where_it_is_made(
         make()
 
 
+def test_the_members_of_a_reservation_are_named_as_lanes_are_and_nobody_changes_it_later() -> None:
+    reserve = {" main ": 1}
+    group = LaneGroup(["main", "cron"], 2, reserve)
+    reserve[" main "] = 9
+    assert group.reserve == {"main": 1}
+    assert "reserve={'main': 1}" in repr(group)
+
+
 @pytest.mark.parametrize(
     ("groups", "error", "says"),
     [
         ([], TypeError, "groups"),
         ({"g": ["main"]}, TypeError, "group 'g'"),
+        ({5: LaneGroup(["main"])}, TypeError, "group name.*5"),
         ({"g": LaneGroup(["nowhere"])}, ValueError, "'g'.*'nowhere'"),
         ({"g": LaneGroup(["main"]), "h": LaneGroup(["main"])}, ValueError, r"'main'.*'g', 'h'"),
     ],
@@ -185,12 +203,51 @@ async def test_a_hook_may_submit_when_a_deadline_has_just_withdrawn_a_job(
             if job.name == "withdrawn":
                 lanes.submit_nowait(no_op, name="instead")
 
-    async with open_lanes({"main": 1}, instruments=[Replace()]) as lanes:
-        lanes.pause()
+    async with open_lanes({"main": 1, "cron": 1}, instruments=[Replace()]) as lanes:
+        lanes.submit_nowait(trio.sleep, 5, lane="cron", name="running")
+        lanes.pause("main")
         with trio.move_on_after(1):
             await lanes.run(no_op, name="withdrawn")
-        assert [job.name for job in lanes.jobs()] == ["instead"]
+        assert [job.name for job in lanes.jobs()] == ["running", "instead"]
+        assert lanes.jobs()[1].parent is None
+        lanes.resume("main")
+
+
+async def test_a_hook_may_withdraw_a_job_that_is_about_to_be_cleared(
+    autojump_clock: MockClock,
+) -> None:
+    class Both:
+        def job_finished(self, job: Any) -> None:
+            jobs[1].cancel()
+
+    async with open_lanes({"main": 1}, instruments=[Both()]) as lanes:
+        lanes.pause()
+        jobs = [lanes.submit_nowait(no_op) for _ in range(3)]
+        assert lanes.clear() == 2
+        assert [type(job.exception) for job in jobs] == [
+            LaneClearedError,
+            JobCancelledError,
+            LaneClearedError,
+        ]
+
+
+async def test_a_hook_may_pause_the_lane_whose_turn_it_is_in_its_group(
+    autojump_clock: MockClock,
+) -> None:
+    class Pause:
+        def job_started(self, job: Any) -> None:
+            lanes.pause("cron")
+
+    group = LaneGroup(["main", "cron"], concurrency=2)
+    config = {"main": 1, "cron": 1, "other": 1}
+    async with open_lanes(config, groups={"key": group}, instruments=[Pause()]) as lanes:
+        lanes.pause()
+        lanes.submit_nowait(trio.sleep, 1)
+        waits = lanes.submit_nowait(trio.sleep, 1, lane="cron")
         lanes.resume()
+        await trio.sleep(5)
+        assert waits.state is JobState.WAITING
+        lanes.resume("cron")
 
 
 async def test_a_hook_may_reset_the_lane_that_is_being_reset(autojump_clock: MockClock) -> None:

@@ -178,3 +178,39 @@ async def test_a_clear_in_a_paused_lane_leaves_it_paused(autojump_clock: MockClo
         assert track.started == []
         lanes.resume("main")
     assert track.ended == ["kept"]
+
+
+async def test_clear_of_an_owner_settles_what_waits_of_it_in_all_priorities_and_nothing_else(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    async with open_lanes({"main": 1, "cron": 1}) as lanes:
+        running = [
+            lanes.submit_nowait(track.sleep, f"{lane} runs", lane=lane, owner="acme")
+            for lane in ("main", "cron")
+        ]
+        of_acme = [
+            lanes.submit_nowait(track.sleep, "acme", owner="acme", **where, priority=priority)
+            for priority in (-1, 0, 1)
+            for where in ({}, {"session": "alice"}, {"lane": "cron"})
+        ]
+        by_session = lanes.submit_nowait(track.sleep, "by session", session="acme")
+        others = [
+            lanes.submit_nowait(track.sleep, f"other {number}", session=session, owner=owner)
+            for number, (session, owner) in enumerate([("alice", "globex"), (None, None)])
+        ]
+        await trio.sleep(0.5)
+        assert lanes.clear("cron", owner="acme", reason="gone") == 3
+        assert lanes.clear(owner="acme", reason="gone") == 7  # an owner is the session unless said
+        for job in [*of_acme, by_session]:
+            assert job.state is JobState.CANCELLED
+            with pytest.raises(LaneClearedError, match=r"cleared: gone") as caught:
+                await job.wait()
+            assert caught.value.reason == "gone"
+            assert caught.value.lane == job.lane
+        assert not any(job.cancel_called for job in running)
+        assert lanes.clear(owner="nobody") == 0
+        for job in [*running, *others]:
+            await job.wait()
+    assert sorted(track.ended) == ["cron runs", "main runs", "other 0", "other 1"]
+    assert sorted(track.started) == sorted(track.ended)

@@ -14,6 +14,7 @@ from trio_lanes import (
     LaneConfig,
     LaneResetError,
     LanesClosedError,
+    RateLimit,
     open_lanes,
 )
 
@@ -37,6 +38,29 @@ def messages(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> 
 
 
 # ---- close
+
+
+async def test_check_open_raises_where_a_submission_would_and_submits_nothing(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stays() -> None:
+        await trio.sleep(1)
+        lanes.check_open()  # a running job may still submit
+
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.check_open()
+        running = lanes.submit_nowait(stays)
+        await settle_down()
+        lanes.close("restarting", retry_after=30)
+        for _ in range(2):
+            with pytest.raises(LanesClosedError, match="restarting") as caught:
+                lanes.check_open()
+            assert caught.value.retry_after == 30
+        assert lanes.jobs() == [running]
+        await running.wait()
+    assert messages(caplog) == [
+        "refusing new work: the lanes are closed: restarting; retry after 30 s"
+    ]
 
 
 async def test_after_close_every_way_to_submit_is_refused_with_reason_and_retry_after(
@@ -223,6 +247,22 @@ async def test_drain_with_a_grace_cancels_what_is_left_and_tells_it(
         for job in waiting:
             assert type(job.exception) is LanesClosedError
             assert job.started_at is None
+
+
+async def test_sessions_and_lanes_of_templates_go_when_nothing_can_start_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    """What their rates remember, and pauses that time would end, matter to nobody then."""
+    rated = LaneConfig(rate=RateLimit(1, per=3600))
+    async with open_lanes({"main": 1, "sub:*": rated}, sessions=rated) as lanes:
+        await lanes.run(trio.sleep, 0, session="alice", lane="sub:a")
+        lanes.pause_for("session:bob", 600)
+        lanes.pause_for("sub:b", 600)
+        lanes.pause("session:carol")
+        lanes.submit_nowait(trio.sleep_forever, session="dave")
+        await lanes.drain(grace=1)
+        assert lanes.sessions() == ["carol"]
+        assert list(lanes.statistics().lanes) == ["main"]
 
 
 async def test_drain_gives_up_what_outlives_its_cancellation(autojump_clock: MockClock) -> None:

@@ -11,9 +11,11 @@ from trio.testing import MockClock, assert_no_checkpoints, wait_all_tasks_blocke
 
 from trio_lanes import (
     JobState,
+    Lane,
     LaneConfig,
     LaneFullError,
     Lanes,
+    SessionLane,
     UnknownLaneError,
     open_lanes,
 )
@@ -121,6 +123,17 @@ async def test_configuring_is_no_checkpoint_and_happens_at_once(
         with assert_no_checkpoints():
             lanes.configure({"main": 3})
         assert [job.state for job in jobs] == [JobState.RUNNING] * 3 + [JobState.WAITING]
+
+
+@pytest.mark.parametrize("name", ["main", "session:alice"])
+async def test_what_is_not_there_cannot_be_removed_also_where_no_lane_is(name: str) -> None:
+    async with open_lanes({}) as lanes:
+        with pytest.raises(UnknownLaneError, match=f"'{name}'.*none"):
+            lanes.configure({name: None})
+    async with open_lanes({"cron": 1, "session:bob": 1}) as lanes:
+        known = "cron" if name == "main" else "session:bob"
+        with pytest.raises(UnknownLaneError, match=f"'{name}'.*: '{known}'$"):
+            lanes.configure({name: None})
 
 
 # ---- with jobs in it
@@ -324,6 +337,31 @@ async def test_a_removal_and_a_bad_value_in_one_call_remove_nothing(
         with pytest.raises(ValueError, match="-3"):
             lanes.configure({"cron": None, "main": -3})
         assert snapshot(lanes) == before
+
+
+async def test_a_hook_that_is_told_of_a_configuration_finds_all_of_it_applied(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    told: list[str] = []
+
+    class Submit:
+        def lane_paused(self, lane: Lane | SessionLane) -> None:
+            told.append(lane.name)
+            assert lanes.lane("cron").concurrency == 3
+            for i in range(3):
+                lanes.submit_nowait(track.sleep, f"{lane.name}{i}", lane="new", session=f"{i}")
+
+    config = LaneConfig(paused=True)
+    async with open_lanes({"main": 1, "cron": 1}, instruments=[Submit()]) as lanes:
+        lanes.submit_nowait(track.sleep, "alice", session="alice")
+        lanes.configure({"main": config, "session:alice": config, "cron": 3, "new": 2})
+        assert told == ["main", "session:alice"]
+        assert lanes.lane("new").active == 2
+        assert len(lanes.jobs()) == 7
+        lanes.resume("session:alice")
+    assert len(track.ended) == 7
+    assert track.peak == 3
 
 
 async def test_a_hook_may_configure_while_lanes_are_served(autojump_clock: MockClock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import signal
@@ -331,3 +332,35 @@ def test_ctrl_c_at_any_point_corrupts_nothing(story: Story, step: int) -> None:
     while was_interrupted_at(n, story):
         n += step
     assert n > 50
+
+
+@pytest.mark.parametrize("way", ["__aenter__", "__aexit__"])
+def test_ctrl_c_on_the_way_into_or_out_of_the_block_leaves_it_like_any_error(way: str) -> None:
+    recorder = Recorder()
+    opened: list[Lanes] = []
+    hits: list[str] = []
+
+    def goes_off(frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if code.co_filename == contextlib.__file__ and code.co_name == way and not hits:
+            hits.append(event)
+            signal.raise_signal(signal.SIGINT)
+
+    async def main() -> None:
+        sys.setprofile(goes_off)
+        async with open_lanes({"main": 1}, instruments=[recorder]) as lanes:
+            opened.append(lanes)
+            lanes.submit_nowait(never_ends)
+            lanes.submit_nowait(never_ends)
+            await trio.sleep(1)
+            lanes.reset()
+            lanes.clear()
+
+    try:
+        with interrupts:
+            run(main)
+    finally:
+        sys.setprofile(None)
+    assert len(hits) == 1
+    if recorder.submitted:
+        check_all_is_settled(recorder, *opened)

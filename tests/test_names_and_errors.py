@@ -104,6 +104,17 @@ async def test_spellings_of_one_session_are_one_session(autojump_clock: MockCloc
         assert lanes.clear(" session:alice ") == 3
 
 
+async def test_what_is_said_of_a_session_means_the_same_when_it_is_said_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        for key in ("session:session:bob", "bob", "session:bob", "session: session: bob"):
+            job = lanes.submit_nowait(returns, session=key)
+            assert job.session == lanes.session(key).key == "bob"
+            assert resolve_session_lane(key) == lanes.session(key).name == "session:bob"
+        assert lanes.sessions() == ["bob"]
+
+
 async def test_spellings_of_one_lane_are_one_lane(autojump_clock: MockClock) -> None:
     async with open_lanes({" main ": 1, "cron": 1}) as lanes:
         jobs = [lanes.submit_nowait(returns, lane=name) for name in ("main", "  main", "")]

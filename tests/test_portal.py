@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+import attrs
 import pytest
 import sniffio
 import trio
@@ -780,3 +781,45 @@ async def test_a_job_knows_that_it_runs_in_trio_whatever_the_thread_that_submitt
     async with open_lanes({"main": 1}) as lanes:
         portal = lanes.portal()
         assert await in_thread(asyncio.run, in_asyncio()) == "trio"
+
+
+async def test_in_another_thread_whatever_would_change_lanes_is_refused_and_harms_nobody() -> None:
+    gate = trio.Event()
+    async with open_lanes({"main": 1}) as lanes:
+        running = lanes.submit_nowait(gate.wait, idle_timeout=PATIENCE)
+        waiting = lanes.submit_nowait(trio.sleep, 0, session="alice")
+        before = lanes.statistics()
+        session, lane = lanes.session("bob"), lanes.lane("main")
+        verbs: list[Callable[[], object]] = [
+            lambda: lanes.submit_nowait(trio.sleep, 1),
+            lambda: session.start_soon(trio.sleep, 1),
+            lanes.clear,
+            lanes.reset,
+            lanes.pause,
+            session.pause,
+            lambda: session.pause_for(1),
+            lane.resume,
+            lambda: lanes.configure({"main": 9}),
+            lambda: setattr(lane, "concurrency", 9),
+            lambda: setattr(waiting, "priority", 9),
+            lanes.close,
+            running.cancel,
+            waiting.cancel,
+            lambda: running.charge(requests=2),
+            running.progress,
+        ]
+        for verb in verbs:
+            with pytest.raises(RuntimeError):
+                await in_thread(verb)
+        with pytest.raises(RuntimeError, match=r"portal\(\)"):
+            await in_thread(lanes.clear)
+        after = lanes.statistics()
+        assert attrs.evolve(after, oldest_wait=0, lanes={}) == attrs.evolve(
+            before, oldest_wait=0, lanes={}
+        )
+        assert after.lanes["main"].concurrency == 1
+        assert lanes.sessions() == ["alice"]
+        assert (waiting.priority, running.cancel_called) == (0, False)
+        gate.set()
+        await lanes.run(trio.sleep, 0)
+        assert (running.exception, waiting.exception) == (None, None)

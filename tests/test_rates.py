@@ -249,6 +249,36 @@ async def test_only_a_job_that_has_started_can_be_charged(autojump_clock: MockCl
         job.charge(requests=2)
 
 
+@pytest.mark.parametrize("of", ["lane", "template", "session"])
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_job_that_has_ended_is_charged_in_its_session_and_lane_even_if_these_have_gone(
+    of: str, gone: bool, autojump_clock: MockClock
+) -> None:
+    rate = sliding(10, 60, "tokens")
+    rated = {name: LaneConfig(rate=rate if name == of else ()) for name in ("lane", "template")}
+    sessions = LaneConfig(rate=rate if of == "session" else ())
+    config = {"main": rated["lane"], "auth:*": rated["template"]}
+    async with open_lanes(config, sessions=sessions) as lanes:
+
+        async def submitted(tokens: int) -> Job[None]:
+            lane = "auth:alice" if of == "template" else "main"
+            job = lanes.submit_nowait(no_op, lane=lane, session="alice", cost={"tokens": tokens})
+            await job.wait()
+            return job
+
+        first = await submitted(10)
+        if gone:
+            await trio.sleep(100)
+            first.charge(tokens=20)  # what it used beyond its cost is a charge of now
+        else:
+            first.charge(tokens=1)
+        jobs = [await submitted(tokens) for tokens in (9, 1)]
+        assert starts(jobs) == ([160, 160] if gone else [0, 60])
+        if of == "session":
+            await trio.sleep(200)
+            assert lanes.sessions() == []
+
+
 def used(jobs: list[Job[None]], costs: list[int], per: float) -> tuple[int, float]:
     """The most jobs, and the most cost, that started in any half-open window of that length."""
     began = sorted((job.started_at or 0.0, cost) for job, cost in zip(jobs, costs, strict=True))

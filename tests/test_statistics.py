@@ -407,6 +407,13 @@ async def test_the_repr_of_a_lane_is_live(autojump_clock: MockClock) -> None:
         session.resume()
 
 
+async def test_the_repr_of_a_lane_that_was_removed_says_so(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": 2, "cron": 1}) as lanes:
+        lane = lanes.lane("cron")
+        lanes.configure({"cron": None})
+        assert repr(lane) == "<trio_lanes.Lane 'cron', removed>"
+
+
 async def test_the_repr_of_a_job_tells_its_name_state_lane_and_session(
     autojump_clock: MockClock,
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import attrs
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes import LaneConfig, LaneGroup, RateLimit, UnknownLaneError, open_lanes
 
@@ -82,6 +85,25 @@ async def test_a_template_is_reconfigured_with_all_of_its_lanes(autojump_clock: 
             lanes.lane("t:x")
 
 
+async def test_a_pause_of_a_template_is_of_its_lanes_that_are_alive_and_a_paused_one_of_all(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"t:*": 1}) as lanes:
+        alive = lanes.submit_nowait(trio.sleep, 1, lane="t:alive")
+        waiting = lanes.submit_nowait(trio.sleep, 1, lane="t:alive")
+        lanes.pause("t:*")
+        await lanes.run(trio.sleep, 1, lane="t:later")
+        assert (alive.done, waiting.started_at) == (True, None)
+        lanes.configure({"t:*": LaneConfig(paused=True)})
+        later = lanes.submit_nowait(trio.sleep, 1, lane="t:later")
+        assert lanes.lane("t:later").paused
+        await trio.sleep(1)
+        lanes.configure({"t:*": LaneConfig()})
+        await waiting.wait()
+        await later.wait()
+    assert trio.current_time() == 3.0
+
+
 async def test_a_template_may_be_a_member_of_a_group(autojump_clock: MockClock) -> None:
     groups = {"key": LaneGroup(["main", "t:*"], concurrency=2)}
     async with open_lanes({"main": 4, "t:*": 4}, groups=groups) as lanes:
@@ -104,12 +126,44 @@ async def test_a_session_may_be_unlike_the_others(autojump_clock: MockClock) -> 
         assert lanes.session("vip").active == 3  # nothing that runs is touched
 
 
+async def test_a_template_of_sessions_is_what_those_are_like_whose_keys_match(
+    autojump_clock: MockClock,
+) -> None:
+    config = {"main": 99, "session:probe-*": 2, "session:probe-deep-*": 3, "session:probe-x": 4}
+    async with open_lanes(config) as lanes:
+        keys = ("alice", "probe-a", "probe-deep-a", "probe-x", "probe-*")
+        for key in keys:
+            for _ in range(5):
+                lanes.submit_nowait(trio.sleep, 1, session=key)
+        assert [lanes.session(key).active for key in keys] == [1, 2, 3, 4, 2]
+        lanes.configure({"session:probe-*": 5})
+        assert [lanes.session(key).active for key in keys] == [1, 5, 3, 4, 5]
+        lanes.configure({"session:probe-deep-*": None})
+        assert lanes.session("probe-deep-b").config.concurrency == 5
+        assert lanes.clear("session:probe-*") == 0  # a name of a verb is that of one session
+        assert lanes.clear() == 5 - 1 + 5 - 3 + 5 - 4 - 2  # what is left of alice, deep-a and x
+
+
+async def test_a_number_is_the_only_difference_of_a_session_from_the_others(
+    autojump_clock: MockClock,
+) -> None:
+    others = LaneConfig(max_waiting=7, rate=RateLimit(9))
+    async with open_lanes({"session:vip": 2}, sessions=others) as lanes:
+        lanes.configure({"session:new": 3, "session:vip": 4, "session:own": LaneConfig()})
+        assert lanes.session("vip").config == attrs.evolve(others, concurrency=4)
+        assert lanes.session("new").config == attrs.evolve(others, concurrency=3)
+        assert lanes.session("own").config == LaneConfig()
+        assert lanes.session("alice").config == others
+
+
 @pytest.mark.parametrize(
     ("lanes", "says"),
     [
         ({"session:vip": LaneConfig(aging=2)}, "session:vip.*aging"),
         ({"session:vip": LaneConfig(fair=True)}, "session:vip.*fair"),
         ({"session:": 1}, "blank"),
+        ({"session:session:": 1}, "blank"),
+        ({"session:*": LaneConfig(aging=2)}, r"session:\*.*aging"),
         ({"session: a": 1, "session:a ": 1}, "twice"),
     ],
 )
@@ -129,3 +183,23 @@ async def test_a_session_may_be_paused_from_the_start_and_bounded(
             lanes.session("slow").submit_nowait(no_op)
         lanes.resume("session:slow")
         assert await job.wait() == "done"
+
+
+async def test_a_lane_lives_as_long_as_somebody_waits_in_a_session_for_room_to_go_there(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = LaneConfig(max_waiting=1)
+    async with open_lanes({"main": 1, "sub:*": 1}, sessions=sessions) as lanes:
+        alice = lanes.session("alice")
+        for _ in range(2):
+            alice.submit_nowait(trio.sleep, 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(alice.run, trio.sleep, 1, lane="sub:a"))
+            await wait_all_tasks_blocked()
+            with trio.move_on_after(0.5):
+                await alice.run(trio.sleep, 1, lane="sub:c")
+            lanes.submit_nowait(trio.sleep, 9, lane="sub:b")
+            assert list(lanes.statistics().lanes) == ["main", "sub:a", "sub:b"]
+            lanes.configure(groups={"g": LaneGroup(["sub:*"], concurrency=1)})
+        assert trio.current_time() == 10.5
+        assert list(lanes.statistics().lanes) == ["main"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -62,6 +63,36 @@ def optional_callable(field: str, value: Any) -> object:
     """Something that can be called, or None."""
     if value is not None and not callable(value):
         raise TypeError(f"{field} must be callable or None, not {value!r}")
+    return value
+
+
+def optional_sync(field: str, value: Any) -> object:
+    """Something that can be called and does its work then, or None."""
+    if inspect.iscoroutinefunction(optional_callable(field, value)):
+        raise TypeError(f"{field} must be a synchronous function, not {value!r}")
+    return value
+
+
+def optional_text(field: str, value: Any) -> object:
+    """A string, or None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{field} must be a string, not {value!r}")
+    return value
+
+
+def hashable(field: str, value: Any) -> object:
+    """Something that can be the key of a dict."""
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(f"{field} must be hashable, not {value!r}") from error
+    return value
+
+
+def optional_limiter(field: str, value: Any) -> object:
+    """A limiter of Trio's, or None."""
+    if value is not None and not isinstance(value, trio.CapacityLimiter):
+        raise TypeError(f"{field} must be a trio.CapacityLimiter or None, not {value!r}")
     return value
 
 

@@ -78,6 +78,10 @@ class Closing:
                     scheduler.withdraw_all(lane.waiting_jobs(), lambda job: self.error())
                 # Or the lanes could not end before the last pause is over and all rates refilled.
                 scheduler.timers.stop()
+                for actor in scheduler.actors():
+                    scheduler.touch(actor)  # it may go now
+                for lane in scheduler.lanes.values():
+                    lane.returning.update(dict.fromkeys(lane.returning, True))
 
     def _refuse_entrants(self, *, by_jobs: bool) -> None:
         for actor in self._scheduler.actors():

@@ -30,6 +30,12 @@ def _members(value: Iterable[str]) -> tuple[str, ...]:
     return members
 
 
+def _reserve(value: Mapping[str, int]) -> Mapping[str, int]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"reserve must be a mapping of members to tokens, not {value!r}")
+    return {resolve_global_lane(member): tokens for member, tokens in value.items()}
+
+
 @attrs.frozen(kw_only=True)
 class LaneConfig:
     """How a lane behaves. Every field can be read back.
@@ -42,8 +48,7 @@ class LaneConfig:
     """How many jobs it runs at once: a whole number, or `math.inf`. 0 admits nothing until it
     is raised."""
     limiter: trio.CapacityLimiter | None = attrs.field(
-        default=None,
-        validator=attrs.validators.optional(attrs.validators.instance_of(trio.CapacityLimiter)),
+        default=None, validator=_check.field(_check.optional_limiter)
     )
     """A limiter that the application shares between lanes and its own code, instead of one of the
     lane's own; its tokens are the concurrency then."""
@@ -85,15 +90,13 @@ class LaneGroup:
     """The names of the lanes or templates. A lane is in at most one group."""
     concurrency: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
     """How many jobs of all of them run at once."""
-    reserve: Mapping[str, int] = attrs.field(factory=dict)
+    reserve: Mapping[str, int] = attrs.field(factory=dict, converter=_reserve)
     """Tokens of the budget that only that member can take."""
     rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
     """What the jobs of all of them may use of something in a length of time."""
 
     @reserve.validator
-    def _check_reserve(self, attribute: object, value: object) -> None:
-        if not isinstance(value, Mapping):
-            raise TypeError(f"reserve must be a mapping of members to tokens, not {value!r}")
+    def _check_reserve(self, attribute: object, value: Mapping[str, int]) -> None:
         for member, tokens in value.items():
             if member not in self.members:
                 raise ValueError(f"reserve names {member!r}, which is no member")
@@ -175,7 +178,7 @@ class JobOptions(MapOptions, total=False):
 class RareOptions:
     """The options that few jobs use, kept together so that all other jobs can share one of it."""
 
-    owner: Hashable = attrs.field(default=SESSION_IS_OWNER)
+    owner: Hashable = attrs.field(default=SESSION_IS_OWNER, validator=_check.field(_check.hashable))
     delay: float = attrs.field(default=0.0, validator=_check.field(_check.finite_seconds))
     timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
     queue_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
@@ -184,18 +187,12 @@ class RareOptions:
         default=None, validator=attrs.validators.optional(_check.field(_check.seconds))
     )
     on_wait: Callable[[Job[Any], float], None] | None = attrs.field(
-        default=None, validator=_check.field(_check.optional_callable)
+        default=None, validator=_check.field(_check.optional_sync)
     )
     cost: Mapping[str, float] = attrs.field(default=1, converter=costs_of)
     yield_slot: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
-    name: str | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str))
-    )
+    name: str | None = attrs.field(default=None, validator=_check.field(_check.optional_text))
     meta: Any = None
-
-    @owner.validator
-    def _check_owner(self, attribute: object, value: object) -> None:
-        hash(value)  # raises TypeError
 
     limits_run: bool = attrs.field(init=False)  # whether there is a limit to how long it may run
 
@@ -203,5 +200,8 @@ class RareOptions:
     def _limits_run(self) -> bool:
         return self.timeout != math.inf or self.idle_timeout != math.inf
 
+
+# What an option that does not exist is refused by: its `TypeError` names the function.
+RareOptions.__init__.__qualname__ = JobOptions.__name__
 
 NO_OPTIONS: Final = RareOptions()

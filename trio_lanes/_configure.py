@@ -52,30 +52,34 @@ def _check_change(lane: LaneActor, plan: Plan) -> None:
 def apply(scheduler: Scheduler, plan: Plan) -> None:
     """Go on as ``plan`` says, which is known to be possible, inside a transition."""
     scheduler.plan = plan
+    switched: list[Actor] = []  # those that are to pause, or to go on
     for name, lane in list(scheduler.lanes.items()):
         label = plan.label_of(name)
         if label is None:
             del scheduler.lanes[name]
         else:
             lane.label, lane.from_template = label, label != name
-            _change(scheduler, lane, plan.lanes[label])
+            switched += _change(scheduler, lane, plan.lanes[label])
     for name, config in plan.lanes.items():
         if name not in scheduler.lanes and not name.endswith(TEMPLATE_MARK):
             scheduler.lanes[name] = LaneActor(scheduler, name, name, config)
-    configs = [*plan.sessions.values(), scheduler.session_config]
+    configs = [*plan.sessions.values(), plan.others]
     scheduler.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
     for key, session in scheduler.sessions.items():
-        _change(scheduler, session, plan.sessions.get(key, scheduler.session_config))
+        switched += _change(scheduler, session, plan.of_session(key))
     _regroup(scheduler)
+    for actor in switched:  # last: hooks are told of it, and may use all that is configured
+        (pause if actor.config.paused else resume)(scheduler, (actor,))
 
 
-def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> None:
+def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Actor]:
+    """Have ``actor`` go on with ``config``; itself, if that says to pause or to go on."""
     old = actor.config
     scheduler.touch(actor)
-    if config != old:
-        actor.set_config(config)
-        if config.paused is not old.paused:
-            (pause if config.paused else resume)(scheduler, (actor,))
+    if config == old:
+        return []
+    actor.set_config(config)
+    return [] if config.paused is old.paused else [actor]
 
 
 def _regroup(scheduler: Scheduler) -> None:

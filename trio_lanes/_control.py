@@ -5,6 +5,7 @@ Each takes the actors that a name means; None means every global lane, which is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
@@ -169,15 +170,23 @@ def _update_pause(scheduler: Scheduler, actor: Actor) -> None:
 
 def onlookers(scheduler: Scheduler, job: AnyJob | None) -> set[AnyJob]:
     """``job``, and those that wait for it, directly or not: they cannot end before it."""
-    found: set[AnyJob] = set()
-    unseen = [job]
+    found = set() if job is None else {job}
+    unseen = list(found)
     while unseen:
         job = unseen.pop()
-        if job is not None and job not in found:
-            found.add(job)
-            unseen += [wait.job for wait in (job._waiters or {}).values()]
-            unseen += scheduler.watches.waiting_for(job)
+        waiting = {wait.job for wait in (job._waiters or {}).values() if wait.job is not None}
+        new = (waiting | scheduler.watches.waiting_for(job, found)) - found
+        found |= new
+        unseen += new
     return found
+
+
+def _most_onlookers(scheduler: Scheduler) -> int:
+    """No more than that can be `onlookers` of a job: itself, and those that wait for anything.
+
+    Asked first, since it costs nothing: while many jobs wait for lanes, those are looked at often.
+    """
+    return 1 + len(scheduler.waits) + len(scheduler.watches.watched)
 
 
 def _belongs(job: AnyJob, actors: Iterable[Actor]) -> bool:
@@ -199,8 +208,10 @@ async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: fl
         return all(job.done for job in running)
 
     def ended() -> bool:
-        left_out = onlookers(scheduler, inside)
-        return all(job.done or job in left_out for job in running)
+        left = [job for job in running if not job.done]
+        if len(left) > _most_onlookers(scheduler):
+            return False
+        return onlookers(scheduler, inside).issuperset(left)
 
     with trio.move_on_after(timeout):
         await scheduler.watches.wait(object(), Watch(ended, inside, set(running).__contains__))
@@ -224,13 +235,24 @@ async def wait_until(
         except UnknownLaneError:  # removed since; only an idle lane is
             return ()
 
+    def is_busy(actor: Actor) -> bool:
+        return bool((idle and actor.active) or (fewer_than == 1 and actor.waiting))
+
+    each_alone = inside is None and fewer_than in (1, math.inf)
+    busy: Actor | None = None  # the last that was; most likely it still is
+
     def reached() -> bool:
-        if fewer_than == 1 and inside is None:  # the usual case, looked at after each transition
-            return not any(actor.waiting or (idle and actor.active) for actor in actors())
+        nonlocal busy
+        if each_alone:  # the usual case, and asked at each transition
+            if busy is None or not is_busy(busy):
+                busy = next(filter(is_busy, actors()), None)
+            return busy is None
         if sum(actor.waiting for actor in actors()) >= fewer_than:
             return False
         if not idle:
             return True
+        if any(actor.active > _most_onlookers(scheduler) for actor in actors()):
+            return False
         left_out = [job for job in onlookers(scheduler, inside) if job._state is RUNNING]
         return not any(
             actor.active > sum(_belongs(job, (actor,)) for job in left_out) for actor in actors()

@@ -7,15 +7,27 @@ nearest task above it that runs one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 from trio.lowlevel import RunVar, Task
 
 if TYPE_CHECKING:
     from ._job import AnyJob
+    from ._waits import Wait
 
-JobsByTask = dict[Task, "AnyJob"]
+
+@final
+class JobsByTask(dict[Task, "AnyJob"]):
+    """{task: the job it runs}."""
+
+    __slots__ = ("waits",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Final[dict[Wait, None]] = {}
+        """The waits inside jobs, in the order in which they began."""
+
 
 _jobs_by_task: Final[RunVar[JobsByTask]] = RunVar("trio_lanes: the job that each task runs")
 
@@ -25,7 +37,7 @@ def jobs_by_task() -> JobsByTask:
     try:
         return _jobs_by_task.get()
     except LookupError:
-        jobs: JobsByTask = {}
+        jobs = JobsByTask()
         _jobs_by_task.set(jobs)
         return jobs
 

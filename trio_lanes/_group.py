@@ -9,14 +9,15 @@ of all members, not to the member that freed it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 from ._backlog import Backlog, rank
 from ._config import LaneGroup
-from ._rate import Rates, rate_limits
+from ._rate import Rates
 from ._timers import Timer
 
 if TYPE_CHECKING:
+    from ._actor import Turns
     from ._job import AnyJob
     from ._lane import LaneActor
 
@@ -28,8 +29,11 @@ class GroupFloor(Protocol):
     def now(self) -> float: ...
     @property
     def lanes(self) -> Mapping[str, LaneActor]: ...
+    @property
+    def group_turns(self) -> Turns: ...
     def touch(self, actor: Group, /) -> None: ...
     def touch_at(self, when: float, actor: Group, timer: Timer | None) -> Timer: ...
+    def rate_limited(self, actor: LaneActor, until: float, /) -> None: ...
 
 
 @final
@@ -43,8 +47,9 @@ class Group:
         self._floor = floor
         self.name = name
         self.config = config
-        self.rates = Rates(rate_limits(config.rate))
+        self.rates = Rates.of(config.rate)
         self.touched = False  # whether it is in line for a step
+        self.turns: Final = floor.group_turns  # the line for that
         self.used = dict.fromkeys(config.members, 0)  # {label: tokens in use}
         self.returning: dict[LaneActor, None] = {}  # lanes with jobs that want their slots back
         self._offers: dict[str, Backlog[LaneActor]] = {
@@ -117,9 +122,14 @@ class Group:
             if head is not None:
                 when = self.rates.ready_at(head._costs, self._floor.now)
                 if when > self._floor.now:  # nobody overtakes a head that waits for its charge
+                    known = self._timer is not None and self._timer.when == when
                     self._timer = self._floor.touch_at(when, self, self._timer)
+                    if not known:
+                        self._floor.rate_limited(lane, when)
                     return
                 if not lane.start_head(head):  # it lacks a token of a shared limiter
                     self._offers[lane.label].remove(self._offered.pop(lane))
                     continue
+            if lane.group is not self:  # a hook has configured other groups
+                return
             self.offer(lane)

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
+from ._check import optional_sync
+
 if TYPE_CHECKING:
     from ._job import AnyJob
     from ._views import Lane, SessionLane
@@ -23,8 +25,8 @@ class LaneInstrument(Protocol):
 
     Inherit from this and override what you need. At run time nothing asks for that: whatever of
     these names an object has is called. A hook that nobody has, or that is only inherited from
-    here, costs nothing. The session's key is not fit for the label of a metric: use ``job.lane``,
-    or ``lane.name`` of a `Lane`, which come from a bounded set.
+    here, costs nothing. The key of a session is not fit for the label of a metric: `Lane.label`
+    is, and so is ``job.lane`` where no lane comes from a template.
     """
 
     def job_submitted(self, job: AnyJob) -> None:
@@ -122,10 +124,9 @@ class Hooks:
                 method = getattr(instrument, name, None)
                 if getattr(method, "__func__", None) is getattr(LaneInstrument, name):
                     continue
-                if callable(method):
+                optional_sync(f"an instrument's {name}", method)
+                if method is not None:
                     hooks.append((instrument, method))
-                elif method is not None:
-                    raise TypeError(f"an instrument's {name} must be callable, not {method!r}")
             setattr(self, name, hooks)
 
     def call(self, hooks: list[Hook], *args: Any) -> None:

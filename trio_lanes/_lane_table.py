@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final, cast
 import trio
 
 from ._actor import Actor
-from ._config import LaneConfig
 from ._group import Group
 from ._instrument import Hooks
+from ._job import AnyJob
 from ._lane import LaneActor
 from ._mailbox import Mailbox
 from ._plan import Plan
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 class LaneTable(Transitions):
     """The lanes of one `open_lanes`, of both layers, and their groups."""
 
-    def __init__(self, nursery: trio.Nursery, sessions: LaneConfig, hooks: Hooks) -> None:
+    def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
         super().__init__(nursery, hooks)
         self.plan = Plan()
-        self.session_config: Final = sessions
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
         self.groups: Final[dict[str, Group]] = {}
         self.bounded_sessions = False  # whether any session has a bound
@@ -56,6 +55,7 @@ class LaneTable(Transitions):
 
     def awake(self, key: str) -> SessionActor:
         """The lane of the session ``key``, alive."""
+        self.check_thread()
         session = self.sessions[key] = self.session_lane(key)
         return session
 
@@ -71,9 +71,20 @@ class LaneTable(Transitions):
         """The lane of the session ``key``; it need not be alive."""
         session = self.sessions.get(key)
         if session is None:
-            config = self.plan.sessions.get(key, self.session_config)
-            session = SessionActor(self._floor, self, key, config)
+            session = SessionActor(self._floor, self, key, self.plan.of_session(key))
         return session
+
+    def lanes_of(self, job: AnyJob) -> tuple[LaneActor, SessionActor | None]:
+        """The lanes of ``job``, which may have ended: they need not be alive, or are others now."""
+        session = None if job.session is None else self.session_lane(job.session)
+        return self.find_lane(job.lane) or job._lane, session
+
+    def let_remember(self, lane: LaneActor, session: SessionActor | None) -> None:
+        """Have these lanes alive if there are rates of theirs, which are about to be charged."""
+        if lane.from_template and lane.rates.units:
+            self.lanes.setdefault(lane.name, lane)
+        if session is not None and session.rates.units:
+            self.sessions.setdefault(session.key, session)
 
     def actors(self) -> list[Actor]:
         """Every lane that is alive, of both layers."""

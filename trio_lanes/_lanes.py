@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from types import MappingProxyType
 from typing import Final, Literal, final
 
@@ -16,6 +16,7 @@ from . import _control
 from ._check import finite_seconds
 from ._config import LaneConfig, LaneGroup, session_config
 from ._configure import apply, configure
+from ._current import job_here
 from ._drain import DrainReport, drain
 from ._errors import UnknownLaneError
 from ._instrument import Hooks, LaneInstrument
@@ -23,6 +24,7 @@ from ._job import AnyJob
 from ._names import resolve_global_lane, session_key
 from ._plan import Plan
 from ._portal import LanesPortal
+from ._protected import protected_context
 from ._scheduler import Scheduler
 from ._statistics import LanesStatistics, lanes_statistics
 from ._submission import Submitter
@@ -56,7 +58,8 @@ def open_lanes(
     Args:
       lanes: the global lanes. A number is a `LaneConfig` with that concurrency. A name that ends
         with ``*`` is a template: a lane whose name matches it comes to life and goes as session
-        lanes do. ``"session:vip"`` is what that one session is like.
+        lanes do. ``"session:vip"`` is what that one session is like, ``"session:probe-*"`` all
+        whose keys match; a number is its only difference from the others.
       sessions: what every other session lane is like.
       groups: global lanes that share a budget and rate limits, by the groups' names.
       instruments: hooks; see `LaneInstrument`.
@@ -64,16 +67,15 @@ def open_lanes(
     Raises:
       TypeError, ValueError: for a bad configuration, at the call.
     """
-    plan = Plan().changed(lanes, groups)
-    return _opened(plan, session_config(sessions), Hooks(instruments))
+    plan = Plan(others=session_config(sessions)).changed(lanes, groups, opening=True)
+    return _opened(plan, Hooks(instruments))
 
 
-@asynccontextmanager
-@enable_ki_protection
-async def _opened(plan: Plan, sessions: LaneConfig, hooks: Hooks) -> AsyncIterator[Lanes]:
+@protected_context
+async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
     with ExitStack() as when_all_has_ended:
         async with trio.open_nursery() as nursery:
-            scheduler = Scheduler(nursery, sessions, hooks)
+            scheduler = Scheduler(nursery, hooks)
             when_all_has_ended.callback(_report_unseen, scheduler)
             lanes = Lanes._create(scheduler)
             with scheduler.transition():
@@ -116,6 +118,9 @@ def _warn_of_pauses(scheduler: Scheduler) -> bool:
 @final
 class Lanes(Submitter):
     """All lanes of one `open_lanes`. Nothing but that makes one.
+
+    They and their jobs belong to the thread in which they were opened: in another one, whatever
+    would change something is a `RuntimeError`. There, use `portal`.
 
     Wherever a ``name`` is taken it is that of a global lane, or of a session lane if it begins
     with ``session:``. A global lane that does not exist is an `UnknownLaneError`.
@@ -298,6 +303,20 @@ class Lanes(Submitter):
         if retry_after is not None:
             finite_seconds("retry_after", retry_after)
         self._scheduler.closing.close(reason, retry_after)
+
+    @enable_ki_protection
+    def check_open(self) -> None:
+        """Raise what a submission from here would raise now if the lanes are closed.
+
+        For whoever takes work that is submitted later, and has to refuse it already. Not a
+        checkpoint.
+
+        Raises:
+          LanesClosedError: if the lanes take no new work; a running job may submit until they are
+            shut.
+        """
+        if not self._scheduler.closing.is_open:
+            self._scheduler.closing.check(job_here(self._scheduler.running))
 
     async def wait_closing(self) -> None:
         """Wait until the lanes close: for a server's shutdown trigger. A checkpoint."""

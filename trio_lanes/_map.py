@@ -9,8 +9,8 @@ its own: reading it may take long, and must not be cancelled when it is the taki
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, Generic, TypeVar, final
 
 import outcome
@@ -19,6 +19,7 @@ from trio.lowlevel import Abort, ParkingLot, disable_ki_protection, enable_ki_pr
 
 from ._current import job_here
 from ._job import AnyJob, Job
+from ._protected import protected_context
 from ._room import Entrant
 from ._scheduler import Scheduler
 from ._waits import RaiseCancel, Wait
@@ -206,8 +207,7 @@ class Window(Generic[T_co]):
         assert entrant is not None
         job = entrant.job
         if isinstance(what, outcome.Value):
-            if not job.done:
-                self._unsettled[job] = None
+            self._unsettled[job] = None  # it is accepted next
         else:
             assert isinstance(what.error, Exception)
             if self._ordered:
@@ -244,11 +244,15 @@ class Window(Generic[T_co]):
         task, job = trio.lowlevel.current_task(), job_here(self._scheduler.running)
         if not self._unsettled:
             return Wait(task, None if self._entrant is None else job, entrant=self._entrant)
+        any_of: Collection[AnyJob] = self._unsettled.keys()
         if self._ordered and not self._left:
             head = self._line[0]
             assert isinstance(head, Job)
-            return Wait(task, job, any_of=(head,))
-        return Wait(task, job, any_of=self._unsettled.keys())
+            any_of = (head,)
+        return Wait(task, job, any_of=any_of, failed=self._forget)
+
+    def _forget(self) -> None:
+        self._parked = None
 
     async def _park(self) -> None:
         wait = self._parked = self._wait()
@@ -313,8 +317,7 @@ class Window(Generic[T_co]):
                 self.close_error = error
 
 
-@asynccontextmanager
-@enable_ki_protection
+@protected_context
 async def opened(
     window: Window[T_co], items: AsyncIterator[Any] | None
 ) -> AsyncIterator[MapResults[T_co]]:

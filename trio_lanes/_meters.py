@@ -166,6 +166,15 @@ class Window:
         return index
 
 
+def bucket_shape(limit: float, per: float, burst: float | None) -> tuple[Fraction, Fraction]:
+    """The burst of a `Bucket`, and what leaks from it in a second."""
+    most = Fraction(exact(limit))
+    size = min(max(most / 10, Fraction(1)), most) if burst is None else Fraction(exact(burst))
+    # Of a limit with a fraction, whole numbers reach only what is below it; and a burst
+    # under 1 must not make the rate higher than the limit.
+    return size, min(most, math.floor(most) + 1 - size) / Fraction(per)
+
+
 @final
 class Bucket:
     """The smoothing meter: the generic cell rate algorithm (GCRA) of ITU-T I.371, with amounts.
@@ -190,14 +199,7 @@ class Bucket:
         # lowest since each of these times: both ascend
         self._dips: list[tuple[float, Fraction]] = []
         self._per = Fraction(per)
-        most = Fraction(exact(limit))
-        if burst is None:
-            self._burst = min(max(most / 10, Fraction(1)), most)
-        else:
-            self._burst = Fraction(exact(burst))
-        # Of a limit with a fraction, whole numbers reach only what is below it; and a burst
-        # under 1 must not make the rate higher than the limit.
-        self._rate = min(most, math.floor(most) + 1 - self._burst) / self._per
+        self._burst, self._rate = bucket_shape(limit, per, burst)
         self._interval = 1 / self._rate
 
     def ready_at(self, amount: float, now: float) -> float:

@@ -19,6 +19,13 @@ def _trimmed(what: str, name: object) -> str:
     return name.strip()
 
 
+def _bare(key: str) -> str:
+    """``key`` without any ``session:`` in front: what is bare stays the same when asked again."""
+    while key.startswith(SESSION_PREFIX):
+        key = key[len(SESSION_PREFIX) :].strip()
+    return key
+
+
 def resolve_session_lane(key: str) -> str:
     """The name of the session lane of ``key``.
 
@@ -28,10 +35,7 @@ def resolve_session_lane(key: str) -> str:
     Raises:
       TypeError: if ``key`` is not a string.
     """
-    key = _trimmed("a session key", key)
-    if key.startswith(SESSION_PREFIX):
-        key = key[len(SESSION_PREFIX) :].strip()
-    return SESSION_PREFIX + (key or DEFAULT_LANE)
+    return SESSION_PREFIX + (_bare(_trimmed("a session key", key)) or DEFAULT_LANE)
 
 
 def resolve_global_lane(name: str | None) -> str:
@@ -59,9 +63,7 @@ def session_key(key: object) -> str:
       TypeError: if ``key`` is not a string.
       ValueError: if it is blank.
     """
-    bare = _trimmed("session", key)
-    if bare.startswith(SESSION_PREFIX):
-        bare = bare[len(SESSION_PREFIX) :].strip()
+    bare = _bare(_trimmed("session", key))
     if not bare:
         raise ValueError(f"session must not be blank, got {key!r}; leave it out for no session")
     return bare

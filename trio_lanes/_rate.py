@@ -175,6 +175,11 @@ class Rates:
         self.units = frozenset(limit.unit for limit in limits)
         """What is counted."""
 
+    @classmethod
+    def of(cls, rate: RateLimit | Sequence[RateLimit]) -> Rates:
+        """The rates that ``rate=`` means, as if they had never been used."""
+        return cls(rate_limits(rate)) if rate else NO_RATES
+
     def __bool__(self) -> bool:
         return bool(self._meters)
 
@@ -251,3 +256,6 @@ def _new_meter(limit: RateLimit) -> _Meter:
     if limit.algorithm == "sliding":
         return Window(limit.limit, limit.per)
     return Bucket(limit.limit, limit.per, limit.burst)
+
+
+NO_RATES: Final = Rates()  # which remembers nothing, so that all who have none can share it

@@ -87,9 +87,15 @@ class Asker:
                 # Shielded, since a job that lent its slot needs one to clean up with, also when all
                 # is cancelled; `rest` ends it as soon as nobody wants one.
                 with trio.CancelScope(shield=True) as self._scope:
-                    await self._limiter.acquire_on_behalf_of(head)
-                    # A token that comes in the tick of a cancellation is here all the same.
-                    self._held = head
+                    try:
+                        await self._limiter.acquire_on_behalf_of(head)
+                    except RuntimeError:
+                        # The lane has had another limiter meanwhile, and whoever asked this one
+                        # before has yet to give a token back that came in this tick.
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        # A token that comes in the tick of a cancellation is here all the same.
+                        self._held = head
                 self._scope = None
                 if self._held is not None:
                     self._wanted = None

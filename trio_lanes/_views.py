@@ -24,12 +24,14 @@ class Lane(Submitter):
     """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
 
     _name: str
+    _told_of: LaneActor | None  # what a hook was told of, which may be gone by then
 
     @classmethod
-    def _create(cls, scheduler: Scheduler, name: str) -> Lane:
+    def _create(cls, scheduler: Scheduler, name: str, told_of: LaneActor | None = None) -> Lane:
         lane = cls.__new__(cls)
         lane._scheduler = scheduler
         lane._name = name
+        lane._told_of = told_of
         lane._bound = {"lane": name}
         return lane
 
@@ -40,13 +42,21 @@ class Lane(Submitter):
         Raises:
           UnknownLaneError: if there is no such lane any more.
         """
-        actor = self._scheduler.find_lane(self._name)
+        actor = self._found
         if actor is None:
             raise UnknownLaneError(self._name, self._scheduler.plan.lanes)
         return actor
 
+    @property
+    def _found(self) -> LaneActor | None:
+        alive = self._scheduler.lanes.get(self._name)
+        return alive or self._told_of or self._scheduler.find_lane(self._name)
+
     def __repr__(self) -> str:
-        return describe("Lane", self._actor)
+        actor = self._found
+        if actor is None:
+            return f"<trio_lanes.Lane {self._name!r}, removed>"
+        return describe("Lane", actor)
 
     @property
     def name(self) -> str:
@@ -189,6 +199,11 @@ class SessionLane(Submitter):
         return self._key
 
     @property
+    def config(self) -> LaneConfig:
+        """Its configuration."""
+        return self._scheduler.session_lane(self._key).config
+
+    @property
     def waiting(self) -> int:
         """How many of its jobs wait."""
         actor = self._scheduler.sessions.get(self._key)
@@ -231,5 +246,5 @@ class SessionLane(Submitter):
 def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:
     """What hooks are given for ``actor``."""
     if isinstance(actor, LaneActor):
-        return Lane._create(scheduler, actor.name)
+        return Lane._create(scheduler, actor.name, actor)
     return SessionLane._create(scheduler, actor.key)

@@ -1,0 +1,231 @@
+"""Hooks that change what is just being served: each case that was one, and any by chance."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_lanes import (
+    Job,
+    JobState,
+    LaneConfig,
+    LaneFullError,
+    LaneGroup,
+    LaneInstrument,
+    Lanes,
+    RateLimit,
+    open_lanes,
+)
+
+from .track import Track
+
+HOOKS = [name for name in vars(LaneInstrument) if name.startswith(("job_", "lane"))]
+RATE = RateLimit(1, 10, algorithm="sliding")
+
+
+def at_first(hook: str, act: Callable[[], object]) -> LaneInstrument:
+    """An instrument whose ``hook`` acts when it is called for the first time."""
+    acts = [act]
+
+    def told(self: object, *args: object) -> None:
+        while acts:
+            acts.pop()()
+
+    instrument: LaneInstrument = type("Acts", (), {hook: told})()
+    return instrument
+
+
+@pytest.mark.parametrize(
+    ("lanes_then", "groups_then", "starts"),
+    [
+        ({"main": 2}, None, [0, 0, 1, 1]),
+        ({"main": LaneConfig(concurrency=3, fair=True)}, None, [0, 0, 0, 1]),
+        ({"main": LaneConfig(concurrency=3, rate=RATE)}, None, [0, 0, 10, 20]),
+        ({"main": LaneConfig(concurrency=3, paused=True)}, None, [0, 5, 5, 5]),
+        (None, {"g": LaneGroup(["main"], concurrency=1)}, [0, 1, 2, 3]),
+        ({"main": 2}, {}, [0, 0, 1, 1]),
+    ],
+    ids=["narrower", "fair", "rate", "paused", "group", "no group"],
+)
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_hook_may_configure_the_lane_that_is_just_starting_jobs(
+    autojump_clock: MockClock,
+    lanes_then: Any,
+    groups_then: Any,
+    starts: list[float],
+    grouped: bool,
+    plain: bool,
+) -> None:
+    track = Track()
+    instrument = at_first("job_started", lambda: lanes.configure(lanes_then, groups_then))
+    main = LaneConfig(concurrency=3, aging=math.inf if plain else 5.0)
+    groups = {"g": LaneGroup(["main"], concurrency=9)} if grouped else {}
+    async with open_lanes({"main": main}, groups=groups, instruments=[instrument]) as lanes:
+        lanes.pause()
+        for i in range(4):
+            lanes.start_soon(track.sleep, i)
+        lanes.resume()
+        await trio.sleep(5)
+        lanes.resume()
+    assert sorted(track.ended) == [0, 1, 2, 3]  # each once
+    # A rate that comes later knows nothing of the first start, and lets one more go.
+    assert sorted(track.start_times.values()) == starts
+
+
+async def test_a_hook_may_clear_a_session_that_is_just_putting_its_best_forward(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+
+    class ClearAll:
+        def job_forwarded(self, job: Job[Any]) -> None:
+            if job.name == "better":
+                assert lanes.clear() == 2
+
+    async with open_lanes({"main": 1}, instruments=[ClearAll()]) as lanes:
+        lanes.start_soon(track.sleep, "running")
+        lanes.submit_nowait(track.sleep, "forwarded", session="alice")
+        lanes.submit_nowait(track.sleep, "better", session="alice", name="better", priority=1)
+        assert lanes.sessions() == []
+        await lanes.run(track.sleep, "later", session="alice")
+    assert track.ended == ["running", "later"]
+
+
+class ByChance:
+    """Lanes in which hooks, and whoever uses them, do anything at any time."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.acts = self.chance.choice([3, 6, 30])  # that hooks may still do
+        self.numbers = count()
+        self.jobs: list[Job[None]] = []
+        self.called: Counter[str] = Counter()
+        self.lanes: Lanes
+        hooks = dict.fromkeys(HOOKS, self.told)
+        self.instrument: LaneInstrument = type("Acts", (), hooks)()
+
+    def told(self, *args: object) -> None:
+        if self.acts and self.chance.random() < 0.6:
+            self.acts -= 1
+            self.act()
+
+    def config(self) -> int | LaneConfig:
+        choice = self.chance.choice
+        if choice([True, False, False]):
+            return choice(range(4))
+        return LaneConfig(
+            concurrency=choice(range(4)),
+            fair=choice([True, False]),
+            aging=choice([math.inf, 3]),
+            rate=choice([(), RateLimit(2, 5, algorithm="sliding")]),
+            max_waiting=choice([math.inf, 3]),
+            paused=choice([True, False, False, False]),
+        )
+
+    def groups(self) -> dict[str, LaneGroup]:
+        rate = self.chance.choice([(), RateLimit(2, 5, algorithm="sliding")])
+        one = LaneGroup(["main", "cron"], concurrency=self.chance.randint(1, 3))
+        other = LaneGroup(["main", "t:*"], concurrency=2, reserve={"t:*": 1}, rate=rate)
+        return self.chance.choice([{}, {"g": one}, {"g": other}])
+
+    def act(self) -> None:
+        lanes, choice = self.lanes, self.chance.choice
+        everywhere = [None, "main", "session:a"]
+        waiting = [job for job in lanes.jobs() if job.state is JobState.WAITING]
+        acts: list[Callable[[], object]] = [
+            self.submit,
+            self.submit,
+            lambda: lanes.clear(choice(everywhere)),
+            lambda: lanes.reset(choice(everywhere)),
+            lambda: lanes.pause(choice(everywhere)),
+            lambda: lanes.resume(choice(everywhere)),
+            lambda: lanes.configure({choice(["main", "cron", "t:*"]): self.config()}),
+            lambda: lanes.configure({"main": self.config()}, self.groups()),
+            lambda: lanes.configure(None, self.groups()),
+            lambda: lanes.configure({f"session:{choice('ab')}": choice([1, 2, 3])}),
+            lambda: setattr(lanes.lane("main"), "concurrency", choice(range(4))),
+            lambda: choice(self.jobs).cancel() if self.jobs else None,
+            lambda: setattr(choice(waiting), "priority", choice(range(3))) if waiting else None,
+        ]
+        choice(acts)()
+
+    async def body(self, name: str, seconds: float) -> None:
+        self.called[name] += 1
+        if seconds:
+            await trio.sleep(seconds)
+
+    def submit(self) -> None:
+        choice = self.chance.choice
+        name = str(next(self.numbers))
+        try:
+            job = self.lanes.submit_nowait(
+                self.body,
+                name,
+                choice([0, 1, 2]),
+                name=name,
+                session=choice([None, "a", "b"]),
+                lane=choice(["main", "cron", "t:a", "t:b"]),
+                priority=choice([0, 0, 1]),
+                delay=choice([0, 0, 0, 1]),
+                timeout=choice([math.inf, math.inf, math.inf, 1]),
+                queue_timeout=choice([math.inf, math.inf, math.inf, 3, 0]),
+                warn_after=choice([None, 1]),
+            )
+        except LaneFullError:
+            return
+        self.jobs.append(job)
+
+    def look(self) -> None:
+        """The books balance."""
+        jobs = self.lanes.jobs()
+        assert set(jobs) == {job for job in self.jobs if not job.done}
+        waiting = Counter(job.lane for job in jobs if job.state is JobState.WAITING)
+        running = Counter(job.lane for job in jobs if job.state is JobState.RUNNING)
+        for name, told in self.lanes.statistics().lanes.items():
+            assert (told.waiting, told.active) == (waiting[name], running[name])
+            assert min(told.waiting_in_lane, told.waiting_in_sessions) >= 0
+            assert self.lanes.lane(name).limiter.borrowed_tokens == told.active
+
+    async def live(self) -> None:
+        sessions = LaneConfig(concurrency=self.chance.choice([1, 1, 2]))
+        async with open_lanes(
+            {"main": 2, "cron": 1, "t:*": 1},
+            sessions=sessions,
+            groups=self.groups(),
+            instruments=[self.instrument],
+        ) as self.lanes:
+            for _ in range(25):
+                self.submit() if self.chance.random() < 0.7 else self.act()
+                self.look()
+                if self.chance.random() < 0.3:
+                    await trio.sleep(self.chance.choice([0, 0.5, 1]))
+                    self.look()
+            self.acts = 0
+            self.lanes.configure(dict.fromkeys(("main", "cron", "t:*"), LaneConfig()), {})
+            for name in (*self.lanes.statistics().lanes, "session:a", "session:b"):
+                self.lanes.resume(name)
+            with trio.fail_after(1_000):
+                await self.lanes.wait_idle()
+            self.look()
+            assert self.lanes.sessions() == []
+            for job in self.jobs:
+                assert job.done
+                assert job.exception is not None or self.called[job.name] == 1
+                assert self.called[job.name] <= 1
+
+
+@pytest.mark.many_seeds(60)
+async def test_whatever_hooks_do_every_job_settles_and_the_books_balance(
+    autojump_clock: MockClock, scheduler_seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ByChance(scheduler_seed).live()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
