@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -718,3 +719,19 @@ async def test_a_job_with_a_delay_is_let_in_when_there_is_room(autojump_clock: M
         await wait_all_tasks_blocked()
         assert lanes.lane("main").waiting == 1
     assert track.start_times == {"runs": 0.0, "late": 2.5}
+
+
+async def test_many_of_one_session_who_wait_for_room_are_let_in_without_looking_at_each_of_them(
+    autojump_clock: MockClock,
+) -> None:
+    config = LaneConfig(concurrency=4, max_waiting=10)  # so slots are free, and no room
+
+    async def flood(n: int) -> float:
+        began = time.perf_counter()
+        async with open_lanes({"main": config}) as lanes, trio.open_nursery() as nursery:
+            for _ in range(n):
+                nursery.start_soon(lanes.session("alice").run, trio.sleep, 1)
+        return time.perf_counter() - began
+
+    few, many = [min([await flood(n) for _ in range(3)]) for n in (100, 1_600)]
+    assert many < 16 * 5 * few  # n squared would be 256 times as long

@@ -183,7 +183,7 @@ async def all_is_quiet(lanes: Lanes, tasks: int) -> None:
     assert lanes.sessions() == []
     assert lanes.jobs() == []
     # What somebody waits for has no public count.
-    assert len(lanes._scheduler.watches) == 0
+    assert not lanes._scheduler.watches.watched
     assert trio.lowlevel.current_statistics().tasks_living == tasks
     assert trio.lowlevel.current_statistics().seconds_to_next_deadline == inf
 

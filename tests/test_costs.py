@@ -9,18 +9,20 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
+import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes import Job, Lanes, open_lanes
+from trio_lanes import Job, LaneConfig, Lanes, open_lanes
 
 JOBS = 1_000
 SESSIONS = 100
-MOST_CALLS = 88  # of Python functions, Trio's included, from a job's submission to its end
+MOST_CALLS = 75  # of Python functions, Trio's included, from a job's submission to its end
 
 
 async def no_op(value: int) -> int:
@@ -46,12 +48,12 @@ class Steps(trio.abc.Instrument):
         self.steps += 1
 
 
-def burst(fn: Callable[[int], Any] | None) -> Steps:
-    """JOBS jobs in SESSIONS sessions, submitted at once into a lane of 10; or none, without fn."""
+def burst(fn: Callable[[int], Any] | None, concurrency: int = 10) -> Steps:
+    """JOBS jobs in SESSIONS sessions, submitted at once into one lane; or none, without fn."""
     steps = Steps()
 
     async def main() -> None:
-        async with open_lanes({"main": 10}) as lanes:
+        async with open_lanes({"main": concurrency}) as lanes:
             if fn is not None:
                 submit(lanes, fn)
             await lanes.wait_idle()
@@ -70,31 +72,79 @@ def test_jobs_that_never_block_share_their_tasks() -> None:
     assert steps.steps <= 30
 
 
-def test_a_job_that_blocks_costs_one_task_and_two_steps() -> None:
+@pytest.mark.parametrize("concurrency", [10, SESSIONS])
+def test_a_job_that_blocks_costs_one_task_and_two_steps(concurrency: int) -> None:
     idle = burst(None)
-    steps = burst(one_checkpoint)
+    steps = burst(one_checkpoint, concurrency)
     assert steps.tasks - idle.tasks <= JOBS + 40
     assert steps.steps - idle.steps <= 2 * JOBS + 40
 
 
-def test_the_way_of_a_job_takes_no_more_calls_than_it_did() -> None:
+def test_runs_one_after_another_share_a_task_and_then_leave_none() -> None:
+    steps = Steps()
+
+    async def main() -> int:
+        async with open_lanes({"main": 10}) as lanes:
+            await lanes.run(no_op, 0, session="alice")
+            tasks = steps.tasks
+            for n in range(100):
+                await lanes.run(no_op, n, session="alice")
+            await wait_all_tasks_blocked()
+            assert not trio.lowlevel.current_task().child_nurseries[0].child_tasks
+            return steps.tasks - tasks
+
+    assert trio.run(main, clock=MockClock(autojump_threshold=0), instruments=[steps]) == 0
+
+
+def calls_of(main: Callable[[], Awaitable[None]]) -> int:
+    """How often Python functions are called while Trio runs ``main``."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls
         calls += event == "call"
 
-    async def main() -> None:
-        async with open_lanes({"main": 10}) as lanes:
-            submit(lanes, no_op)
-            await lanes.wait_idle()
-
     sys.setprofile(count)
     try:
         trio.run(main, clock=MockClock(autojump_threshold=0))
     finally:
         sys.setprofile(None)
-    assert calls / JOBS <= MOST_CALLS
+    return calls
+
+
+def test_the_way_of_a_job_takes_no_more_calls_than_it_did() -> None:
+    async def main() -> None:
+        async with open_lanes({"main": 10}) as lanes:
+            submit(lanes, no_op)
+            await lanes.wait_idle()
+
+    assert calls_of(main) / JOBS <= MOST_CALLS
+
+
+def test_many_jobs_that_wait_for_their_own_lane_look_at_each_other_only_when_they_must() -> None:
+    async def barrier(n: int) -> None:
+        async def body() -> None:
+            await lanes.wait_idle("main")
+            await lanes.wait_active("main")
+
+        async with open_lanes({"main": n}) as lanes:
+            for _ in range(n):
+                lanes.start_soon(body)
+
+    few, many = (calls_of(partial(barrier, n)) for n in (10, 40))
+    assert many <= 50 * few  # when they looked each time, it was 220 times
+
+
+def test_waiting_for_room_in_a_lane_where_none_may_wait_costs_as_much_among_many_sessions() -> None:
+    async def main(sessions: int) -> None:
+        async with open_lanes({"main": LaneConfig(concurrency=4, max_waiting=0)}) as lanes:
+            async with trio.open_nursery() as nursery:
+                for n in range(sessions):
+                    for _ in range(2):
+                        nursery.start_soon(partial(lanes.run, no_op, n, session=str(n)))
+
+    few, many = (calls_of(partial(main, n)) / n for n in (100, 800))
+    assert many <= 1.5 * few
 
 
 def test_a_waiting_job_weighs_less_than_a_kilobyte_and_an_idle_session_nothing() -> None:

@@ -16,6 +16,7 @@ from trio_lanes import (
     LaneClearedError,
     LaneConfig,
     QueueTimeoutError,
+    RateLimit,
     current_job,
     open_lanes,
 )
@@ -225,3 +226,24 @@ async def test_wait_closing_returns_when_the_lanes_close(
         await trio.sleep(3)
         assert closed == [pytest.approx(3)]
         await lanes.wait_closing()
+
+
+@pytest.mark.parametrize("held_by", ["delay", "pause", "rate"])
+async def test_what_is_shielded_gets_what_becomes_due_after_the_lanes_were_cancelled(
+    held_by: str, autojump_clock: MockClock
+) -> None:
+    main = LaneConfig(rate=RateLimit(1, 5, algorithm="sliding") if held_by == "rate" else ())
+    with trio.CancelScope() as around:
+        async with open_lanes({"main": main}) as lanes:
+            with trio.CancelScope(shield=True), trio.fail_after(100):
+                if held_by == "pause":
+                    lanes.pause_for("main", 5)
+                elif held_by == "rate":
+                    await lanes.run(no_op)
+                job = lanes.submit_nowait(no_op, delay=5 if held_by == "delay" else 0)
+                await trio.sleep(1)
+                around.cancel()
+                assert await job.wait() == "done"
+                assert trio.current_time() == 5
+            await trio.lowlevel.checkpoint()
+    assert around.cancelled_caught

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from trio_lanes._fair import FairLine
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Item:
     name: str
     priority: int = 0
@@ -78,6 +78,31 @@ def test_an_owner_that_comes_back_joins_at_the_end() -> None:
     assert line.pop().name == "a"
     fill(line, Item("c", 0, 4, owner="x"))
     assert names(line) == "bcd"
+
+
+def test_an_owner_comes_where_the_arrival_of_its_item_puts_it() -> None:
+    line: FairLine[Item] = FairLine(fair=True)
+    fill(line, *(Item(name, 0, i, owner=name) for i, name in ((2, "b"), (5, "d"), (4, "c"))))
+    fill(line, Item("a", 0, 1, owner="a"), Item("e", 0, 6, owner="b"), Item("f", 0, 3, owner="b"))
+    assert names(line) == "abcdfe"
+
+
+def test_of_owners_with_the_same_arrival_the_first_to_come_is_first() -> None:
+    """An owner keeps the turn by which it came, also when another inherits that arrival."""
+    line: FairLine[Item] = FairLine(fair=True)
+    first = Item("", 0, 1, owner="x")
+    fill(line, first, Item("a", 0, 4, owner="x"), Item("c", 0, 2, owner="z"))
+    line.remove(first)
+    fill(line, Item("b", 0, 1, owner="y"))
+    assert names(line) == "abc"
+
+
+def test_an_owner_that_was_served_goes_behind_the_last_that_has_come() -> None:
+    line: FairLine[Item] = FairLine(fair=True)
+    fill(line, *(Item(name, 0, i, owner=name[0]) for i, name in enumerate(["x1", "x2", "y", "z"])))
+    assert line.pop().name == "x1"
+    fill(line, Item("v", 0, -5, owner="v"), Item("w", 0, 9, owner="w"))
+    assert [line.pop().name for _ in range(5)] == ["v", "y", "z", "x2", "w"]
 
 
 def test_an_owner_whose_items_were_taken_out_is_forgotten() -> None:
@@ -153,17 +178,24 @@ AGINGS = st.sampled_from([math.inf, 0.1, 1.0, 7.5])
 
 
 class AFairLineIsAListThatIsSearched(RuleBasedStateMachine):
-    """The model: a list of items, and for each priority a list of owners in order of turns."""
+    """The model: a list of items, and for each priority the turns of the owners."""
 
     @initialize(aging=AGINGS, fair=st.booleans())
     def begin(self, aging: float, fair: bool) -> None:
         self.aging, self.fair = aging, fair
         self.line: FairLine[Item] = FairLine(aging, fair)
         self.items: list[Item] = []
-        self.turns: dict[int, list[Hashable]] = {}
+        # Of each priority: {owner: (arrival, whether it was served after that, when that was)}
+        self.turns: dict[int, dict[Hashable, tuple[int, bool, int]]] = {}
+        self.latest: dict[int, int] = {}
         self.now = 0.0
         self.spare: list[int] = []  # arrivals of what was taken out
         self.arrivals = 0
+        self.steps = 0
+
+    def an_arrival(self, inherits: bool) -> int:
+        self.arrivals += 1
+        return self.spare.pop() if inherits and self.spare else self.arrivals
 
     @rule(
         priority=st.integers(-2, 2),
@@ -174,23 +206,39 @@ class AFairLineIsAListThatIsSearched(RuleBasedStateMachine):
     )
     def add(self, priority: int, owner: str, passed: float, waited: float, inherits: bool) -> None:
         self.now += passed
-        self.arrivals += 1
-        arrival = self.spare.pop() if inherits and self.spare else self.arrivals
+        arrival = self.an_arrival(inherits)
         item = Item("", priority, arrival, self.now - waited, owner)
         fill(self.line, item)
         self.items.append(item)
-        turns = self.turns.setdefault(priority, [])
-        if owner not in turns:
-            turns.append(owner)
+        self.latest[priority] = max(arrival, self.latest.get(priority, 0))
+        self.steps += 1
+        self.turns.setdefault(priority, {}).setdefault(owner, (arrival, False, self.steps))
 
     def left(self, item: Item, *, served: bool) -> None:
         self.items.remove(item)
         turns = self.turns[item.priority]
-        more = any(o.priority == item.priority and o.owner == item.owner for o in self.items)
-        if served or not more:
-            turns.remove(item.owner)
-        if served and more:
-            turns.append(item.owner)
+        if not any(o.priority == item.priority and o.owner == item.owner for o in self.items):
+            del turns[item.owner]
+        elif served:
+            self.steps += 1
+            turns[item.owner] = (self.latest[item.priority], True, self.steps)
+        if not turns:
+            del self.latest[item.priority]
+
+    @precondition(lambda self: self.items)
+    @rule(index=st.integers(0), inherits=st.booleans())
+    def move(self, index: int, inherits: bool) -> None:
+        """An owner that has come by an arrival has the turn of that, until it is served."""
+        index %= len(self.items)
+        item = self.items[index]
+        arrival = self.an_arrival(inherits)
+        turns = self.turns[item.priority]
+        if turns[item.owner][:2] == (item.arrival, False):
+            self.steps += 1
+            turns[item.owner] = (arrival, False, self.steps)
+        self.line.move(item, arrival)
+        self.spare.append(item.arrival)
+        item.arrival = arrival
 
     def expected(self) -> Item:
         def key(priority: int) -> tuple[Fraction | int, int]:
@@ -203,7 +251,9 @@ class AFairLineIsAListThatIsSearched(RuleBasedStateMachine):
         best = max({item.priority for item in self.items}, key=key)
         equals = [item for item in self.items if item.priority == best]
         if self.fair:
-            equals = [item for item in equals if item.owner == self.turns[best][0]]
+            turns = self.turns[best]
+            turn = min(turns, key=turns.__getitem__)
+            equals = [item for item in equals if item.owner == turn]
         return min(equals, key=lambda item: item.arrival)
 
     @precondition(lambda self: self.items)
@@ -227,6 +277,12 @@ class AFairLineIsAListThatIsSearched(RuleBasedStateMachine):
         assert len(self.line) == len(self.items)
         if self.items:
             assert self.line.best() is self.expected()
+
+    @precondition(lambda self: self.items)
+    @rule()
+    def copy(self) -> None:
+        """From now on the copy is looked at."""
+        self.line = self.line.copy()
 
 
 TestAFairLineIsAListThatIsSearched = AFairLineIsAListThatIsSearched.TestCase

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import trio
 from trio.testing import MockClock
 
@@ -78,3 +81,89 @@ async def test_a_raised_job_that_displaces_another_goes_behind_its_new_equals_in
         raised.priority = 1
     recorder.check()
     assert [job.name for job in recorder.started] == ["blocker", "equal", "raised", "forwarded"]
+
+
+async def test_in_a_fair_lane_a_job_that_takes_the_place_of_another_has_its_turn(
+    autojump_clock: MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    main = LaneConfig(fair=True)
+    async with open_lanes({"main": main}, instruments=[recorder]) as lanes:
+        lanes.submit_nowait(sleep, name="blocker")
+        lanes.submit_nowait(sleep, session="alice", name="low")
+        for name in ("bob", "carol"):
+            lanes.submit_nowait(sleep, session=name, priority=1, name=name)
+        lanes.submit_nowait(sleep, session="alice", priority=1, name="better")
+    recorder.check()
+    assert [job.name for job in recorder.started] == ["blocker", "better", "bob", "carol", "low"]
+
+
+async def test_in_a_fair_lane_an_equal_that_moves_up_keeps_the_turn_of_its_owner(
+    autojump_clock: MockClock,
+) -> None:
+    """The owner has been served since its job came, so its turn is not by its arrival."""
+    recorder = LaneRecorder()
+    main = LaneConfig(fair=True)
+    sessions = LaneConfig(concurrency=3)
+    async with open_lanes({"main": main}, sessions=sessions, instruments=[recorder]) as lanes:
+        lanes.submit_nowait(sleep, name="blocker")
+        lanes.submit_nowait(sleep, session="alice", name="low", priority=-1)
+        for name in ("alice1", "alice2", "bob1", "carol1"):
+            lanes.submit_nowait(sleep, session=name[:-1], name=name)
+        await trio.sleep(1.5)  # alice1 runs
+        lanes.submit_nowait(sleep, session="alice", name="alice3")  # has the place of "low"
+    recorder.check()
+    started = [job.name for job in recorder.started]
+    assert started == ["blocker", "alice1", "bob1", "carol1", "alice2", "alice3", "low"]
+
+
+async def test_a_fair_lane_that_is_widened_goes_on_with_the_turns_of_its_owners(
+    autojump_clock: MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    main = LaneConfig(fair=True)
+    async with open_lanes({"main": main}, instruments=[recorder]) as lanes:
+        for name in ("x1", "x2", "x3", "y1", "y2"):
+            lanes.submit_nowait(sleep, owner=name[0], name=name)
+        await trio.sleep(1.5)  # x2 runs; it is the turn of y
+        lanes.configure({"main": LaneConfig(fair=True, warn_after=60)})
+        lanes.submit_nowait(sleep, owner="z", name="z")
+    recorder.check()
+    assert [job.name for job in recorder.started] == ["x1", "x2", "y1", "x3", "z", "y2"]
+
+
+async def test_taking_back_what_a_wide_session_has_forwarded_costs_n_log_n(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 0}, sessions=LaneConfig(concurrency=math.inf)) as lanes:
+
+        def pause(n: int) -> float:
+            for _ in range(n):
+                lanes.submit_nowait(sleep, session="alice")
+            assert lanes.lane("main").statistics().waiting_in_lane == n
+            began = time.perf_counter()
+            lanes.pause("session:alice")
+            took = time.perf_counter() - began
+            assert lanes.lane("main").statistics().waiting_in_lane == 0
+            lanes.clear()
+            lanes.resume("session:alice")
+            return took
+
+        few, many = (min(pause(n) for _ in range(3)) for n in (500, 8_000))
+        assert many < 16 * 5 * few  # n squared would be 256 times as long
+
+
+async def test_a_lane_may_be_made_fair_and_plain_again_while_jobs_wait(
+    autojump_clock: MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    async with open_lanes({"main": 1}, instruments=[recorder]) as lanes:
+        for name in ("x1", "x2", "x3", "x4", "y1", "y2"):
+            lanes.submit_nowait(sleep, owner=name[0], name=name)
+        await trio.sleep(0.5)
+        lanes.configure({"main": LaneConfig(fair=True)})
+        assert lanes.lane("main").statistics().waiting_in_lane == 5
+        await trio.sleep(2)  # x2 and y1 have started
+        lanes.configure({"main": LaneConfig()})
+    recorder.check()
+    assert [job.name for job in recorder.started] == ["x1", "x2", "y1", "x3", "x4", "y2"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -21,6 +23,68 @@ async def test_room_comes_when_the_rate_of_the_lane_allows_it(
         for _ in range(3):
             await lanes.run(trio.sleep, 0, session=session)
     assert trio.current_time() == 120.0
+
+
+@pytest.mark.parametrize("where", ["lane", "session", "both"])
+@pytest.mark.parametrize("width", [1, 5])
+async def test_room_comes_when_the_rate_of_the_session_allows_it(
+    autojump_clock: MockClock, where: str, width: int
+) -> None:
+    config = LaneConfig(concurrency=9, max_waiting=9 if where == "session" else 0)
+    sessions = LaneConfig(concurrency=width, max_waiting=9 if where == "lane" else 0, rate=SLIDING)
+    async with open_lanes({"main": config}, sessions=sessions) as lanes:
+        async with trio.open_nursery() as nursery:
+            for cost in (1, 1, 0, 1):
+                nursery.start_soon(partial(lanes.run, trio.sleep, 0, session="alice", cost=cost))
+                await wait_all_tasks_blocked()
+    assert trio.current_time() == 120.0
+
+
+@pytest.mark.parametrize("where", ["lane", "group", "limiter"])
+async def test_room_in_a_session_where_nothing_may_wait_comes_when_its_lane_would_start_a_job(
+    autojump_clock: MockClock, where: str
+) -> None:
+    limiter, groups = trio.CapacityLimiter(1), {"g": LaneGroup(["main"], rate=SLIDING)}
+    config = {
+        "lane": LaneConfig(concurrency=9, rate=SLIDING),
+        "group": LaneConfig(concurrency=9),
+        "limiter": LaneConfig(limiter=limiter),
+    }[where]
+    sessions = LaneConfig(max_waiting=0)
+    async with (
+        open_lanes(
+            {"main": config}, sessions=sessions, groups=groups if where == "group" else {}
+        ) as lanes,
+        limiter,
+    ):
+        async with trio.open_nursery() as nursery:
+            for session in ("alice", "bob"):
+                nursery.start_soon(partial(lanes.run, trio.sleep, 0, session=session))
+            await trio.sleep(60)
+            limiter.release()
+        assert trio.current_time() == 60.0
+        await limiter.acquire()
+
+
+async def test_room_comes_for_a_better_one_before_the_rate_lets_the_head_of_its_session_start(
+    autojump_clock: MockClock,
+) -> None:
+    """Each of the two has a time of its own from which the rate lets it start."""
+    rate = RateLimit(10, per=60, algorithm="sliding")
+    track, session = Track(), LaneConfig(concurrency=5, rate=rate)
+    lanes_of_two = {"main": LaneConfig(concurrency=9, max_waiting=1), "session:alice": session}
+    async with open_lanes(lanes_of_two) as lanes, trio.open_nursery() as nursery:
+        alice = lanes.session("alice")
+        alice.submit_nowait(trio.sleep, 0, cost=3)
+        await trio.sleep(20)
+        alice.submit_nowait(trio.sleep, 0, cost=7)
+        alice.submit_nowait(track.sleep, "waits", cost=9)
+        for label, cost, priority in (("equal", 1, 0), ("better", 3, 1)):
+            nursery.start_soon(partial(alice.run, track.sleep, label, cost=cost, priority=priority))
+            await wait_all_tasks_blocked()
+        await trio.sleep(41)
+        assert track.started == ["better"]
+    assert track.started == ["better", "waits", "equal"]
 
 
 async def test_room_comes_when_the_rate_of_the_group_allows_it(autojump_clock: MockClock) -> None:
@@ -110,3 +174,31 @@ async def test_whoever_is_held_up_by_a_session_is_passed_over_without_any_haste(
         await trio.sleep(3)
         assert alice.state is JobState.RUNNING
     assert track.started == ["alice0", "bob", "carol", "alice1"]
+
+
+async def test_nobody_is_forgotten_when_time_passes_before_the_timer_is_seen(
+    mock_clock: MockClock,
+) -> None:
+    config = LaneConfig(concurrency=9, max_waiting=0, rate=SLIDING)
+    sessions = LaneConfig(max_waiting=1)
+    async with (
+        open_lanes({"main": config}, sessions=sessions) as lanes,
+        trio.open_nursery() as nursery,
+    ):
+        await lanes.run(trio.sleep, 0)
+        jobs = []
+
+        async def submit(session: str | None, seconds: float = 0) -> None:
+            mock_clock.jump(seconds)
+            jobs.append(await lanes.submit(trio.sleep, 0, session=session))
+
+        for session in (None, "alice"):
+            nursery.start_soon(submit, session)
+            await wait_all_tasks_blocked()
+        nursery.start_soon(submit, "alice", 60)  # the first may enter before anybody has looked
+        await wait_all_tasks_blocked()
+        assert len(jobs) == 1
+        for count in (2, 3):
+            mock_clock.jump(60)
+            await wait_all_tasks_blocked()
+            assert len(jobs) == count

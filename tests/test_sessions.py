@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from trio_lanes import (
     JobState,
     LaneClearedError,
     LaneConfig,
+    LaneInstrument,
     LanesClosedError,
     open_lanes,
 )
@@ -254,3 +256,20 @@ async def test_what_never_started_in_a_paused_session_is_told_when_the_lanes_cra
             raise OSError
     with pytest.raises(LanesClosedError):
         await job.wait()
+
+
+async def test_a_hook_may_wake_very_many_sessions_at_once(autojump_clock: MockClock) -> None:
+    """All their mail is there before any of them takes a step."""
+    track = Track()
+
+    class Burst(LaneInstrument):
+        def job_submitted(self, job: Job[Any]) -> None:
+            if job.session is None:
+                for number in range(150):
+                    lanes.start_soon(track.sleep, number, session=str(number))
+
+    async with open_lanes({"main": 50}, instruments=[Burst()]) as lanes:
+        await lanes.run(trio.sleep, 0)
+        assert len(lanes.sessions()) == 150
+    assert sorted(track.started) == list(range(150))
+    assert lanes.sessions() == []

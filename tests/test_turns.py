@@ -1,5 +1,7 @@
 """Checkpoints, and turns: jobs that never block leave some for other tasks."""
 
+import math
+
 import pytest
 import trio
 from trio.testing import (
@@ -99,6 +101,36 @@ async def test_jobs_that_never_block_let_other_tasks_have_their_turn(
     trio.lowlevel.remove_instrument(passes)
     assert 1 <= passes.most <= 1000
     assert turns >= 3
+
+
+@pytest.mark.parametrize("how", ["with a timeout", "past it", "cancelled", "leaving a scope open"])
+async def test_jobs_that_never_block_let_others_have_their_turn_whatever_becomes_of_their_scopes(
+    how: str, mock_clock: MockClock
+) -> None:
+    passes = Passes()
+    trio.lowlevel.add_instrument(passes)
+    scopes: list[trio.CancelScope] = []
+
+    async def body() -> None:
+        await passes.job()
+        job = current_job()
+        assert job is not None
+        if how == "past it":
+            mock_clock.jump(2)
+            assert job.cancel_called
+        elif how == "cancelled":
+            job.cancel()
+        elif how == "leaving a scope open":
+            scopes.append(trio.CancelScope().__enter__())
+
+    timeout = 1 if how in ("with a timeout", "past it") else math.inf
+    async with open_lanes({"main": math.inf}) as lanes:
+        jobs = [lanes.submit_nowait(body, timeout=timeout) for _ in range(3000)]
+        await lanes.wait_idle()
+    trio.lowlevel.remove_instrument(passes)
+    assert 1 <= passes.most <= 1000
+    ended = [job.exception is None for job in jobs]
+    assert ended == [how != "leaving a scope open"] * 3000
 
 
 async def test_jobs_that_submit_each_other_without_blocking_let_others_have_their_turn_too(

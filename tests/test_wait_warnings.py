@@ -63,6 +63,16 @@ async def test_a_job_that_waits_in_its_session_is_warned_about_like_one_in_its_l
     assert lines(caplog) == ["lane 'main': 1 waiting, the longest for 2.0 s"]
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+async def test_a_job_is_warned_about_that_its_session_holds_for_one_in_another_lane(
+    delay: float, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_lanes({"main": 8, "cron": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 4, session="alice", lane="cron")
+        lanes.start_soon(trio.sleep, 0, session="alice", delay=delay)
+    assert lines(caplog) == ["lane 'main': 1 waiting, the longest for 2.0 s"]
+
+
 async def test_each_kind_of_listener_is_told_at_the_same_moment(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

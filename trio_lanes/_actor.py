@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import trio
 
@@ -32,8 +32,16 @@ class Steps(Protocol):
 
     touched: bool
 
+    @property
+    def turns(self) -> Turns:
+        """The line in which it then stands."""
+
     def step(self) -> None:
         """Do what can be done now."""
+
+
+Turns: TypeAlias = "deque[Steps]"
+"""Those of one kind that are touched, in order."""
 
 
 class Floor(Protocol):
@@ -47,14 +55,21 @@ class Floor(Protocol):
     def lanes(self) -> Mapping[str, LaneActor]:
         """The global ones that are alive, by name."""
 
+    @property
+    def session_turns(self) -> Turns: ...
+    @property
+    def lane_turns(self) -> Turns: ...
     def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
     def transition(self) -> AbstractContextManager[None]: ...
     def touch(self, actor: Steps) -> None: ...
     def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer: ...
     def start(self, job: AnyJob) -> None: ...
     def regained(self, job: AnyJob) -> None: ...
+    def never_comes(self, job: AnyJob) -> bool: ...
+    def goes_without(self, job: AnyJob) -> None: ...
     def forward(self, job: AnyJob, arrival: int) -> None: ...
     def next_arrival(self) -> int: ...
+    def next_return(self) -> int: ...
     def retire(self, actor: Actor) -> None: ...
     def warn_later(self, lane: LaneActor) -> None: ...
     def rate_limited(self, actor: Actor, until: float) -> None: ...
@@ -80,17 +95,20 @@ class Actor(ABC):
         "room_line",
         "told",
         "touched",
+        "turns",
         "waiting",
+        "wrap",
     )
 
     limiter: trio.CapacityLimiter | None
 
-    def __init__(self, floor: Floor, config: LaneConfig) -> None:
+    def __init__(self, floor: Floor, turns: Turns, config: LaneConfig) -> None:
         self.floor = floor
         self.config = config
         self.concurrency = config.concurrency  # the limiter's total_tokens, if it is its own
         self.bounded = config.max_waiting != math.inf
-        self.rates = Rates(rate_limits(config.rate))
+        self.rates = Rates.of(config.rate)
+        self.wrap = config.wrap
         self.limiter = None
         self.waiting = 0  # jobs that it answers for and that have not started, wherever they are
         self.active = 0  # jobs that run
@@ -100,6 +118,7 @@ class Actor(ABC):
         self._rate_timer: Timer | None = None
         self.generation = 0  # how often it was reset
         self.touched = False  # whether it is in line for a step
+        self.turns = turns  # the line for that
         self.told = (False, False)  # whether instruments know of waiting, and of unended jobs
         self.room_line: OrderedDict[AnyJob, Entrant] | None = None  # who waits for room in it
 
@@ -141,13 +160,16 @@ class Actor(ABC):
     @property
     def is_idle(self) -> bool:
         """Whether it can be forgotten: nothing in it, nobody at it, and nothing to remember."""
-        if self.waiting or self.active or self.paused or self.room_line:
+        if self.waiting or self.active or self.room_line or self.paused_by_hand:
+            return False
+        # When the lanes are shut, no timer is set any more: there is no time to wait for.
+        if self.pause_timer is not None and self.pause_timer.is_set:
             return False
         if self.rates.units:
             full = self.rates.refilled_at(self.floor.now)
             if full > self.floor.now:
                 self._rate_timer = self.floor.touch_at(full, self, self._rate_timer)
-                return False
+                return not self._rate_timer.is_set
         return True
 
     def wait_for_rate(self, until: float) -> None:
@@ -161,6 +183,7 @@ class Actor(ABC):
         if config.rate != self.config.rate:
             self.rates = self.rates.reconfigured(rate_limits(config.rate), self.floor.now)
         self.config = config
+        self.wrap = config.wrap
         self.concurrency = config.concurrency
         self.bounded = config.max_waiting != math.inf
         if self.limiter is not None and config.limiter is None:

@@ -65,3 +65,10 @@ class Backlog(Generic[T]):
         while (best := heapq.heappop(heap)) not in items:
             pass
         return items.pop(best)
+
+    def copy(self) -> Backlog[T]:
+        """Another one with the same items."""
+        other: Backlog[T] = Backlog()
+        other._heap = self._heap.copy()
+        other.items.update(self.items)
+        return other

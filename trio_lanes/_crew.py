@@ -11,12 +11,13 @@ first step of a job, up to the first time that it blocks, without knowing which 
   task and is found, if at all, before the job settles.
 
 The first step is taken by ``context.run``; after it the context is that of the task, which Trio
-enters at every later step. A job that touched the scope of its worker (it was cancelled, has a
+enters at every later step. A job that spoilt the scope of its worker (it was cancelled, is past its
 deadline, or left a scope of its own open) keeps that worker as if it had blocked.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -33,7 +34,11 @@ from ._job import OWN_CODE, AnyJob
 from ._state import RUNNING
 
 JOBS_PER_PASS: Final = 250
-"""How many first steps all workers together take before other tasks have their turn."""
+"""How many jobs that never block all workers together run before other tasks have their turn."""
+
+LINGERS: Final = 2
+"""How many passes of Trio's scheduler the last worker stays: the first ends before those that a job
+has woken have all had their turn."""
 
 _NO_VALUE: Final = object()  # what a body returned that did not return
 
@@ -66,7 +71,7 @@ class Crew:
         self._spawn: Final = spawn
         self._granted: Final[deque[AnyJob]] = deque()  # they have their slots but no worker yet
         self._ready = 0  # workers that will come for a granted job
-        self._steps = 0  # first steps taken since a worker last let others have their turn
+        self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
         self._stepping = False  # whether a worker takes a first step now, and will come back
 
     def grant(self, job: AnyJob) -> None:
@@ -91,6 +96,22 @@ class Crew:
             if self._ready < len(self._granted):
                 self._hire()
 
+    async def _lingers(self) -> bool:
+        """Whether more has been granted while the last worker let other tasks have their turn.
+
+        One who waits for the job that has just ended, and then submits the next, is spared the
+        making of a task and its scope.
+        """
+        self._stepping = False
+        for _ in range(LINGERS):
+            if self._ready > 1:
+                return False
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            self._steps = 0
+            if self._granted:
+                return True
+        return False
+
     @enable_ki_protection
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
@@ -102,7 +123,7 @@ class Crew:
         try:
             with trio.CancelScope() as scope:
                 home = _innermost(task)
-                while self._granted:
+                while self._granted or await self._lingers():
                     if self._steps >= JOBS_PER_PASS:
                         if self._ready > 1:  # the last one goes on, and is enough so far
                             ready = self._stepping = False
@@ -112,7 +133,6 @@ class Crew:
                         await trio.lowlevel.cancel_shielded_checkpoint()
                         self._steps = 0
                         continue
-                    self._steps += 1
                     self._stepping = True
                     job = self._granted.popleft()
                     if job._state is not RUNNING:  # reset before it began: it is never called
@@ -140,6 +160,10 @@ class Crew:
                         task.name = job.name
                         value = await _Resumed(body, trap)
                         break
+                    self._steps += 1
+                    if touched and not (job._interruption or scope.cancel_called):
+                        scope.deadline = math.inf  # which was all that had touched it
+                        touched = False
                     if touched or job._interruption or _innermost(task) is not home:
                         if error is not None:
                             raise error
@@ -200,8 +224,8 @@ def _wrapped(job: AnyJob) -> Coroutine[Any, Any, Any]:
     """The body of ``job`` in what its lane and, around that, its session wrap around it."""
     body: Callable[[], Coroutine[Any, Any, Any]] = partial(_body, job._fn, job._args)
     for actor in job._actors:
-        if actor is not None and actor.config.wrap is not None:
-            body = partial(_body, actor.config.wrap, (job, body))
+        if actor is not None and actor.wrap is not None:
+            body = partial(_body, actor.wrap, (job, body))
     return body()
 
 

@@ -8,15 +8,16 @@ when their oldest job does. It is exact, a fraction, so that a tie is a tie: the
 priority is served.
 
 Inside a priority: by arrival; or, in a fair line, the owners take turns, each with its earliest
-job. An owner that was served goes behind the others, and one of which nothing waits is forgotten.
-What is nobody's turn, and goes before all of them, is owned by `FIRST`.
+job. An owner comes into line where the arrival of its job puts it, so that a job which inherits an
+arrival inherits a turn, unless its owner has one. An owner that was served goes behind all others,
+and one of which nothing waits is forgotten. What is nobody's turn, and goes before all of them, is
+owned by `FIRST`.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from fractions import Fraction
 from typing import Final, Generic, TypeVar, final
@@ -26,6 +27,9 @@ from ._backlog import Backlog
 T = TypeVar("T", bound=Hashable)
 
 FIRST: Final = object()
+
+_TURNS: Final = 40  # bits: turns after one arrival, before the next
+_SERVED: Final = 1 << (_TURNS - 1)  # of these the first that those get who were served
 
 
 @final
@@ -79,6 +83,16 @@ class FairLine(Generic[T]):
         line.remove(arrival, owner)
         self._left(priority, arrival, line)
 
+    def move(self, item: T, arrival: int) -> None:
+        """Give ``item``, which is in, another arrival."""
+        priority, old, owner = self._places[item]
+        self._places[item] = priority, arrival, owner
+        line = self._lines[priority]
+        line.move(item, old, arrival, owner)
+        if self._aging is not None:
+            line.waits.put(arrival, line.waits.values[old])
+            line.waits.drop(old)
+
     def best(self) -> T:
         """The item that is served next. There must be one."""
         return self._lines[-self._order.lowest()].best()
@@ -96,17 +110,16 @@ class FairLine(Generic[T]):
         """Another one, in which the same are served in the same order."""
         other: FairLine[T] = FairLine(fair=self._fair)
         other._aging = self._aging
+        other._places = dict(self._places)
         for priority, line in self._lines.items():
-            for owner, backlog in line.owners.items():  # in the order of their turns
-                for arrival, item in backlog.items.items():
-                    since = line.waits.values.get(arrival, 0.0)
-                    other.add(item, priority=priority, arrival=arrival, since=since, owner=owner)
+            other._lines[priority] = line.copy()
+            other._rank(priority, other._lines[priority])
         return other
 
     def _left(self, priority: int, arrival: int, line: _Line[T]) -> None:
         if self._aging is not None:
             line.waits.drop(arrival)
-        if line.owners:
+        if not line.is_empty:
             self._rank(priority, line)
         else:
             del self._lines[priority]
@@ -126,40 +139,76 @@ class FairLine(Generic[T]):
 class _Line(Generic[T]):
     """Those of one priority."""
 
-    __slots__ = ("oldest", "owners", "waits")
+    __slots__ = ("_backlogs", "_latest", "_owners", "_served", "_turns", "oldest", "waits")
 
     def __init__(self) -> None:
-        # {owner: those that wait for it, by arrival}, in the order of their turns. A dict would
-        # take linear time to find its first item after many deletions at the front.
-        self.owners: OrderedDict[Hashable, Backlog[T]] = OrderedDict()
+        self._backlogs: dict[Hashable, Backlog[T]] = {}  # {owner: those that wait, by arrival}
+        self._turns: dict[Hashable, int] = {}  # {owner: its turn}
+        self._owners: Backlog[Hashable] = Backlog()  # by their turns
+        self._latest = 0  # the last arrival
+        self._served = 0  # how often an owner was, that then had more
         self.waits = _Lowest()  # {arrival: since}
         self.oldest: float | Fraction | None = None  # the lowest of them that was ranked
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._backlogs
+
     def add(self, item: T, arrival: int, owner: Hashable) -> None:
-        backlog = self.owners.get(owner)
+        self._latest = max(self._latest, arrival)
+        backlog = self._backlogs.get(owner)
         if backlog is None:
-            backlog = self.owners[owner] = Backlog()
-            if owner is FIRST:
-                self.owners.move_to_end(FIRST, last=False)
+            backlog = self._backlogs[owner] = Backlog()
+            self._give_turn(owner, -1 if owner is FIRST else arrival << _TURNS)
         backlog.add(arrival, item)
 
     def remove(self, arrival: int, owner: Hashable) -> None:
-        backlog = self.owners[owner]
+        backlog = self._backlogs[owner]
         backlog.remove(arrival)
         if not backlog.items:
-            del self.owners[owner]
+            self._owners.remove(self._turns.pop(owner))
+            del self._backlogs[owner]
+
+    def move(self, item: T, old: int, arrival: int, owner: Hashable) -> None:
+        backlog = self._backlogs[owner]
+        backlog.remove(old)
+        backlog.add(arrival, item)
+        turn = self._turns[owner]
+        if turn >> _TURNS == old and not turn & _SERVED:  # it has come by that arrival
+            self._owners.remove(turn)
+            self._give_turn(owner, arrival << _TURNS)
 
     def best(self) -> T:
-        return next(iter(self.owners.values())).best()
+        return self._backlogs[self._owners.best()].best()
 
     def pop(self) -> T:
-        owner, backlog = next(iter(self.owners.items()))
+        owner = self._owners.best()
+        backlog = self._backlogs[owner]
         item = backlog.pop()
         if not backlog.items:
-            del self.owners[owner]
+            self._owners.pop()
+            del self._backlogs[owner], self._turns[owner]
         elif owner is not FIRST:
-            self.owners.move_to_end(owner)
+            self._owners.pop()
+            self._served += 1
+            self._give_turn(owner, (self._latest << _TURNS) + _SERVED + self._served)
         return item
+
+    def copy(self) -> _Line[T]:
+        other: _Line[T] = _Line()
+        for owner, turn in self._turns.items():
+            other._backlogs[owner] = self._backlogs[owner].copy()
+            other._give_turn(owner, turn)
+        other._latest, other._served = self._latest, self._served
+        for arrival, since in self.waits.values.items():
+            other.waits.put(arrival, since)
+        return other
+
+    def _give_turn(self, owner: Hashable, turn: int) -> None:
+        while turn in self._owners.items:  # an arrival that was inherited may have been its first
+            turn += 1
+        self._turns[owner] = turn
+        self._owners.add(turn, owner)
 
 
 class _Lowest:

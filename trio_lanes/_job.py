@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
-from contextlib import asynccontextmanager
 from contextvars import Context
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
@@ -22,12 +21,14 @@ from . import _waits
 from ._blockers import Blocker, blockers
 from ._check import whole
 from ._config import SESSION_IS_OWNER
+from ._protected import protected_context
 from ._state import RUNNING, SUCCEEDED, WAITING, JobState
 
 if TYPE_CHECKING:
     from ._config import RareOptions
     from ._errors import JobCancelledError
     from ._lane import LaneActor
+    from ._room import Entrant
     from ._session import SessionActor
     from ._settle import Unseen
     from ._timers import Timer
@@ -44,6 +45,8 @@ class Keeper(Protocol):
 
     @property
     def running(self) -> Mapping[Task, AnyJob]: ...
+    @property
+    def waits(self) -> dict[Wait, None]: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
     def charge(self, job: AnyJob, units: Mapping[str, float]) -> None: ...
@@ -53,6 +56,7 @@ class Keeper(Protocol):
     def waiting_job(self) -> AnyJob | None: ...
     def check(self, wait: Wait) -> None: ...
     def awaited(self) -> None: ...
+    def refuse(self, entrant: Entrant, error: Exception) -> None: ...
 
 
 @final
@@ -132,9 +136,7 @@ class Job(Generic[T_co]):
     @property
     def _is_wrapped(self) -> bool:
         session = self._session_lane
-        return self._lane.config.wrap is not None or (
-            session is not None and session.config.wrap is not None
-        )
+        return self._lane.wrap is not None or (session is not None and session.wrap is not None)
 
     @property
     def _actors(self) -> tuple[LaneActor, SessionActor | None]:
@@ -287,7 +289,7 @@ class Job(Generic[T_co]):
     def charge(self, **units: float) -> None:
         """Say what it really used: the difference to what its start was charged is made good.
 
-        Once for each start, also before it ends. Debt makes later jobs wait. Units that are not
+        Once for each start, before it ends or after. Debt makes later jobs wait. Units that are not
         named stay as they were charged. Not a checkpoint.
 
         Raises:
@@ -296,8 +298,7 @@ class Job(Generic[T_co]):
         """
         self._keeper.charge(self, units)
 
-    @asynccontextmanager
-    @enable_ki_protection
+    @protected_context
     async def yield_slot(self) -> AsyncIterator[None]:
         """Lend its slot in the lane, and in the lane's group, for as long as the block.
 
@@ -305,7 +306,8 @@ class Job(Generic[T_co]):
         session's slot is kept. Several tasks of the job may lend at once: it lends from the first
         to the last. Taking the slot back goes before all that waits, ignores pauses and
         reservations, respects the limit, and is shielded from cancellation, as in
-        `trio.Condition.wait`. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
+        `trio.Condition.wait`; a job that is cancelled goes on without one only if none can come,
+        since limits were lowered. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
         Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
 
         Raises:
@@ -322,10 +324,10 @@ class Job(Generic[T_co]):
     async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
         """Give its slot back, and return when its lane would start it again, first of its priority.
 
-        For a 429 with Retry-After: ``lanes.pause_for(...)``, then this. Pauses, rate limits and the
-        limit are waited for as at the start, and ``cost`` is charged again; as at the start unless
-        said. A checkpoint. If it is cancelled, the job waits, shielded, for a slot to clean up
-        with.
+        For a 429 with Retry-After: ``lanes.pause_for(...)``, then this. The limit, and pauses and
+        rate limits also of its session, are waited for as at the start, and ``cost`` is charged
+        again; as at the start unless said. A checkpoint. If it is cancelled, the job waits,
+        shielded, for a slot to clean up with.
 
         Raises:
           RuntimeError: if it does not run, or lends its slot.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from ._actor import Actor, Floor
+from ._backlog import Backlog
 from ._config import LaneConfig
 from ._job import AnyJob
 from ._line import Line, PlainLine, SharedLine
@@ -20,6 +21,8 @@ from ._timers import Timer
 
 if TYPE_CHECKING:
     from ._group import Group
+    from ._room import Entrant
+    from ._session import SessionActor
 
 
 @final
@@ -35,6 +38,7 @@ class LaneActor(Actor):
 
     __slots__ = (
         "_name",
+        "_order",
         "asker",
         "bound",
         "delayed",
@@ -51,6 +55,8 @@ class LaneActor(Actor):
         "quiet_until",
         "readmitting",
         "returning",
+        "room_by_session",
+        "room_heads",
         "slots",
         "started",
         "warning",
@@ -64,23 +70,30 @@ class LaneActor(Actor):
         self.from_template = label != name  # whether it comes and goes, as session lanes do
         self.mailbox = Mailbox()
         self.line: Line = PlainLine()
+        self._order = (float("inf"), False)  # aging, and whether it is fair
         self.delayed: dict[int, AnyJob] = {}  # {id: job that is not due yet}
-        self.lending: dict[AnyJob, None] = {}  # running, and without a slot
+        # {job that runs without a slot: whether it will want one back}
+        self.lending: dict[AnyJob, bool] = {}
         # {id: job}, in the order in which their waits began, in both layers. A dict would take
         # linear time to find its first item after many deletions at the front.
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
         self.exempt = 0  # of these: jobs with a warn_after of their own
         self.slots = 0  # tokens of the limiter that its jobs hold
-        self.returning: OrderedDict[AnyJob, None] = OrderedDict()  # lent slots, and want them back
+        # {job that has lent its slot, and wants it back: whether it is cancelled meanwhile}
+        self.returning: OrderedDict[AnyJob, bool] = OrderedDict()
         self.asker: Asker | None = None  # for a limiter that is shared
         self.group: Group | None = None
+        # {session: {job: who waits for room in this lane}}: what `room_line` has, by session
+        self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, Entrant]] = {}
+        # Of these sessions: those that may let theirs start, by the places of the first of them
+        self.room_heads: Backlog[SessionActor | None] = Backlog()
         self.entrants = 0  # jobs that wait for room before they are bound for it
         self.readmitting = 0  # running jobs that stand in its line again
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
         self.quiet_until = -float("inf")
-        super().__init__(floor, config)
+        super().__init__(floor, floor.lane_turns, config)
         self.limiter = trio.CapacityLimiter(config.concurrency)
         self.set_config(config)
 
@@ -100,13 +113,15 @@ class LaneActor(Actor):
         elif self.limiter is not config.limiter:
             self.limiter = config.limiter
             self.asker = Asker(config.limiter, self.floor.spawn, self._token_came)
-        jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
-        if config.fair or config.aging != float("inf"):
-            self.line = SharedLine(aging=config.aging, fair=config.fair)
-        else:
-            self.line = PlainLine()
-        for job in jobs:
-            self.line.add(job)
+        if (config.aging, config.fair) != self._order:  # else the owners keep their turns
+            self._order = (config.aging, config.fair)
+            jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
+            if config.fair or config.aging != float("inf"):
+                self.line = SharedLine(aging=config.aging, fair=config.fair)
+            else:
+                self.line = PlainLine()
+            for job in jobs:
+                self.line.add(job)
         super().set_config(config)
         self.find_out_whether_plain()
 
@@ -145,22 +160,45 @@ class LaneActor(Actor):
         self.take_mail()
         self.line.remove(job)
 
+    def move(self, job: AnyJob, arrival: int) -> int:
+        """Give ``job``, which is in line, another arrival; its former one."""
+        self.take_mail()
+        former = job._arrival
+        self.line.move(job, arrival)
+        self.floor.touch(self)
+        return former
+
+    def readmit(self, job: AnyJob) -> None:
+        """Put ``job``, which runs, in line again: before all that has its priority."""
+        job._arrival = self.floor.next_return()
+        self.readmitting += 1
+        self.send(job)
+        self.floor.touch(self)
+
+    def withhold(self, job: AnyJob) -> None:
+        """Take ``job``, which was readmitted, out of line."""
+        self.remove(job)
+        self.readmitting -= 1
+        job._arrival = 0
+        self.floor.touch(self)
+
     def step(self) -> None:
         if self.mailbox.count:
             self.take_mail()
         if self.returning:
             self.give_slots_back()
         floor = self.floor
-        if self.plain:
-            line = self.line
-            while line.items and self.slots < self.concurrency and not self.paused:
-                floor.start(line.pop())
-        elif self.group is not None:
-            self.group.offer(self)
-            floor.touch(self.group)
-        else:
-            while (head := self.ready_head()) is not None and self.start_head(head):
-                pass
+        # Nothing is kept over a start, which may call a hook that configures this very lane.
+        while self.plain and self.line.items and self.slots < self.concurrency and not self.paused:
+            floor.start(self.line.pop())
+        group = self.group
+        if group is not None:
+            group.offer(self)
+            floor.touch(group)
+        elif not self.plain:
+            while (head := self.ready_head()) is not None and self.group is group:
+                if not self.start_head(head):
+                    break
         if self.warning is None:
             if len(self.bound) > self.exempt:
                 floor.warn_later(self)
@@ -168,7 +206,7 @@ class LaneActor(Actor):
             # Not as soon as nothing waits: in a busy lane that is so every other moment.
             self.warning.cancel()
             self.warning = None
-        if self.from_template and self.is_idle:
+        if self.from_template and not self.entrants and self.is_idle:
             floor.retire(self)
 
     def starts_at_once(self, job: AnyJob) -> bool:
@@ -240,6 +278,10 @@ class LaneActor(Actor):
                 break
             del self.returning[job]
             self.floor.regained(job)
+        if any(self.returning.values()) and self.floor.never_comes(next(iter(self.returning))):
+            for job in [job for job, cancelled in self.returning.items() if cancelled]:
+                del self.returning[job]
+                self.floor.goes_without(job)
         if self.group is not None:
             if self.returning:
                 self.group.returning[self] = None

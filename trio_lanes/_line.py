@@ -21,6 +21,7 @@ class Line(Protocol):
     def jobs(self) -> Iterable[AnyJob]: ...
     def add(self, job: AnyJob) -> None: ...
     def remove(self, job: AnyJob) -> None: ...
+    def move(self, job: AnyJob, arrival: int) -> None: ...
     def best(self) -> AnyJob: ...
     def before(self, job: AnyJob) -> list[AnyJob]: ...
     def pop(self) -> AnyJob: ...
@@ -53,6 +54,11 @@ class PlainLine:
 
     def remove(self, job: AnyJob) -> None:
         self._backlog.remove(rank(job._priority, job._arrival))
+
+    def move(self, job: AnyJob, arrival: int) -> None:
+        self.remove(job)
+        job._arrival = arrival
+        self.add(job)
 
 
 @final
@@ -89,6 +95,10 @@ class SharedLine:
 
     def remove(self, job: AnyJob) -> None:
         self._fair.remove(job)
+
+    def move(self, job: AnyJob, arrival: int) -> None:
+        self._fair.move(job, arrival)
+        job._arrival = arrival
 
     def best(self) -> AnyJob:
         return self._fair.best()

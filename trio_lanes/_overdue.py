@@ -3,8 +3,8 @@
 Each is told of once, whatever cancelled it first: `Job.cancel`, a deadline, a reset, or the end of
 the lanes. Nothing is watched unless an instrument listens.
 
-The timers here are shielded, since a body may outlive the cancellation of the very nursery that
-they live in. They keep that nursery open no longer than the bodies do: when one ends, so does the
+The timers here are others than those of the lanes, which stop when the lanes are shut: a body may
+outlive that. They keep the nursery open no longer than the bodies do: when one ends, so does the
 watch over it.
 """
 
@@ -35,7 +35,7 @@ class Overdue:
         self, hooks: Hooks, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
     ) -> None:
         self._hooks: Final = hooks
-        self._timers: Final = Timers(spawn, shield=True)
+        self._timers: Final = Timers(spawn)
         self.watched: Final[dict[AnyJob, _Watch]] = {}  # until their bodies have ended
 
     def expect(self, job: AnyJob) -> None:

@@ -12,7 +12,10 @@ the same lines as threads, which are told.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, final
 
 import attrs
@@ -21,7 +24,6 @@ import trio
 from trio.lowlevel import Abort
 
 from ._actor import Actor, Steps
-from ._backlog import LAST, rank
 from ._current import job_here
 from ._group import Group
 from ._job import AnyJob
@@ -47,6 +49,8 @@ class Entrant:
     """Tells it that the job was accepted, or why it will not be; never raises."""
     actor: Actor = attrs.field(init=False)
     """In whose line for room it stands."""
+    order: int = attrs.field(init=False)
+    """Its place in that line."""
 
 
 @final
@@ -57,6 +61,7 @@ class Lines:
         self._scheduler: Final = scheduler
         self.length = 0  # of all of them together
         self._unseen: Final[dict[Actor, None]] = {}
+        self._orders: Final = count()
 
     def no_room_for(self, job: AnyJob) -> Actor | None:
         """The lane without room for ``job``, or where others wait for room before it."""
@@ -123,8 +128,8 @@ class Lines:
         while self._unseen:
             entrant = self._next()
             if entrant is not None:
-                self._scheduler.accept(entrant.job)
                 entrant.tell(outcome.Value(None))
+                self._scheduler.accept(entrant.job)
                 return True
         return False
 
@@ -135,9 +140,9 @@ class Lines:
 
     def _turn_away(self, entrant: Entrant) -> None:
         self._leave(entrant)
-        self._scheduler.touch(entrant.actor)
+        self._scheduler.touch(entrant.job._lane)  # which may have been alive only for this
         if entrant.session is not None:
-            self._scheduler.touch(entrant.session)  # it may have been alive only for this
+            self._scheduler.touch(entrant.session)
 
     def _leave(self, entrant: Entrant) -> None:
         self.length -= 1
@@ -149,6 +154,12 @@ class Lines:
         if actor.room_line is None:
             actor.room_line = OrderedDict()
         actor.room_line[entrant.job] = entrant
+        entrant.order = next(self._orders)
+        if isinstance(actor, LaneActor):
+            line = actor.room_by_session.setdefault(entrant.session, OrderedDict())
+            line[entrant.job] = entrant
+            if len(line) == 1:
+                actor.room_heads.add(entrant.order, entrant.session)
         if entrant.session is not None and entrant.session is not actor:
             entrant.session.entering += 1
 
@@ -158,6 +169,15 @@ class Lines:
         del actor.room_line[entrant.job]
         if not actor.room_line:
             actor.room_line = None
+        if isinstance(actor, LaneActor):
+            heads, of_session = actor.room_heads, actor.room_by_session[entrant.session]
+            del of_session[entrant.job]
+            if entrant.order in heads.items:
+                heads.remove(entrant.order)
+                if of_session:
+                    heads.add(_first(of_session).order, entrant.session)
+            if not of_session:
+                del actor.room_by_session[entrant.session]
         if entrant.session is not None and entrant.session is not actor:
             entrant.session.entering -= 1
 
@@ -165,8 +185,15 @@ class Lines:
         """Have the lines looked at that may move because ``actor`` has taken a step."""
         if isinstance(actor, Actor) and actor.room_line:
             self._unseen[actor] = None
-        if isinstance(actor, Group) or (isinstance(actor, SessionActor) and actor.entering):
+        if isinstance(actor, Group):
             self._unseen.update((lane, None) for lane in lanes if lane.room_line)
+        elif isinstance(actor, SessionActor) and actor.entering:
+            for lane in lanes:
+                if lane.room_line:
+                    self._unseen[lane] = None
+                    line, heads = lane.room_by_session.get(actor), lane.room_heads
+                    if line and (order := _first(line).order) not in heads.items:
+                        heads.add(order, actor)
 
     def _next(self) -> Entrant | None:
         """Take out one who may enter now; None if one line more has nobody like that."""
@@ -217,7 +244,8 @@ def _first_to_enter(lane: LaneActor) -> Entrant | None:
     has_room = lane.has_room
     if not has_room and not lane.may_start_newcomers:
         return None
-    for entrant in (lane.room_line or {}).values():
+    entrants: Iterable[Entrant] = (lane.room_line or {}).values() if has_room else _not_held(lane)
+    for entrant in entrants:
         job, session = entrant.job, entrant.session
         if _starts_at_once(job, session):
             return entrant
@@ -229,12 +257,39 @@ def _first_to_enter(lane: LaneActor) -> Entrant | None:
 
 
 def _look_out(lane: LaneActor) -> None:
-    """Have ``lane`` look again when the first may enter that its session lets start."""
-    if not lane.has_room and lane.may_start_newcomers:
-        for entrant in (lane.room_line or {}).values():
+    """Have the first looked at again when it may enter, where nobody but a clock will say so."""
+    if lane.may_start_newcomers:
+        for entrant in _not_held(lane):
             if _lets_start(entrant.job, entrant.session):
                 lane.look_out_for(entrant.job)
                 return
+            assert entrant.session is not None
+            entrant.session.look_out_for(entrant.job)
+
+
+def _not_held(lane: LaneActor) -> Iterator[Entrant]:
+    """Those in the line of ``lane`` whose sessions may let them start, in order.
+
+    One that may not takes a step when it may, and its lane is looked at then.
+    """
+    heads, lines = lane.room_heads, lane.room_by_session
+    while heads.items and _is_held(heads.best()):
+        heads.remove(heads.best_rank())  # until that step
+    if heads.items:
+        first = _first(lines[heads.best()])
+        yield first  # mostly it is enough, and spares a look at all sessions
+        others = [lines[session].values() for session in heads.items.values()]
+        for entrant in merge(*others, key=attrgetter("order")):
+            if entrant is not first and not _is_held(entrant.session):
+                yield entrant
+
+
+def _first(line: Mapping[AnyJob, Entrant]) -> Entrant:
+    return next(iter(line.values()))
+
+
+def _is_held(session: SessionActor | None) -> bool:
+    return session is not None and session.is_held
 
 
 def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
@@ -242,10 +297,4 @@ def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
 
 
 def _lets_start(job: AnyJob, session: SessionActor | None) -> bool:
-    if session is None:
-        return True
-    if session.paused or session.rates:
-        return False
-    place = rank(job._priority, LAST)
-    before = sum(other < place for other in session.forwarded)  # which are the best of it
-    return session.active + before < session.concurrency
+    return session is None or session.lets_start(job)

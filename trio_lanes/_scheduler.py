@@ -19,7 +19,7 @@ import trio
 from . import _deadlock, _lending
 from ._backlog import rank
 from ._closing import Closing
-from ._config import NO_OPTIONS, LaneConfig
+from ._config import NO_OPTIONS
 from ._crew import Crew
 from ._current import job_here, jobs_by_task
 from ._errors import JobCancelledError, QueueTimeoutError
@@ -29,7 +29,7 @@ from ._lane import LaneActor
 from ._lane_table import LaneTable
 from ._overdue import Overdue
 from ._rate import costs_of
-from ._room import Lines
+from ._room import Entrant, Lines
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
 from ._wait_warnings import WaitWarnings
@@ -42,10 +42,11 @@ logger: Final = logging.getLogger("trio_lanes")
 class Scheduler(LaneTable):
     """All lanes of one `open_lanes`, and the jobs in them."""
 
-    def __init__(self, nursery: trio.Nursery, sessions: LaneConfig, hooks: Hooks) -> None:
-        super().__init__(nursery, sessions, hooks)
+    def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
+        super().__init__(nursery, hooks)
         self.lines = Lines(self)
         self.running: Final = jobs_by_task()
+        self.waits: Final = self.running.waits
         self._crew: Final = Crew(self, self.running, self.spawn)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
         self.overdue: Final = Overdue(hooks, self.spawn)
@@ -78,16 +79,18 @@ class Scheduler(LaneTable):
         if job._options.delay:
             self._postpone(job)
         else:
-            self._join(job)
+            self._join(job, alone=outermost)
         if self.hooks.job_submitted:
             self.hooks.call(self.hooks.job_submitted, job)
         if outermost:
             self.serve()
+        if self.waits and not job._options.yield_slot:
+            _deadlock.accepted(self, job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
 
-    def _join(self, job: AnyJob) -> None:
-        """Give ``job`` its place in line."""
+    def _join(self, job: AnyJob, *, alone: bool = False) -> None:
+        """Give ``job`` its place in line; ``alone`` if nothing else has happened before."""
         job._waiting_since = self.now
         order = self.next_arrival()
         lane, session = job._lane, job._session_lane
@@ -98,8 +101,13 @@ class Scheduler(LaneTable):
             self.touch(lane)
         else:
             job._place = rank(job._priority, order)
-            session.send(job)
-            self.touch(session)
+            if job._priority:
+                session.is_ranked = True
+            if not (alone and session.stands_behind(job)):
+                session.send(job)
+                self.touch(session)
+            if lane.warning is None:
+                self.touch(lane)  # the wait counts there, though the session may hold the job
         options = job._options
         if options is not NO_OPTIONS or self.hooks.job_waiting_long:
             self._wait_warnings.watch(job)
@@ -118,6 +126,8 @@ class Scheduler(LaneTable):
         with self.transition():
             self._forget_delay(job)
             self._join(job)
+        if self.waits:
+            _deadlock.accepted(self, job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
 
@@ -146,9 +156,19 @@ class Scheduler(LaneTable):
         job._lane.take_tokens(job, charge=False)
         self._go_on(job)
 
+    def never_comes(self, job: AnyJob) -> bool:
+        """Whether no slot can come that ``job`` wants back."""
+        return _deadlock.never_comes(job)
+
+    def goes_without(self, job: AnyJob) -> None:
+        """Have ``job``, which is cancelled, clean up without a slot."""
+        _lending.goes_without(job)
+
     def _go_on(self, job: AnyJob) -> None:
         """Have ``job``, which runs, go on with a new slot."""
         _lending.regained(job)
+        if job._waits:
+            _deadlock.holds_on(self, job)
         if self.hooks.job_overdue:
             self.overdue.expect(job)  # its idle clock has begun again
 
@@ -172,11 +192,11 @@ class Scheduler(LaneTable):
             lane.take_tokens(job)
         if session is not None and session.rates.units:
             session.rates.charge(job._costs, self.now)
+            self.touch(session)  # it may let the next one go
         job._charged = job._costs
         job._charged_at = self.now
         if job._state is RUNNING:
-            job._readmitting = False
-            lane.readmitting -= 1
+            _lending.readmitted(job)
             self._go_on(job)
             return
         advance(job, RUNNING)
@@ -209,10 +229,9 @@ class Scheduler(LaneTable):
             session.waiting -= 1
             if session.room_line or session.entering:
                 self.touch(session)
-        if job._timers:
-            for timer in job._timers:
-                timer.cancel()
-            job._timers = None
+        for timer in job._timers or ():
+            timer.cancel()
+        job._timers = None
 
     # ---- ended
 
@@ -353,6 +372,7 @@ class Scheduler(LaneTable):
 
     def cancel(self, job: AnyJob, reason: str | None) -> bool:
         """`Job.cancel`."""
+        self.check_thread()
         error = JobCancelledError(reason)
         if job._state is WAITING:
             self.withdraw(job, error)
@@ -370,9 +390,19 @@ class Scheduler(LaneTable):
         """Refuse ``wait``, which begins, if it would never end."""
         _deadlock.check(wait)
 
+    def check_accepted(self, job: AnyJob) -> None:
+        """Look whether that ``job`` waits now has others wait for ever."""
+        if self.waits:
+            _deadlock.accepted(self, job)
+
+    def refuse(self, entrant: Entrant, error: Exception) -> None:
+        """Have ``entrant`` wait for room no more, and tell it ``error``."""
+        with self.transition():
+            self.lines.refuse(entrant, error)
+
     def awaited(self) -> None:
         """A job has begun to wait for another: who waits for lanes in that one leaves it out."""
-        if self.watches:
+        if self.watches.watched:
             self.watches.check()
 
     def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
@@ -380,11 +410,13 @@ class Scheduler(LaneTable):
         charged = job._charged
         if charged is None:
             raise RuntimeError(f"{job!r} has not started, or has been charged before")
-        job._lane.check_cost(costs_of(units), job._session_lane)
+        lane, session = self.lanes_of(job)
+        lane.check_cost(costs_of(units), session)
         with self.transition():
             job._charged = None
+            self.let_remember(lane, session)
             more = {unit: used - charged.get(unit, 0) for unit, used in units.items()}
-            for actor in job._lane.metered(job._session_lane):
+            for actor in lane.metered(session):
                 actor.rates.correct(more, self.now, job._charged_at)
                 self.touch(actor)
 
@@ -403,8 +435,7 @@ class Scheduler(LaneTable):
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
         with self.transition():
-            place = self.next_arrival()
-            session = job._session_lane
+            place, session = self.next_arrival(), job._session_lane
             if job.id in job._lane.delayed:
                 job._priority = priority
             elif session is not None:
@@ -415,3 +446,5 @@ class Scheduler(LaneTable):
                 job._priority, job._arrival = priority, place
                 job._lane.send(job)
                 self.touch(job._lane)
+        if self.waits and job._state is WAITING:
+            _deadlock.moved(self, job)

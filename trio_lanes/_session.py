@@ -7,14 +7,14 @@ So a session with a hundred thousand waiting jobs stands in a global lane's line
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Collection, Iterator
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 import trio
 
 from ._actor import Actor, Floor
-from ._backlog import Backlog, rank
+from ._backlog import LAST, Backlog, rank
 from ._config import LaneConfig
 from ._job import AnyJob
 from ._mailbox import Mailbox
@@ -45,24 +45,31 @@ class SessionActor(Actor):
     """
 
     __slots__ = (
+        "_has_news",
         "_spares",
         "backlog",
         "delayed",
         "entering",
         "forwarded",
+        "is_ranked",
         "key",
         "mailbox",
+        "readmitting",
     )
 
     def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
-        super().__init__(floor, config)
+        super().__init__(floor, floor.session_turns, config)
         self._spares = spares
         self.key = key
         self.mailbox: Mailbox | None = None
+        self._has_news = False  # whether mail has come since its last step
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
         self.delayed: dict[int, AnyJob] = {}  # {id: waiting, and not due yet}
+        self.is_ranked = False  # whether priorities other than 0 were ever seen in it
         self.entering = 0  # jobs of it that wait for room in their global lanes
+        # Running, and to be started again: in the lines of their lanes if they have an arrival.
+        self.readmitting: dict[AnyJob, None] = {}
 
     @property
     def name(self) -> str:
@@ -76,14 +83,28 @@ class SessionActor(Actor):
         """The jobs of it that have their room here, and wait for room in their global lanes."""
         if not self.entering:
             return []
-        lines = [lane.room_line for lane in self.floor.lanes.values() if lane.room_line]
-        return [one for line in lines for one in line.values() if one.session is self]
+        lines = [lane.room_by_session.get(self) for lane in self.floor.lanes.values()]
+        return [one for line in lines if line for one in line.values()]
+
+    def stands_behind(self, job: AnyJob) -> bool:
+        """Whether nothing here changes by the arrival of ``job``; then it has its place in line.
+
+        That is so of all but the first few jobs of a busy session, which are spared a step.
+        """
+        forwarded = self.forwarded
+        if len(forwarded) + self.active < self.concurrency:
+            return False
+        if forwarded and job._place < max(forwarded):
+            return False
+        self.backlog.add(job._place, job)
+        return True
 
     def send(self, job: AnyJob) -> None:
         if self.mailbox is None:
             spare = self._spares.spare_mailboxes
             self.mailbox = spare.pop() if spare else Mailbox()
         self.mailbox.send(job)
+        self._has_news = True
 
     def _take_mail(self) -> None:
         mailbox = self.mailbox
@@ -110,41 +131,108 @@ class SessionActor(Actor):
             self.backlog.remove(job._place)
 
     def step(self) -> None:
-        if self.mailbox is not None:
-            self._take_mail()
         backlog, forwarded = self.backlog, self.forwarded
+        has_news, self._has_news = self._has_news, False
+        if has_news:
+            self._take_mail()
         room = 0 if self.paused else self.concurrency - self.active
-        if self.rates.units:
-            room = min(room, self._rated_room())
+        if self.rates.units or self.readmitting:
+            room = self._admit(room)
         while backlog.items and len(forwarded) < room:
             self.floor.forward(backlog.pop(), self.floor.next_arrival())
-        while forwarded and len(forwarded) > room:
-            self._take_back(max(forwarded))
-        if forwarded and backlog.items and backlog.best_rank() < max(forwarded):
+        if len(forwarded) > room:
+            for place in sorted(forwarded)[max(int(room), 0) :]:
+                self._take_back(place)
+        if has_news and forwarded and backlog.items and backlog.best_rank() < max(forwarded):
             self._put_best_forward()
         if not self.waiting and not self.active and not self.entering and self.is_idle:
             self.floor.retire(self)
 
-    def _rated_room(self) -> int:
-        """How many jobs may be forwarded, as far as the rates go: the one that is charged next."""
-        self._take_mail()
-        ranks = list(self.forwarded)
-        if self.backlog.items:
-            ranks.append(self.backlog.best_rank())
-        if not ranks:
-            return 0
-        best = min(ranks)
-        head = self.forwarded.get(best) or self.backlog.items[best]
+    def _admit(self, room: int | float) -> int | float:
+        """How many may be forwarded: with rates only the one that is charged next, if it may be.
+
+        Those that are readmitted need no room, but are asked for all else.
+        """
+        let: Collection[AnyJob] = self.readmitting
+        if self.rates.units:
+            head = self._charged_next(room)
+            let = [job for job in let if job is head]
+            room = 0 if head is None or let else min(room, 1)
+        for job in self.readmitting:
+            if self.paused or job not in let:
+                if job._arrival:
+                    job._lane.withhold(job)
+            elif not job._arrival:
+                job._lane.readmit(job)
+        return room
+
+    def _charged_next(self, room: int | float) -> AnyJob | None:
+        """The best of those that may start as far as its limit goes, if the rates let it."""
+        heads = {rank(job._priority, -LAST): job for job in reversed(self.readmitting)}
+        if room > 0:
+            heads |= self.forwarded
+            if self.backlog.items:
+                heads[self.backlog.best_rank()] = self.backlog.best()
+        if not heads:
+            return None
+        head = heads[min(heads)]
         when = self.rates.ready_at(head._costs, self.floor.now)
-        if when > self.floor.now:
-            self.wait_for_rate(when)
-            return 0
-        return 1
+        if when <= self.floor.now:
+            return head
+        self.wait_for_rate(when)
+        return None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no job of it can start, whichever comes: it is paused, or runs all it may."""
+        return self.paused or self.active >= self.concurrency
+
+    def before_again(self, job: AnyJob) -> list[AnyJob]:
+        """Those that are let go before ``job``, which is readmitted: with rates, one at a time."""
+        if not self.rates.units:
+            return []
+        again = sorted(self.readmitting, key=lambda one: -one._priority)
+        before = list(takewhile(lambda one: one is not job, again))
+        if self.active < self.concurrency:
+            self._take_mail()
+            place = rank(job._priority, -LAST)
+            waiting = {**self.forwarded, **self.backlog.items}
+            before += [waiting[theirs] for theirs in sorted(waiting) if theirs < place]
+        return before
+
+    def lets_start(self, job: AnyJob) -> bool:
+        """Whether ``job``, if it came now, would be forwarded, and could start then."""
+        if self.paused:
+            return False
+        place = rank(job._priority, LAST)
+        before = sum(other < place for other in self.forwarded)
+        if self.rates.units and (before or not self._charges_now(job, place)):
+            return False
+        return self.active + before < self.concurrency
+
+    def _charges_now(self, job: AnyJob, place: int) -> bool:
+        if self.readmitting or (self.backlog.items and self.backlog.best_rank() < place):
+            return False
+        now = trio.current_time()
+        return self.rates.ready_at(job._costs, now) <= now
+
+    def look_out_for(self, job: AnyJob) -> None:
+        """Look again when the rates let ``job`` start, which may not wait."""
+        now, timer = trio.current_time(), self._rate_timer
+        when = self.rates.ready_at(job._costs, now)
+        if when > now and not (timer is not None and timer.is_set and timer.when <= when):
+            self._rate_timer = self.floor.touch_at(when, self, timer)
+
+    def readmit(self, job: AnyJob) -> None:
+        """``job``, which runs and keeps its slot here, is to be started again."""
+        job._arrival = 0
+        self.readmitting[job] = None
+        self.floor.touch(self)
 
     def _put_best_forward(self) -> None:
         """Let better jobs take the places of those that were forwarded before they came."""
         backlog, forwarded = self.backlog, self.forwarded
-        while backlog.best_rank() < (worst := max(forwarded)):
+        while forwarded and backlog.items and backlog.best_rank() < (worst := max(forwarded)):
             better = backlog.pop()
             self._replace(*self._take_back(worst), better)
 
@@ -164,9 +252,7 @@ class SessionActor(Actor):
                 and equal._priority == job._priority
                 and equal._arrival > arrival
             ):
-                lane.remove(equal)
-                arrival, equal._arrival = equal._arrival, arrival
-                lane.send(equal)
+                arrival = lane.move(equal, arrival)
         self.floor.forward(job, arrival)
 
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
@@ -181,6 +267,7 @@ class SessionActor(Actor):
 
         If that lets another job be the best, it takes the place of this one in its global lane.
         """
+        self.is_ranked = True
         self._take_mail()
         was_forwarded = job._place in self.forwarded
         arrival = self._take_back(job._place)[1] if was_forwarded else 0

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._check import boolean, optional_callable, refuse_like_trio, whole
+from ._check import boolean, optional_sync, refuse_like_trio, whole
 from ._config import NO_OPTIONS, JobOptions, MapOptions, RareOptions
 from ._current import job_here
 from ._errors import LaneFullError, UnknownLaneError
@@ -80,6 +80,7 @@ class Submitter:
             async with caller.yield_slot():
                 if not entered:
                     await self._enter(job, runs=True)
+                self._scheduler.check_accepted(job)
                 await park_as_caller(job)
         try:
             return job._result()
@@ -177,7 +178,7 @@ class Submitter:
         Raises:
           RuntimeError: for ``yield_slot`` outside of a job.
         """
-        optional_callable("session", session)
+        optional_sync("session", session)
         boolean("ordered", ordered)
         if max_outstanding is not None and whole("max_outstanding", max_outstanding) < 1:
             raise ValueError(f"max_outstanding must be at least 1, got {max_outstanding!r}")

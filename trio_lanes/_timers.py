@@ -1,7 +1,8 @@
 """What is due later: one heap of times, and one task that exists only while the heap is not empty.
 
 The task sleeps under a cancel scope whose deadline is the earliest time of the heap, so setting
-a later timer wakes nobody and setting an earlier one only moves that deadline.
+a later timer wakes nobody and setting an earlier one only moves that deadline. It is shielded: who
+waits, shielded, for what a timer brings must get it though the lanes are cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -47,14 +48,8 @@ class Timer:
 class Timers:
     """The timers of one `Lanes`. Calls are made in order of time, equals in order of setting."""
 
-    def __init__(
-        self,
-        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
-        *,
-        shield: bool = False,
-    ) -> None:
+    def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
         self._spawn: Final = spawn
-        self._shield: Final = shield  # whether they go on when the lanes are cancelled
         self._heap: list[tuple[float, int, Timer]] = []
         self._order: Final = count()
         self._waiting = 0  # timers in the heap that are not cancelled
@@ -105,9 +100,7 @@ class Timers:
     async def _run(self) -> None:
         try:
             while self._skip_cancelled():
-                with trio.CancelScope(
-                    deadline=self._heap[0][0], shield=self._shield
-                ) as self._sleep:
+                with trio.CancelScope(deadline=self._heap[0][0], shield=True) as self._sleep:
                     await trio.sleep_forever()
                 self._sleep = None
                 now = trio.current_time()

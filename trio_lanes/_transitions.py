@@ -13,19 +13,19 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ._actor import Actor, Steps
+from ._actor import Actor, Steps, Turns
 from ._instrument import Hooks
 from ._job import AnyJob
-from ._lane import LaneActor
-from ._session import SessionActor
 from ._timers import Timer, Timers
 from ._watch import Watches
 
 if TYPE_CHECKING:
+    from ._lane import LaneActor
     from ._room import Lines
 
 
@@ -38,13 +38,14 @@ class Transitions:
         self._nursery: Final = nursery
         self._context: Final = copy_context()  # that of the lanes' own tasks
         self._current_time: Final = trio.lowlevel.current_clock().current_time
+        self._thread: Final = get_ident()  # the only one in which anything may change
         self.now = 0.0  # when the present transition began
         self.serving = False  # whether there is one
         # Sessions take their steps first: what a lane may start is what they let it have; and so
         # are lanes before groups, which start the best of what the lanes have to offer.
-        self._touched_sessions: Final[deque[Steps]] = deque()
-        self._touched_lanes: Final[deque[Steps]] = deque()
-        self._touched_groups: Final[deque[Steps]] = deque()
+        self.session_turns: Final[Turns] = deque()
+        self.lane_turns: Final[Turns] = deque()
+        self.group_turns: Final[Turns] = deque()
         self.hooks: Final = hooks
         self.tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
         self._changed: Final[dict[Actor, None]] = {}  # where instruments may have to be told
@@ -60,12 +61,23 @@ class Transitions:
         self._context.copy().run(self._nursery.start_soon, fn)
 
     def begin(self) -> bool:
-        """Begin a transition; whether it is the outermost, which must `serve` at its end."""
+        """Begin a transition; whether it is the outermost, which must `serve` at its end.
+
+        Raises:
+          RuntimeError: in another thread; then nothing has changed.
+        """
+        if get_ident() != self._thread:  # asked here as well, to spare every job a call
+            self.check_thread()
         if self.serving:
             return False
         self.serving = True
         self.now = self._current_time()
         return True
+
+    def check_thread(self) -> None:
+        """Refuse to change anything in another thread, where it would leave the lanes dead."""
+        if get_ident() != self._thread:
+            raise RuntimeError("lanes belong to one thread; use Lanes.portal() in others")
 
     @contextmanager
     def transition(self) -> Iterator[None]:
@@ -81,12 +93,7 @@ class Transitions:
         """Have ``actor`` take its step before the present transition is over."""
         if not actor.touched:
             actor.touched = True
-            if type(actor) is SessionActor:
-                self._touched_sessions.append(actor)
-            elif type(actor) is LaneActor:
-                self._touched_lanes.append(actor)
-            else:
-                self._touched_groups.append(actor)
+            actor.turns.append(actor)
 
     def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
         """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
@@ -102,20 +109,22 @@ class Transitions:
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
-        sessions, lanes = self._touched_sessions, self._touched_lanes
-        groups, lines, changed = self._touched_groups, self.lines, self._changed
+        sessions, lanes, groups = self.session_turns, self.lane_turns, self.group_turns
+        lines, changed = self.lines, self._changed
         while True:
-            while sessions or lanes or groups or (lines.length and lines.let_in()):
-                actor = (sessions or lanes or groups).popleft()
+            while turns := sessions or lanes or groups:
+                actor = turns.popleft()
                 actor.touched = False
                 actor.step()
                 if lines.length:
                     lines.look_at(actor, self.lanes.values())
+            if lines.length and lines.let_in():
+                continue
             if not changed:
                 break
             self._tell_of(next(iter(changed)))
         self.serving = False
-        if self.watches:
+        if self.watches.watched:
             self.watches.check()
 
     def has_changed(self, job: AnyJob) -> None:
