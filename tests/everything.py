@@ -45,6 +45,7 @@ class Plan(NamedTuple):
     group: tuple[float, int] | None
     """The budget of the group, and what is kept of it for the lane "cron"."""
     bound: float
+    session_bound: float
     aging: float
     acts: list[Act]
     end: tuple[float, float, str]
@@ -53,13 +54,8 @@ class Plan(NamedTuple):
 
     @property
     def may_block_later(self) -> bool:
-        """Whether jobs may come to wait for each other in a circle with no wait that closes it.
-
-        By a limit that is lowered, or by a job that comes into line before one that was there: for
-        its priority, or since the other was not due yet.
-        """
-        lowered = any(act.verb in ("configure", "concurrency", "regroup") for act in self.acts)
-        return lowered or any(word in repr(self.acts) for word in ("delay", "priority"))
+        """Whether limits are lowered, so that jobs may come to wait for each other for ever."""
+        return any(act.verb in ("configure", "concurrency", "regroup") for act in self.acts)
 
 
 class Dice:
@@ -152,11 +148,13 @@ class Dice:
                 lanes = {
                     self.pick(CONFIGURED): self.pick([0, 1, 2, 3]) for _ in range(self.pick([1, 2]))
                 }
-                return Act(verb, (lanes, self.pick([inf, 1, 2]), self.pick([False, True])))
+                return Act(verb, (lanes, self.pick([inf, 1, 2, 0]), self.pick([False, True])))
             case "concurrency":
                 return Act(verb, (self.pick(LANES), self.pick([0, 1, 2, 3])))
             case "regroup":
-                members = self.pick([("main", "cron"), ("main", "cron", "sub:*"), ("cron",), ()])
+                members = self.pick(
+                    [("main", "cron"), ("main", "cron", "sub:*"), ("cron",), ("shared", "cron"), ()]
+                )
                 return Act(verb, (members, self.pick([1, 2, 3, inf]), self.pick([0, 1])))
             case _:
                 return Act(verb, (self.seconds(),))
@@ -169,9 +167,12 @@ def plan_from(number: int, numbers: list[int]) -> Plan:
         main=dice.pick([1, 2]),
         session_width=dice.pick([1, 1, 2]),
         session_rate=dice.pick([False, False, True]),
-        rates=dice.pick([(), (), ("main",), ("group", "sub:*"), ("main", "fair", "group")]),
+        rates=dice.pick(
+            [(), (), ("main",), ("group", "sub:*"), ("main", "fair", "group"), ("shared", "group")]
+        ),
         group=dice.pick([None, (2, 0), (2, 1), (3, 1), (inf, 1)]),
-        bound=dice.pick([inf, inf, 3, 1]),
+        bound=dice.pick([inf, inf, 3, 1, 0]),
+        session_bound=dice.pick([inf, inf, inf, 2, 1, 0]),
         aging=dice.pick([inf, inf, 1.0]),
         acts=[Dice(one).from_outside(calm) for one in numbers],
         end=(dice.pick([inf, inf, 1.0]), dice.pick([inf, 1.0]), dice.pick(["finish", "cancel"])),

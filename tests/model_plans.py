@@ -11,18 +11,26 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import hypothesis.strategies as st
 
-from tests.model import Body
+from tests.model_jobs import Body
+from tests.model_lanes import Setting
 
 T = TypeVar("T")
 
 SESSIONS = ("a", "b", "c")
 LANES = ("main", "cron", "extra")  # the last one is there only if it is added
+GROUPS: Sequence[tuple[float, int]] = [
+    (1, 0),
+    (2, 1),
+    (2, 0),
+    (inf, 1),
+]  # budgets, and what is kept
 
 
 class Submit(NamedTuple):
     session: str | None
     lane: str
     priority: int
+    owner: str | None
     timeout: float
     queue_timeout: float
     body: Body
@@ -58,6 +66,11 @@ class Configure(NamedTuple):
     changes: dict[str, int | tuple[int, float] | None]
 
 
+class Regroup(NamedTuple):
+    limits: tuple[float, int] | None
+    """The budget of the group of "main" and "cron", and what of it is kept for "cron"."""
+
+
 class Sleep(NamedTuple):
     """Time passes, and everybody does what there is to do by then."""
 
@@ -71,17 +84,24 @@ class Yield(NamedTuple):
 
 
 Step: TypeAlias = (
-    Submit | Cancel | SetPriority | Clear | Reset | Pause | Resume | Configure | Sleep | Yield
+    Submit
+    | Cancel
+    | SetPriority
+    | Clear
+    | Reset
+    | Pause
+    | Resume
+    | Configure
+    | Regroup
+    | Sleep
+    | Yield
 )
 
 
 class Plan(NamedTuple):
     """Lanes, and what is done to them."""
 
-    main: int
-    cron: int
-    session_width: int
-    session_bound: float
+    setting: Setting
     steps: list[Step]
     crash: bool  # whether the block is left by an exception
 
@@ -106,10 +126,12 @@ class Mood:
 
     def __init__(self, digits: Digits) -> None:
         self.sessions = digits.pick([SESSIONS[:1], SESSIONS[:2], SESSIONS])
-        self.lanes = digits.pick([LANES[:1], LANES[:2], LANES])
+        self.lanes = digits.pick([LANES[:2], LANES[:1], LANES])
         limits: list[Sequence[float]] = [[inf], [inf, inf, 0.0, 0.25, 1.0]]
         self.timeouts = digits.pick(limits)
         self.queue_timeouts = digits.pick(limits)
+        self.owners: Sequence[str | None] = digits.pick([[None], [None, "x", "y"]])
+        self.nested = digits.pick([False, True])
         kinds: list[Callable[[Digits], Step]] = [
             self.raise_or_lower,
             self.cancel,
@@ -117,6 +139,7 @@ class Mood:
             self.reset,
             self.pause_or_resume,
             self.configure,
+            self.regroup,
         ]
         chosen = [digits.pick(kinds) for _ in range(digits.pick([1, 2, 3]))]
         self.kinds = [self.sleep, self.submit, self.submit, self.submit, *chosen]
@@ -127,7 +150,7 @@ class Mood:
 
     def name(self, digits: Digits) -> str | None:
         keys = [f"session:{key}" for key in self.sessions]
-        return digits.pick([None, *self.lanes, *keys])
+        return digits.pick([None, *self.lanes, *keys, *(["sub"] if self.nested else [])])
 
     def submit(self, digits: Digits) -> Step:
         body = Body(
@@ -136,10 +159,15 @@ class Mood:
             cleanup=digits.pick([0.0, 0.0, 0.5]),
             fails=digits.pick([False, False, True]),
         )
+        lane = digits.pick(self.lanes)
+        if self.nested and body.seconds and digits.pick([True, False]):
+            lends = lane == "main" and digits.pick([True, False])
+            body = Body(body.seconds, child=body, lends=lends)
         return Submit(
             session=digits.pick([None, *self.sessions, *self.sessions]),
-            lane=digits.pick(self.lanes),
+            lane=lane,
             priority=digits.pick([0, 0, 1, -1]),
+            owner=digits.pick(self.owners),
             timeout=digits.pick(self.timeouts),
             queue_timeout=digits.pick(self.queue_timeouts),
             body=body,
@@ -166,23 +194,43 @@ class Mood:
         return digits.pick(kinds)(self.name(digits))
 
     def configure(self, digits: Digits) -> Step:
-        return Configure(
-            {
-                digits.pick(self.lanes): digits.pick(
-                    [0, 1, 2, 3, None, (digits.pick([1, 2, 0]), digits.pick([inf, 0, 1, 3]))]
-                )
-                for _ in range(digits.pick([1, 1, 2]))
-            }
-        )
+        return Configure(dict(self.change(digits) for _ in range(digits.pick([1, 1, 2]))))
+
+    def change(self, digits: Digits) -> tuple[str, int | tuple[int, float] | None]:
+        lane = digits.pick(self.lanes)
+        number, bound = digits.pick([1, 2, 0]), digits.pick([inf, 0, 1, 3])
+        change = digits.pick([0, 1, 2, 3, None, (number, bound)])
+        if not self.nested:
+            return lane, change
+        if digits.pick([False, False, True]):
+            return "sub", number
+        if lane != "main":
+            return lane, change
+        # What has lent its slot there would clean up without one if there were to be none.
+        if change == 0:
+            change = 1
+        return lane, (1, bound) if isinstance(change, tuple) else change
+
+    def regroup(self, digits: Digits) -> Step:
+        return Regroup(digits.pick([*GROUPS, None]))
 
 
 def plan_from(number: int, numbers: list[int]) -> Plan:
     digits = Digits(number)
-    main, cron = digits.pick([1, 2]), digits.pick([1, 0])
-    width, bound = digits.pick([1, 2]), digits.pick([inf, inf, 2])
+    setting = Setting(
+        main=digits.pick([1, 2]),
+        cron=digits.pick([1, 0]),
+        sub=digits.pick([1, 2]),
+        session_width=digits.pick([1, 2]),
+        session_bound=digits.pick([inf, inf, 2]),
+        fair=digits.pick([False, True]),
+        rate=digits.pick([inf, inf, 1, 2]),
+        group=digits.pick([None, *GROUPS]),
+        group_rate=digits.pick([inf, inf, 1, 3]),
+    )
     crash = digits.pick([False, False, False, True])
     mood = Mood(digits)
-    return Plan(main, cron, width, bound, [mood.step(number) for number in numbers], crash)
+    return Plan(setting, [mood.step(number) for number in numbers], crash)
 
 
 # Hypothesis makes short lists unless asked for long ones, and small numbers from a larger range.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -10,7 +11,9 @@ import hypothesis.strategies as st
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.model import Body, Model, ModelJob
+from tests.model import Model
+from tests.model_jobs import Body, ModelJob
+from tests.model_lanes import ModelGroup
 from tests.model_plans import (
     SESSIONS,
     Cancel,
@@ -18,6 +21,7 @@ from tests.model_plans import (
     Configure,
     Pause,
     Plan,
+    Regroup,
     Reset,
     Resume,
     SetPriority,
@@ -27,7 +31,16 @@ from tests.model_plans import (
     Yield,
     plans,
 )
-from trio_lanes import Job, LaneConfig, LaneInstrument, Lanes, open_lanes
+from trio_lanes import (
+    Job,
+    LaneConfig,
+    LaneGroup,
+    LaneInstrument,
+    Lanes,
+    RateLimit,
+    current_job,
+    open_lanes,
+)
 from trio_lanes.testing import LaneRecorder
 
 
@@ -53,10 +66,18 @@ class Witness(LaneInstrument):
     """Writes down what is seen of jobs; also by their bodies."""
 
     def __init__(self) -> None:
+        self.lanes: Lanes
+        self.jobs: list[Job[int]] = []
         self.seen: list[Told] = []
 
     def tell(self, what: str, key: int, *how: Any) -> None:
         self.seen.append(Told(what, key, trio.current_time(), *how))
+
+    def job_submitted(self, job: Job[Any]) -> None:
+        assert job.meta == len(self.jobs)
+        self.jobs.append(job)
+        if job.parent is not None:
+            self.tell("child", job.parent.meta)
 
     def job_started(self, job: Job[Any]) -> None:
         assert job.started_at == trio.current_time()
@@ -73,6 +94,10 @@ class Witness(LaneInstrument):
             if body.seconds:
                 with trio.CancelScope(shield=body.shielded):
                     await trio.sleep(body.seconds)
+            if body.child is not None and body.lends:
+                await self.run_lending(key, body.child)
+            elif body.child is not None:
+                await self.run_child(body.child)
             if body.fails:
                 raise Boom
             return key
@@ -84,6 +109,20 @@ class Witness(LaneInstrument):
         finally:
             self.tell("exit", key)
 
+    async def run_child(self, body: Body) -> None:
+        key = len(self.jobs)
+        assert await self.lanes.run(self.run, key, body, lane="sub", meta=key) == key
+
+    async def run_lending(self, key: int, body: Body) -> None:
+        job = current_job()
+        assert job is not None
+        self.tell("lend", key)
+        async with job.yield_slot():
+            try:
+                await self.run_child(body)
+            finally:
+                self.tell("return", key)
+
 
 class History:
     """Real lanes and their model, going through the same steps."""
@@ -92,22 +131,27 @@ class History:
         self.plan = plan
         self.recorder = LaneRecorder()
         self.witness = Witness()
-        self.model = Model(
-            {"main": plan.main, "cron": plan.cron}, plan.session_width, plan.session_bound
-        )
-        self.jobs: list[Job[int]] = []
+        self.model = Model(plan.setting)
+        self.jobs = self.witness.jobs
         self.told: list[tuple[int, int | None, str | None]] = []  # by the tasks that wait for jobs
 
     async def live(self) -> None:
+        setting = self.plan.setting
         async with trio.open_nursery() as self.nursery:
             try:
                 async with open_lanes(
-                    {"main": self.plan.main, "cron": self.plan.cron},
+                    {
+                        "main": self.config("main", setting.main),
+                        "cron": setting.cron,
+                        "sub": setting.sub,
+                    },
                     sessions=LaneConfig(
-                        concurrency=self.plan.session_width, max_waiting=self.plan.session_bound
+                        concurrency=setting.session_width, max_waiting=setting.session_bound
                     ),
+                    groups=self.groups(setting.group),
                     instruments=[self.recorder, self.witness],
                 ) as self.lanes:
+                    self.witness.lanes = self.lanes
                     for step in self.plan.steps:
                         await self.take(step)
                     self.model_the_end()
@@ -116,6 +160,13 @@ class History:
             self.look(at_rest=True)
             self.model.all_over()
         self.compare_what_waiters_were_told()
+
+    def config(self, lane: str, concurrency: int, bound: float = inf) -> LaneConfig:
+        setting = self.plan.setting
+        rate, fair = (setting.rate, setting.fair) if lane == "main" else (inf, False)
+        return LaneConfig(
+            concurrency=concurrency, max_waiting=bound, fair=fair, rate=rate_limits(rate, per=1)
+        )
 
     async def take(self, step: Step) -> None:
         match step:
@@ -154,7 +205,7 @@ class History:
             got = self.ask_lanes(step)
         except (LookupError, RuntimeError, ValueError, trio.WouldBlock) as error:
             got = type(error).__name__
-        assert got == expected
+        assert got == expected, (step, got, expected)
         self.look()
         assert not self.model.unseen
 
@@ -169,7 +220,7 @@ class History:
             case SetPriority(number, priority):
                 return model.set_priority(model.jobs[number], priority)
             case Clear(name, owner):
-                return self.unknown(name) or model.clear(name, owner)
+                return self.unknown(name) or model.clear(name, owner, now)
             case Reset(name):
                 return self.unknown(name) or model.reset(name, now)
             case Pause(name) | Resume(name):
@@ -177,14 +228,17 @@ class History:
                     model.pause(name, isinstance(step, Pause))
                 return self.unknown(name)
             case Configure(changes):
-                return model.configure(changes)
+                return model.configure(changes, now)
+            case Regroup(limits):
+                return model.regroup(limits, now)
         raise AssertionError(step)
 
     def ask_lanes(self, step: Step) -> int | None:
         """What ``step`` returns."""
         lanes = self.lanes
         match step:
-            case Submit(session, lane, priority, timeout, queue_timeout, body):
+            case Submit(session, lane, priority, owner, timeout, queue_timeout, body):
+                rare: Any = {} if owner is None else {"owner": owner}
                 job = lanes.submit_nowait(
                     self.witness.run,
                     len(self.jobs),
@@ -195,8 +249,8 @@ class History:
                     timeout=timeout,
                     queue_timeout=queue_timeout,
                     meta=len(self.jobs),
+                    **rare,
                 )
-                self.jobs.append(job)
                 self.nursery.start_soon(self.wait_for, job)
             case Cancel(number):
                 return self.jobs[number].cancel()
@@ -213,15 +267,30 @@ class History:
             case Resume(name):
                 lanes.resume(name)
             case Configure(changes):
-                lanes.configure(
-                    {
-                        name: LaneConfig(concurrency=change[0], max_waiting=change[1])
-                        if isinstance(change, tuple)
-                        else change
-                        for name, change in changes.items()
-                    }
-                )
+                there = lanes.statistics().lanes
+                configs: dict[str, int | LaneConfig | None] = {}
+                for name, change in changes.items():
+                    if isinstance(change, tuple):
+                        configs[name] = self.config(name, *change)
+                    elif change is None or name in there:
+                        configs[name] = change
+                    else:
+                        configs[name] = self.config(name, change)
+                lanes.configure(configs)
+            case Regroup(limits):
+                lanes.configure(groups=self.groups(limits))
         return None
+
+    def groups(self, limits: tuple[float, int] | None) -> dict[str, LaneGroup]:
+        if limits is None:
+            return {}
+        budget, reserved = limits
+        rate = rate_limits(self.plan.setting.group_rate, per=2)
+        return {
+            "g": LaneGroup(
+                ModelGroup.members, concurrency=budget, reserve={"cron": reserved}, rate=rate
+            )
+        }
 
     def unknown(self, name: str | None) -> str | None:
         known = name is None or name.startswith("session:") or name in self.model.lanes
@@ -246,10 +315,16 @@ class History:
                     model.saw_call(key, when)
                 case "exit":
                     model.saw_exit(key, when)
+                case "lend":
+                    model.saw_lend(key, when)
+                case "child":
+                    model.saw_child(key, when)
+                case "return":
+                    model.saw_return(key, when)
                 case _:
                     model.saw_settled(key, state, error, when)
         self.witness.seen.clear()
-        model.nothing_can_start()
+        model.nothing_can_start(trio.current_time())
         if at_rest:
             model.at_rest(trio.current_time())
         self.recorder.check()
@@ -270,7 +345,12 @@ class History:
         assert sorted(self.told, key=lambda told: told[0]) == [
             (job.key, job.key if job.state == "SUCCEEDED" else None, job.error)
             for job in self.model.jobs
+            if job.parent is None
         ]
+
+
+def rate_limits(limit: float, per: float) -> Sequence[RateLimit]:
+    return () if limit == inf else [RateLimit(limit, per, algorithm="sliding")]
 
 
 def compare_lanes(lanes: Lanes, model: Model, now: float) -> None:
@@ -286,15 +366,17 @@ def compare_lanes(lanes: Lanes, model: Model, now: float) -> None:
     ]
     assert statistics.lanes.keys() == model.lanes.keys()
     for name, expected in model.lanes.items():
-        waiting, line, running = model.waiting(name), model.line(name), model.running(name)
+        waiting, line, running = model.waiting(name), expected.line.jobs, model.running(name)
+        holding = model.holding(name)
         got, lane = statistics.lanes[name], lanes.lane(name)
         assert got == lane.statistics()
         assert got.waiting == lane.waiting == len(waiting)
         assert got.waiting_in_lane == len(line)
         assert got.waiting_in_sessions == len(waiting) - len(line)
-        assert got.active == lane.active == lane.limiter.borrowed_tokens == len(running)
+        assert got.active == lane.active == len(running)
+        assert lane.limiter.borrowed_tokens == len(holding)
         borrowers: list[Any] = [*lane.limiter.statistics().borrowers]
-        assert sorted(job.meta for job in borrowers) == [job.key for job in running]
+        assert sorted(job.meta for job in borrowers) == [job.key for job in holding]
         assert got.concurrency == lane.concurrency == expected.concurrency
         assert lane.limiter.total_tokens == lane.config.concurrency == expected.concurrency
         assert lane.config.max_waiting == expected.max_waiting
