@@ -18,9 +18,12 @@ from trio_lanes import (
     Lane,
     LaneConfig,
     LaneFullError,
+    LaneGroup,
     LaneInstrument,
     Lanes,
+    RateLimit,
     SessionLane,
+    UnknownLaneError,
     current_job,
     open_lanes,
 )
@@ -339,6 +342,33 @@ async def test_what_a_resume_lets_start_is_told_after_the_resume(
         ]
 
 
+@pytest.mark.parametrize("whose", ["lane", "session", "group"])
+async def test_a_head_that_waits_for_a_rate_is_told_once_whosever_rate_it_is(
+    autojump_clock: MockClock, whose: str
+) -> None:
+    told: list[tuple[str, float]] = []
+
+    class Limited:
+        def lane_rate_limited(self, lane: AnyLane, until: float) -> None:
+            told.append((lane.name, until))
+
+    rated = LaneConfig(concurrency=9, rate=RateLimit(1, 10, algorithm="sliding"))
+    plain = LaneConfig(concurrency=9)
+    async with open_lanes(
+        {"main": rated if whose == "lane" else plain, "cron": plain},
+        sessions=rated if whose == "session" else plain,
+        groups={"key": LaneGroup(["main", "cron"], rate=rated.rate if whose == "group" else ())},
+        instruments=[Limited()],
+    ) as lanes:
+        for _ in range(3):
+            lanes.submit_nowait(trio.sleep, 1, session="alice")
+        await trio.sleep(5)
+        lanes.submit_nowait(trio.sleep, 1, lane="cron", session="bob")
+        await trio.sleep(25)
+    lane = "session:alice" if whose == "session" else "main"
+    assert told == [(lane, 10.0), (lane, 20.0)] + [("cron", 30.0)] * (whose == "group")
+
+
 async def test_closing_is_told_once_with_its_reason(autojump_clock: MockClock) -> None:
     notes = Notes()
     async with open_lanes(instruments=[notes]) as lanes:
@@ -372,6 +402,37 @@ async def test_lanes_are_told_as_views_that_can_be_used(autojump_clock: MockCloc
         session.submit_nowait(track.sleep, "b")
         lane.submit_nowait(track.sleep, "c")
     assert track.ended == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("verb", ["run", "clear"])
+async def test_a_lane_can_be_read_by_who_is_told_of_it_although_another_has_just_removed_it(
+    autojump_clock: MockClock, verb: str
+) -> None:
+    told: list[tuple[str, str, int, int]] = []
+
+    class Remove:
+        def job_finished(self, job: Job[Any]) -> None:
+            lanes.configure({"cron": None})
+
+    class Read:
+        def lane_idle(self, lane: Lane) -> None:
+            told.append(("idle", lane.label, lane.waiting, lane.statistics().finished))
+
+        def lane_cleared(self, lane: Lane, count: int, reason: str | None) -> None:
+            told.append(("cleared", lane.label, lane.waiting, count))
+            with pytest.raises(UnknownLaneError):
+                lane.submit_nowait(trio.sleep, 1)
+
+    async with open_lanes({"cron": 1}, instruments=[Remove(), Read()]) as lanes:
+        if verb == "run":
+            await lanes.run(trio.sleep, 1, lane="cron")
+            assert told == [("idle", "cron", 0, 1)]
+        else:
+            lanes.pause("cron")
+            lanes.submit_nowait(trio.sleep, 1, lane="cron")
+            lanes.clear("cron")
+            assert told == [("cleared", "cron", 0, 1), ("idle", "cron", 0, 0)]
+        assert lanes.statistics().lanes == {}
 
 
 async def test_several_instruments_are_told_in_their_order(autojump_clock: MockClock) -> None:
