@@ -44,6 +44,7 @@ from ._instrument import LaneInstrument
 from ._job import AnyJob
 from ._names import resolve_global_lane
 from ._state import RUNNING, TRANSITIONS, WAITING, JobState
+from .durable._suite import durable_store_suite as durable_store_suite
 
 if TYPE_CHECKING:
     from ._actor import Actor
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from ._session import SessionActor
 
 A = TypeVar("A")
+
+durable_store_suite.__module__ = __name__  # where users find it
 
 
 @final

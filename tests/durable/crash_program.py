@@ -1,0 +1,271 @@
+"""Programs that are killed: sessions that submit in order, and handlers that leave a trace.
+
+Run as a module it is a nursery of processes: started once, with everything imported, it forks one
+for every order that it reads, kills it if asked, and answers with how it ended. So a kill costs
+milliseconds, and hundreds of them fit into a test. Every line that a process leaves in a file of
+its folder is one write, so it is there or not, and the lines stand in the order in which things
+happened, whichever process they happened in.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import trio
+
+from trio_lanes import JobCancelledError
+from trio_lanes.durable import (
+    DurableJob,
+    DurableLanes,
+    RetryPolicy,
+    SqliteStore,
+    StoreLockedError,
+    current_job,
+    open_durable_lanes,
+)
+from trio_lanes.durable import _sqlite_tables as tables
+
+LOCKED_OUT = 3
+"""The exit code of a worker that found another at work."""
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """What a process is to do."""
+
+    folder: str
+    sessions: list[int]
+    """Whose jobs it submits."""
+    each: int
+    """Jobs of a session."""
+    round: int = 0
+    """Of processes that live at the same time; a later one begins when these have ended."""
+    works: bool = True
+    """Whether it is the worker; else it only asks."""
+    slow: float = 0.0
+    """Seconds that a job takes."""
+    failpoint: str = ""
+    """Where it kills itself."""
+    passes: int = 0
+    """How often it comes by there before that."""
+    after: float | None = None
+    """Seconds after which it is sent `signal`."""
+    signal: str = "SIGKILL"
+
+
+def is_tried_twice(n: int) -> bool:
+    """Whether a job's first attempt fails, after it has kept something for the second."""
+    return n % 5 == 4
+
+
+def is_cancelled(n: int) -> bool:
+    """Whether whoever submits a job then cancels it."""
+    return n % 11 == 7
+
+
+class Failpoint:
+    """Kills this process the n-th time that it comes by a point."""
+
+    def __init__(self, order: Order) -> None:
+        self._name = order.failpoint
+        self._passes = order.passes
+
+    def __call__(self, name: str) -> None:
+        if name == self._name:
+            self._passes -= 1
+            if self._passes < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(10)
+
+
+class FailingStore:
+    """A store that dies at its borders, and in its transactions."""
+
+    CALLS: ClassVar = {
+        "join": "joined",
+        "enqueue": "accepted",
+        "checkpoint": "kept",
+        "cancel": "cancelled",
+        "leave": "left",
+    }
+
+    def __init__(self, store: SqliteStore, at: Failpoint) -> None:
+        self._store = store
+        self._at = at
+        self._doing: list[str] = []  # what has been handed over
+        commit = tables.SqliteTables.commit
+
+        def failing_commit(this: tables.SqliteTables, now: float) -> None:
+            doing = sorted(set(self._doing))
+            for what in doing:
+                at(f"written, {what}")
+            commit(this, now)
+            for what in doing:
+                at(f"committed, {what}")
+
+        tables.SqliteTables.commit = failing_commit  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._store, name)
+        if name not in self.CALLS:
+            return call
+
+        async def failing(*args: Any) -> Any:
+            return await self._between(self.CALLS[name], call, args)
+
+        return failing
+
+    async def _between(self, what: str, call: Callable[..., Any], args: Any) -> Any:
+        self._at(f"before {what}")
+        self._doing.append(what)
+        answer = await call(*args)
+        self._doing.remove(what)
+        self._at(f"after {what}")
+        return answer
+
+    async def step(self, finished: Any, room: int) -> Any:
+        if room and finished:
+            self._at("before started")
+        what = "finished" if finished else "started"
+        step = await self._between(what, self._store.step, (finished, room))
+        if step.claims and finished:
+            self._at("after started")
+        return step
+
+
+class Trace:
+    """The files in which a process says what it has seen."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def note(self, file: str, *words: object) -> None:
+        descriptor = os.open(Path(self._order.folder, file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+        os.close(descriptor)
+
+    def noted(self, file: str) -> set[str]:
+        path = Path(self._order.folder, file)
+        return set(path.read_text().splitlines()) if path.exists() else set()
+
+
+async def main(order: Order) -> None:
+    at, trace = Failpoint(order), Trace(order)
+
+    async def work(payload: Any) -> str:
+        run = current_job()
+        assert run is not None
+        session, n = payload
+        trace.note("effects", session, n, run.fence, order.round, "begins")
+        if is_tried_twice(n):
+            trace.note("kept", session, n, run.checkpoint_data or 0, "found")
+            mark = (run.checkpoint_data or 0) + 1
+            await run.checkpoint(mark)
+            trace.note("kept", session, n, mark, "kept")
+            if run.attempt == 1:
+                raise RuntimeError("the first attempt")
+        at("before effect")
+        await trio.sleep(order.slow)
+        trace.note("effects", session, n, run.fence, order.round, "done")
+        at("after effect")
+        return f"{session} {n}"
+
+    async def talk(lanes: DurableLanes, session: str) -> None:
+        known = trace.noted("accepted")
+        jobs: list[tuple[int, DurableJob]] = []
+        for n in range(order.each):
+            if f"{session} {n}" in known and n < order.each - 1:
+                continue
+            job = await lanes.submit("work", [session, n], session=session, key=f"{session}/{n}")
+            trace.note("accepted", session, n)
+            jobs.append((n, job))
+            if is_cancelled(n) and await lanes.cancel(job.id):
+                trace.note("cancelled", session, n, order.round)
+        for n, job in jobs:
+            try:
+                assert await job.wait() == f"{session} {n}"
+            except JobCancelledError:
+                assert is_cancelled(n)
+
+    store: Any = FailingStore(SqliteStore(Path(order.folder, "jobs.db")), at)
+    async with open_durable_lanes(
+        store,
+        {"work": work} if order.works else {},
+        {"main": 3},
+        retry=RetryPolicy(backoff=(0.0, 0.0)),
+        max_crashes=10_000,
+        grace=0.2,
+        worker=order.works,
+    ) as lanes:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_on_sigterm, nursery.cancel_scope)
+            async with trio.open_nursery() as talking:
+                for number in order.sessions:
+                    talking.start_soon(talk, lanes, f"s{number}")
+            if order.sessions:
+                nursery.cancel_scope.cancel()
+
+
+async def end_on_sigterm(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+
+
+def live(order: Order) -> int:
+    """All of a process's life. Returns its exit code."""
+    code = 0
+    try:
+        trio.run(main, order)
+    except* StoreLockedError:
+        code = LOCKED_OUT
+    except* BaseException as errors:
+        Trace(order).note("errors", repr(errors.exceptions))
+        code = 1
+    return code
+
+
+def start(order: Order) -> tuple[int, threading.Timer | None]:
+    pid = os.fork()
+    if not pid:
+        # until the lanes are open, when they drain instead
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        os._exit(live(order))
+    if order.after is None:
+        return pid, None
+    timer = threading.Timer(order.after, os.kill, [pid, getattr(signal, order.signal)])
+    timer.start()
+    return pid, timer
+
+
+def serve() -> None:
+    """Start all of an order at once. Who has nobody to submit for ends last, by SIGTERM."""
+    for line in sys.stdin:
+        orders = [Order(**order) for order in json.loads(line)]
+        started = time.monotonic()
+        processes = [start(order) for order in orders]
+        exits: dict[int, int] = {}
+        for last in (False, True):
+            for number, (pid, timer) in enumerate(processes):
+                if last is bool(orders[number].sessions):
+                    continue
+                if last and timer is None:
+                    os.kill(pid, signal.SIGTERM)
+                _, status = os.waitpid(pid, 0)
+                exits[number] = os.waitstatus_to_exitcode(status)
+                if timer is not None:
+                    timer.cancel()
+                    timer.join()
+        answer = {"exits": [exits[n] for n in range(len(orders))]}
+        print(json.dumps(answer | {"took": time.monotonic() - started}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,93 @@
+"""The lines that a worker writes to the log."""
+
+import logging
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_lanes.durable import (
+    MemoryStore,
+    NoRetry,
+    Retry,
+    RetryPolicy,
+    current_job,
+    open_durable_lanes,
+)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.INFO, "trio_lanes.durable.events")
+    return lambda: [
+        record.getMessage() for record in caplog.records if record.name.endswith("events")
+    ]
+
+
+async def act(what: Any) -> Any:
+    run = current_job()
+    assert run is not None
+    await trio.sleep(2)
+    if what == "no JSON":
+        return object()
+    if what == "fail":
+        raise NoRetry("not\nlike this")
+    if what == "later" and run.attempt == 1:
+        raise Retry(5)
+    if what == "die":
+        raise ValueError("x" * 1000)
+    if what == "stay":
+        await trio.sleep_forever()
+
+
+async def test_how_a_run_begins_and_ends_is_one_line_each(
+    lines: Any, autojump_clock: MockClock
+) -> None:
+    policy = RetryPolicy(max_attempts=2, backoff=(3.0, 3.0), jitter=0.0)
+    async with open_durable_lanes(MemoryStore(), {"act": act}, {"main": 1}, retry=policy) as lanes:
+        for what in ("well", "no JSON", "fail", "later", "die"):
+            await lanes.submit("act", what, session="secret")
+        with trio.move_on_after(60):
+            await trio.sleep_forever()
+        stopped = await lanes.submit("act", "stay")
+        await trio.sleep(10)
+        await lanes.cancel(stopped.id)
+    begins = [line for line in lines() if "begins" in line]
+    assert begins[0].endswith("begins in main, attempt 1")
+    ends = [line.split(" ", 2)[2] for line in lines() if "begins" not in line]
+    assert ends[0] == "succeeded after 2.000 s"
+    assert ends[1].startswith("failed after 2.000 s: trio_lanes.durable.PayloadError: the result")
+    assert ends[2] == "failed after 2.000 s: trio_lanes.durable.NoRetry: not like this"
+    assert ends[3].startswith(
+        "is to be tried again in 5 s, after 2.000 s: trio_lanes.durable.Retry"
+    )
+    assert ends[4] == "succeeded after 2.000 s"
+    assert ends[5].startswith("is to be tried again in 3 s, after 2.000 s: ValueError: xxx")
+    assert ends[6].startswith("is dead after 2.000 s: ValueError: xxx")
+    assert len(ends[6]) < 600
+    assert ends[7] == "was cancelled after 10.000 s"
+    assert len(ends) == 8
+    assert "secret" not in "".join(lines())
+
+
+async def test_what_is_given_back_is_a_line_too(lines: Any, autojump_clock: MockClock) -> None:
+    async with open_durable_lanes(MemoryStore(), {"act": act}, {"main": 1}, grace=5) as lanes:
+        await lanes.submit("act", "stay")
+        await trio.sleep(1)
+    assert lines()[-1].endswith("was given back after 6.000 s")
+
+
+async def test_a_dead_job_is_a_warning_and_all_else_is_not(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    caplog.set_level(logging.WARNING, "trio_lanes.durable.events")
+    policy = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(MemoryStore(), {"act": act}, retry=policy) as lanes:
+        await lanes.submit("act", "die")
+        await lanes.submit("act", "well")
+        await trio.sleep(5)
+        await wait_all_tasks_blocked()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert " is dead after 2.000 s: ValueError" in record.getMessage()

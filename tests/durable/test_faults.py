@@ -1,0 +1,672 @@
+"""A SQLite store that cannot be opened, or that stops working while it is in use."""
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_lanes import UnknownLaneError
+from trio_lanes.durable import (
+    DurableLanes,
+    DurableState,
+    SqliteStore,
+    StoreError,
+    StoreLockedError,
+    StoreUnavailableError,
+    StoreVersionError,
+    open_durable_lanes,
+)
+from trio_lanes.durable._sqlite_schema import fill
+from trio_lanes.durable._sqlite_tables import SqliteTables
+
+
+async def echo(payload: Any) -> Any:
+    return payload
+
+
+async def used(path: Path, **options: Any) -> int:
+    """Open it, have a job done, and close it."""
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}, **options) as lanes:
+        job = await lanes.submit("echo", "x", session="s")
+        assert await job.wait() == "x"
+        return job.id
+
+
+async def refused(path: Path, kind: type[StoreError], match: str) -> None:
+    """Opening it raises that, and changes neither the file nor what lies beside it."""
+    before = {file: file.read_bytes() for file in path.parent.iterdir() if file.is_file()}
+    for worker in (True, False):
+        with pytest.raises(kind, match=match) as caught:
+            async with open_durable_lanes(SqliteStore(path), {}, worker=worker):
+                raise AssertionError
+        assert type(caught.value) is kind
+    for file, content in before.items():
+        assert file.read_bytes() == content, file
+
+
+# ---- at opening
+
+
+async def test_a_second_worker_is_refused_at_once_and_told_who_has_the_file(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        with pytest.raises(StoreLockedError, match=f"process {os.getpid()} on ") as caught:
+            async with open_durable_lanes(SqliteStore(path), {"echo": echo}):
+                raise AssertionError
+        assert str(path) in str(caught.value)
+        assert await (await lanes.submit("echo", 1)).wait() == 1
+    await used(path)
+
+
+async def test_a_second_worker_is_refused_by_whatever_name_it_has_the_file(
+    tmp_path: Path,
+) -> None:
+    path, other = tmp_path / "jobs.db", tmp_path / "folder" / "other.db"
+    other.parent.mkdir()
+    other.symlink_to(path)
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}):
+        with pytest.raises(StoreLockedError):
+            await used(other)
+        async with open_durable_lanes(SqliteStore(other), {}, worker=False) as lanes:
+            assert await (await lanes.submit("echo", 1)).wait() == 1
+
+
+async def test_a_worker_that_just_makes_its_file_is_another_process(tmp_path: Path) -> None:
+    lock = sqlite3.connect(tmp_path / "jobs.db.lock", isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreLockedError, match="another process"):
+        await used(tmp_path / "jobs.db")
+    lock.close()
+    await used(tmp_path / "jobs.db")
+
+
+OTHER_PROCESS = """
+    import sqlite3, sys
+    connection = sqlite3.connect(sys.argv[1])
+    print(connection.execute("SELECT count(*) FROM jobs").fetchone()[0])
+    connection.close()
+"""
+
+
+async def test_a_store_opened_twice_in_a_process_stays_in_the_file_that_others_see(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def seen_by_others() -> int:
+        program = [sys.executable, "-c", textwrap.dedent(OTHER_PROCESS), str(path)]
+        done = await trio.run_process(program, capture_stdout=True)
+        return int(done.stdout)
+
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        await lanes.pause("main")
+        with pytest.raises(StoreLockedError):
+            await used(path)
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
+            await asking.submit("echo")
+        for n in range(1, 4):
+            # closing a file has SQLite look whether it is the last to do so
+            assert await seen_by_others() == n
+            await lanes.submit("echo")
+
+
+async def test_a_worker_that_was_taken_over_stops(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StoreLockedError, match="process"), flatten_subgroups=True
+    ):
+        async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+            connection = sqlite3.connect(path)  # as a worker would that the lock did not stop
+            connection.execute("UPDATE meta SET epoch = epoch + 1")
+            connection.commit()
+            connection.close()
+            with pytest.raises(StoreLockedError):
+                await lanes.submit("echo", 1)
+            lanes._worker.look()  # type: ignore[union-attr]
+            await trio.sleep_forever()
+
+
+async def test_a_newer_schema_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    await refused(path, StoreVersionError, "schema 99; this version of trio_lanes knows 1")
+
+
+async def test_a_file_of_another_program_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE jobs (id)")
+    connection.commit()
+    connection.close()
+    await refused(path, StoreVersionError, "another program")
+
+
+@pytest.mark.parametrize("content", [b"hello", b"x" * 5000, b"SQLite format 3\0" + b"short"])
+async def test_what_is_no_database_is_refused_and_untouched(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "jobs.db"
+    path.write_bytes(content)
+    await refused(path, StoreError, "damaged, or no store")
+
+
+@pytest.mark.parametrize("place", ["a page", "its end"])
+async def test_a_damaged_file_is_refused_and_untouched(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    content = bytearray(path.read_bytes())
+    if place == "a page":
+        content[4096:-4096:3] = b"\xff" * len(content[4096:-4096:3])
+    else:
+        del content[len(content) // 2 :]
+    path.write_bytes(content)
+    await refused(path, StoreError, "damaged")
+
+
+async def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.touch()
+    await used(path)
+
+
+async def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError):
+        await used(tmp_path)
+
+
+async def test_a_place_that_is_not_there_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="unable to open"):
+        await used(tmp_path / "nowhere" / "jobs.db")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailableError, match="Not a directory"):
+        await used(tmp_path / "file" / "jobs.db")
+
+
+async def test_a_store_is_opened_once(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    async with open_durable_lanes(store, {"echo": echo}) as lanes:
+        with pytest.raises(RuntimeError, match="is open already"):
+            async with open_durable_lanes(store, {"echo": echo}):
+                raise AssertionError
+    with pytest.raises(StoreUnavailableError, match="is not open"):
+        await lanes.statistics()
+    assert repr(store) == f"<trio_lanes.durable.SqliteStore {str(tmp_path / 'jobs.db')!r}>"
+    with pytest.raises(ValueError, match="synchronous"):
+        SqliteStore("x", synchronous="OFF")  # type: ignore[arg-type]
+
+
+READ_ONLY = """
+    import os, sys, trio
+    from trio_lanes.durable import SqliteStore, StoreUnavailableError, open_durable_lanes
+
+    async def main():
+        async with open_durable_lanes(SqliteStore(sys.argv[1]), {}):
+            pass
+
+    if os.getuid() == 0:
+        os.setuid(65534)
+    try:
+        trio.run(main)
+    except StoreUnavailableError as error:
+        print(error)
+"""
+
+
+def test_a_file_that_is_read_only_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    trio.run(used, path)
+    before = path.read_bytes()
+    path.chmod(0o444)
+    for file in (tmp_path, *tmp_path.parents):
+        if file.owner() == "root" or os.getuid() == 0:
+            file.chmod(file.stat().st_mode | 0o755)
+    if os.getuid() != 0:
+        tmp_path.chmod(0o555)
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(READ_ONLY), path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tmp_path.chmod(0o755)
+    assert str(path) in told.stdout
+    assert "read" in told.stdout or "unable to open" in told.stdout
+    assert path.read_bytes() == before
+
+
+# ---- while it is in use
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """Files may not grow beyond a megabyte, as on a disk that is full then."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def until_refused(lanes: DurableLanes) -> list[int]:
+    accepted = []
+    with pytest.raises(StoreUnavailableError):
+        for _ in range(1000):
+            accepted.append((await lanes.submit("echo", "x" * 20_000, lane="cron")).id)
+    assert accepted
+    return accepted
+
+
+async def test_a_full_disk_refuses_new_work_and_loses_nothing(
+    tmp_path: Path, limited: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, go_on = tmp_path / "jobs.db", trio.Event()
+
+    async def wait(payload: Any) -> Any:
+        await go_on.wait()
+        return payload
+
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo, "wait": wait}) as lanes:
+        await lanes.pause("cron")
+        running = await lanes.submit("wait", "ran through it", session="s")
+        behind = await lanes.submit("wait", "came after it", session="s")
+        while (await lanes.statistics()).running == 0:
+            await trio.lowlevel.checkpoint()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, -1))
+        accepted = await until_refused(lanes)
+        go_on.set()
+        while "is not available" not in caplog.text:
+            with pytest.raises(StoreUnavailableError):
+                await lanes.submit("echo", "x" * 20_000)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+        assert await running.wait() == "ran through it"
+        assert await behind.wait() == "came after it"
+        assert (await lanes.statistics()).waiting == len(accepted)
+        assert "is available again" in caplog.text
+        assert (await lanes.check()).problems == ()
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        await lanes.resume("cron")
+        for id in accepted:
+            assert len(await lanes.job(id).wait()) == 20_000
+
+
+async def test_another_process_that_holds_on_to_the_file_holds_up_what_is_new_and_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, go_on = tmp_path / "jobs.db", trio.Event()
+
+    async def wait(payload: Any) -> Any:
+        await go_on.wait()
+        return payload
+
+    handlers = {"echo": echo, "wait": wait}
+    async with open_durable_lanes(SqliteStore(path, busy_timeout=0.02), handlers) as lanes:
+        running = await lanes.submit("wait", "ran through it", session="s")
+        behind = await lanes.submit("echo", "came after it", session="s")
+        while (await lanes.statistics()).running == 0:
+            await trio.lowlevel.checkpoint()
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await lanes.submit("echo", "refused")
+        assert (await running.status()).state is DurableState.RUNNING  # to look is possible
+        go_on.set()
+        while "is not available" not in caplog.text:
+            await trio.lowlevel.checkpoint()
+        other.close()
+        assert await running.wait() == "ran through it"
+        assert await behind.wait() == "came after it"
+        assert (await running.status()).crashes == 0
+
+
+async def test_what_is_too_large_for_the_disk_takes_no_other_with_it(
+    tmp_path: Path, limited: None
+) -> None:
+    async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {"echo": echo}) as lanes:
+        await lanes.pause("main")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (900_000, -1))
+        results: dict[int, object] = {}
+
+        async def submit(n: int) -> None:
+            try:
+                await lanes.submit("echo", "x" * (1_000_000 if n == 3 else 10), session=str(n))
+                results[n] = "accepted"
+            except StoreUnavailableError:
+                results[n] = "refused"
+
+        async with trio.open_nursery() as nursery:
+            for n in range(6):
+                nursery.start_soon(submit, n)
+        assert results.pop(3) == "refused"
+        assert set(results.values()) == {"accepted"}
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+
+
+async def test_a_store_that_stays_away_holds_up_the_end_for_some_seconds_only(
+    tmp_path: Path, limited: None, caplog: pytest.LogCaptureFixture, mock_clock: MockClock
+) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def wait(payload: Any) -> None:
+        await trio.sleep_forever()
+
+    with trio.CancelScope() as scope:
+        async with open_durable_lanes(SqliteStore(path), {"wait": wait}) as lanes:
+            job = await lanes.submit("wait")
+            while (await lanes.statistics()).running == 0:
+                await trio.lowlevel.checkpoint()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))
+            mock_clock.rate = 50
+            scope.cancel()
+    mock_clock.rate = 0
+    assert "1 runs could not be reported, and will be repeated" in caplog.text
+    assert "the store could not be left in order" in caplog.text
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    async with open_durable_lanes(SqliteStore(path), {"wait": wait}, grace=0) as lanes:
+        assert (await lanes.job(job.id).status()).crashes == 1
+
+
+async def test_a_drain_does_not_wait_for_ever_for_a_store_that_stays_away(
+    tmp_path: Path, limited: None, caplog: pytest.LogCaptureFixture, mock_clock: MockClock
+) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def wait(payload: Any) -> None:
+        await trio.sleep_forever()
+
+    async with open_durable_lanes(SqliteStore(path), {"wait": wait}, grace=0) as lanes:
+        await lanes.submit("wait")
+        while (await lanes.statistics()).running == 0:
+            await trio.lowlevel.checkpoint()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))
+        mock_clock.rate = 50
+    mock_clock.rate = 0
+    assert "1 runs could not be reported, and will be repeated" in caplog.text
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    async with open_durable_lanes(SqliteStore(path), {"wait": wait}, grace=0) as lanes:
+        there = await lanes.statistics()
+        assert there.waiting + there.running == 1
+
+
+# ---- a small disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+async def test_a_disk_that_is_really_full_is_one_that_can_be_made_room_on(
+    small_disk: Path,
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 2_500_000)
+    async with open_durable_lanes(SqliteStore(small_disk / "jobs.db"), {"echo": echo}) as lanes:
+        await lanes.pause("cron")
+        accepted = await until_refused(lanes)
+        ballast.unlink()
+        assert await (await lanes.submit("echo", "there is room")).wait() == "there is room"
+        assert (await lanes.statistics()).waiting == len(accepted)
+        assert (await lanes.check()).problems == ()
+    async with open_durable_lanes(SqliteStore(small_disk / "jobs.db"), {"echo": echo}) as lanes:
+        assert (await lanes.statistics()).waiting == len(accepted)
+
+
+# ---- moments that are hard to come by
+
+
+async def test_a_file_that_cannot_be_filled_is_filled_later(tmp_path: Path, limited: None) -> None:
+    path = tmp_path / "jobs.db"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))
+    with pytest.raises(StoreUnavailableError):
+        await used(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    await used(path)
+
+
+async def test_a_file_that_cannot_be_written_is_refused_and_opened_later(
+    tmp_path: Path, limited: None
+) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))
+    with pytest.raises(StoreUnavailableError):
+        await used(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    await used(path)
+
+
+@pytest.mark.parametrize("written", ["some pages", "all pages"])
+async def test_a_file_whose_maker_was_killed_is_made_anew(tmp_path: Path, written: str) -> None:
+    here, there = tmp_path / "here.db", tmp_path / "jobs.db"
+
+    def leave(suffix: str) -> None:
+        there.with_name(there.name + suffix).write_bytes(
+            here.with_name(here.name + suffix).read_bytes()
+        )
+
+    def on_statement(statement: str) -> None:
+        if statement == "COMMIT":  # what lies there now, a kill would leave
+            assert here.read_bytes()
+            leave("-journal")
+            leave("")
+
+    connection = sqlite3.connect(here, isolation_level=None)
+    connection.execute("PRAGMA cache_size = 1")
+    connection.execute("PRAGMA cache_spill = 1")  # written before the commit
+    connection.set_trace_callback(on_statement)
+    fill(connection)
+    connection.close()
+    if written == "all pages":
+        leave("")
+    else:
+        assert there.read_bytes()[:16] == bytes(16)
+    await used(there)
+
+
+async def test_a_file_whose_worker_was_killed_while_its_log_was_moved_is_opened(
+    tmp_path: Path,
+) -> None:
+    path, here = tmp_path / "jobs.db", tmp_path / "here.db"
+    log, its_log = tmp_path / "jobs.db-wal", tmp_path / "here.db-wal"
+    async with open_durable_lanes(SqliteStore(here), {}, worker=False) as lanes:
+        for n in range(40):
+            await lanes.submit("echo", "x" * 1000, session=str(n))
+        moving = sqlite3.connect(here)
+        log.write_bytes(its_log.read_bytes())
+        path.write_bytes(here.read_bytes())
+        moving.execute("PRAGMA wal_checkpoint")
+        moving.close()
+        # the first page says how many there are, and is the first that is written
+        path.write_bytes(here.read_bytes()[:4096] + path.read_bytes()[4096:])
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        assert (await lanes.statistics()).waiting == 40
+
+
+async def test_a_journal_that_cannot_be_read_is_not_available(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    (tmp_path / "jobs.db-journal").mkdir()
+    await refused(path, StoreUnavailableError, "disk I/O error")
+
+
+async def test_a_file_that_is_just_being_made_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    fill(connection)
+    connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailableError, match="locked"):
+        async with open_durable_lanes(SqliteStore(path, busy_timeout=0.05), {}):
+            raise AssertionError
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(used, path)
+        await trio.sleep(0.05)
+        connection.close()
+
+
+async def test_many_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def ask() -> None:
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+            await lanes.submit("echo")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask)
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        assert (await lanes.statistics()).waiting == 5
+
+
+async def test_two_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    fill(connection)
+    fill(connection)
+    connection.close()
+    await used(tmp_path / "jobs.db")
+
+
+async def test_a_lock_that_is_no_lock_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db.lock").write_bytes(b"x" * 5000)
+    with pytest.raises(StoreError, match=r"jobs\.db\.lock is damaged"):
+        await used(tmp_path / "jobs.db")
+
+
+async def test_a_file_that_is_damaged_while_it_is_in_use_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        connection = sqlite3.connect(path)
+        connection.execute("ALTER TABLE counts RENAME TO gone")
+        connection.commit()
+        connection.close()
+        with pytest.raises(sqlite3.OperationalError, match="counts"):
+            await lanes.statistics()
+
+
+async def test_an_insert_that_does_not_fit_fails_alone(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.statistics()
+        assert store._writer is not None
+        store._writer._tables._execute("PRAGMA max_page_count = 60")
+        results: dict[int, object] = {}
+
+        async def submit(n: int) -> None:
+            try:
+                await lanes.submit("echo", "x" * (900_000 if n == 5 else 10))
+                results[n] = "accepted"
+            except StoreUnavailableError as error:
+                results[n] = str(error)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(20):
+                nursery.start_soon(submit, n)
+        assert "database or disk is full" in str(results.pop(5))
+        assert set(results.values()) == {"accepted"}
+
+
+async def test_a_refusal_in_a_batch_is_refused_alone(tmp_path: Path) -> None:
+    async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as lanes:
+        errors: list[object] = []
+
+        async def submit(n: int) -> None:
+            try:
+                await lanes.submit("echo", n, lane="nowhere" if n % 3 == 0 else "main")
+            except UnknownLaneError:
+                errors.append(n)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(30):
+                nursery.start_soon(submit, n)
+        assert sorted(errors) == list(range(0, 30, 3))  # type: ignore[type-var]
+        assert (await lanes.statistics()).waiting == 20
+
+
+async def test_who_finds_the_line_too_long_waits_and_can_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._writer.IN_LINE", 3)
+    monkeypatch.setattr("trio_lanes.durable._writer.AT_ONCE", 2)
+    async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as lanes:
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(lanes.submit, "echo")
+        assert (await lanes.statistics()).waiting == 50
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await lanes.submit("echo")
+        assert scope.cancelled_caught
+        assert (await lanes.statistics()).waiting == 50
+
+
+async def test_a_slow_look_that_fails_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, failures = tmp_path / "jobs.db", iter([True, True])
+    version = SqliteTables.version
+
+    def failing(self: SqliteTables) -> int:
+        if next(failures, False):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return version(self)
+
+    monkeypatch.setattr("trio_lanes.durable._sqlite.WORKER_LOOKS_EVERY", 0.02)
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
+            monkeypatch.setattr(SqliteTables, "version", failing)
+            job = await asking.submit("echo", "seen")
+        assert await lanes.job(job.id).wait() == "seen"
+        assert await SqliteStore(path).beat()
+
+
+async def test_a_large_file_is_not_looked_through_at_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    monkeypatch.setattr("trio_lanes.durable._sqlite_schema.CHECKED_UP_TO", 0)
+    await used(path)
+
+
+async def test_a_schema_that_cannot_be_made_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    monkeypatch.setattr(
+        "trio_lanes.durable._sqlite_schema.SCHEMA", "CREATE TABLE a (b);\nDROP TABLE c;\n"
+    )
+    with pytest.raises(sqlite3.OperationalError):
+        await used(path)
+    monkeypatch.undo()
+    await used(path)
+
+
+async def test_a_file_that_another_holds_on_to_is_not_available(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailableError, match="locked"):
+        async with open_durable_lanes(SqliteStore(path, busy_timeout=0.05), {"echo": echo}):
+            raise AssertionError
+    connection.close()
+    await used(path)

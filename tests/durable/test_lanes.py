@@ -1,0 +1,420 @@
+"""What durable lanes do beside keeping jobs: arguments, errors, representations, ends."""
+
+import json
+import math
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
+
+import trio_lanes.durable as durable
+from trio_lanes import JobCancelledError, LaneConfig, LaneError, LaneGroup, RateLimit
+from trio_lanes.durable import (
+    DurableJobError,
+    DurableState,
+    JobDeadError,
+    KeyConflictError,
+    MemoryStore,
+    NoRetry,
+    ResultGoneError,
+    Retry,
+    RetryPolicy,
+    SqliteStore,
+    StoreLockedError,
+    Submission,
+    UnknownHandlerError,
+    current_job,
+    open_durable_lanes,
+)
+from trio_lanes.durable._records import Finish, Released
+from trio_lanes.durable._state import TRANSITIONS, check_transition
+
+
+async def echo(payload: Any) -> Any:
+    return payload
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"handlers": {"echo": 1}}, TypeError),
+        ({"retry": 3}, TypeError),
+        ({"on_dead": "explode"}, ValueError),
+        ({"capacity": 0}, ValueError),
+        ({"capacity": "many"}, TypeError),
+        ({"max_crashes": 0}, ValueError),
+        ({"lease_ttl": 0}, ValueError),
+        ({"lease_ttl": math.inf}, ValueError),
+        ({"result_ttl": -1}, ValueError),
+        ({"grace": math.nan}, ValueError),
+        ({"worker": "yes"}, TypeError),
+        ({"lanes": {"main": -1}}, ValueError),
+        ({"lanes": {"session:x": 1}}, ValueError),
+        ({"lanes": {"sub:*": 1}}, ValueError),
+        ({"lanes": {"main": LaneConfig(fair=True)}}, ValueError),
+        ({"lanes": {"main": LaneConfig(aging=5)}}, ValueError),
+        ({"lanes": {"main": LaneConfig(limiter=trio.CapacityLimiter(1))}}, ValueError),
+        ({"lanes": {"main": LaneConfig(rate=RateLimit(1, unit="tokens"))}}, ValueError),
+        ({"groups": {"g": 3}}, TypeError),
+        ({"groups": {"g": LaneGroup(["nowhere"])}}, ValueError),
+        ({"groups": {"g": LaneGroup(["main"], rate=RateLimit(1, unit="tokens"))}}, ValueError),
+    ],
+)
+def test_a_bad_argument_is_refused_at_the_call(options: Any, error: type[Exception]) -> None:
+    arguments = {"handlers": {"echo": echo}} | options
+    with pytest.raises(error):
+        open_durable_lanes(MemoryStore(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("submitted", "error"),
+    [
+        ({"name": 1}, TypeError),
+        ({"name": ""}, ValueError),
+        ({"name": "nobody"}, UnknownHandlerError),
+        ({"priority": 2}, ValueError),
+        ({"priority": 0.5}, ValueError),
+        ({"session": " "}, ValueError),
+        ({"session": 5}, TypeError),
+        ({"session": "\ud800"}, ValueError),
+        ({"key": ""}, ValueError),
+        ({"key": 7}, TypeError),
+        ({"delay": -1}, ValueError),
+        ({"delay": math.inf}, ValueError),
+        ({"delay": 1, "run_at": 5.0}, ValueError),
+        ({"timeout": -1}, ValueError),
+        ({"retry": 3}, TypeError),
+        ({"retry": RetryPolicy(retry_on=ValueError)}, ValueError),
+    ],
+)
+async def test_a_bad_submission_is_refused_and_nothing_is_accepted(
+    submitted: Any, error: type[Exception]
+) -> None:
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
+        with pytest.raises(error):
+            await lanes.submit(**({"name": "echo"} | submitted))
+        assert (await lanes.statistics()).waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_attempts": 0}, ValueError),
+        ({"max_attempts": "3"}, TypeError),
+        ({"backoff": 5}, TypeError),
+        ({"backoff": (5, 1)}, ValueError),
+        ({"backoff": (-1, 1)}, ValueError),
+        ({"jitter": 2}, ValueError),
+        ({"retry_on": "ValueError"}, TypeError),
+        ({"retry_on": (ValueError, KeyboardInterrupt)}, TypeError),
+        ({"order": "random"}, ValueError),
+    ],
+)
+def test_a_bad_retry_policy_is_refused(options: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        RetryPolicy(**options)
+
+
+def test_the_delay_doubles_up_to_its_most_with_jitter() -> None:
+    policy = RetryPolicy(backoff=(1.0, 60.0), jitter=0)
+    assert [policy.delay(n) for n in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
+    drawn = [RetryPolicy(jitter=0.5, backoff=(10, 10)).delay(1) for _ in range(200)]
+    assert 5 <= min(drawn) < 7 < 13 < max(drawn) <= 15
+    assert str(Retry(3)) == "again in 3 s"
+    with pytest.raises(ValueError, match="after"):
+        Retry(math.inf)
+
+
+async def test_a_jobs_own_policy_travels_with_it(autojump_clock: MockClock) -> None:
+    async def bad(payload: Any) -> None:
+        raise ValueError("no")
+
+    forever = RetryPolicy(max_attempts=math.inf, backoff=(1, 1))
+    async with open_durable_lanes(MemoryStore(), {"bad": bad}) as lanes:
+        job = await lanes.submit("bad", retry=forever)
+        await trio.sleep(30)
+        assert (await job.status()).attempt > 10
+
+
+async def test_run_at_is_a_time_of_the_wall_clock(autojump_clock: MockClock) -> None:
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
+        past = await lanes.submit("echo", "past", run_at=time.time() - 5)
+        assert (await past.status()).state is not DurableState.PARKED
+        await (await lanes.submit("echo", run_at=time.time() + 100)).wait()
+        assert 99 < trio.current_time() < 101
+
+
+# ---- what is told
+
+
+def test_errors_say_what_is_wrong_and_are_lane_errors() -> None:
+    assert "'nobody'; the handlers are: 'a', 'b'" in str(UnknownHandlerError("nobody", "ab"))
+    assert "'k' belongs to job 7, whose lane is another" in str(KeyConflictError("k", 7, "lane"))
+    assert str(DurableJobError("ValueError", "no")) == "ValueError: no"
+    assert str(JobDeadError("ValueError", "")) == "ValueError"
+    assert str(ResultGoneError(7)) == "nothing is known of job 7 (any more)"
+    assert "jobs.db is in the hands of you" in str(StoreLockedError("jobs.db", "you"))
+    for name in dir(durable):
+        kind = getattr(durable, name)
+        if name.endswith("Error"):
+            assert issubclass(kind, LaneError)
+            assert kind.__module__ == "trio_lanes.durable"
+    assert issubclass(JobDeadError, DurableJobError)
+
+
+async def test_representations_show_what_is_going_on() -> None:
+    seen = []
+
+    async def look(payload: Any) -> None:
+        seen.append(repr(current_job()))
+
+    async with open_durable_lanes(MemoryStore(), {"look": look}) as lanes:
+        job = await lanes.submit("look")
+        await job.wait()
+        assert repr(job) == f"<trio_lanes.durable.DurableJob {job.id}>"
+        assert "0 running>" in repr(lanes)
+        assert "look" in repr(lanes.local) or lanes.local is not None
+        assert lanes.job(job.id) is job
+    assert "closed" in repr(lanes)
+    assert seen == [f"<trio_lanes.durable.DurableRun of job {job.id}, attempt 1>"]
+    async with open_durable_lanes(MemoryStore(), {}, worker=False) as lanes:
+        assert "0 running>" in repr(lanes)
+        assert lanes.local is None
+
+
+async def test_what_is_awaited_is_a_checkpoint() -> None:
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
+        for call in (
+            lambda: lanes.submit("echo"),
+            lambda: lanes.cancel(5),
+            lambda: lanes.clear("main"),
+            lambda: lanes.pause_for("main", 0),
+            lambda: lanes.configure({"main": 3}),
+            lanes.statistics,
+            lanes.check,
+            lanes.drain,
+        ):
+            with assert_checkpoints():
+                await call()  # type: ignore[operator]
+
+
+async def test_an_exception_that_cannot_say_what_it_is_is_kept_all_the_same() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    async def bad(payload: Any) -> None:
+        raise Mute
+
+    once = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(MemoryStore(), {"bad": bad}, retry=once) as lanes:
+        with pytest.raises(JobDeadError, match="it cannot say") as caught:
+            await (await lanes.submit("bad")).wait()
+        assert caught.value.type.endswith("Mute")
+
+
+async def test_a_difference_to_the_stores_lanes_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    here = {"g": LaneGroup(["main"])}
+    async with open_durable_lanes(store, {}, {"main": 3}, groups=here):
+        pass
+    assert caplog.text == ""
+    here = {"g": LaneGroup(["main"], concurrency=2)}
+    async with open_durable_lanes(store, {}, {"main": 5}, groups=here):
+        pass
+    here = {"h": LaneGroup(["main"])}
+    async with open_durable_lanes(store, {}, {"main": 3}, groups=here):
+        pass
+    assert "group 'h' is not in the store, where its lanes are in another" in caplog.text
+    assert "group 'g' has concurrency=inf in the store, which wins over the 2" in caplog.text
+    assert (
+        "lane 'main' has concurrency=3 in the store, which wins over the 5 given here"
+        in caplog.text
+    )
+
+
+async def test_who_waits_for_one_of_very_many_jobs_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._engine_store.MOST_ALIVE", 1)
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
+        submissions = [Submission(name="echo", payload=n, delay=0.01) for n in range(3)]
+        jobs = [(await lanes.submit_many([one]))[0] for one in submissions]
+        assert [await job.wait() for job in jobs] == [0, 1, 2]
+
+
+# ---- ends
+
+
+async def test_a_job_that_raises_what_ends_the_process_is_given_back() -> None:
+    async def bad(payload: Any) -> None:
+        raise KeyboardInterrupt
+
+    store = MemoryStore()
+    with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True):
+        async with open_durable_lanes(store, {"bad": bad}) as lanes:
+            job = await lanes.submit("bad")
+            await trio.sleep_forever()
+    record = store._tables.get(job.id)
+    assert record is not None
+    assert (record.state, record.attempts, record.crashes) == (DurableState.WAITING, 0, 0)
+
+
+async def test_a_job_that_fails_with_a_cancelled_job_of_its_own_has_failed() -> None:
+    async def bad(payload: Any) -> None:
+        raise JobCancelledError("of another")
+
+    retry = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(MemoryStore(), {"bad": bad}, retry=retry) as lanes:
+        with pytest.raises(JobDeadError, match="of another"):
+            await (await lanes.submit("bad")).wait()
+
+
+class LateStore:
+    """Its claims are on their way until the story says that they arrive."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore()
+        self.arrive = trio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+    async def step(self, finished: Any, room: int) -> Any:
+        step = await self.memory.step(finished, room)
+        if step.claims:
+            await self.arrive.wait()
+        return step
+
+
+async def test_a_claim_that_arrives_when_all_is_given_back_is_given_back_too() -> None:
+    store = LateStore()
+    async with trio.open_nursery() as nursery:
+        async with open_durable_lanes(store, {"echo": echo}, grace=0) as lanes:
+            job = await lanes.submit("echo")
+            await wait_all_tasks_blocked()
+            assert (await lanes.drain(grace=0)).cancelled == 0
+            worker = lanes._worker
+            assert worker is not None
+            worker.give_back("again")
+
+            async def arrive() -> None:
+                await wait_all_tasks_blocked()
+                store.arrive.set()
+
+            nursery.start_soon(arrive)
+    record = store.memory._tables.get(job.id)
+    assert record is not None
+    assert (record.state, record.crashes) == (DurableState.WAITING, 0)
+
+
+async def test_a_claim_that_arrives_when_the_lanes_are_cancelled_is_given_back() -> None:
+    store = MemoryStore()
+    with trio.CancelScope() as scope:
+        async with open_durable_lanes(store, {"echo": echo}) as lanes:
+            assert lanes.local is not None
+            lanes.local.close()
+            job = await lanes.submit("echo")
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            scope.cancel()
+    record = store._tables.get(job.id)
+    assert record is not None
+    assert (record.state, record.crashes) == (DurableState.WAITING, 0)
+
+
+async def test_jobs_of_the_cores_lanes_are_none_of_its_business() -> None:
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
+        assert lanes.local is not None
+        assert await lanes.local.run(echo, 5) == 5
+
+
+async def test_a_drain_gives_back_at_its_grace(autojump_clock: MockClock) -> None:
+    async def slow(payload: Any) -> None:
+        await trio.sleep(100)
+
+    async with open_durable_lanes(MemoryStore(), {"slow": slow}) as lanes:
+        job = await lanes.submit("slow")
+        await wait_all_tasks_blocked()
+        report = await lanes.drain(grace=5)
+        assert (report.finished, report.cancelled) == (0, 1)
+        status = await job.status()
+        assert (status.state, status.crashes, status.attempt) == (DurableState.WAITING, 0, 0)
+
+
+# ---- the table, and what contradicts itself
+
+
+def test_nothing_leaves_an_end_and_only_a_claim_starts() -> None:
+    for before, allowed in TRANSITIONS.items():
+        for after in DurableState:
+            if after in allowed:
+                check_transition(before, after)
+            else:
+                with pytest.raises(RuntimeError, match="cannot go from"):
+                    check_transition(before, after)
+    assert [state for state, after in TRANSITIONS.items() if DurableState.RUNNING in after] == [
+        DurableState.WAITING
+    ]
+
+
+async def test_check_finds_what_contradicts_itself_and_repairs_it(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}, worker=False) as lanes:
+        first = await lanes.submit("echo", "first", session="s")
+        second = await lanes.submit("echo", "second", session="s")
+        parked = await lanes.submit("echo", "parked", session="t", delay=1000)
+        await lanes.submit("echo", "u1", session="u")
+        runs = await lanes.submit("echo", "u2", session="u")
+        lost = await lanes.submit("echo", "v", session="v")
+        assert (await lanes.check()).problems == ()
+        for statement in (
+            f"UPDATE jobs SET ready = NULL WHERE id = {first.id}",
+            f"UPDATE jobs SET ready = 1 WHERE id = {second.id}",
+            f"UPDATE jobs SET ready = 2 WHERE id = {parked.id}",
+            f"UPDATE jobs SET state = 'running', instance = 'x' WHERE id = {runs.id}",
+            f"UPDATE jobs SET lane = 'nowhere' WHERE id = {lost.id}",
+        ):
+            connection = sqlite3.connect(path)
+            connection.execute(statement)
+            connection.commit()
+            connection.close()
+        report = await lanes.check()
+        text = "\n".join(report.problems)
+        assert f"job {first.id} could be claimed, and is on no list" in text
+        assert f"job {second.id} is on a list, though others stand before it" in text
+        assert f"job {parked.id} is on a list, though it is parked" in text
+        assert f"job {runs.id} runs, though others stand before it" in text
+        assert f"job {runs.id} runs on an instance that nobody knows" in text
+        assert f"job {lost.id} is bound for lane 'nowhere', which is not there" in text
+        assert "the counts of jobs are not those of the jobs" in text
+        assert report.repaired == 0
+        assert (await lanes.check(repair=True)).repaired == 5
+        left = "\n".join((await lanes.check()).problems)
+        assert f"job {first.id} " not in left
+        assert f"job {second.id} " not in left
+        assert "counts" not in left
+
+
+async def test_a_finish_of_a_job_that_is_gone_is_stale() -> None:
+    from trio_lanes.durable._suite_bench import opening
+
+    store = MemoryStore()
+    async with store.open(opening()):
+        await store.join()
+        assert (await store.step([Finish(99, 5, Released())], 0)).stale == (5,)
+        await store.enqueue([Submission(name="echo", payload=json.dumps(1))])
+        assert await store.status(99) is None
+        assert await store.wait(99) is None
+        with pytest.raises(NoRetry):
+            raise NoRetry
+        await store.leave()

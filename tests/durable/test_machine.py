@@ -1,0 +1,487 @@
+"""A random life of a store, with crashes anywhere, against a model that says what must be true.
+
+The model is three facts for each job: where it stands in its session, whether it has been started,
+and how it ended. It knows nothing of ready lists, places or SQL.
+"""
+
+import json
+import os
+import sqlite3
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import attrs
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from trio_lanes import LaneFullError
+from trio_lanes.durable import KeyConflictError, Submission
+from trio_lanes.durable._engine import Engine
+from trio_lanes.durable._inspection import check
+from trio_lanes.durable._memory_tables import MemoryTables
+from trio_lanes.durable._orders import cancel, clear, configure, pause, purge, requeue, resume
+from trio_lanes.durable._records import (
+    Cancelled,
+    Claim,
+    Died,
+    Failed,
+    Finish,
+    GroupLimit,
+    LaneLimit,
+    Opening,
+    Postponed,
+    Released,
+    Succeeded,
+)
+from trio_lanes.durable._sqlite_schema import fill
+from trio_lanes.durable._sqlite_tables import SqliteTables
+
+ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
+SESSIONS = [None, "a", "b", "c"]
+LANES = ["main", "cron"]
+NAMES = [*LANES, "session:a", "session:b"]
+ACTS = [
+    *("submit", "step", "finish_some") * 4,
+    *("time_goes_by", "the_process_dies", "the_process_dies_before_a_commit"),
+    *("cancel", "clear", "pause", "pause", "configure", "deal_with_the_dead"),
+]
+ASKED = {"submit", "cancel", "clear", "pause", "configure", "deal_with_the_dead"}
+SUBMITTED = st.tuples(
+    st.sampled_from(SESSIONS),
+    st.sampled_from(LANES),
+    st.sampled_from([-1, 0, 1]),
+    st.sampled_from([0.0, 0.0, 0.0, 5.0]),
+    st.sampled_from([None, None, None, "k1", "k2"]),
+)
+
+
+@attrs.define
+class Job:
+    id: int
+    session: str | None
+    lane: str
+    key: str | None
+    delayed_until: float | None
+    state: str = "waiting"
+    crashes: int = 0
+    until: float = 0.0
+    claim: Claim | None = None
+    cancelling: bool = False
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The engine over the tables of a kind, told at random what to do."""
+
+    hold = False
+    together = 3
+    """What the lanes may run at once, all in all."""
+
+    def open_tables(self) -> Any:
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """What was done is kept."""
+
+    def crash_tables(self) -> None:
+        """What was not committed is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.jobs: dict[int, Job] = {}
+        self.lines: dict[str, list[int]] = defaultdict(list)  # the model's order of sessions
+        self.limits = {"main": 3, "cron": 1}
+        self.paused: set[str] = set()
+        self.tables = self.open_tables()
+        self.start()
+
+    def start(self) -> None:
+        self.opening = Opening(
+            names=frozenset({"echo"}),
+            lanes={name: LaneLimit(limit, 12) for name, limit in self.limits.items()},
+            groups={"g": GroupLimit(tuple(self.limits), self.together)},
+            max_crashes=3,
+            hold=self.hold,
+            result_ttl=1e9,
+            lease_ttl=30,
+            worker=True,
+        )
+        self.engine = Engine(self.tables, self.opening)
+        self.engine.now = self.now
+        self.engine.join(lease_until=float("inf"), alone=True, lost=[])
+        self.commit()
+
+    # ---- the model
+
+    def leave(self, job: Job, state: str) -> None:
+        job.state = state
+        job.claim = None
+        held = state == "dead" and self.hold
+        if job.session is not None and job.id in self.lines[job.session] and not held:
+            self.lines[job.session].remove(job.id)
+
+    def crashed(self, job: Job) -> None:
+        job.crashes += 1
+        job.claim = None
+        if job.cancelling:
+            self.leave(job, "cancelled")
+        elif job.crashes >= 3:
+            self.leave(job, "dead")
+        else:
+            job.state = "waiting"
+
+    def pick(self, data: st.DataObject, state: str) -> Job | None:
+        found = [job for job in self.jobs.values() if job.state == state]
+        return data.draw(st.sampled_from(found)) if found else None
+
+    # ---- what happens
+
+    # One rule draws all of what happens: given many, Hypothesis leaves most of them out of most
+    # lives, and hardly any job is ever finished.
+    @rule(data=st.data(), acts=st.lists(st.sampled_from(ACTS), min_size=1, max_size=8))
+    def live(self, data: st.DataObject, acts: list[str]) -> None:
+        for act in acts:
+            with self.by_another() if act in ASKED and data.draw(st.booleans()) else nullcontext():
+                getattr(self, act)(data)
+            self.is_right()
+
+    def by_another(self) -> AbstractContextManager[None]:
+        """What is done inside is asked for by another process, if there can be one."""
+        return nullcontext()
+
+    def submit(self, data: st.DataObject) -> None:
+        for job in data.draw(st.lists(SUBMITTED, min_size=1, max_size=4)):
+            self.submit_one(*job)
+
+    def submit_one(
+        self, session: str | None, lane: str, priority: int, delay: float, key: str | None
+    ) -> None:
+        one = Submission(
+            name="echo",
+            payload="1",
+            session=session,
+            lane=lane,
+            priority=priority,
+            delay=delay,
+            key=key,
+        )
+        known = next((job for job in self.jobs.values() if key and job.key == key), None)
+        bound = sum(
+            job.lane == lane and job.state in ("waiting", "parked") for job in self.jobs.values()
+        )
+        if known is not None and (known.session, known.lane) != (session, lane):
+            with pytest.raises(KeyConflictError):
+                self.engine.enqueue([one])
+        elif known is None and bound >= 12:
+            with pytest.raises(LaneFullError):
+                self.engine.enqueue([one])
+        else:
+            (id,) = self.engine.enqueue([one])
+            self.commit()
+            if known is not None:
+                assert id == known.id
+                return
+            assert id not in self.jobs
+            job = self.jobs[id] = Job(id, session, lane, key, self.now + delay if delay else None)
+            if delay:
+                job.state, job.until = "parked", self.now + delay
+            elif session is not None:
+                self.lines[session].append(id)
+
+    def promote(self) -> None:
+        due = [j for j in self.jobs.values() if j.state == "parked" and j.until <= self.now]
+        for job in sorted(due, key=lambda job: (job.until, job.id)):
+            job.state = "waiting"
+            if job.session is not None and job.id not in self.lines[job.session]:
+                self.lines[job.session].append(job.id)
+
+    def step(self, data: st.DataObject) -> None:
+        room = data.draw(st.integers(1, 6))
+        self.promote()
+        step = self.engine.step([], room)
+        self.commit()
+        assert len(step.claims) <= room
+        for claim in step.claims:
+            job = self.jobs[claim.id]
+            assert job.state == "waiting"
+            assert not job.cancelling
+            assert job.lane not in self.paused
+            assert job.session is None or self.lines[job.session][0] == job.id
+            assert job.session is None or f"session:{job.session}" not in self.paused
+            assert claim.crashes == job.crashes
+            job.state, job.claim = "running", claim
+        everywhere = sum(job.state == "running" for job in self.jobs.values())
+        assert everywhere <= self.together
+        for lane, limit in self.limits.items():
+            running = sum(j.lane == lane and j.state == "running" for j in self.jobs.values())
+            claimed = any(claim.lane == lane for claim in step.claims)
+            assert running <= limit or not claimed
+            may_start = running < limit and everywhere < self.together
+            if may_start and len(step.claims) < room and lane not in self.paused:
+                assert not self.startable(lane)  # no slot stays empty while somebody could run
+
+    def startable(self, lane: str) -> list[int]:
+        return [
+            job.id
+            for job in self.jobs.values()
+            if job.lane == lane
+            and job.state == "waiting"
+            and (
+                job.session is None
+                or (
+                    self.lines[job.session][0] == job.id
+                    and f"session:{job.session}" not in self.paused
+                )
+            )
+        ]
+
+    def finish_some(self, data: st.DataObject) -> None:
+        for how in data.draw(st.lists(st.sampled_from("ssfdphrc"), min_size=1, max_size=3)):
+            job = self.pick(data, "running")
+            if job is not None:
+                self.finish(job, how, data.draw(st.integers(0, 7)) == 0)
+
+    def finish(self, job: Job, how: str, late: bool) -> None:
+        assert job.claim is not None
+        outcome = {
+            "s": Succeeded("1"),
+            "f": Failed(ERROR),
+            "d": Died(ERROR),
+            "p": Postponed(5.0, True, True),
+            "h": Postponed(5.0, False, False),
+            "r": Released(),
+            "c": Cancelled(),
+        }[how]
+        self.promote()
+        finish = Finish(job.id, job.claim.fence - late, outcome)
+        step = self.engine.step([finish], 0)
+        self.commit()
+        if late:
+            assert step.stale == (finish.fence,)
+            return
+        assert step.stale == ()
+        if how in "sfc":
+            self.leave(job, {"s": "succeeded", "f": "failed", "c": "cancelled"}[how])
+        elif how == "d":
+            self.leave(job, "dead")
+        elif job.cancelling:
+            self.leave(job, "cancelled")
+        elif how == "r":
+            job.state, job.claim = "waiting", None
+        else:
+            job.state, job.until, job.claim = "parked", self.now + 5.0, None
+            if how == "p" and job.session is not None:
+                self.lines[job.session].remove(job.id)
+
+    def time_goes_by(self, data: st.DataObject) -> None:
+        self.now += data.draw(st.sampled_from([1.0, 5.0]))
+        self.engine.now = self.now
+
+    def cancel(self, data: st.DataObject) -> None:
+        state = data.draw(st.sampled_from(["waiting", "parked", "running", "dead"]))
+        job = self.pick(data, state)
+        if job is None:
+            return
+        assert cancel(self.engine, job.id, "{}") is (state != "dead")
+        self.commit()
+        if state == "running":
+            job.cancelling = True
+        elif state != "dead":
+            self.leave(job, "cancelled")
+
+    def clear(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(NAMES))
+        lane, session = (None, name[8:]) if name.startswith("session:") else (name, None)
+        mine = [j for j in self.jobs.values() if session is None or j.session == session]
+        mine = [j for j in mine if lane is None or j.lane == lane]
+        gone = [j for j in mine if j.state in ("waiting", "parked")]
+        number, before = clear(self.engine, lane, session, "{}", limit=3)
+        while before is not None:  # others may do something in between, but nothing is lost
+            self.commit()
+            more, before = clear(self.engine, lane, session, "{}", before=before, limit=3)
+            number += more
+        assert number == len(gone)
+        self.commit()
+        for job in gone:
+            self.leave(job, "cancelled")
+        for job in mine:
+            if session is not None and job.state == "dead" and job.id in self.lines[session]:
+                self.lines[session].remove(job.id)
+
+    def pause(self, data: st.DataObject) -> None:
+        name, paused = data.draw(st.sampled_from(NAMES)), data.draw(st.booleans())
+        lane, session = (None, name[8:]) if name.startswith("session:") else (name, None)
+        if paused:
+            pause(self.engine, lane, session, float("inf"))
+            self.paused.add(name)
+        else:
+            resume(self.engine, lane, session)
+            self.paused.discard(name)
+        self.commit()
+
+    def configure(self, data: st.DataObject) -> None:
+        lane, limit = data.draw(st.sampled_from(LANES)), data.draw(st.integers(0, 5))
+        configure(self.engine, {lane: limit})
+        self.limits[lane] = limit
+        self.commit()
+
+    def deal_with_the_dead(self, data: st.DataObject) -> None:
+        job = self.pick(data, "dead")
+        if job is None:
+            return
+        if data.draw(st.booleans()):
+            assert purge(self.engine, job.id, None, None, limit=9) == 1
+            self.leave(job, "purged")
+            del self.jobs[job.id]
+        else:
+            assert requeue(self.engine, job.id)
+            job.state, job.crashes, job.cancelling = "waiting", 0, False
+            if job.session is not None and job.id not in self.lines[job.session]:
+                self.lines[job.session].append(job.id)
+        self.commit()
+
+    def the_process_dies(self, data: st.DataObject) -> None:
+        self.crash_tables()
+        for job in self.jobs.values():
+            if job.state == "running":
+                self.crashed(job)
+        self.start()
+
+    def the_process_dies_before_a_commit(self, data: st.DataObject) -> None:
+        if isinstance(self.tables, SqliteTables):
+            session = data.draw(st.sampled_from(SESSIONS))
+            with suppress(LaneFullError):
+                self.engine.enqueue([Submission(name="echo", payload="1", session=session)])
+            self.engine.step([], 4)
+        self.the_process_dies(data)
+
+    # ---- what is always true
+
+    def is_right(self) -> None:
+        self.nothing_contradicts_itself()
+        self.every_accepted_job_is_where_it_should_be()
+
+    def nothing_contradicts_itself(self) -> None:
+        report = check(self.engine, repair=False)
+        assert report.problems == ()
+
+    def every_accepted_job_is_where_it_should_be(self) -> None:
+        for job in self.jobs.values():
+            record = self.tables.get(job.id)
+            assert record is not None
+            assert record.state.value == job.state
+            assert record.crashes == job.crashes
+        for session, line in self.lines.items():
+            there = [
+                record.id
+                for record in self.tables.in_line()
+                if record.session == session and record.place is not None
+            ]
+            assert there == line
+
+
+class OverMemory(StoreMachine):
+    def open_tables(self) -> MemoryTables:
+        return MemoryTables()
+
+
+class OverMemoryHolding(OverMemory):
+    hold = True
+
+
+class OverSqlite(StoreMachine):
+    """Every act is its own transaction; a crash rolls back, and opens the file anew."""
+
+    def open_tables(self) -> SqliteTables:
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "jobs.db"
+        connection = self.connect()
+        fill(connection)
+        tables = SqliteTables(connection, "jobs.db")
+        tables.begin()
+        return tables
+
+    def connect(self) -> sqlite3.Connection:
+        self.connection = sqlite3.connect(self.path, isolation_level=None)
+        self.connection.execute("PRAGMA synchronous = OFF")
+        return self.connection
+
+    def commit(self) -> None:
+        self.tables.commit(self.now)
+        self.tables.begin()
+
+    def crash_tables(self) -> None:
+        self.connection.close()  # as the end of a process: what is open is rolled back
+        self.tables = SqliteTables(self.connect(), "jobs.db")
+        self.tables.begin()
+
+    def teardown(self) -> None:
+        self.connection.close()
+        self.folder.cleanup()
+
+
+class OverSqliteHolding(OverSqlite):
+    hold = True
+
+
+class OverSqliteAsked(OverSqlite):
+    """Somebody else writes to the file as well; and hardly anything fits into memory."""
+
+    def __init__(self) -> None:
+        module = "trio_lanes.durable._sqlite_tables"
+        self.patch = mock.patch.multiple(module, OF_A_LINE=2, OF_A_LIST=2, LINES=2, PAYLOADS=9)
+        self.patch.start()
+        super().__init__()
+
+    @contextmanager
+    def by_another(self) -> Iterator[None]:
+        mine = self.engine, self.tables
+        self.tables.commit(self.now)
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            connection.execute("PRAGMA synchronous = OFF")
+            self.tables = SqliteTables(connection, "jobs.db")
+            self.tables.begin()
+            self.engine = Engine(self.tables, self.opening)
+            self.engine.now = self.now
+            yield
+            self.tables.commit(self.now)
+        finally:
+            connection.close()
+            self.engine, self.tables = mine
+            self.tables.begin()
+
+    def teardown(self) -> None:
+        self.patch.stop()
+        super().teardown()
+
+
+class OverSqliteAskedHolding(OverSqliteAsked):
+    hold = True
+
+
+def lives(n: int) -> hypothesis.settings:
+    return hypothesis.settings(max_examples=n * MORE, stateful_step_count=12, deadline=None)
+
+
+MORE = 20 if os.environ.get("TRIO_LANES_LONG_TESTS") else 1
+
+TestOverMemory = OverMemory.TestCase
+TestOverMemory.settings = lives(100)
+TestOverMemoryHolding = OverMemoryHolding.TestCase
+TestOverMemoryHolding.settings = lives(100)
+TestOverSqlite = OverSqlite.TestCase
+TestOverSqlite.settings = lives(30)
+TestOverSqliteHolding = OverSqliteHolding.TestCase
+TestOverSqliteHolding.settings = lives(30)
+TestOverSqliteAsked = OverSqliteAsked.TestCase
+TestOverSqliteAsked.settings = lives(15)
+TestOverSqliteAskedHolding = OverSqliteAskedHolding.TestCase
+TestOverSqliteAskedHolding.settings = lives(15)

@@ -1,0 +1,279 @@
+"""What comes too late, too deep, or after the end; each of these has lost or repeated work once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_lanes import LanesClosedError
+from trio_lanes.durable import (
+    DurableJobError,
+    DurableLanes,
+    DurableState,
+    JobDeadError,
+    MemoryStore,
+    RetryPolicy,
+    SqliteStore,
+    Store,
+    StoreUnavailableError,
+    Submission,
+    current_job,
+    open_durable_lanes,
+)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "jobs.db")
+
+
+async def echo(payload: Any) -> Any:
+    return payload
+
+
+# ---- after the end
+
+
+async def test_whoever_asks_while_lanes_close_is_told_so_and_does_not_hang(store: Store) -> None:
+    told: list[str] = []
+
+    async def ask(lanes: DurableLanes) -> None:
+        with pytest.raises(StoreUnavailableError, match="is not open"):
+            while True:
+                await lanes.pause_for("main", 0)
+        told.append("asking")
+
+    async with trio.open_nursery() as nursery:
+        async with open_durable_lanes(store, {"echo": echo}) as lanes:
+            for _ in range(20):
+                nursery.start_soon(ask, lanes)
+            for _ in range(10):
+                await trio.lowlevel.checkpoint()
+    assert told == ["asking"] * 20
+
+
+async def test_whoever_waits_for_a_job_when_lanes_close_is_told_so(store: Store) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(StoreUnavailableError, match="is not open")):
+        async with trio.open_nursery() as nursery:
+            async with open_durable_lanes(store, {"echo": echo}) as lanes:
+                await lanes.pause("main")
+                nursery.start_soon((await lanes.submit("echo")).wait)
+                await wait_all_tasks_blocked()
+
+
+async def test_whoever_finds_the_line_too_long_is_told_when_lanes_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._writer.IN_LINE", 1)
+    accepted = refused = 0
+
+    async def submit(lanes: DurableLanes) -> None:
+        nonlocal accepted, refused
+        try:
+            await lanes.submit("echo")
+            accepted += 1
+        except (StoreUnavailableError, LanesClosedError):
+            refused += 1
+
+    path = tmp_path / "jobs.db"
+    async with trio.open_nursery() as nursery:
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+            for _ in range(30):
+                nursery.start_soon(submit, lanes)
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()  # all have been let in, most stand in line
+    assert accepted + refused == 30
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        assert (await lanes.statistics()).waiting == accepted
+
+
+# ---- by the clock
+
+
+async def test_a_key_whose_time_is_over_is_a_new_job_though_nothing_has_happened_since(
+    store: Store, mock_clock: MockClock
+) -> None:
+    done: list[int] = []
+
+    async def note(payload: Any) -> None:
+        done.append(payload)
+
+    async with open_durable_lanes(store, {"note": note}, result_ttl=100) as lanes:
+        old = await lanes.submit("note", 1, key="k")
+        await old.wait()
+        mock_clock.jump(99)
+        assert (await lanes.submit("note", 1, key="k")).id == old.id
+        mock_clock.jump(2)
+        new = await lanes.submit("note", 2, key="k")
+        await new.wait()
+        assert new.id != old.id
+        assert done == [1, 2]
+
+
+# ---- what a dead job has kept
+
+
+async def test_a_job_that_died_while_it_was_being_cancelled_is_as_new_when_it_is_requeued(
+    store: Store,
+) -> None:
+    runs = 0
+
+    async def stubborn(payload: Any) -> str:
+        nonlocal runs
+        runs += 1
+        if runs > 1:
+            await trio.sleep(0.01)
+            return "done"
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            raise RuntimeError("no") from None
+
+    retry = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(store, {"stubborn": stubborn}, retry=retry) as lanes:
+        job = await lanes.submit("stubborn")
+        while not runs:
+            await lanes.pause_for("cron", 0)
+        assert await lanes.cancel(job.id)
+        with pytest.raises(JobDeadError):
+            await job.wait()
+        assert await lanes.requeue(job.id)
+        assert await job.wait() == "done"
+
+
+# ---- what others have accepted
+
+
+async def test_a_payload_that_is_too_deep_to_be_read_fails_alone(store: Store) -> None:
+    async with open_durable_lanes(store, {"echo": echo}) as lanes:
+        deep = "[" * 100_000 + "]" * 100_000  # from a process that may go deeper than this
+        (id,) = await store.enqueue([Submission(name="echo", payload=deep, session="s")])
+        with pytest.raises(DurableJobError, match="cannot be read") as caught:
+            await lanes.job(id).wait()
+        assert caught.value.type == "trio_lanes.durable.PayloadError"
+        assert await (await lanes.submit("echo", "next", session="s")).wait() == "next"
+
+
+async def test_an_error_that_cannot_be_told_keeps_no_other_from_being_told(store: Store) -> None:
+    async def raises(payload: Any) -> None:
+        # what a traceback shows of it, is no text
+        raise SyntaxError("bad", ("file", 1, 1, 5))  # type: ignore[arg-type]
+
+    handlers = {"raises": raises, "echo": echo}
+    retry = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(store, handlers, retry=retry) as lanes:
+        job = await lanes.submit("raises", session="s")
+        with pytest.raises(JobDeadError) as caught:
+            await job.wait()
+        assert caught.value.type == "SyntaxError"
+        assert await (await lanes.submit("echo", "next", session="s")).wait() == "next"
+
+
+# ---- what is on its way
+
+
+class Slow:
+    """A hold on a store whose answers may be held up, and whose heartbeats may fail."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._inner = store
+        self.answers = trio.Event()
+        self.beats = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def step(self, *args: Any) -> Any:
+        step = await self._inner.step(*args)
+        if step.claims:
+            await self.answers.wait()
+        return step
+
+    async def beat(self) -> bool:
+        if not self.beats:
+            await trio.lowlevel.checkpoint()
+            raise StoreUnavailableError("no answer")
+        return await self._inner.beat()
+
+
+async def test_a_slot_that_a_task_takes_back_is_not_taken_from_another_that_has_lent_it(
+    store: Store,
+) -> None:
+    waits, leaves = trio.Event(), trio.Event()
+    gates = {"first": trio.Event(), "second": trio.Event()}
+
+    async def gate(payload: str) -> None:
+        await gates[payload].wait()
+
+    async def lends(payload: None) -> None:
+        run = current_job()
+        assert run is not None
+
+        async def until_told() -> None:
+            async with run.yield_slot():
+                waits.set()
+                await leaves.wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(until_told)
+            await waits.wait()
+            first = await lanes.submit("gate", "first")
+            while (await first.status()).state is not DurableState.RUNNING:
+                await lanes.pause_for("session:nobody", 0)
+            leaves.set()  # that task wants the slot back, which the first one has
+            await wait_all_tasks_blocked(0.01)
+            async with run.yield_slot():
+                second = await lanes.submit("gate", "second")
+                await wait_all_tasks_blocked(0.01)  # steps are taken, and that task asks again
+                gates["first"].set()
+                gates["second"].set()
+                await second.wait()
+
+    handlers = {"gate": gate, "lends": lends}
+    with trio.fail_after(10):
+        async with open_durable_lanes(store, handlers, {"main": 1}) as lanes:
+            await (await lanes.submit("lends")).wait()
+            assert (await lanes.statistics()).lanes["main"].running == 0
+
+
+async def test_a_lending_that_could_not_be_begun_leaves_the_slot_where_it_is(
+    tmp_path: Path,
+) -> None:
+    async def lends(payload: None) -> str:
+        run = current_job()
+        assert run is not None
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with run.yield_slot():
+                raise AssertionError
+        return "went on"
+
+    with trio.fail_after(10):
+        store = SqliteStore(tmp_path / "jobs.db")
+        async with open_durable_lanes(store, {"lends": lends}, {"main": 1}) as lanes:
+            assert await (await lanes.submit("lends")).wait() == "went on"
+
+
+async def test_a_claim_that_arrives_after_its_lease_is_not_begun_under_the_next(
+    autojump_clock: MockClock,
+) -> None:
+    runs: list[tuple[float, str]] = []
+
+    async def work(payload: Any) -> None:
+        runs.append((trio.current_time(), "begins"))
+        await trio.sleep(30)
+        runs.append((trio.current_time(), "ends"))
+
+    slow = Slow(MemoryStore())
+    store: Any = slow
+    async with open_durable_lanes(store, {"work": work}, lease_ttl=10) as lanes:
+        job = await lanes.submit("work")
+        await trio.sleep(8.5)  # a new term has begun at 8, the old lease lasts until 10
+        slow.beats = True
+        slow.answers.set()
+        await job.wait()
+        assert [what for _, what in runs] == ["begins", "ends"]
+        status = await job.status()
+        assert (status.crashes, status.attempt) == (0, 1)

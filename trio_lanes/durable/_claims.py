@@ -1,0 +1,164 @@
+"""Claims: whose turn it is. Which jobs an instance with room is admitted to run.
+
+Lanes take turns, each as far as its budget goes. In a lane the highest priority is served first,
+but one that has somebody waiting is passed over nine times at most. In a priority it is the ready
+list's order, of which an instance leaves out whatever it has no handler for; what no live instance
+has one for is shelved, so that it is looked at once and not with every claim.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from ._budget import Budget
+from ._lines import Lines
+from ._records import HOLDS_SLOT, UNHANDLED, Claim, JobRecord, LaneLimit
+from ._state import RUNNING
+
+PRIORITIES: Final = (1, 0, -1)
+PASSED_OVER: Final = {0: 8, -1: 9}
+"""How often a priority is passed over at most; two of them are not due in the same claim."""
+
+SHELVED_AT_ONCE: Final = 1_000
+"""How many jobs of a lane that nobody can run one claim sets aside at most."""
+
+
+def is_paused(limit: LaneLimit, now: float) -> bool:
+    """Whether nothing is claimed from that lane now."""
+    return limit.paused_until is not None and limit.paused_until > now
+
+
+class Claims:
+    """The turns of one instance, from one claim to the next."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines: Final = lines
+        self._passed: Final[dict[tuple[str, int], int]] = {}  # {(lane, priority): times in a row}
+        self._served = ""  # the lane of the last claim
+        self.due: float | None = None
+        """When a rate lets somebody start that was passed over by the last `take`."""
+        self.unfinished = False
+        """Whether the last `take` shelved so many that it did not get to see all."""
+
+    def take(self, instance: str, room: int) -> list[Claim]:
+        """Claim up to ``room`` jobs for ``instance``."""
+        lines = self._lines
+        self.due, self.unfinished = None, False
+        if room <= 0:
+            return []
+        budget = Budget(lines.tables, lines.now)
+        turns = deque(
+            _LaneTurn(lines, name, room, budget, self._passed)
+            for name, limit in budget.lanes.items()
+            if not is_paused(limit, lines.now) and budget.free(name)
+        )
+        all_turns = list(turns)
+        names = [turn.lane for turn in all_turns]
+        if self._served in names:
+            turns.rotate(-1 - names.index(self._served))
+        claims: list[Claim] = []
+        while turns and len(claims) < room:
+            turn = turns.popleft()
+            job = turn.next()
+            if job is not None:
+                self._served = job.lane
+                claims.append(self._claim(job, instance))
+                turns.append(turn)
+        self.due = budget.due
+        self.unfinished = any(turn.unfinished for turn in all_turns)
+        return claims
+
+    def _claim(self, job: JobRecord, instance: str) -> Claim:
+        lines = self._lines
+        lines.advance(
+            job,
+            RUNNING,
+            ready=None,
+            instance=instance,
+            fence=lines.tables.next_number(),
+            lent=HOLDS_SLOT,
+        )
+        return Claim(
+            id=job.id,
+            fence=job.fence,
+            name=job.name,
+            payload=job.payload,
+            session=job.session,
+            lane=job.lane,
+            attempt=job.attempts + 1,
+            crashes=job.crashes,
+            timeout=job.timeout,
+            retry=job.retry,
+            checkpoint=job.checkpoint,
+        )
+
+
+class _LaneTurn:
+    """One lane, while it is being served, and the heads that it was shown."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        lane: str,
+        room: int,
+        budget: Budget,
+        passed: dict[tuple[str, int], int],
+    ) -> None:
+        self._lines = lines
+        self.lane = lane
+        self._at_once = int(min(room, budget.free(lane)))
+        self._budget = budget
+        self._passed = passed
+        self._shelved = 0
+        self._heads = {priority: self._read(priority, None) for priority in PRIORITIES}
+
+    def _read(self, priority: int, after: int | None) -> deque[JobRecord]:
+        """The next heads of a ready list that this instance can run."""
+        lines = self._lines
+        handled = lines.opening.names
+        while not self.unfinished:
+            heads = lines.tables.ready(self.lane, priority, after, self._at_once)
+            mine: deque[JobRecord] = deque()
+            for job in heads:
+                if job.name in handled:
+                    mine.append(job)
+                elif not self._is_handled(job.name):
+                    lines.tables.update(job, shelf=UNHANDLED)
+                    self._shelved += 1
+            if mine or not heads:
+                return mine
+            after = heads[-1].ready
+        return deque()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it has shelved so many that the rest has to wait for the next step."""
+        return self._shelved >= SHELVED_AT_ONCE
+
+    def _is_handled(self, name: str) -> bool:
+        return any(name in instance.names for instance in self._lines.tables.instances())
+
+    def next(self) -> JobRecord | None:
+        """Whose turn it is; None: nobody's, or a limit does not let it start."""
+        present = [priority for priority, heads in self._heads.items() if heads]
+        if not present or not self._budget.free(self.lane):
+            return None
+        if not self._budget.rates_allow(self.lane):
+            return None
+        chosen = present[0]
+        for priority in present[:0:-1]:
+            if self._passed.get((self.lane, priority), 0) >= PASSED_OVER[priority]:
+                chosen = priority
+                break
+        for priority in present:
+            if priority < chosen:
+                passed = self._passed.get((self.lane, priority), 0)
+                self._passed[self.lane, priority] = passed + 1
+        self._passed[self.lane, chosen] = 0
+        heads = self._heads[chosen]
+        job = heads.popleft()
+        self._budget.take(self.lane)
+        if not heads and self._budget.free(self.lane):
+            self._heads[chosen] = self._read(chosen, job.ready)
+        return job

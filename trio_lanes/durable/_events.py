@@ -1,0 +1,65 @@
+"""One line in the log for what begins, and for how it ends, on this instance.
+
+They go to ``trio_lanes.durable.events``: at INFO, and a job that is dead at WARNING. No line names
+a session, since its key may be private. "Ended" is what this instance will tell the store: the
+line may be there when the process dies before that is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from .._job import AnyJob
+from ._json import encode_error
+from ._records import Cancelled, Died, Failed, Outcome, Postponed, Released, Succeeded
+from ._run import DurableRun
+
+logger: Final = logging.getLogger("trio_lanes.durable.events")
+
+MOST: Final = 500
+"""Characters of an error that a line repeats."""
+
+
+def begun(run: DurableRun) -> None:
+    """It was claimed, and stands in the line of its lane here."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s %d begins in %s, attempt %d", run.name, run.id, run.lane, run.attempt)
+
+
+def ended(run: DurableRun, job: AnyJob, outcome: Outcome) -> None:
+    """It has ended here."""
+    level = logging.WARNING if isinstance(outcome, Died) else logging.INFO
+    if logger.isEnabledFor(level):
+        assert job.finished_at is not None
+        ran = 0.0 if job.started_at is None else job.finished_at - job.started_at
+        why = _why(job, outcome)
+        logger.log(level, "%s %d %s after %.3f s%s", run.name, run.id, _what(outcome), ran, why)
+
+
+def _what(outcome: Outcome) -> str:
+    if isinstance(outcome, Postponed):
+        return f"is to be tried again in {outcome.delay:.3g} s,"
+    return _WORDS[type(outcome)]
+
+
+_WORDS: Final[Mapping[type[Outcome], str]] = {
+    Succeeded: "succeeded",
+    Failed: "failed",
+    Died: "is dead",
+    Cancelled: "was cancelled",
+    Released: "was given back",
+}
+
+
+def _why(job: AnyJob, outcome: Outcome) -> str:
+    if isinstance(outcome, Failed | Died):
+        told = json.loads(outcome.error)
+    elif isinstance(outcome, Postponed) and job._error is not None:
+        told = json.loads(encode_error(job._error))
+    else:
+        return ""
+    # one line, whatever an error has to say
+    return f": {told['type']}: {' '.join(told['message'].split())}"[:MOST]
