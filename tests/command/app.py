@@ -1,0 +1,87 @@
+"""Applications that are run by the command: what stands after the colon of ``APP:LANES``."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import trio
+
+from trio_lanes.durable import (
+    DurableLanes,
+    MemoryStore,
+    RetryPolicy,
+    SqliteStore,
+    open_durable_lanes,
+)
+
+
+async def act(what: Any) -> Any:
+    """What jobs of these applications do, by what they are given."""
+    if isinstance(what, int | float):
+        await trio.sleep(what)
+    elif what == "fail":
+        raise ValueError("this one fails")
+    elif what == "deaf":
+        with trio.CancelScope(shield=True):
+            await trio.sleep(3600)
+    elif what.startswith("until "):
+        while not await trio.Path(what.removeprefix("until ")).exists():  # noqa: ASYNC110
+            await trio.sleep(0.02)
+    elif what == "stop the parent":
+        os.kill(os.getppid(), signal.SIGTERM)
+    return what
+
+
+async def other(what: Any) -> None:
+    """Another handler."""
+
+
+def sqlite() -> AbstractAsyncContextManager[DurableLanes]:
+    """Over a file that the environment names."""
+    return open_durable_lanes(
+        SqliteStore(os.environ["TEST_JOBS"]),
+        {"act": act, "other": other},
+        {"main": 2, "cron": 1},
+        retry=RetryPolicy(max_attempts=1),
+    )
+
+
+@asynccontextmanager
+async def memory() -> AsyncIterator[DurableLanes]:
+    """Each process has its own, in which there is from the start what the environment says."""
+    async with open_durable_lanes(MemoryStore(), {"act": act}, {"main": 2}) as lanes:
+        for what in os.environ.get("TEST_ACTS", "").split(","):
+            if what:
+                await lanes.submit("act", what)
+        yield lanes
+
+
+def limits() -> dict[str, int]:
+    """What SIGHUP reads anew."""
+    return {"main": 7}
+
+
+# ---- what is no application
+
+number = 5
+
+
+@asynccontextmanager
+async def nothing() -> AsyncIterator[None]:
+    """Gives no lanes."""
+    yield None
+
+
+def asking() -> AbstractAsyncContextManager[DurableLanes]:
+    """Runs no jobs."""
+    return open_durable_lanes(MemoryStore(), {}, {"main": 1}, worker=False)
+
+
+def wants(something: object) -> None:
+    """Cannot be called without arguments."""
+
+
+async def coroutine() -> None:
+    """Is async itself."""

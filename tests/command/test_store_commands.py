@@ -1,0 +1,324 @@
+"""The commands that look at a store and act on it, over real files."""
+
+import json
+import os
+import re
+import socket
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.command.app import act
+from trio_lanes.command import main
+from trio_lanes.durable import DurableLanes, RetryPolicy, SqliteStore, open_durable_lanes
+
+
+class Shop:
+    """A store, and what is said of it."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.path = path
+        self._capsys = capsys
+
+    def lanes(self, do: Callable[[DurableLanes], Awaitable[Any]], **options: Any) -> Any:
+        async def go() -> Any:
+            given: dict[str, Any] = {"lanes": {"main": 2, "cron": 1}, "worker": False, **options}
+            given.setdefault("handlers", {"act": act} if given["worker"] else {})
+            store = SqliteStore(self.path, synchronous="NORMAL")
+            async with open_durable_lanes(store, **given) as lanes:
+                return await do(lanes)
+
+        return trio.run(go)
+
+    def submit(self, *whats: Any, **options: Any) -> list[int]:
+        async def go(lanes: DurableLanes) -> list[int]:
+            return [(await lanes.submit("act", what, **options)).id for what in whats]
+
+        ids: list[int] = self.lanes(go)
+        return ids
+
+    def kill(self, *sessions: str) -> list[int]:
+        """Have a job die in each session."""
+
+        async def go(lanes: DurableLanes) -> list[int]:
+            jobs = [await lanes.submit("act", "fail", session=one) for one in sessions]
+            await lanes.wait_idle()
+            while (await lanes.statistics()).dead < len(sessions):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            return [job.id for job in jobs]
+
+        ids: list[int] = self.lanes(go, worker=True, retry=RetryPolicy(max_attempts=1))
+        return ids
+
+    def say(self, command: str, *more: str) -> tuple[int, str, str]:
+        """The exit code, standard output and standard error of a command."""
+        code = main([*command.split(), *more, "--store", f"sqlite:{self.path}"])
+        told = self._capsys.readouterr()
+        return code, told.out, told.err
+
+    def ask(self, command: str, *more: str) -> Any:
+        """The JSON of a command that succeeds."""
+        code, out, err = self.say(command, *more, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shop:
+    shop = Shop(tmp_path / "jobs.db", capsys)
+    shop.submit()
+    return shop
+
+
+def words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+# ---- looking
+
+
+def test_status_shows_lanes_and_that_nobody_works(shop: Shop) -> None:
+    shop.submit(1, 2, session="a")
+    shop.submit(3, lane="cron", delay=100)
+    code, out, _ = shop.say("status")
+    assert code == 0
+    heading, _, cron, main_, sessions, nobody = words(out)
+    assert heading == ["lane", "running", "limit", "waiting", "parked", "dead", "unhandled"]
+    assert cron == ["cron", "0", "1", "0", "1", "0", "1"]
+    assert main_ == ["main", "0", "2", "2", "0", "0", "2"]
+    assert sessions == ["1", "session", "in", "line"]
+    assert nobody == ["no", "worker"]
+    told = shop.ask("status")
+    assert (told["waiting"], told["parked"], told["sessions"]) == (2, 1, 1)
+    assert told["lanes"]["main"]["concurrency"] == 2
+    assert told["lanes"]["main"]["max_waiting"] is None  # no limit
+    assert told["instances"] == []
+
+
+def test_status_shows_who_works_and_what_is_paused(shop: Shop) -> None:
+    async def go(lanes: DurableLanes) -> None:
+        await lanes.pause("cron")
+        for told in (shop.ask, shop.say):
+            seen.append(await trio.to_thread.run_sync(told, "status"))
+
+    seen: list[Any] = []
+    shop.lanes(go, worker=True)
+    document, (_, out, _) = seen
+    (instance,) = document["instances"]
+    assert (instance["pid"], instance["host"]) == (os.getpid(), socket.gethostname())
+    assert (instance["names"], instance["lives"]) == (["act"], True)
+    assert instance["lease_until"] is None
+    assert words(out)[2][-1] == "paused"
+    assert words(out)[-1][:3] == [str(os.getpid()), "on", socket.gethostname()]
+    assert "gone" not in out
+
+
+def test_status_says_when_a_worker_is_gone(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = sqlite3.connect(shop.path)
+    host = socket.gethostname()
+    rows = [("a", host, 2**22 + 5), ("b", "elsewhere", 1), ("c", host, 1)]
+    for id, where, pid in rows:
+        connection.execute(
+            "INSERT INTO instances VALUES (?, ?, ?, 0.0, 9e999, '[]')", (id, where, pid)
+        )
+    connection.commit()
+    connection.close()
+
+    def not_ours(pid: int, signum: int) -> None:
+        assert signum == 0
+        raise PermissionError if pid == 1 else ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", not_ours)
+    lives = {one["id"]: one["lives"] for one in shop.ask("status")["instances"]}
+    assert lives == {"a": False, "b": None, "c": True}
+    assert shop.say("status")[1].count("(gone)") == 1
+
+
+def test_jobs_lists_them_with_what_is_special(shop: Shop) -> None:
+    (dead,) = shop.kill("a")
+    (waiting,) = shop.submit(1, session="b")
+    (parked,) = shop.submit(1, lane="cron", delay=100)
+    code, out, _ = shop.say("jobs")
+    assert code == 0
+    rows = {int(row[0]): " ".join(row) for row in words(out)[2:]}
+    assert set(rows) == {dead, waiting, parked}
+    assert re.match(rf"{dead} act dead main a 1 0 \S+ \S+ ValueError: this one fails", rows[dead])
+    assert re.match(rf"{waiting} act waiting main b 0 0 \S+ \S+$", rows[waiting])
+    assert re.match(rf"{parked} act parked cron 0 0 \S+ \S+ delay until 20", rows[parked])
+    assert [job["id"] for job in shop.ask("jobs")] == [dead, waiting, parked]
+    assert [job["id"] for job in shop.ask("jobs --state parked --state dead")] == [dead, parked]
+    assert [job["id"] for job in shop.ask("jobs --of cron")] == [parked]
+    assert [job["id"] for job in shop.ask("jobs --of session:b")] == [waiting]
+    assert shop.ask("jobs --of session:nobody") == []
+    assert shop.say("jobs --of session:nobody") == (0, "no jobs\n", "")
+
+
+def test_jobs_come_in_pages(shop: Shop) -> None:
+    ids = shop.submit(*range(5))
+    _, out, _ = shop.say("jobs --limit 2")
+    assert out.endswith(f"these are 2; --after {ids[1]} shows more\n")
+    assert [job["id"] for job in shop.ask(f"jobs --after {ids[1]} --limit 100")] == ids[2:]
+
+
+def test_jobs_are_read_in_pieces_however_many(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_lanes.command._ask.PAGE", 2)
+    ids = shop.submit(*range(5))
+    assert [job["id"] for job in shop.ask("jobs --limit 5")] == ids
+    assert [job["id"] for job in shop.ask("jobs --limit 3")] == ids[:3]
+
+
+def test_jobs_by_id_say_which_are_not_known(shop: Shop) -> None:
+    one, two = shop.submit(1, 2)
+    assert [job["id"] for job in shop.ask("jobs", str(two), str(one))] == [two, one]
+    code, out, _ = shop.say("jobs", str(one), "999")
+    assert code == 1
+    assert out.endswith("nothing is known of job 999 (any more)\n")
+
+
+def test_a_running_job_that_is_cancelled_says_so(shop: Shop) -> None:
+    async def deaf(payload: Any) -> None:
+        with trio.CancelScope(shield=True):
+            begun.set()
+            await enough.wait()
+
+    async def go(lanes: DurableLanes) -> str:
+        job = await lanes.submit("deaf")
+        await begun.wait()
+        code, _, _ = await trio.to_thread.run_sync(shop.say, "cancel", str(job.id))
+        assert code == 0
+        _, out, _ = await trio.to_thread.run_sync(shop.say, "jobs", str(job.id))
+        enough.set()
+        return out
+
+    begun, enough = trio.Event(), trio.Event()
+    assert "is being cancelled" in shop.lanes(go, worker=True, handlers={"deaf": deaf})
+
+
+def test_dead_lists_the_oldest_first(shop: Shop) -> None:
+    assert shop.say("dead") == (0, "no dead jobs\n", "")
+    ids = shop.kill("a", "b")
+    assert sorted(job["id"] for job in shop.ask("dead")) == ids
+    assert [job["id"] for job in shop.ask("dead --of session:b")] == [ids[1]]
+    assert len(shop.ask("dead --limit 1")) == 1
+    assert "ValueError: this one fails" in shop.say("dead")[1]
+
+
+def test_check_finds_and_repairs(shop: Shop) -> None:
+    assert shop.say("check") == (0, "all is well\n", "")
+    shop.submit(1, session="a")
+    connection = sqlite3.connect(shop.path)
+    connection.execute("UPDATE jobs SET ready = NULL")
+    connection.commit()
+    connection.close()
+    code, out, _ = shop.say("check")
+    assert code == 1
+    assert "could be claimed, and is on no list" in out
+    code, out, _ = shop.say("check --repair")
+    assert code == 0
+    assert out.endswith("repaired 1, 0 problems left\n")
+    assert shop.ask("check --repair") == {"problems": [], "repaired": 0, "left": []}
+
+
+# ---- acting
+
+
+def test_dead_jobs_are_taken_back(shop: Shop) -> None:
+    ids = shop.kill("a", "b", "c")
+    assert shop.ask("requeue", str(ids[0])) == {"requeued": [ids[0]], "left": []}
+    assert shop.ask("requeue --of session:b") == {"requeued": [ids[1]], "left": []}
+    assert shop.ask("requeue --all") == {"requeued": [ids[2]], "left": []}
+    code, out, _ = shop.say("requeue", str(ids[0]))
+    assert (code, out) == (1, f"requeued 0 jobs\njob {ids[0]} is not dead\n")
+    assert [job["state"] for job in shop.ask("jobs")] == ["waiting"] * 3
+
+
+def test_dead_jobs_are_forgotten(shop: Shop) -> None:
+    ids = shop.kill("a", "b", "c")
+    assert shop.ask("purge", str(ids[0])) == {"purged": [ids[0]], "left": []}
+    assert shop.say("purge --of session:b") == (0, "purged 1 job\n", "")
+    assert shop.ask("purge --all") == {"purged": 1}
+    assert shop.say("purge", str(ids[0]))[0] == 1
+    assert shop.ask("jobs") == []
+
+
+@pytest.mark.parametrize("command", ["requeue", "purge"])
+@pytest.mark.parametrize("which", ["", "5 --all", "5 --of main", "--all --of main"])
+def test_of_dead_jobs_one_says_which(shop: Shop, command: str, which: str) -> None:
+    code, out, err = shop.say(f"{command} {which}")
+    assert (code, out) == (2, "")
+    assert err == "trio-lanes: say which: ids, or --of a lane or session, or --all\n"
+
+
+def test_waiting_jobs_are_cancelled_and_cleared(shop: Shop) -> None:
+    one, two, _, _ = shop.submit(1, 2, 3, 4, session="a")
+    assert shop.ask("cancel --reason enough", str(one)) == {"cancelled": [one], "left": []}
+    code, out, _ = shop.say("cancel", str(one), str(two))
+    assert code == 1
+    assert out == f"cancelled 1 job\njob {one} has ended, is dead, or is not known\n"
+    assert shop.say("clear session:a") == (0, "cleared 2 jobs of session:a\n", "")
+    assert shop.ask("clear main --reason why") == {"cleared": 0}
+
+
+def test_lanes_and_sessions_are_paused_and_resumed(shop: Shop) -> None:
+    assert shop.say("pause main") == (0, "paused main until it is resumed\n", "")
+    assert shop.ask("status")["lanes"]["main"]["paused"]
+    assert shop.ask("resume main") == {"resumed": "main"}
+    assert not shop.ask("status")["lanes"]["main"]["paused"]
+    assert shop.say("pause session:a --for 90") == (0, "paused session:a for 90 s\n", "")
+    assert shop.ask("pause main --for 2.5") == {"paused": "main", "seconds": 2.5}
+
+
+def test_limits_are_set_made_and_removed(shop: Shop) -> None:
+    assert shop.say("limit main 1000") == (0, "main runs 1,000 at once, not 2\n", "")
+    assert shop.ask("limit main inf") == {"lane": "main", "concurrency": None, "before": 1000}
+    assert shop.say("limit new 0 --new") == (0, "new runs 0 at once\n", "")
+    assert shop.say("limit new --remove") == (0, "removed new\n", "")
+    assert set(shop.ask("status")["lanes"]) == {"main", "cron"}
+    shop.submit(1)
+    for command, why in (
+        ("limit mian 5", "there is no lane 'mian'; the lanes are: 'cron', 'main'; --new makes one"),
+        ("limit main 5 --new", "there is a lane 'main' already"),
+        ("limit main", "say how many may run at once, or --remove"),
+        ("limit main 5 --remove", "say how many may run at once, or --remove"),
+        ("limit main --new --remove", "say how many may run at once, or --remove"),
+        ("limit main --remove", "lane 'main' cannot be removed: it has 1 jobs"),
+        ("limit session:a 5 --new", "durable lanes are neither sessions nor templates"),
+    ):
+        code, _, err = shop.say(command)
+        assert code == 2
+        assert err.startswith(f"trio-lanes: {why}")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["jobs --of", "dead --of", "purge --of", "pause", "clear"])
+def test_a_lane_that_is_not_there_is_a_mistake(shop: Shop, command: str) -> None:
+    code, _, err = shop.say(command, "nowhere")
+    assert code == 2
+    assert err == "trio-lanes: there is no lane 'nowhere'; the lanes are: 'cron', 'main'\n"
+
+
+def test_looking_changes_nothing(shop: Shop) -> None:
+    shop.submit(1, session="a")
+    before = shop.ask("status"), shop.ask("jobs")
+    for command in ("status", "jobs", "dead", "check"):
+        shop.say(command)
+    assert (shop.ask("status"), shop.ask("jobs")) == before
+
+
+def test_times_are_those_of_the_reader(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.submit(1)
+    (job,) = shop.ask("jobs")
+    monkeypatch.setenv("TZ", "UTC-5")
+    time.tzset()
+    try:
+        _, out, _ = shop.say("jobs")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    there = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(job["submitted_at"] + 5 * 3600))
+    assert there in " ".join(words(out)[2])

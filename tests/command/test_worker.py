@@ -1,0 +1,296 @@
+"""One worker: signals at every moment of its life, in this process and in virtual time."""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.command import app
+from trio_lanes.command import _worker
+from trio_lanes.command._children import Line
+from trio_lanes.command._exits import DONE, NO, CommandError, first_leaf
+from trio_lanes.command._worker import WorkerOptions, work
+from trio_lanes.durable import (
+    DurableLanes,
+    DurableState,
+    MemoryStore,
+    open_durable_lanes,
+)
+
+INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+
+
+class Worker:
+    """A worker that runs in this test."""
+
+    def __init__(self) -> None:
+        self.lanes: DurableLanes | None = None
+        self.opened = trio.Event()
+        self.code: int | None = None
+        self.after: list[str] = []
+        self.opening: Callable[[], Any] = trio.lowlevel.checkpoint
+        self.closing: Callable[[], Any] = trio.lowlevel.checkpoint
+
+    @asynccontextmanager
+    async def application(self) -> AsyncIterator[DurableLanes]:
+        try:
+            await self.opening()
+            async with open_durable_lanes(MemoryStore(), {"act": app.act}, {"main": 2}) as lanes:
+                self.lanes = lanes
+                self.opened.set()
+                yield lanes
+            await self.closing()
+            self.after.append("closed")
+        finally:
+            self.after.append("left")
+
+    async def run(self, options: dict[str, Any]) -> None:
+        given: dict[str, Any] = {"grace": 30, "cancel_grace": 5, **options}
+        self.code = await work(WorkerOptions(application="tests.command.app:made", **given))
+
+    async def submit(self, what: Any) -> Any:
+        await self.opened.wait()
+        assert self.lanes is not None
+        job = await self.lanes.submit("act", what)
+        await wait_all_tasks_blocked()
+        return job
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    worker = Worker()
+    monkeypatch.setattr(app, "made", worker.application, raising=False)
+    return worker
+
+
+@asynccontextmanager
+async def running(worker: Worker, **options: Any) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run, options)
+        await wait_all_tasks_blocked()
+        yield
+
+
+@pytest.mark.parametrize("signum", [TERM, INT, HUP])
+async def test_a_signal_lets_what_runs_end_and_what_waits_be(
+    signum: int, worker: Worker, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(worker):
+        for _ in range(3):
+            await worker.submit(5)
+        signal.raise_signal(signum)
+    assert worker.code == DONE
+    assert trio.current_time() == 5
+    assert worker.after == ["closed", "left"]
+    assert "ready: works on" in caplog.messages[0]
+    assert sum("begins in main" in line for line in caplog.messages) == 2
+    assert sum("succeeded after 5.000 s" in line for line in caplog.messages) == 2
+    assert caplog.messages[-1] == "ended in order"
+
+
+async def test_a_second_signal_cancels_what_runs_and_it_is_given_back(
+    worker: Worker, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(worker):
+        await worker.submit(50)
+        signal.raise_signal(TERM)
+        await trio.sleep(3)
+        signal.raise_signal(TERM)
+    assert worker.code == DONE
+    assert trio.current_time() == 3
+    assert "was given back after 3.000 s" in caplog.text
+
+
+async def test_what_outlives_the_grace_is_cancelled(
+    worker: Worker, autojump_clock: MockClock
+) -> None:
+    async with running(worker, grace=7):
+        await worker.submit(50)
+        signal.raise_signal(TERM)
+    assert worker.code == DONE
+    assert trio.current_time() == 7
+
+
+async def test_a_body_that_does_not_end_is_waited_for_and_that_is_no_clean_drain(
+    worker: Worker, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(worker, grace=7, cancel_grace=2):
+        await worker.submit("deaf")
+        signal.raise_signal(TERM)
+    assert worker.code == NO
+    assert trio.current_time() == 3600
+    assert "it waits for what did not end" in caplog.text
+
+
+async def test_another_signal_ends_a_process_whose_bodies_do_not(
+    worker: Worker, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths: list[Any] = []
+
+    class Signals:  # what would end this very process
+        SIG_DFL = "default"
+
+        def signal(self, signum: int, handler: object) -> None:
+            deaths.append((handler, signum))
+
+        def raise_signal(self, signum: int) -> None:
+            deaths.append(signum)
+
+    monkeypatch.setattr(_worker, "signal", Signals())
+    async with running(worker, grace=1, cancel_grace=1):
+        await worker.submit("deaf")
+        signal.raise_signal(TERM)
+        await trio.sleep(10)
+        signal.raise_signal(TERM)
+        await wait_all_tasks_blocked()
+        assert deaths == [("default", TERM), TERM]
+    assert worker.code == NO
+
+
+async def test_a_signal_before_it_is_ready_ends_it_at_once(
+    worker: Worker, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker.opening = trio.sleep_forever
+    async with running(worker):
+        signal.raise_signal(USR1)  # means nothing yet
+        await wait_all_tasks_blocked()
+        assert worker.after == []
+        signal.raise_signal(INT)
+    assert worker.code == DONE
+    assert worker.after == ["left"]
+    assert caplog.messages == ["ended before it was ready"]
+
+
+async def test_a_signal_after_the_drain_cuts_the_applications_cleaning_up(
+    worker: Worker, autojump_clock: MockClock
+) -> None:
+    worker.closing = trio.sleep_forever
+    async with running(worker):
+        await worker.opened.wait()
+        signal.raise_signal(TERM)
+        await trio.sleep(100)
+        assert worker.after == []
+        signal.raise_signal(TERM)
+    assert worker.code == DONE
+    assert worker.after == ["left"]
+
+
+async def test_sighup_reloads_if_there_is_something_to_reload(
+    worker: Worker, autojump_clock: MockClock
+) -> None:
+    async with running(worker, reload="tests.command.app:limits"):
+        signal.raise_signal(HUP)
+        await trio.sleep(1)
+        assert worker.lanes is not None
+        assert (await worker.lanes.statistics()).lanes["main"].concurrency == 7
+        signal.raise_signal(TERM)
+    assert worker.code == DONE
+
+
+async def test_sigusr1_gives_up_bodies_that_do_not_end(
+    worker: Worker, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(worker):
+        job = await worker.submit("deaf")
+        signal.raise_signal(USR1)
+        await trio.sleep(1)
+        assert "reset, which gave up 1 jobs" in caplog.text
+        status = await job.status()
+        assert (status.state, status.crashes) == (DurableState.RUNNING, 0)  # again
+        signal.raise_signal(TERM)
+    assert worker.code == NO
+
+
+async def test_what_sighup_calls_must_be_a_function(worker: Worker) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await worker.run({"reload": "tests.command.app:number"})
+    assert "tests.command.app:number must be a function, not 5" in str(first_leaf(caught.value))
+
+
+async def test_an_exception_of_the_application_is_logged_with_its_traceback(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails() -> None:
+        raise RuntimeError("no connection")
+
+    worker.opening = fails
+    with pytest.raises(ExceptionGroup):
+        await worker.run({})
+    (record,) = caplog.records
+    assert record.getMessage() == "the application's lanes ended by an exception"
+    assert record.exc_info is not None
+    assert "no connection" in caplog.text
+
+
+# ---- the line to a supervisor
+
+
+async def test_it_says_when_it_is_ready_and_ends_when_its_parent_is_gone(
+    worker: Worker, autojump_clock: MockClock
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        async with running(worker, line=theirs.detach()):
+            await worker.submit(5)
+            assert ours.recv(1) == b"r"
+            ours.close()
+    assert worker.code == DONE
+    assert trio.current_time() == 5
+
+
+async def test_a_line_that_is_cut_before_it_is_ready_ends_it_too(
+    worker: Worker, autojump_clock: MockClock
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.send(b"x")  # unread, so that the cut is a reset
+    ours.close()
+    async with running(worker, line=theirs.detach()):
+        pass
+    assert worker.code == DONE
+
+
+async def test_a_store_of_one_process_is_refused_under_a_supervisor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("TEST_JOBS", str(tmp_path / "jobs.db"))
+    ours, theirs = socket.socketpair()
+    options = WorkerOptions(
+        application="tests.command.app:sqlite", grace=1, cancel_grace=1, line=theirs.detach()
+    )
+    with ours, pytest.raises(ExceptionGroup) as caught:
+        await work(options)
+    error = first_leaf(caught.value)
+    assert isinstance(error, CommandError)
+    assert "takes one process: leave --processes out" in str(error)
+
+
+async def test_what_a_handler_starts_does_not_hold_the_line(worker: Worker) -> None:
+    ours, theirs = socket.socketpair()
+    descriptor = theirs.detach()
+    os.set_inheritable(descriptor, True)
+    with ours:
+        async with running(worker, line=descriptor):
+            await worker.opened.wait()
+            assert not os.get_inheritable(descriptor)
+            signal.raise_signal(TERM)
+
+
+async def test_it_may_say_so_to_a_parent_that_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    line = Line(theirs.detach())
+    await line.say_ready()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await line.hold()
+    await line.say_ready()

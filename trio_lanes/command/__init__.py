@@ -1,0 +1,26 @@
+"""The command ``trio-lanes``: runs workers, and lets people look at a store and act on it.
+
+It needs the extra ``command``; the library never imports it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+NEEDS = ("click", "rich")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``trio-lanes`` with these arguments, or those of the process. Returns the exit code."""
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        print(
+            f"trio-lanes: this needs {' and '.join(missing)}: pip install 'trio-lanes[command]'",
+            file=sys.stderr,
+        )
+        return 2
+    from ._cli import run
+
+    return run(arguments)

@@ -1,0 +1,83 @@
+"""What an inspecting command found or did: one JSON document, and the same for people."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, final
+
+import attrs
+
+from ._exits import DONE
+
+
+@final
+@attrs.frozen
+class Table:
+    """Rows of text under headings."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: frozenset[str] = frozenset()
+    """The columns that stand at the right."""
+
+
+@final
+@attrs.frozen
+class Answer:
+    """What a command gives back."""
+
+    document: Any
+    """Attrs classes, mappings and sequences of what JSON knows."""
+    shown: Sequence[Table | str] = ()
+    """For people: tables, and lines."""
+    code: int = DONE
+
+
+def to_json(document: Any) -> str:
+    """The document as indented JSON. Infinity is null."""
+    return json.dumps(_plain(document), indent=2, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in attrs.fields(type(value))
+        }
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+LONGEST: Final = 80
+"""Characters of an error that a table shows."""
+
+
+def shortened(text: str) -> str:
+    """One line of it, not too long."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def number(value: float) -> str:
+    """A count or a limit."""
+    return "∞" if value == math.inf else f"{value:,}"
+
+
+def moment(when: float) -> str:
+    """A Unix time, in the clock of whoever reads it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+
+
+def counted(count: int, what: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

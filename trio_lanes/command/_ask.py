@@ -1,0 +1,293 @@
+"""What the commands that look and act do, each as one function of the lanes of a store.
+
+They open the store as somebody who asks, without lanes or handlers of their own: so nothing is
+changed by looking, and it makes no difference whether a worker lives.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from .._errors import UnknownLaneError
+from .._names import SESSION_PREFIX, resolve_global_lane
+from ..durable import DurableLanes, DurableState, DurableStatus, InstanceInfo, ResultGoneError
+from ._answer import Answer, Table, counted, moment, number, shortened
+from ._exits import DONE, NO, CommandError
+from ._show import progress
+
+PAGE = 1000
+"""Jobs that are read at once."""
+
+
+# ---- looking
+
+
+async def status(lanes: DurableLanes) -> Answer:
+    """How the store stands, and who works with it."""
+    async with progress("counting"):
+        now = await lanes.statistics()
+    instances = await lanes.instances()
+    counts = ("waiting", "parked", "running", "dead", "unhandled")
+    of_lanes = Table(
+        ("lane", "running", "limit", "waiting", "parked", "dead", "unhandled", ""),
+        [
+            (
+                name,
+                number(lane.running),
+                number(lane.concurrency),
+                *(number(getattr(lane, what)) for what in ("waiting", "parked", "dead")),
+                number(lane.unhandled),
+                "paused" if lane.paused else "",
+            )
+            for name, lane in now.lanes.items()
+        ],
+        frozenset({*counts, "limit"}),
+    )
+    document = {
+        **{what: getattr(now, what) for what in counts},
+        "sessions": now.sessions,
+        "lanes": now.lanes,
+        "instances": [_instance(one) for one in instances],
+    }
+    workers = Table(
+        ("worker", "running", "since", "handlers"),
+        [
+            (
+                f"{one.pid} on {one.host}{'' if _lives(one) is not False else ' (gone)'}",
+                number(one.running),
+                moment(one.since),
+                ", ".join(one.names),
+            )
+            for one in instances
+        ],
+        frozenset({"running"}),
+    )
+    in_line = counted(now.sessions, "session")
+    shown: list[Table | str] = [
+        of_lanes,
+        f"{in_line} in line",
+        workers if instances else "no worker",
+    ]
+    return Answer(document, shown)
+
+
+def _instance(one: InstanceInfo) -> dict[str, object]:
+    return {
+        "id": one.id,
+        "host": one.host,
+        "pid": one.pid,
+        "since": one.since,
+        "lease_until": one.lease_until,
+        "names": one.names,
+        "running": one.running,
+        "lives": _lives(one),
+    }
+
+
+def _lives(one: InstanceInfo) -> bool | None:
+    """Whether that process is there; None: it is on another machine, so nobody knows.
+
+    One that was killed is written down until the next worker finds out.
+    """
+    if one.host != socket.gethostname():
+        return None
+    try:
+        os.kill(one.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, but there
+    return True
+
+
+async def jobs(
+    lanes: DurableLanes,
+    ids: Sequence[int],
+    name: str | None,
+    states: Sequence[str],
+    after: int,
+    limit: int,
+) -> Answer:
+    """Those jobs; or the first ones of a lane or session, in some states."""
+    if ids:
+        return await _jobs_by_id(lanes, ids)
+    await _check_name(lanes, name)
+    wanted = [DurableState(state) for state in states] or list(DurableState)
+    found: list[DurableStatus] = []
+    async with progress("reading", limit) as advance:
+        while len(found) < limit:
+            page = await lanes.jobs(
+                name, states=wanted, after=after, limit=min(PAGE, limit - len(found))
+            )
+            if not page:
+                break
+            found += page
+            after = page[-1].id
+            advance(len(page))
+    more = [] if len(found) < limit else [f"these are {limit:,}; --after {after} shows more"]
+    return Answer(found, [_jobs_table(found), *more] if found else ["no jobs"])
+
+
+async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
+    found: list[DurableStatus] = []
+    lines: list[str] = []
+    for id in ids:
+        try:
+            found.append(await lanes.job(id).status())
+        except ResultGoneError as error:
+            lines.append(str(error))
+    return Answer(found, [_jobs_table(found), *lines], NO if lines else DONE)
+
+
+async def dead(lanes: DurableLanes, name: str | None, limit: int) -> Answer:
+    """The oldest dead jobs."""
+    await _check_name(lanes, name)
+    async with progress("reading"):
+        found = await lanes.dead(name, limit=limit)
+    return Answer(found, [_jobs_table(found)] if found else ["no dead jobs"])
+
+
+def _jobs_table(found: Sequence[DurableStatus]) -> Table:
+    return Table(
+        ("id", "job", "state", "lane", "session", "attempts", "crashes", "submitted", ""),
+        [
+            (
+                str(one.id),
+                one.name,
+                one.state.value,
+                one.lane,
+                one.session or "",
+                number(one.attempt),
+                number(one.crashes),
+                moment(one.submitted_at),
+                _note(one),
+            )
+            for one in found
+        ],
+        frozenset({"id", "attempts", "crashes"}),
+    )
+
+
+def _note(one: DurableStatus) -> str:
+    if one.until is not None:
+        return f"{one.why} until {moment(one.until)}"
+    if one.cancelling:
+        return "is being cancelled"
+    return "" if one.error is None else shortened(one.error)
+
+
+async def check(lanes: DurableLanes, repair: bool) -> Answer:
+    """Whether what is kept is consistent."""
+    async with progress("looking at every job"):
+        report = await lanes.check(repair)
+        left = (await lanes.check()).problems if repair and report.problems else report.problems
+    lines = [shortened(problem) for problem in report.problems]
+    if repair and report.problems:
+        lines.append(f"repaired {report.repaired}, {counted(len(left), 'problem')} left")
+    document = {"problems": report.problems, "repaired": report.repaired, "left": left}
+    return Answer(document, lines or ["all is well"], NO if left else DONE)
+
+
+# ---- acting
+
+
+async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) -> Answer:
+    """Cancel those jobs."""
+    done = [id for id in ids if await lanes.cancel(id, reason)]
+    return _done("cancelled", done, ids, "has ended, is dead, or is not known")
+
+
+async def requeue(lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool) -> Answer:
+    """Take dead jobs back into line: those, or all of a lane, a session, or the store."""
+    _check_selection(ids, name, all_)
+    if not ids:
+        await _check_name(lanes, name)
+        ids = [one.id for one in await lanes.dead(name, limit=-1)]
+    done = []
+    async with progress("taking back", len(ids)) as advance:
+        for id in ids:  # the oldest first, so that they keep their order
+            if await lanes.requeue(id):
+                done.append(id)
+            advance(1)
+    return _done("requeued", done, ids, "is not dead")
+
+
+async def purge(lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool) -> Answer:
+    """Forget dead jobs: those, or all of a lane, a session, or the store."""
+    _check_selection(ids, name, all_)
+    if ids:
+        done = [id for id in ids if await lanes.purge(id)]
+        return _done("purged", done, ids, "is not dead")
+    await _check_name(lanes, name)
+    async with progress("forgetting dead jobs"):
+        count = await lanes.purge(name=name)
+    return Answer({"purged": count}, [f"purged {counted(count, 'job')}"])
+
+
+def _check_selection(ids: Sequence[int], name: str | None, all_: bool) -> None:
+    if sum((bool(ids), name is not None, all_)) != 1:
+        raise CommandError("say which: ids, or --of a lane or session, or --all")
+
+
+def _done(word: str, done: Sequence[int], asked: Sequence[int], otherwise: str) -> Answer:
+    left = [id for id in asked if id not in set(done)]
+    lines = [f"{word} {counted(len(done), 'job')}", *(f"job {id} {otherwise}" for id in left)]
+    return Answer({word: done, "left": left}, lines, NO if left else DONE)
+
+
+async def clear(lanes: DurableLanes, name: str, reason: str | None) -> Answer:
+    """Cancel what has not started in a lane or session."""
+    async with progress(f"clearing {name}"):
+        count = await lanes.clear(name, reason)
+    return Answer({"cleared": count}, [f"cleared {counted(count, 'job')} of {name}"])
+
+
+async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer:
+    """Claim nothing of a lane or session, for some seconds or until it is resumed."""
+    if seconds is None:
+        await lanes.pause(name)
+        return Answer({"paused": name, "seconds": None}, [f"paused {name} until it is resumed"])
+    await lanes.pause_for(name, seconds)
+    return Answer({"paused": name, "seconds": seconds}, [f"paused {name} for {seconds:g} s"])
+
+
+async def resume(lanes: DurableLanes, name: str) -> Answer:
+    """Undo that."""
+    await lanes.resume(name)
+    return Answer({"resumed": name}, [f"resumed {name}"])
+
+
+async def limit(
+    lanes: DurableLanes, name: str, concurrency: float | None, new: bool, remove: bool
+) -> Answer:
+    """Set how many jobs of a lane run at once; or remove it."""
+    if (concurrency is None) != remove or (new and remove):
+        raise CommandError("say how many may run at once, or --remove")
+    known = (await lanes.statistics()).lanes
+    name = resolve_global_lane(name)
+    if new and name in known:
+        raise CommandError(f"there is a lane {name!r} already")
+    if not new and name not in known:
+        raise CommandError(f"{UnknownLaneError(name, known)}; --new makes one")
+    try:
+        await lanes.configure({name: concurrency})
+    except ValueError as error:  # a bad limit, or a lane that has jobs
+        raise CommandError(str(error)) from error
+    if concurrency is None:
+        return Answer({"lane": name, "removed": True}, [f"removed {name}"])
+    before = known[name].concurrency if name in known else None
+    line = f"{name} runs {number(concurrency)} at once"
+    if before is not None:
+        line += f", not {number(before)}"
+    return Answer({"lane": name, "concurrency": concurrency, "before": before}, [line])
+
+
+async def _check_name(lanes: DurableLanes, name: str | None) -> None:
+    """Refuse a lane that is not there; a session need not be."""
+    if name is None or name.strip().startswith(SESSION_PREFIX):
+        return
+    known = (await lanes.statistics()).lanes
+    if resolve_global_lane(name) not in known:
+        raise UnknownLaneError(resolve_global_lane(name), known)

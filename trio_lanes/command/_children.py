@@ -1,0 +1,101 @@
+"""Worker processes, and the line between each of them and its parent.
+
+The line is a pair of sockets. A child says over it that it works; and when the parent is gone,
+however that ended, the line is cut, which a child takes for a SIGTERM: no worker goes on without
+anybody to supervise it. A child is a process group of its own, so that Ctrl-C in a terminal reaches
+it once, from its parent, and not twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final, Protocol, final
+
+import trio
+
+_READY: Final = b"r"
+
+
+class Child(Protocol):
+    """A worker process, as its supervisor sees it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def wait_ready(self) -> bool:
+        """Wait until it works; False if it ends before."""
+
+    async def wait(self) -> int:
+        """Wait for its end; its exit code, which is the negative signal if one ended it."""
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal; nothing, if it has ended."""
+
+    async def aclose(self) -> None:
+        """Cut the line."""
+
+
+@final
+class WorkerProcess:
+    """A `Child` that is a process."""
+
+    def __init__(self, process: trio.Process, line: trio.SocketStream) -> None:
+        self._process: Final = process
+        self._line: Final = line
+        self.pid: Final = process.pid
+
+    async def wait_ready(self) -> bool:
+        return await self._line.receive_some(1) == _READY
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def send_signal(self, signum: int) -> None:
+        self._process.send_signal(signum)
+
+    async def aclose(self) -> None:
+        await self._line.aclose()
+
+
+async def start_worker(arguments: Sequence[str]) -> WorkerProcess:
+    """Start ``trio-lanes worker`` with these arguments, at the other end of a line."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "trio_lanes", "worker", f"--line={theirs.fileno()}", *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
+        )
+    return WorkerProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+
+
+@final
+class Line:
+    """A child's end."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # what a handler starts must not hold it
+        end = trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))
+        self._stream: Final = trio.SocketStream(end)
+
+    async def say_ready(self) -> None:
+        """Tell the parent that this process works."""
+        try:
+            await self._stream.send_all(_READY)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # `hold` has heard of it, or is about to
+
+    async def hold(self) -> None:
+        """Keep the line, and end this process by SIGTERM when the parent is gone."""
+        async with self._stream:
+            try:
+                await self._stream.receive_some(1)
+            except trio.BrokenResourceError:
+                pass
+            signal.raise_signal(signal.SIGTERM)

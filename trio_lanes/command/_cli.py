@@ -1,0 +1,165 @@
+"""The command line itself: what can be typed, and how errors become one line and a code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+import click
+import trio
+
+from ._exits import CRASHED, INTERRUPTED, exit_code, first_leaf, one_line
+from ._parameters import seconds
+from ._store_commands import add_store_commands
+
+EXIT_CODES: Final = """
+\b
+Exit codes:
+  0    done; a worker has drained in order
+  1    nothing to do it to, problems found, or a drain that left something behind
+  2    a mistake on the command line or in the application
+  3    the store is not there, damaged, or of another version
+  4    another process works with the store, which takes only one
+  5    the store is not available now; trying again later is right
+  70   an exception that nobody expected, in the application or in here
+  130  Ctrl-C
+"""
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Do what the command line says. Returns the exit code; errors are a line on standard error."""
+    settings = {"traceback": False}
+    try:
+        return int(
+            cli.main(arguments, prog_name="trio-lanes", standalone_mode=False, obj=settings) or 0
+        )
+    except click.ClickException as error:
+        return _fail(error, error.format_message(), error.exit_code, settings)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Exception as error:
+        return _explain(error, settings)
+    except BaseExceptionGroup as group:  # it has something that is no Exception
+        return _explain(group, settings)
+
+
+def _explain(whole: BaseException, settings: dict[str, bool]) -> int:
+    error = first_leaf(whole)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    code = exit_code(error)
+    if code is not None:
+        return _fail(whole, one_line(error), code, settings)
+    what = f"{type(error).__name__}: {one_line(error)}"
+    return _fail(whole, f"{what} (--traceback shows where)", CRASHED, settings)
+
+
+def _fail(error: BaseException, message: str, code: int, settings: dict[str, bool]) -> int:
+    if settings["traceback"]:
+        traceback.print_exception(error)
+    print(f"trio-lanes: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+@click.group(
+    epilog=EXIT_CODES,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(version("trio-lanes"), message="%(prog)s %(version)s")
+@click.option("--traceback", is_flag=True, help="Show where an error comes from.")
+@click.pass_obj
+def cli(settings: dict[str, bool], traceback: bool) -> None:
+    """Run durable lanes, look at their store, and act on it."""
+    settings["traceback"] = traceback
+
+
+# ---- the worker
+
+
+@cli.command()
+@click.argument("application", metavar="APP:LANES")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many; more than one only on a store that many may work with.",
+)
+@click.option(
+    "--grace",
+    type=seconds,
+    default=30.0,
+    show_default=True,
+    help="How long what runs may go on after the first signal.",
+)
+@click.option(
+    "--cancel-grace",
+    type=seconds,
+    default=5.0,
+    show_default=True,
+    help="How long it may take to end once it is cancelled.",
+)
+@click.option(
+    "--kill-after",
+    type=seconds,
+    default=10.0,
+    show_default=True,
+    help="With --processes: how long after the grace a process may take to end.",
+)
+@click.option(
+    "--reload",
+    metavar="APP:FUNCTION",
+    help="Called at SIGHUP; returns new limits, as for configure().",
+)
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+)
+@click.option("--line", type=int, hidden=True)
+def worker(
+    application: str,
+    processes: int,
+    grace: float,
+    cancel_grace: float,
+    kill_after: float,
+    reload: str | None,
+    log_level: str,
+    line: int | None,
+) -> int:
+    """Run the durable lanes of an application.
+
+    APP is a module, found from the current folder; LANES is a name in it: what open_durable_lanes()
+    returns, or a function without arguments that returns it.
+
+    The first SIGTERM, SIGINT (or SIGHUP, without --reload) has it claim no more and end in order;
+    the second cancels what still runs, and gives it back. SIGUSR1 gives up bodies that do not end.
+    """
+    from ._supervisor import supervise
+    from ._worker import WorkerOptions, work
+
+    logging.basicConfig(
+        level=log_level.upper(),
+        format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
+    )
+    options = WorkerOptions(
+        application=application,
+        grace=grace,
+        cancel_grace=cancel_grace,
+        reload=reload,
+        line=line,
+    )
+    if processes == 1:
+        return trio.run(work, options)
+    return trio.run(partial(supervise, options, processes, kill_after, log_level))
+
+
+add_store_commands(cli)

@@ -1,0 +1,137 @@
+"""The commands that look at a store and act on it: what can be typed after their names."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import click
+import trio
+
+from ..durable import DurableState, open_durable_lanes
+from . import _ask
+from ._answer import Answer
+from ._parameters import count, seconds
+from ._show import show
+from ._stores import find_store
+
+Act = Callable[..., Awaitable[Answer]]
+
+NAMED: Final = click.Argument(["name"], metavar="NAME")
+OF: Final = click.Option(
+    ["--of", "name"], metavar="NAME", help="Of that lane, or of the session session:KEY."
+)
+ALL: Final = click.Option(["--all", "all_"], is_flag=True, help="All of the store.")
+REASON: Final = click.Option(["--reason"], help="What whoever waits for the job is told.")
+
+
+def _limit(default: int) -> click.Option:
+    return click.Option(
+        ["--limit"], type=click.IntRange(1), default=default, show_default=True, help="At most."
+    )
+
+
+def _ids(required: bool) -> click.Argument:
+    return click.Argument(
+        ["ids"], type=click.IntRange(1), nargs=-1, required=required, metavar="ID..."
+    )
+
+
+COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
+    (_ask.status, "Show the lanes, how much waits and runs, and who works.", ()),
+    (
+        _ask.jobs,
+        "List jobs: those with these ids, or the first ones.",
+        (
+            _ids(required=False),
+            OF,
+            click.Option(
+                ["--state", "states"],
+                multiple=True,
+                type=click.Choice([state.value for state in DurableState]),
+                help="In that state; may be given more than once.",
+            ),
+            click.Option(
+                ["--after"], type=click.IntRange(0), default=0, help="With ids beyond this one."
+            ),
+            _limit(50),
+        ),
+    ),
+    (_ask.dead, "List dead jobs, the oldest first.", (OF, _limit(50))),
+    (
+        _ask.requeue,
+        "Take dead jobs back into line, as if they were new.",
+        (_ids(required=False), OF, ALL),
+    ),
+    (
+        _ask.purge,
+        "Forget dead jobs, and their keys.",
+        (_ids(required=False), OF, ALL),
+    ),
+    (
+        _ask.pause,
+        "Claim nothing of a lane, or of the session session:KEY.",
+        (
+            NAMED,
+            click.Option(
+                ["--for", "seconds"], type=seconds, help="It ends by itself after these seconds."
+            ),
+        ),
+    ),
+    (_ask.resume, "Undo a pause.", (NAMED,)),
+    (_ask.clear, "Cancel what has not started, of a lane or a session.", (NAMED, REASON)),
+    (_ask.cancel, "Cancel jobs, also those that run.", (_ids(required=True), REASON)),
+    (
+        _ask.limit,
+        "Set how many jobs of a lane run at once, on all workers together.",
+        (
+            NAMED,
+            click.Argument(["concurrency"], type=count, required=False, metavar="[N|inf]"),
+            click.Option(["--new"], is_flag=True, help="Make that lane."),
+            click.Option(["--remove"], is_flag=True, help="Remove it; it must have no jobs."),
+        ),
+    ),
+    (
+        _ask.check,
+        "Look at every job for what contradicts itself.",
+        (click.Option(["--repair"], is_flag=True, help="Put right what can be."),),
+    ),
+)
+
+
+def add_store_commands(group: click.Group) -> None:
+    """Have ``group`` know them."""
+    for act, text, parameters in COMMANDS:
+        group.add_command(
+            click.Command(
+                act.__name__,
+                callback=_on_store(act),
+                params=[*parameters, _STORE, _JSON],
+                help=text,
+            )
+        )
+
+
+_STORE: Final = click.Option(
+    ["--store"],
+    envvar="TRIO_LANES_STORE",
+    required=True,
+    metavar="sqlite:PATH",
+    help="The store; or TRIO_LANES_STORE in the environment.",
+)
+_JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+
+
+def _on_store(act: Act) -> Callable[..., int]:
+    """Have ``act`` called with the lanes of ``--store``, and its answer shown."""
+
+    async def ask(store: str, options: dict[str, Any]) -> Answer:
+        async with open_durable_lanes(find_store(store), {}, {}, worker=False) as lanes:
+            return await act(lanes, **options)
+
+    def command(store: str, as_json: bool, **options: Any) -> int:
+        answer = trio.run(ask, store, options)
+        show(answer, as_json=as_json)
+        return answer.code
+
+    return command

@@ -1,0 +1,214 @@
+"""Keeps N worker processes: starts them, passes signals on, starts them again, ends them.
+
+The first one is started alone, and the others when it works: so what is wrong with the command
+line, the application or the store is told once, and ends the whole. Later a process that ends,
+however it does, is started again: at first soon, then later and later while it does not last.
+
+The end: whatever signal the parent gets it passes on, and a second one too. Processes that have not
+ended after ``grace`` are sent SIGTERM, and after ``kill_after`` more SIGKILL.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
+from typing import Final, TypeAlias, final
+
+import trio
+
+from ._children import Child, start_worker
+from ._exits import CRASHED, DONE, LOCKED, NO, STORE, USAGE
+from ._worker import ENDING, RELOADING, RESETTING, WorkerOptions
+
+logger: Final = logging.getLogger("trio_lanes.command")
+
+StartChild: TypeAlias = Callable[[], Awaitable[Child]]
+
+BACKOFF: Final = (0.5, 30.0)
+"""Seconds after which a process is started again: at first, doubling each time, and at most."""
+LASTING: Final = 60.0
+"""Seconds after which one has lasted, so that the next time is a first time again."""
+HOPELESS: Final = frozenset({USAGE, STORE, LOCKED})
+"""Exit codes of a first process with which no other would fare better."""
+IN_ORDER: Final = frozenset({DONE, -signal.SIGTERM})
+"""Ends after a signal. A process whom SIGTERM ended had not begun, or was through."""
+
+
+def signal_name(signum: int) -> str:
+    """``SIGTERM``, or ``signal 40`` for one of those without a name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+@final
+class Supervisor:
+    """Keeps ``processes`` children alive until a signal ends them.
+
+    Args:
+      start: starts one.
+      grace: seconds that they have to end in order.
+      kill_after: seconds between SIGTERM, then, and SIGKILL.
+      told: signals that are passed on and end nothing.
+    """
+
+    def __init__(
+        self,
+        start: StartChild,
+        processes: int,
+        *,
+        grace: float,
+        kill_after: float,
+        told: Collection[int],
+    ) -> None:
+        self._start: Final = start
+        self._processes: Final = processes
+        self._grace: Final = grace
+        self._kill_after: Final = kill_after
+        self._told: Final = told
+        self._children: Final[dict[int, Child]] = {}  # {number: who lives}
+        self._ready: Final[set[int]] = set()  # their numbers
+        self._first_ready: Final = trio.Event()
+        self._stop: Final = trio.Event()
+        self._hurry: Final = trio.Event()
+        self._code = DONE
+
+    async def run(self, signals: AsyncIterator[int]) -> int:
+        """Keep them until a signal comes and they have ended. Returns the exit code."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, signals)
+            nursery.start_soon(self._insist)
+            async with trio.open_nursery() as keepers:
+                for number in range(1, self._processes + 1):
+                    keepers.start_soon(self._keep, number)
+            nursery.cancel_scope.cancel()
+        logger.info("all processes have ended%s", "" if self._code == DONE else ", not all well")
+        return self._code
+
+    # ---- one process
+
+    async def _keep(self, number: int) -> None:
+        if number > 1:
+            await self._first_to_come(self._first_ready)
+        delay = BACKOFF[0]
+        while not self._stop.is_set():
+            began = trio.current_time()
+            code = await self._live(number)
+            if self._stop.is_set():
+                return
+            if not self._first_ready.is_set() and code in HOPELESS:
+                self._code = code
+                self._stop.set()
+                return
+            if trio.current_time() - began >= LASTING:
+                delay = BACKOFF[0]
+            logger.warning("process %d starts again in %g s", number, delay)
+            with trio.move_on_after(delay):
+                await self._stop.wait()
+            delay = min(2 * delay, BACKOFF[1])
+
+    async def _live(self, number: int) -> int:
+        """One life of that process; returns its exit code."""
+        try:
+            child = await self._start()
+        except OSError as error:  # no memory, too many processes: that may pass
+            logger.error("process %d could not be started: %s", number, error)
+            return CRASHED
+        self._children[number] = child
+        try:
+            logger.info("process %d started as %d", number, child.pid)
+            if self._stop.is_set():  # the signal came while it was being started
+                child.send_signal(signal.SIGTERM)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hear, number, child)
+                code = await child.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            del self._children[number]
+            self._ready.discard(number)
+            with trio.CancelScope(shield=True):
+                await child.aclose()
+        self._ended(number, child, code)
+        return code
+
+    async def _hear(self, number: int, child: Child) -> None:
+        if await child.wait_ready():
+            logger.info("process %d works", number)
+            self._ready.add(number)
+            self._first_ready.set()
+
+    def _ended(self, number: int, child: Child, code: int) -> None:
+        how = f"ended with {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+        in_order = self._stop.is_set() and code in IN_ORDER
+        level = logging.INFO if in_order else logging.ERROR
+        logger.log(level, "process %d, %d, %s", number, child.pid, how)
+        if self._stop.is_set() and not in_order:
+            self._code = self._code or NO
+
+    async def _first_to_come(self, event: trio.Event) -> None:
+        """Wait for ``event``, or for the end."""
+        async with trio.open_nursery() as nursery:
+
+            async def wait(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(wait, event)
+            nursery.start_soon(wait, self._stop)
+
+    # ---- all of them
+
+    async def _listen(self, signals: AsyncIterator[int]) -> None:
+        async for signum in signals:
+            logger.info("%s is passed on", signal_name(signum))
+            if signum in self._told:
+                for number in self._ready:  # the others read what there is when they begin
+                    self._children[number].send_signal(signum)
+                continue
+            if self._stop.is_set():
+                self._hurry.set()
+            self._stop.set()
+            for number, child in self._children.items():
+                # one that is not ready yet has nothing to end, and may not know the others
+                child.send_signal(signum if number in self._ready else signal.SIGTERM)
+
+    async def _insist(self) -> None:
+        """Once the end has begun: terminate, then kill, whoever has not ended in time."""
+        await self._stop.wait()
+        with trio.move_on_after(self._grace):
+            await self._hurry.wait()
+        if not self._hurry.is_set():
+            self._send_all(signal.SIGTERM)
+        await trio.sleep(self._kill_after)
+        self._send_all(signal.SIGKILL)
+
+    def _send_all(self, signum: signal.Signals) -> None:
+        for number, child in self._children.items():
+            logger.warning("process %d, %d, gets %s", number, child.pid, signum.name)
+            child.send_signal(signum)
+
+
+async def supervise(
+    options: WorkerOptions, processes: int, kill_after: float, log_level: str
+) -> int:
+    """Run the application's lanes in that many processes. Returns the exit code."""
+    arguments = [
+        options.application,
+        f"--grace={options.grace}",
+        f"--cancel-grace={options.cancel_grace}",
+        f"--log-level={log_level}",
+    ]
+    if options.reload is not None:
+        arguments.append(f"--reload={options.reload}")
+    supervisor = Supervisor(
+        partial(start_worker, arguments),
+        processes,
+        grace=options.grace,
+        kill_after=kill_after,
+        told=options.told,
+    )
+    with trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals:
+        return await supervisor.run(signals)
