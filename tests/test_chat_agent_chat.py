@@ -1,23 +1,17 @@
 """The chat agent on virtual time: what each command does, and what a turn leaves behind."""
 
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import trio
 
-from examples.chat_agent.agent import MAX_ROUNDS, Agent
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.chat import run_chat
-from examples.chat_agent.conversations import Conversations
 from examples.chat_agent.limits import MAX_WAITING, Limits
-from examples.chat_agent.model import Event, Message, Model, ModelError, ToolCall
+from examples.chat_agent.model import Event, Message, Model
 from examples.chat_agent.screen import Screen
-from examples.chat_agent.tools import Tool, bundled_tools
-from trio_lanes import JobCancelledError, Lanes, open_lanes
-from trio_lanes.testing import LaneRecorder
 
 Line = str | float
 FOREVER = 1e6  # of virtual seconds: what has not ended then never will
@@ -117,7 +111,7 @@ async def test_the_limit_of_a_lane_is_changed_while_it_runs(autojump_clock: obje
 async def test_stop_cancels_the_running_turn_alone(autojump_clock: object) -> None:
     lines = await shown("slow 90", "second", "/as bob slow 5", 1, "/stop")
     assert lines[0] == "me * stopped"
-    assert lines[1].startswith("me | You said: second (That was message 2")
+    assert lines[1].startswith("me | You said: second (That was message 1"), "nothing was answered"
     assert lines[2] == "bob | Sorry that it took me so long."
 
 
@@ -164,7 +158,7 @@ async def test_sessions_shows_lanes_and_sessions(autojump_clock: object) -> None
         "/stop me", "/stop bob",
     )  # fmt: skip
     table = [line.split() for line in lines]
-    assert ["main", "4", "2", "2", "3.0", "s"] in table
+    assert ["main", "4", "2", "1", "3.0", "s"] in table, "of each session, what comes next"
     assert ["tools", "8", "0", "0", "-", "paused"] in table
     assert ["me", "3.0", "s:", "'slow", "90'", "2", "'two'"] in table
     assert ["bob", "3.0", "s:", "'slow", "90'", "0"] in table
@@ -177,8 +171,12 @@ async def test_help_names_every_command(autojump_clock: object) -> None:
         "/as",
         "/sessions",
         "/why",
+        "/queue",
         "/stop",
         "/clear",
+        "/abort",
+        "/approve",
+        "/deny",
         "/limit",
         "/pause",
         "/resume",
@@ -199,6 +197,11 @@ async def test_quit_reads_no_further_and_lets_answers_end(autojump_clock: object
         ("/stop bob", "there is no session 'bob'"),
         ("/clear bob", "there is no session 'bob'"),
         ("/why bob", "there is no session 'bob'"),
+        ("/abort bob", "there is no session 'bob'"),
+        ("/queue steer bob", "there is no session 'bob'"),
+        ("/queue later", "the command is used so: /queue steer|followup|collect|"),
+        ("/approve", "nothing waits for approval in me"),
+        ("/deny bob", "there is no session 'bob'"),
         ("/pause bob", "there is no session 'bob'"),
         ("/resume bob", "there is no session 'bob'"),
         ("/limit fast 3", "there is no lane 'fast'"),
@@ -216,14 +219,146 @@ async def test_a_bad_line_is_one_clear_line_and_changes_nothing(
     assert lines[1:] == before
 
 
+# What becomes of a message while a turn is active
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        (
+            "steer",
+            [
+                "me | Sorry that it took me so long.",
+                "me * takes in: two",
+                "me * takes in: three",
+                "me | You said: three (That was message 3 of this conversation.)",
+            ],
+        ),
+        (
+            "followup",
+            [
+                "me | Sorry that it took me so long.",
+                "me | You said: two (That was message 2 of this conversation.)",
+                "me | You said: three (That was message 3 of this conversation.)",
+            ],
+        ),
+        (
+            "collect",
+            [
+                "me | Sorry that it took me so long.",
+                "me | You said: three (That was message 3 of this conversation.)",
+            ],
+        ),
+        (
+            "interrupt",
+            [
+                "me * stopped",
+                "me | You said: two (That was message 1 of this conversation.)",
+                "me | You said: three (That was message 2 of this conversation.)",
+            ],
+        ),
+        (
+            "reject",
+            [
+                "me * rejected: somebody is before it",
+                "me * rejected: somebody is before it",
+                "me | Sorry that it took me so long.",
+            ],
+        ),
+        (
+            "replace",
+            [
+                "me * it replaces the one that waited",
+                "me | Sorry that it took me so long.",
+                "me | You said: three (That was message 2 of this conversation.)",
+            ],
+        ),
+    ],
+)
+async def test_queue_says_what_becomes_of_a_message_while_a_turn_is_active(
+    autojump_clock: object, mode: str, told: list[str]
+) -> None:
+    pause = 0 if mode != "interrupt" else 1
+    lines = await shown(f"/queue {mode}", "slow 5", 1, "two", pause, "three")
+    assert lines == [f"what comes while me is busy: {mode}", *told]
+
+
+async def test_queue_of_another_session_leaves_this_one_alone(autojump_clock: object) -> None:
+    lines = await shown("/as bob hi", 5, "/queue reject bob", "slow 5", 1, "two")
+    assert lines[-1].startswith("me | You said: two (That was message 2")
+
+
+async def test_abort_drops_what_waits_then_stops_the_turn_and_returns_when_it_has_ended(
+    autojump_clock: object,
+) -> None:
+    lines = await shown("slow 90", "two", "three", 1, "/abort", "/sessions", "four")
+    assert lines[:2] == ["me * stopped", "aborted me, with 2 waiting"]
+    assert [line.split() for line in lines][-2] == ["*me", "-", "0"]
+    assert lines[-1].startswith("me | You said: four (That was message 1")
+
+
+async def test_abort_of_an_idle_session_changes_nothing(autojump_clock: object) -> None:
+    lines = await shown("/abort", "hello")
+    assert lines[0] == "aborted me, with 0 waiting"
+    assert lines[1].startswith("me | Hello!")
+
+
+# Approval
+
+
+async def test_a_call_that_needs_approval_waits_for_it(autojump_clock: object) -> None:
+    lines = await shown("mail bob: lunch?", 20, "/sessions", "/approve", 20)
+    assert lines[:2] == [
+        'me * asks for send_mail {"message": "bob: lunch?"}',
+        "me * say /approve me or /deny me",
+    ]
+    assert ["*me", "20.0", "s:", "'mail", "bob:", "lunch?'", "0"] in [s.split() for s in lines]
+    assert lines[-2:] == ["me * send_mail: mail sent: bob: lunch?", "me | mail sent: bob: lunch?"]
+
+
+async def test_a_call_that_is_denied_is_not_made_and_the_model_is_told(
+    autojump_clock: object,
+) -> None:
+    lines = await shown("/as bob mail eve: hi", 5, "/deny bob")
+    assert lines[2:] == [
+        "bob * send_mail: error: send_mail was not allowed",
+        "bob | error: send_mail was not allowed",
+    ]
+
+
+async def test_a_turn_that_waits_for_approval_lends_its_slot_and_keeps_its_sessions_place(
+    autojump_clock: object,
+) -> None:
+    typed: list[Line] = ["mail bob: lunch?", "after", 1, "/as bob hello", 5, "/approve"]
+    lines = await shown(*typed, limit=1)
+    assert lines[2].startswith("bob | Hello!")
+    assert lines[3] == "me * send_mail: mail sent: bob: lunch?"
+    assert lines[-1].startswith("me | You said: after")
+
+
+async def test_a_turn_that_is_stopped_while_it_waits_for_approval_asks_no_more(
+    autojump_clock: object,
+) -> None:
+    lines = await shown("mail bob: lunch?", 1, "/stop", 1, "/approve", "after")
+    assert lines[2:4] == ["me * stopped", "! nothing waits for approval in me"]
+    assert lines[-1].startswith("me | You said: after")
+
+
+async def test_when_nobody_is_left_what_waits_for_approval_is_not_allowed(
+    autojump_clock: object,
+) -> None:
+    lines = await shown("mail bob: lunch?", 1)
+    assert lines[-1] == "me | error: send_mail was not allowed: nobody is left to ask"
+    lines = await shown("slow 5, then mail bob: lunch?")
+    assert lines[-1] == "me | error: send_mail was not allowed: nobody is there to ask"
+
+
 # Bounds
 
 
 async def test_more_than_may_wait_in_a_paused_lane_is_refused(autojump_clock: object) -> None:
     lines = await shown("/pause", *(f"number {n}" for n in range(MAX_WAITING + 2)))
-    assert [line for line in lines if line.startswith("!")] == [
-        f"! lane 'main' is full (max_waiting={MAX_WAITING})"
-    ] * 2
+    assert lines.count("me * too many wait: one is dropped") == 2
     assert "resuming main, subagent, tools: nobody else can now" in lines
     answered = [line for line in lines if line.startswith("me | ")]
     assert len(answered) == MAX_WAITING
@@ -232,7 +367,7 @@ async def test_more_than_may_wait_in_a_paused_lane_is_refused(autojump_clock: ob
 async def test_a_long_script_is_read_only_as_fast_as_it_is_answered(
     autojump_clock: object,
 ) -> None:
-    lines = await shown(*(f"/as user{n % 7} number {n}" for n in range(3 * MAX_WAITING)))
+    lines = await shown(*(f"/as user{n % 50} number {n}" for n in range(3 * MAX_WAITING)))
     assert len(lines) == 3 * MAX_WAITING
     assert not [line for line in lines if line.startswith("!")]
 
@@ -265,153 +400,3 @@ async def test_an_unexpected_error_is_told_like_any_other(autojump_clock: object
             raise RuntimeError("out of paper")
 
     assert await shown("hello", model=Broken()) == ["me * failed: RuntimeError: out of paper"]
-
-
-# What a turn leaves in the conversation
-
-
-class Nobody:
-    def stream(self, session: str, piece: str) -> None: ...
-    def note(self, session: str, text: str) -> None: ...
-    def end(self, session: str) -> None: ...
-
-
-@asynccontextmanager
-async def open_agent(
-    model: Model | None = None,
-    tools: dict[str, Tool] | None = None,
-    limits: Limits = Limits(),  # noqa: B008  (frozen)
-) -> AsyncIterator[tuple[Agent, Lanes]]:
-    recorder = LaneRecorder()
-    with trio.fail_after(FOREVER):
-        async with open_lanes(
-            limits.lanes(), groups=limits.groups(), instruments=[recorder]
-        ) as lanes:
-            answering = model or BuiltinModel(0.01)
-            yield (
-                Agent(lanes, answering, tools or bundled_tools(), Conversations(), Nobody()),
-                lanes,
-            )
-    recorder.check()
-
-
-def history(agent: Agent, session: str = "ann") -> list[tuple[str, str]]:
-    return [(m.role, m.text) for m in agent.conversations.transcripts()[session]]
-
-
-async def test_a_turn_saves_the_question_the_calls_their_results_and_the_answer(
-    autojump_clock: object,
-) -> None:
-    async with open_agent() as (agent, lanes):
-        answer = await lanes.run(agent.turn, "ann", "calc 1/0, and search limits", session="ann")
-    assert answer.startswith("error: division by zero\nLimits: ")
-    question, asked, calc, search, said = agent.conversations.transcripts()["ann"]
-    assert (question.role, question.text) == ("user", "calc 1/0, and search limits")
-    assert [call.name for call in asked.calls] == ["calc", "search"]
-    assert [calc.call_id, search.call_id] == [call.id for call in asked.calls]
-    assert calc.text == "error: division by zero"
-    assert search.text.startswith("Limits: ")
-    assert (said.role, said.text) == ("assistant", answer)
-
-
-async def test_tools_of_a_turn_run_side_by_side_and_their_results_keep_the_order_of_the_calls(
-    autojump_clock: object,
-) -> None:
-    async def wait(seconds: str) -> str:
-        await trio.sleep(float(seconds))
-        return f"waited {seconds}"
-
-    class Impatient:
-        name = "impatient"
-
-        @asynccontextmanager
-        async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
-            async def events() -> AsyncIterator[Event]:
-                if messages[-1].role == "user":
-                    for n in (3, 1, 2):
-                        yield ToolCall(f"call{n}", "wait", f'{{"seconds": "{n}"}}')
-
-            yield events()
-
-    tools = {"wait": Tool("wait", "Waits", "seconds", True, wait)}
-    async with open_agent(Impatient(), tools) as (agent, lanes):
-        await lanes.run(agent.turn, "ann", "go", session="ann")
-        assert trio.current_time() == 3
-    assert history(agent)[2:5] == [
-        ("tool", "waited 3"),
-        ("tool", "waited 1"),
-        ("tool", "waited 2"),
-    ]
-
-
-async def test_a_stopped_turn_saves_what_was_said_until_then(autojump_clock: object) -> None:
-    async with open_agent() as (agent, lanes):
-        job = lanes.submit_nowait(agent.turn, "ann", "long 50", session="ann")
-        await trio.sleep(0.5)
-        job.cancel()
-        with pytest.raises(JobCancelledError):
-            await job.wait()
-        assert history(agent)[0] == ("user", "long 50")
-        role, said = history(agent)[1]
-        assert role == "assistant"
-        assert re.fullmatch(r"1\. A lane keeps .*\[stopped\]", said, re.S)
-
-
-async def test_a_turn_that_is_stopped_while_a_tool_runs_leaves_no_call_without_its_result(
-    autojump_clock: object,
-) -> None:
-    async def hang(query: str) -> str:
-        await trio.sleep_forever()
-        raise AssertionError
-
-    tools = bundled_tools() | {"search": Tool("search", "Hangs", "query", True, hang)}
-    async with open_agent(tools=tools) as (agent, lanes):
-        job = lanes.submit_nowait(agent.turn, "ann", "search limits", session="ann")
-        await trio.sleep(5)
-        assert lanes.lane("tools").active == 1
-        job.cancel()
-        await job.wait_done()
-        await lanes.wait_idle()
-        assert history(agent) == [("user", "search limits"), ("assistant", "[stopped]")]
-
-
-async def test_a_failed_turn_saves_that_it_failed(autojump_clock: object) -> None:
-    async with open_agent() as (agent, lanes):
-        with pytest.raises(ModelError):
-            await lanes.run(agent.turn, "ann", "please fail", session="ann")
-    assert history(agent) == [("user", "please fail"), ("assistant", "I will try, [failed]")]
-
-
-async def test_a_model_that_never_has_enough_of_tools_is_stopped(autojump_clock: object) -> None:
-    asked = 0
-
-    class Greedy:
-        name = "greedy"
-
-        @asynccontextmanager
-        async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
-            async def events() -> AsyncIterator[Event]:
-                nonlocal asked
-                asked += 1
-                yield ToolCall(f"call{asked}", "time", "{}")
-
-            yield events()
-
-    async with open_agent(Greedy()) as (agent, lanes):
-        with pytest.raises(ModelError, match="still wants tools after"):
-            await lanes.run(agent.turn, "ann", "go", session="ann")
-    assert asked == MAX_ROUNDS
-
-
-async def test_without_a_session_two_turns_would_lose_messages(autojump_clock: object) -> None:
-    """What lanes are for: the same turns, but not in a session's lane."""
-
-    async def both(session: str | None) -> int:
-        async with open_agent() as (agent, lanes):
-            for n in range(2):
-                lanes.submit_nowait(agent.turn, "ann", f"number {n}", session=session)
-            await lanes.wait_idle()
-            return Counter(role for role, _ in history(agent))["user"]
-
-    assert await both("ann") == 2
-    assert await both(None) == 1

@@ -312,13 +312,11 @@ async def test_why_tells_what_each_turn_of_a_session_waits_for(
     ]
     asked = ["/why", "/why eve", "/why ann", "/why bob"]
     lines = await shown(*typed, *asked, model=provider, limits=per_minute(main=2))
-    assert lines[:13] == [
+    assert lines[:11] == [
         "1 turn of me: 'slow 90' runs",
         "1 turn of me: 'two' waits to start:",
         "1   one turn of a session at a time: turn of me: 'slow 90'",
-        "1 turn of me: 'three' waits to start:",
-        "1   one turn of a session at a time: turn of me: 'slow 90'",
-        "1   others are before it: turn of me: 'two'",
+        "1 'three' waits behind that",
         "1 turn of eve: 'hello' waits to start:",
         "1   main runs as many as it may: turn of me: 'slow 90', turn of bob: 'slow 80'",
         "1 turn of ann: 'hi' waits to start:",
@@ -355,9 +353,7 @@ async def test_why_tells_pauses_and_limits_and_when_they_end(
         "10   the model has had enough for this minute, 50.0 s more",
         "10 turn of me: 'two' waits to start:",
         "10   me is paused",
-        "10 turn of me: 'three' waits to start:",
-        "10   me is paused",
-        "10   others are before it: turn of me: 'two'",
+        "10 'three' waits behind that",
         "10 resumed everything",
     ]
 

@@ -75,6 +75,7 @@ async def test_an_answer_is_streamed_piece_by_piece() -> None:
         "time",
         "calc",
         "search",
+        "send_mail",
         "ask_subagent",
     ]
 

@@ -11,12 +11,16 @@ from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.calc import MAX_LENGTH, CalcError, calculate
 from examples.chat_agent.commands import (
     MAX_LINE,
+    Abort,
+    Approve,
     Clear,
     Command,
     CommandError,
+    Deny,
     Help,
     Limit,
     Pause,
+    Queue,
     Quit,
     Resume,
     Say,
@@ -31,6 +35,7 @@ from examples.chat_agent.model import Event, Message, ModelError, ToolCall, Usag
 from examples.chat_agent.screen import Screen
 from examples.chat_agent.terminal import MAX_BYTES, StreamLines
 from examples.chat_agent.tools import bundled_tools, call_tool
+from trio_lanes.agents import WhenBusy
 
 NOON = datetime(2030, 1, 2, 12, 0, 0, tzinfo=UTC)
 
@@ -99,6 +104,8 @@ async def test_the_built_in_model_knows_how_far_the_conversation_is(
             [("ask_subagent", {"task": "what is 6*7?"}), ("ask_subagent", {"task": "slow 10"})],
         ),
         ("ask a subagent: ;", []),
+        ("send a mail to bob: lunch?", [("send_mail", {"message": "bob: lunch?"})]),
+        ("email eve that I am late", [("send_mail", {"message": "eve that I am late"})]),
         ("hello", []),
     ],
 )
@@ -212,7 +219,11 @@ async def test_the_tools_answer(autojump_clock: object) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
-        ("dance", "{}", "there is no tool 'dance'; the tools are time, calc, search, ask_subagent"),
+        (
+            "dance",
+            "{}",
+            "there is no tool 'dance'; the tools are time, calc, search, send_mail, ask_subagent",
+        ),
         ("calc", "{", "not JSON"),
         ("calc", "[" * 100_000, "not JSON"),
         ("calc", "[1]", "not a JSON object"),
@@ -266,6 +277,12 @@ def test_documents_that_fit_equally_well_keep_their_order() -> None:
         ("/sessions", ShowSessions()),
         ("/why", Why(None)),
         ("/why bob", Why("bob")),
+        ("/queue steer", Queue(WhenBusy.STEER, None)),
+        ("/queue replace bob", Queue(WhenBusy.REPLACE, "bob")),
+        ("/abort", Abort(None)),
+        ("/abort bob", Abort("bob")),
+        ("/approve", Approve(None)),
+        ("/deny bob", Deny("bob")),
         ("/stop", Stop(None)),
         ("/stop bob", Stop("bob")),
         ("/clear", Clear(None)),

@@ -56,6 +56,25 @@ async def _chat(options: argparse.Namespace) -> int:
         if isinstance(model, str):
             print(model, file=sys.stderr)
             return USAGE_ERROR
+        if options.durable is not None:
+            return await _chat_durably(options, model, limits)
+        if options.web:
+            from .web.server import listen, run_web
+
+            try:
+                listener = listen(options.port)
+            except OSError as error:
+                print(f"port {options.port}: {error.strerror}", file=sys.stderr)
+                return USAGE_ERROR
+            return await run_web(
+                model,
+                plain_screen().say,
+                listener,
+                limits=limits,
+                read_limits=read_limits,
+                turn_timeout=options.turn_timeout,
+                grace=options.grace,
+            )
         with open_terminal() as (screen, lines):
             if sys.stdin.isatty():
                 screen.say(f"model: {model.name}; /help lists the commands, Ctrl-D ends")
@@ -69,6 +88,32 @@ async def _chat(options: argparse.Namespace) -> int:
                 turn_timeout=options.turn_timeout,
                 grace=options.grace,
             )
+
+
+async def _chat_durably(options: argparse.Namespace, model: Model, limits: Limits) -> int:
+    from trio_lanes.durable import StoreError
+
+    from .durable import run_durable_chat
+
+    code = USAGE_ERROR
+    try:
+        with open_terminal() as (screen, lines):
+            code = await run_durable_chat(
+                model,
+                screen,
+                lines,
+                options.durable,
+                session=options.session,
+                limits=limits,
+                turn_timeout=options.turn_timeout,
+                grace=options.grace,
+            )
+    except* (StoreError, OSError) as errors:
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        print(error, file=sys.stderr)
+    return code
 
 
 async def _simulate(options: argparse.Namespace) -> int:
@@ -131,6 +176,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limits", type=Path, metavar="FILE", help="a TOML file of limits; SIGHUP reads it again"
     )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--durable", type=Path, metavar="FOLDER", help="keep messages there until they are answered"
+    )
+    instead.add_argument("--web", action="store_true", help="a web page instead of the terminal")
+    add("--port", type=_whole(0, 65_535), default=8765, help="of the web page (default: 8765)")
     parser.add_argument("--session", type=_name, default="me", help="the first current session")
     return parser
 

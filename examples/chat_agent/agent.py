@@ -1,109 +1,100 @@
-"""The agent: one turn of a conversation, which is the body of a job in the session's lane.
+"""The agent: how a turn is answered. Model, tools, steers and sub-agents, in one loop.
 
-Because a session's jobs run one at a time and in order, a turn may load the conversation, change
-it and save it without a lock. Because the lane `main` runs so many at once and no more, the model
-sees at most so many requests. And because starts are charged to rate limits, each call of the model
-is a start: the first that of the turn itself, every other one a `Job.readmit`.
+A turn is the body of a job in the lane `main`, so the model sees at most so many requests at once;
+the slot is held until the model's stream has ended, and lent while the turn waits for others.
+Starts are charged to rate limits, and each call of the model is a start: the first that of the
+turn itself, every other one a `Job.readmit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import attrs
-import trio
 
 from trio_lanes import Job, Lanes, current_job
+from trio_lanes.agents import ActionGate, Conversation, ConversationTurn, Emit, run_tools
+from trio_lanes.agents import Message as Entry
+from trio_lanes.agents import ToolCall as Running
 
-from .conversations import Conversations
+from .approvals import Approvals
+from .events import Called, Listener, Noted, Piece, Returned, nobody
 from .model import Message, Model, ModelBusyError, ModelError, ToolCall, Usage
-from .overview import shorten
-from .tools import ASK_SUBAGENT, Tool, argument_of, call_tool
+from .tools import ASK_SUBAGENT, Tool, ToolError, argument_of, call_tool
 
 TURNS: Final = "main"  # the lane of turns
 TOOLS: Final = "tools"  # the lane of tool calls
 SUBAGENTS: Final = "subagent"  # the lane of what a turn lets others do
-MAX_ROUNDS: Final = 8  # of tool calls in one turn
+MAX_ROUNDS: Final = 8  # of tool calls, for what was asked at once
 MAX_TRIES: Final = 4  # of one call of the model
 BUSY_SECONDS: Final = 5.0  # to wait for a busy model that does not say how long
 MAX_BUSY_SECONDS: Final = 300.0  # to wait for one that does; longer, and the turn fails
 ANSWER_TOKENS: Final = 200  # what is not known before the model has answered
-SAVE_SECONDS: Final = 2.0  # what a stopped turn may take to save what it has
+
+Steers = Callable[[], Sequence[str]]  # what was said meanwhile, for the turn to take now
 
 
-class Display(Protocol):
-    """Who is told what a turn does while it does it."""
-
-    def stream(self, session: str, piece: str) -> None: ...
-    def note(self, session: str, text: str) -> None: ...
-    def end(self, session: str) -> None: ...
-
-
-class Nowhere:
-    """The display of an agent that nobody looks at."""
-
-    def stream(self, session: str, piece: str) -> None: ...
-    def note(self, session: str, text: str) -> None: ...
-    def end(self, session: str) -> None: ...
-
-
-def cost_of(messages: Sequence[Message]) -> dict[str, float]:
+def cost_of(messages: Iterable[Message]) -> dict[str, float]:
     """What a call of the model is charged until it says what it used: a guess."""
     letters = sum(len(message.text) for message in messages)
-    return {"tokens": ANSWER_TOKENS + letters / 4}
+    return {"requests": 1, "tokens": ANSWER_TOKENS + letters / 4}
 
 
 @attrs.frozen(eq=False)
 class Agent:
-    """What a turn needs. Its own state is in `conversations`, by session, and nowhere else."""
+    """What a turn needs. Of what is said it keeps nothing: that is in the conversation.
+
+    Attributes:
+      approvals: who is asked before some tools are used; None: nobody can be.
+      delegates: whether it has sub-agents.
+    """
 
     lanes: Lanes
     model: Model
     tools: Mapping[str, Tool]
-    conversations: Conversations
-    display: Display
-    delegates: bool = True  # whether it has sub-agents
+    tell: Listener = nobody
+    approvals: Approvals | None = None
+    delegates: bool = True
 
-    async def turn(self, session: str, text: str) -> str:
-        """Answer `text`. Whatever happens, what was said until then is saved."""
-        messages = await self.conversations.load(session)
-        messages.append(Message("user", text))
-        said: list[str] = []
-        mark = "[stopped]"  # as it is if a cancellation, or a group of them, comes through here
-        try:
-            await self._answer(session, messages, said)
-            mark = ""
-        except Exception:
-            mark = "[failed]"
-            raise
-        finally:
-            self.display.end(session)
-            answer = " ".join(filter(None, ["".join(said).strip(), mark]))
-            messages.append(Message("assistant", answer))
-            with trio.move_on_after(SAVE_SECONDS, shield=True):
-                await self.conversations.save(session, messages)
-        return answer
+    async def answer(
+        self,
+        session: str,
+        conversation: Conversation,
+        texts: Sequence[str],
+        steers: Steers = lambda: (),
+    ) -> str:
+        """Answer `texts`, and what `steers` gives meanwhile. Returns what was said last.
 
-    async def _answer(self, session: str, messages: list[Message], said: list[str]) -> None:
-        """Let the model and its tools take turns until the model wants no more tools."""
-        for place in range(MAX_ROUNDS):
-            if place > 0:  # the start of the job was charged for the first call
-                await _current_job().readmit(cost=cost_of(messages))
-            calls = await self._ask(session, messages, said)
-            if not calls:
-                return
-            results = await self._call(session, calls)
-            # Together, and without a checkpoint between: a call without its result is no history.
-            messages.append(Message("assistant", "".join(said), tuple(calls)))
-            messages += results
-            said.clear()
-        raise ModelError(f"the model still wants tools after {MAX_ROUNDS} rounds")
+        To be called inside a job, which has just started. The conversation is read in here, and
+        not before; when this returns the answer is in it. Whatever happens, what was said until
+        then is.
+        """
+        async with conversation.turn(*texts) as turn:
+            rounds = 0
+            start = {"requests": 0.0}  # the start of the job was charged for one
+            while True:
+                prompt = [_for_model(entry) for entry in turn.prompt]
+                await _current_job().readmit(cost=cost_of(prompt) | start)
+                start = {}
+                said, calls = await self._ask(session, turn, prompt)
+                if calls:
+                    rounds += 1
+                    if rounds == MAX_ROUNDS:
+                        raise ModelError(f"the model still wants tools after {rounds} rounds")
+                    await self._call(session, turn, calls)
+                if more := steers():
+                    await turn.steer(*more)
+                    rounds = 0
+                elif not calls:
+                    await turn.finish()
+                    return said
 
     async def _ask(
-        self, session: str, messages: Sequence[Message], said: list[str]
-    ) -> list[ToolCall]:
-        """One call of the model, made again if the model is busy. Returns what it wants called.
+        self, session: str, turn: ConversationTurn, prompt: Sequence[Message]
+    ) -> tuple[str, list[ToolCall]]:
+        """One call of the model, made again if it is busy. Returns what it says, and wants called.
 
         A 429 is meant for all that use the key: their lanes pause, and this job goes on first.
         """
@@ -111,67 +102,79 @@ class Agent:
         tries = 0
         while True:
             tries += 1
-            calls: list[ToolCall] = []
+            said: list[str] = []
+            calls: dict[str, ToolCall] = {}
             try:
-                async with self.model.stream(messages) as events:
+                async with self.model.stream(prompt) as events:
                     async for event in events:
                         if isinstance(event, ToolCall):
-                            calls.append(event)
+                            if event.id in calls:
+                                raise ModelError(f"the model made two calls {event.id[:40]!r}")
+                            calls[event.id] = event
                         elif isinstance(event, Usage):
                             job.charge(tokens=event.tokens)
                         else:
                             said.append(event)
-                            self.display.stream(session, event)
-                return calls
+                            turn.append(event)  # written with what comes next
+                            self.tell(Piece(session, event))
+                return "".join(said).strip(), list(calls.values())
             except ModelBusyError as busy:
                 seconds = BUSY_SECONDS if busy.retry_after is None else busy.retry_after
                 if said or calls or tries == MAX_TRIES or seconds > MAX_BUSY_SECONDS:
                     raise
-            self.display.note(session, f"the model is busy: again in {seconds:g} s")
+            self.tell(Noted(session, f"the model is busy: again in {seconds:g} s"))
             job.charge(tokens=0)  # it was a request all the same
             for lane in (TURNS, SUBAGENTS):
                 self.lanes.pause_for(lane, seconds)
-            await job.readmit(cost=cost_of(messages))
+            await job.readmit(cost=cost_of(prompt))
 
-    async def _call(self, session: str, calls: Sequence[ToolCall]) -> list[Message]:
-        """The results in the order of the calls, which run side by side in lanes of their own."""
-        results = [""] * len(calls)
-        async with trio.open_nursery() as nursery:
-            for place, call in enumerate(calls):
-                nursery.start_soon(self._call_one, call, place, results)
-        messages = []
-        for call, result in zip(calls, results, strict=True):
-            self.display.note(session, f"{call.name}: {shorten(result, 60)}")
-            messages.append(Message("tool", result, call_id=call.id))
-        return messages
+    async def _call(self, session: str, turn: ConversationTurn, calls: Sequence[ToolCall]) -> None:
+        """Make the calls side by side, and write their results in the order of the calls."""
+        await turn.call([attrs.asdict(call) for call in calls])
+        self.tell(Called(session, tuple(calls)))
+        asked = [call for call in calls if self._must_ask(call)]
+        approvals = Approvals(nobody) if self.approvals is None else self.approvals
+        with approvals.asking(session, asked) as gate:
+            running = [
+                Running(call.id, partial(self._use, call, gate if call in asked else None))
+                for call in calls
+            ]
+            async with run_tools(running) as run:
+                async for event in run:
+                    text = event.data if event.kind == "result" else f"error: {event.data}"
+                    await turn.result(event.item_id, text)
+                    self.tell(Returned(session, calls[event.output_index], text))
 
-    async def _call_one(self, call: ToolCall, place: int, results: list[str]) -> None:
-        """Put the result of a call into its place. What goes wrong is told to the model."""
-        run = self.lanes.run
-        try:
-            if call.name == ASK_SUBAGENT and self.delegates:
-                # Meanwhile the slot of the turn is lent: it may be the last one, and the sub-agent
-                # may wait long.
-                results[place] = await run(
-                    self._subagent,
-                    call,
-                    lane=SUBAGENTS,
-                    cost=cost_of([Message("user", call.arguments)]),
-                    name=call.name,
-                    yield_slot=True,
-                )
-            else:
-                results[place] = await run(call_tool, self.tools, call, lane=TOOLS, name=call.name)
-        except Exception as error:
-            results[place] = f"error: {error}"
+    def _must_ask(self, call: ToolCall) -> bool:
+        return call.name in self.tools and self.tools[call.name].asks and self.approvals is not None
+
+    async def _use(self, call: ToolCall, gate: ActionGate | None, emit: Emit) -> str:
+        """Make one call. Whenever the turn waits long, its slot is lent: it may be the last."""
+        if gate is not None:
+            async with _current_job().yield_slot():
+                said = {result.id: result.value for result in await gate.wait()}[call.id]
+            if said is not True:
+                why = f": {said}" if said else ""
+                raise ToolError(f"{call.name} was not allowed{why}")
+        if call.name == ASK_SUBAGENT and self.delegates:
+            return await self.lanes.run(
+                self._subagent, call, lane=SUBAGENTS, name=call.name, yield_slot=True
+            )
+        if call.name in self.tools and self.tools[call.name].asks and gate is None:
+            raise ToolError(f"nobody can be asked to allow {call.name}")
+        return await self.lanes.run(call_tool, self.tools, call, lane=TOOLS, name=call.name)
 
     async def _subagent(self, call: ToolCall) -> str:
         """A job of its own: a conversation that nobody sees or keeps, but for its answer."""
         task = argument_of(self.tools[call.name], call)
-        said: list[str] = []
-        alone = attrs.evolve(self, display=Nowhere(), delegates=False)
-        await alone._answer("", [Message("user", task)], said)
-        return "".join(said).strip()
+        alone = attrs.evolve(self, tell=nobody, approvals=None, delegates=False)
+        return await alone.answer("", Conversation("task"), [task])
+
+
+def _for_model(entry: Entry) -> Message:
+    """An entry of a conversation as models know it."""
+    calls = tuple(ToolCall(**call) for call in entry.tool_calls)
+    return Message(entry.role, str(entry.content), calls, entry.tool_call_id or "")
 
 
 def _current_job() -> Job[Any]:

@@ -36,6 +36,9 @@ SEARCH: Final = re.compile(
 QUESTION: Final = re.compile(r"^(?:what|how|why|when|who)\b[^?]*\blanes?\b[^?]*", re.I)
 HELLO: Final = re.compile(r"^\W*(?:hello|hi|hey|good (?:morning|evening))\b", re.I)
 SUBAGENT: Final = re.compile(r"\bask (?:a |the )?sub-?agents?\b(?: to| for| about)?:?\s+(.+)", re.I)
+MAIL: Final = re.compile(
+    r"\b(?:send (?:a |an )?)?(?:e-?mail|mail)\b:?\s+(?:to\s+)?(.+)", re.I | re.S
+)
 
 SENTENCES: Final = (
     "A lane keeps what it is given in order.",
@@ -89,6 +92,8 @@ def _wanted(asked: str, turn: int) -> list[ToolCall]:
     if subagent := SUBAGENT.search(asked):
         tasks = filter(None, map(str.strip, subagent[1].split(";")))
         return _calls(turn, [(ASK_SUBAGENT, {"task": task}) for task in tasks])
+    if mail := MAIL.search(asked):
+        return _calls(turn, [("send_mail", {"message": mail[1].strip()})])
     if FAIL.search(asked) or LONG.search(asked):
         return []
     if TIME.search(asked):

@@ -1,28 +1,28 @@
-"""The chat: what each command does to the lanes, and how a turn's end is told."""
+"""The chat: what each command does to sessions and lanes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from trio_lanes import (
-    Job,
-    JobState,
-    JobTimeoutError,
-    LaneError,
-    LaneInstrument,
-    Lanes,
-)
+import trio
 
-from .agent import TURNS, Agent, cost_of
+from trio_lanes import LaneError, Lanes
+
+from .agent import Agent
+from .approvals import Approvals, NothingAskedError
 from .commands import (
     HELP,
+    Abort,
+    Approve,
     Clear,
     Command,
     CommandError,
+    Deny,
     Help,
     Limit,
     Pause,
+    Queue,
     Quit,
     Resume,
     Say,
@@ -32,11 +32,11 @@ from .commands import (
     Why,
     parse,
 )
-from .conversations import Conversations
-from .limits import MAX_WAITING, Limits, reload
-from .model import Message, Model, ModelError
+from .limits import Limits, reload
+from .model import Model
 from .overview import LANE_HEADER, SESSION_HEADER, SessionRow, lane_rows, session_rows, table
-from .screen import Screen
+from .screen import Screen, teller
+from .sessions import FailuresTold, Sessions
 from .shutdown import resume_all, run_with_lanes
 from .terminal import Lines
 from .tools import bundled_tools
@@ -44,22 +44,27 @@ from .why import why
 
 
 class Chat:
-    """Somebody at a keyboard who may speak in any session. All of it is synchronous but `talk`.
+    """Somebody at a keyboard who may speak in any session.
 
     Args:
       session: where plain text goes until `/as NAME` says otherwise.
-      turn_timeout: seconds that a turn may run.
     """
 
     def __init__(
-        self, lanes: Lanes, agent: Agent, screen: Screen, *, session: str, turn_timeout: float
+        self,
+        lanes: Lanes,
+        sessions: Sessions,
+        approvals: Approvals,
+        screen: Screen,
+        *,
+        session: str,
     ) -> None:
         self.session = session
         self._lanes: Final = lanes
-        self._agent: Final = agent
+        self._sessions: Final = sessions
+        self._approvals: Final = approvals
         self._screen: Final = screen
-        self._turn_timeout: Final = turn_timeout
-        self._sessions: Final = {session}  # all that were ever named
+        self._known: Final = {session}  # the sessions that were named here
         self._paused: Final[set[str]] = set()  # lanes and sessions
 
     async def talk(self, lines: Lines) -> None:
@@ -68,22 +73,28 @@ class Chat:
         while going_on:
             try:
                 line = await lines.read(f"{self.session}> ")
-                going_on = line is not None and self.obey(line)
+                going_on = line is not None and await self.obey(line)
             except CommandError as error:
                 self._refuse(error)
             if not self._paused:  # else there may never be room, and only a line can help
-                await self._lanes.wait_room(MAX_WAITING, TURNS)
+                await self._sessions.wait_room()
         if self._paused:
             self._screen.say(f"resuming {', '.join(sorted(self._paused))}: nobody else can now")
             self._resume(None)
 
-    def obey(self, line: str) -> bool:
-        """Do what the line says, or say in one line why not. False: it was the last."""
+    async def obey(self, line: str) -> bool:
+        """Do what the line says, or say in one line why not. False: it was the last.
+
+        Synchronous but for `/abort`, so what is said has its place in line before the next line is
+        read.
+        """
         try:
             command = parse(line)
-            if command is not None:
+            if isinstance(command, Abort):
+                await self._abort(self._named(command.session))
+            elif command is not None:
                 self._do(command)
-        except (CommandError, LaneError) as error:
+        except (CommandError, LaneError, NothingAskedError) as error:
             self._refuse(error)
             return True
         return not isinstance(command, Quit)
@@ -96,19 +107,29 @@ class Chat:
             case Say(text, session):
                 self._say(text, session or self.session)
             case SwitchTo(session):
-                self._sessions.add(session)
+                self._known.add(session)
                 self.session = session
                 self._screen.say(f"you are {session} now")
             case ShowSessions():
                 self._show_sessions()
             case Why(session):
-                self._screen.say(why(self._lanes, self._known(session)))
+                self._screen.say(why(self._lanes, self._sessions, self._named(session)))
+            case Queue(mode, session):
+                key = self._named(session)
+                self._sessions.set_mode(key, mode)
+                self._screen.say(f"what comes while {key} is busy: {mode}")
             case Stop(session):
-                self._stop(self._known(session))
+                key = self._named(session)
+                if not self._sessions.stop(key, "/stop"):
+                    raise CommandError(f"nothing runs in {key}")
             case Clear(session):
-                key = self._known(session)
-                count = self._lanes.session(key).clear(reason="/clear")
+                key = self._named(session)
+                count = self._sessions.clear(key, "/clear")
                 self._screen.say(f"cleared {count} waiting in {key}")
+            case Approve(session):
+                self._approvals.answer(self._named(session), allowed=True)
+            case Deny(session):
+                self._approvals.answer(self._named(session), allowed=False)
             case Limit(lane, limit):
                 self._lanes.lane(lane).concurrency = limit
                 self._screen.say(f"{lane} runs at most {limit} at once")
@@ -118,31 +139,16 @@ class Chat:
                 self._resume(name)
             case Help():
                 self._screen.say(HELP)
-            case Quit():
+            case _:
                 pass
 
     def _say(self, text: str, session: str) -> None:
-        # Synchronous, so a message has its place in line before the next one is read. Nobody
-        # waits for the handle: `Endings` is told how the job ended.
-        self._lanes.submit_nowait(
-            self._agent.turn,
-            session,
-            text,
-            session=session,
-            lane=TURNS,
-            cost=cost_of([Message("user", text)]),
-            timeout=self._turn_timeout,
-            name=f"turn of {session}",
-            meta=text,
-        )
-        self._sessions.add(session)
+        self._sessions.say(session, text)
+        self._known.add(session)
 
-    def _stop(self, session: str) -> None:
-        for job in self._lanes.jobs():
-            if job.session == session and job.state is JobState.RUNNING:
-                job.cancel("/stop")
-                return
-        raise CommandError(f"nothing runs in {session}")
+    async def _abort(self, session: str) -> None:
+        count = await self._sessions.abort(session, "/abort")
+        self._screen.say(f"aborted {session}, with {count} waiting")
 
     def _pause(self, name: str | None) -> None:
         if name is None:
@@ -152,7 +158,7 @@ class Chat:
             self._lanes.lane(name).pause()
             self._paused.add(name)
         else:
-            self._lanes.session(self._known(name)).pause()
+            self._lanes.session(self._named(name)).pause()
             self._paused.add(name)
         self._screen.say(f"paused {name or 'all lanes'}")
 
@@ -164,13 +170,13 @@ class Chat:
             self._lanes.lane(name).resume()
             self._paused.discard(name)
         else:
-            self._lanes.session(self._known(name)).resume()
+            self._lanes.session(self._named(name)).resume()
             self._paused.discard(name)
         self._screen.say(f"resumed {name or 'everything'}")
 
     def _show_sessions(self) -> None:
-        busy = session_rows(self._lanes)
-        idle = self._sessions - {row.key for row in busy}
+        busy = session_rows(self._lanes, self._sessions)
+        idle = self._known - {row.key for row in busy}
         rows = [*busy, *map(SessionRow, sorted(idle))]
         self._screen.say(table(LANE_HEADER, lane_rows(self._lanes)))
         self._screen.say(table(SESSION_HEADER, [row.cells(self.session) for row in rows]))
@@ -178,10 +184,10 @@ class Chat:
     def _is_lane(self, name: str) -> bool:
         return name in self._lanes.statistics().lanes
 
-    def _known(self, session: str | None) -> str:
+    def _named(self, session: str | None) -> str:
         if session is None:
             return self.session
-        if session not in self._sessions:
+        if session not in self._known and session not in self._sessions:
             raise CommandError(f"there is no session {session!r}; /sessions lists them")
         return session
 
@@ -205,10 +211,15 @@ async def run_chat(
     """
     limits = Limits() if limits is None else limits
 
-    async def work(lanes: Lanes) -> None:
-        agent = Agent(lanes, model, bundled_tools(), Conversations(), screen)
-        chat = Chat(lanes, agent, screen, session=session, turn_timeout=turn_timeout)
-        await chat.talk(lines)
+    async def work(lanes: Lanes, _: trio.Nursery) -> None:
+        tell = teller(screen)
+        approvals = Approvals(tell)
+        agent = Agent(lanes, model, bundled_tools(), tell, approvals)
+        sessions = Sessions(lanes, agent, tell, turn_timeout=turn_timeout)
+        try:
+            await Chat(lanes, sessions, approvals, screen, session=session).talk(lines)
+        finally:
+            approvals.close()  # nobody is left who could allow anything
 
     def hang_up(lanes: Lanes) -> None:
         assert read_limits is not None
@@ -220,33 +231,6 @@ async def run_chat(
         limits.groups(),
         say=screen.say,
         grace=grace,
-        instruments=[Endings(screen)],
+        instruments=[FailuresTold()],
         on_hangup=None if read_limits is None else hang_up,
     )
-
-
-class Endings(LaneInstrument):
-    """Tells the user of every turn that did not end with its answer.
-
-    An instrument sees all jobs, so that nobody needs a task for each of them just to find out.
-    """
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen: Final = screen
-
-    def job_finished(self, job: Job[Any]) -> None:
-        # What never started was cleared, or given up with all else: that has its own line.
-        if job.lane != TURNS or job.session is None or job.started_at is None:
-            return
-        error = job.exception  # looked at, so the library need not log it
-        if error is None:
-            return
-        if job.state is JobState.CANCELLED:
-            ending = "stopped"
-        elif isinstance(error, JobTimeoutError):
-            ending = f"stopped after {error.seconds:g} s"
-        elif isinstance(error, ModelError):
-            ending = f"failed: {error}"
-        else:
-            ending = f"failed: {type(error).__name__}: {error}"
-        self._screen.note(job.session, ending)

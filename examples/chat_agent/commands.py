@@ -7,6 +7,8 @@ from typing import Final
 
 import attrs
 
+from trio_lanes.agents import WhenBusy
+
 MAX_LINE: Final = 10_000  # characters
 MAX_LIMIT: Final = 1_000
 NAME: Final = re.compile(r"[\w.@+-]{1,40}")
@@ -17,8 +19,13 @@ text                      say it in the current session
 /as NAME                  make NAME the current session
 /sessions                 lanes and sessions: what runs and what waits
 /why [NAME]               what a session's turns wait for
+/queue MODE [NAME]        what becomes of a message while a turn is active: steer, followup,
+                          collect, interrupt, reject or replace
 /stop [NAME]              stop the turn that runs in a session
 /clear [NAME]             drop what waits in a session
+/abort [NAME]             both, what waits first
+/approve [NAME]           allow the tool calls that a turn asks for
+/deny [NAME]              do not allow them
 /limit LANE NUMBER        how many a lane may run at once
 /pause [LANE or NAME]     start nothing there until /resume (no name: all lanes)
 /resume [LANE or NAME]    go on (no name: everything that is paused)
@@ -63,6 +70,27 @@ class Clear:
 
 
 @attrs.frozen
+class Abort:
+    session: str | None
+
+
+@attrs.frozen
+class Queue:
+    mode: WhenBusy
+    session: str | None
+
+
+@attrs.frozen
+class Approve:
+    session: str | None
+
+
+@attrs.frozen
+class Deny:
+    session: str | None
+
+
+@attrs.frozen
 class Limit:
     lane: str
     limit: int
@@ -88,14 +116,24 @@ class Quit:
     pass
 
 
-Command = Say | SwitchTo | ShowSessions | Why | Stop | Clear | Limit | Pause | Resume | Help | Quit
+OfSession = Why | Stop | Clear | Abort | Approve | Deny
+Command = Say | SwitchTo | ShowSessions | OfSession | Queue | Limit | Pause | Resume | Help | Quit
+
+# What is called with the name of a session, or with none.
+OF_SESSION: Final[dict[str, type[OfSession]]] = {
+    "/why": Why,
+    "/stop": Stop,
+    "/clear": Clear,
+    "/abort": Abort,
+    "/approve": Approve,
+    "/deny": Deny,
+}
 
 USAGE: Final = {
     "/as": "/as NAME [TEXT]",
     "/sessions": "/sessions",
-    "/why": "/why [NAME]",
-    "/stop": "/stop [NAME]",
-    "/clear": "/clear [NAME]",
+    **{word: f"{word} [NAME]" for word in OF_SESSION},
+    "/queue": f"/queue {'|'.join(WhenBusy)} [NAME]",
     "/limit": "/limit LANE NUMBER",
     "/pause": "/pause [LANE or NAME]",
     "/resume": "/resume [LANE or NAME]",
@@ -134,12 +172,10 @@ def _parse_command(word: str, arguments: list[str]) -> Command:
             return SwitchTo(_name(name))
         case "/sessions", []:
             return ShowSessions()
-        case "/why", [] | [_]:
-            return Why(_optional_name(arguments))
-        case "/stop", [] | [_]:
-            return Stop(_optional_name(arguments))
-        case "/clear", [] | [_]:
-            return Clear(_optional_name(arguments))
+        case _, [] | [_] if word in OF_SESSION:
+            return OF_SESSION[word](_optional_name(arguments))
+        case "/queue", [mode, *name] if mode in list(WhenBusy):
+            return Queue(WhenBusy(mode), _optional_name(name))
         case "/limit", [lane, number]:
             return Limit(_name(lane), _limit(number))
         case "/pause", [] | [_]:

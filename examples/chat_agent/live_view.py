@@ -14,33 +14,34 @@ from rich.text import Text
 from trio_lanes import Lanes
 
 from .overview import LANE_HEADER, SESSION_HEADER, lane_rows, session_rows
+from .sessions import Sessions
 
 REFRESH_SECONDS: Final = 0.1
 
 
-async def live_view(lanes: Lanes, console: Console | None = None) -> None:
+async def live_view(lanes: Lanes, sessions: Sessions, console: Console | None = None) -> None:
     """Show lanes and sessions until cancelled. What is printed meanwhile appears above."""
     console = Console() if console is None else console
     # Without `auto_refresh`: rich's own thread would read the lanes while they change.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            live.update(render(lanes, console.height), refresh=True)
+            live.update(render(lanes, sessions, console.height), refresh=True)
             await trio.sleep(REFRESH_SECONDS)
 
 
-def render(lanes: Lanes, height: int) -> RenderableType:
+def render(lanes: Lanes, sessions: Sessions, height: int) -> RenderableType:
     """The state now, in at most `height` lines."""
     lane_table = _table("lanes", LANE_HEADER)
-    for row in lane_rows(lanes):
-        lane_table.add_row(*row, style="yellow" if row[-1] else "")
-    sessions = sorted(session_rows(lanes), key=lambda row: (row.running == "-", row.key))
+    for lane in lane_rows(lanes):
+        lane_table.add_row(*lane, style="yellow" if lane[-1] else "")
+    rows = sorted(session_rows(lanes, sessions), key=lambda row: (row.running == "-", row.key))
     room = max(height - lane_table.row_count - 12, 3)
     session_table = _table("sessions", SESSION_HEADER)
-    for session in sessions[:room]:
+    for row in rows[:room]:
         # A row is a line: a text that is too long for its column loses its end.
-        cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in session.cells()]
+        cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row.cells()]
         session_table.add_row(*cells)
-    more = len(sessions) - room
+    more = len(rows) - room
     return Group(lane_table, session_table, Text(f"and {more} more" if more > 0 else ""))
 
 

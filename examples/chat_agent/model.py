@@ -63,3 +63,8 @@ class Model(Protocol):
     def stream(
         self, messages: Sequence[Message]
     ) -> AbstractAsyncContextManager[AsyncIterator[Event]]: ...
+
+
+def well_formed(text: str) -> str:
+    """The text without lone halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -16,8 +16,8 @@ import httpx2
 
 from trio_lanes import retry_after
 
-from .model import Event, Message, ModelBusyError, ModelError, ToolCall, Usage
-from .overview import shorten
+from .model import Event, Message, ModelBusyError, ModelError, ToolCall, Usage, well_formed
+from .screen import shorten
 from .tools import Tool
 
 # The pool never lets anybody wait, so there is no time to wait for it. How long a whole turn may
@@ -108,13 +108,13 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
         finished = finished or choice.get("finish_reason") is not None
         delta = _mapping(choice.get("delta"))
         if text := delta.get("content"):
-            yield _well_formed(str(text))
+            yield well_formed(str(text))
         for fragment in delta.get("tool_calls") or ():
             _add(calls, _mapping(fragment))
     if not finished:
         raise ModelError("the endpoint ended its answer in the middle")
     for place, call in enumerate(calls.values()):
-        yield ToolCall(call["id"] or f"call_{place}", call["name"], _well_formed(call["arguments"]))
+        yield ToolCall(call["id"] or f"call_{place}", call["name"], well_formed(call["arguments"]))
     if type(tokens) is int and 0 <= tokens <= MAX_TOKENS:
         yield Usage(tokens)
 
@@ -145,11 +145,6 @@ def _add(calls: dict[int, dict[str, str]], fragment: Mapping[str, Any]) -> None:
     call["id"] += str(fragment.get("id") or "")
     call["name"] += str(function.get("name") or "")
     call["arguments"] += str(function.get("arguments") or "")
-
-
-def _well_formed(text: str) -> str:
-    """The text without lone halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _to_json(message: Message) -> dict[str, Any]:

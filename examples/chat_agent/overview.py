@@ -8,7 +8,10 @@ from typing import Final
 import attrs
 import trio
 
-from trio_lanes import JobState, Lanes
+from trio_lanes import Lanes
+
+from .screen import shorten
+from .sessions import Sessions
 
 LANE_HEADER: Final = ("lane", "limit", "running", "waiting", "oldest wait", "")
 MAX_TEXT: Final = 24  # characters of a message
@@ -47,26 +50,20 @@ def lane_rows(lanes: Lanes) -> list[tuple[str, ...]]:
     ]
 
 
-def session_rows(lanes: Lanes) -> list[SessionRow]:
+def session_rows(lanes: Lanes, sessions: Sessions) -> list[SessionRow]:
     """A row for each session that is alive: with work, or paused."""
-    now = trio.current_time()
-    rows = {key: SessionRow(key, paused=lanes.session(key).paused) for key in lanes.sessions()}
-    for job in lanes.jobs():
-        if job.session is None:  # a tool call
-            continue
-        row = rows[job.session]
-        if job.state is JobState.RUNNING and job.started_at is not None:
-            row.running = f"{now - job.started_at:.1f} s: {shorten(job.meta, MAX_TEXT)!r}"
-        else:
-            row.next = row.next or repr(shorten(job.meta, MAX_TEXT))
-            row.waiting += 1
-    return list(rows.values())
-
-
-def shorten(text: str, length: int) -> str:
-    """One line of at most so many characters, with a sign where some were left out."""
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"
+    rows = []
+    for key in lanes.sessions():
+        row = SessionRow(key, paused=lanes.session(key).paused)
+        turn = sessions.turn(key)
+        if turn is not None:
+            ran = trio.current_time() - (turn.job.started_at or 0)
+            row.running = f"{ran:.1f} s: {shorten(turn.messages[0], MAX_TEXT)!r}"
+        waiting = sessions.waiting(key)
+        row.waiting = len(waiting)
+        row.next = repr(shorten(waiting[0], MAX_TEXT)) if waiting else ""
+        rows.append(row)
+    return rows
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

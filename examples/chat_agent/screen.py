@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from .events import Asked, Ended, Event, Noted, Piece, Returned, Steered
+
 COLORS: Final = (36, 33, 32, 35, 34, 31)
 # A model, or a user, must not move the cursor: everything that is no text is shown as such.
 CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -86,6 +88,40 @@ class Screen:
         if self._width is None:
             return float("inf")
         return max(self._width - max(len(session), 6) - 4, 20)
+
+
+def teller(screen: Screen) -> Callable[[Event], None]:
+    """What tells on ``screen`` what happens in sessions."""
+
+    def tell(event: Event) -> None:
+        match event:
+            case Piece(session, text):
+                screen.stream(session, text)
+            case Steered(session, texts):
+                for text in texts:
+                    screen.note(session, f"takes in: {shorten(text, 60)}")
+            case Returned(session, call, text):
+                screen.note(session, f"{call.name}: {shorten(text, 60)}")
+            case Asked(session, calls):
+                for call in calls:
+                    screen.note(session, f"asks for {call.name} {shorten(call.arguments, 100)}")
+                screen.note(session, f"say /approve {session} or /deny {session}")
+            case Noted(session, text):
+                screen.note(session, text)
+            case Ended(session, ending):
+                screen.end(session)
+                if ending:
+                    screen.note(session, ending)
+            case _:  # the question was typed here, and stands above
+                pass
+
+    return tell
+
+
+def shorten(text: str, length: int) -> str:
+    """One line of at most so many characters, with a sign where some were left out."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _break(text: str, room: float) -> tuple[str, str]:

@@ -15,7 +15,7 @@ INTERRUPTED: Final = 130  # what a shell reports for a program that Ctrl-C has e
 
 
 async def run_with_lanes(
-    work: Callable[[Lanes], Awaitable[None]],
+    work: Callable[[Lanes, trio.Nursery], Awaitable[None]],
     lanes: Mapping[str, int | float | LaneConfig],
     groups: Mapping[str, LaneGroup],
     *,
@@ -23,8 +23,12 @@ async def run_with_lanes(
     grace: float,
     instruments: Iterable[LaneInstrument] = (),
     on_hangup: Callable[[Lanes], None] | None = None,
+    farewell: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
     """Run `work` with new lanes, and what it submitted to its end. Returns the exit code.
+
+    Besides the lanes it is given a nursery for what is to go on until all of that has ended, and is
+    then cancelled: a server that shows it, for example. Before that, `farewell` is awaited.
 
     The first SIGINT or SIGTERM cancels `work` and drains the lanes: what runs and what waits may
     end within `grace` seconds. The second one cancels all of it. If `on_hangup` is given,
@@ -35,11 +39,14 @@ async def run_with_lanes(
     async with trio.open_nursery() as nursery:
         await nursery.start(_watch_signals, gently, at_once)
         with at_once:
-            async with open_lanes(lanes, groups=groups, instruments=instruments) as opened:
+            async with (
+                open_lanes(lanes, groups=groups, instruments=instruments) as opened,
+                trio.open_nursery() as beside,
+            ):
                 if on_hangup is not None:
                     await nursery.start(_watch_hangups, partial(on_hangup, opened))
                 with gently:
-                    await work(opened)
+                    await work(opened, beside)
                     await opened.wait_idle()
                 if gently.cancel_called:
                     left = opened.statistics()
@@ -50,6 +57,9 @@ async def run_with_lanes(
                     resume_all(opened)  # nobody is left who could do it later
                     report = await opened.drain(grace=grace)
                     complete = not (report.cancelled or report.abandoned)
+                if farewell is not None:
+                    await farewell()
+                beside.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
     if at_once.cancel_called:
         say("cancelled")

@@ -1,26 +1,32 @@
 """A crowd of simulated users, an operator who interferes, and a check that nothing went wrong.
 
-What users say and do is drawn from a seed. What must then be in the transcripts is known, and is
-compared; `LaneRecorder` watches the lanes meanwhile, and the turns count themselves.
+What users say and do is drawn from a seed. What became of each message its receipt tells; what
+must then be in the conversations is known, and is compared. `LaneRecorder` watches the lanes
+meanwhile, and the turns count themselves.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
-from trio_lanes import Job, JobCancelledError, JobState, Lanes
+from trio_lanes import Lanes
+from trio_lanes.agents import Message, MessageState, Receipt, SettledKind, WhenBusy
 from trio_lanes.testing import LaneRecorder
 
-from .agent import TOOLS, TURNS, Agent, Nowhere, cost_of
+from .agent import TOOLS, TURNS, Agent
 from .builtin_model import BuiltinModel
-from .conversations import Conversations
+from .events import Began, Ended, Event
 from .limits import Limits
-from .model import Message, ModelError
+from .model import Event as Answer
+from .model import Message as Prompt
+from .model import Model
+from .sessions import FailuresTold, Sessions
 from .shutdown import resume_all, run_with_lanes
 from .tools import bundled_tools
 
@@ -28,92 +34,65 @@ VIOLATED: Final = 1  # exit code
 OPERATOR_SECONDS: Final = 1.0  # between two interferences
 TOPICS: Final = ("limits", "sessions", "stopping", "pausing", "draining")
 
-Turn = Job[str]
+# What a summary calls them; those that it does not name end as in `SettledKind`.
+WORDS: Final = {SettledKind.RAN: "answered", SettledKind.CANCELLED: "cleared"}
+IN_CONVERSATION: Final = {  # messages that a model was shown: how the turn has ended
+    SettledKind.RAN: "completed",
+    SettledKind.MERGED: "completed",
+    SettledKind.FAILED: "incomplete",
+}
 
 
 class Crowd:
     """The users, the operator, and what they have seen."""
 
-    def __init__(self, lanes: Lanes, agent: Agent, *, users: int, steps: int, seed: int) -> None:
-        self.sent: Final[dict[str, list[Turn]]] = {f"user-{n:02}": [] for n in range(1, users + 1)}
+    def __init__(self, lanes: Lanes, *, users: int, steps: int, seed: int) -> None:
+        self.sent: Final[dict[str, list[Receipt]]] = {
+            f"user-{n:02}": [] for n in range(1, users + 1)
+        }
+        self.modes: Final[dict[Receipt, WhenBusy]] = {}
         self.overlaps: Final[list[str]] = []
-        self.peak = 0
+        self.highest_limit = lanes.lane(TURNS).concurrency
         self._lanes: Final = lanes
-        self._agent: Final = agent
         self._steps: Final = steps
         self._seed: Final = seed
         self._answering: Final[Counter[str]] = Counter()
-        self.highest_limit = lanes.lane(TURNS).concurrency
 
-    async def run(self) -> None:
+    async def run(self, sessions: Sessions) -> None:
         """Let every user do all of his steps."""
         async with trio.open_nursery() as helpers:
             helpers.start_soon(self._operator)
             async with trio.open_nursery() as users:
                 for key in self.sent:
-                    users.start_soon(self._user, key)
+                    users.start_soon(self._user, sessions, key)
             helpers.cancel_scope.cancel()
 
-    async def _user(self, key: str) -> None:
+    def watch(self, event: Event) -> None:
+        """Count the turns of each session: a second opinion beside `LaneRecorder`'s."""
+        if isinstance(event, Began):
+            self._answering[event.session] += 1
+            if self._answering[event.session] > 1:
+                self.overlaps.append(f"{event.session} had two turns at once")
+        elif isinstance(event, Ended):
+            self._answering[event.session] -= 1
+
+    async def _user(self, sessions: Sessions, key: str) -> None:
         rng = random.Random(f"{self._seed} {key}")
-        kinds = (self._ask, self._burst, self._fail, self._stop, self._clear)
+        user = User(self, sessions, key, rng)
+        kinds = {
+            user.ask: 6,
+            user.burst: 2,
+            user.fail: 1,
+            user.stop: 1,
+            user.clear: 1,
+            user.steer: 1,
+            user.collect: 1,
+            user.interrupt: 1,
+        }
         for _ in range(self._steps):
             await trio.sleep(rng.uniform(0.1, 1.5))
-            (act,) = rng.choices(kinds, weights=(6, 2, 1, 1, 1))
-            await act(key, rng)
-
-    async def _ask(self, key: str, rng: random.Random) -> None:
-        await _ended(self._send(key, _question(rng)))
-
-    async def _burst(self, key: str, rng: random.Random) -> None:
-        """Three messages before the first answer: they are answered in this order."""
-        for turn in [self._send(key, _question(rng)) for _ in range(3)]:
-            await _ended(turn)
-
-    async def _fail(self, key: str, rng: random.Random) -> None:
-        await _ended(self._send(key, "please fail"))
-
-    async def _stop(self, key: str, rng: random.Random) -> None:
-        turn = self._send(key, "slow 600")
-        await turn.wait_started()
-        await trio.sleep(0.3)
-        turn.cancel("changed my mind")
-        await _ended(turn)
-
-    async def _clear(self, key: str, rng: random.Random) -> None:
-        """Two messages behind a slow one, taken back before their turn."""
-        first = self._send(key, "slow 0.5")
-        await first.wait_started()
-        for _ in range(2):
-            self._send(key, _question(rng))
-        self._lanes.session(key).clear(reason="never mind")
-        await _ended(first)
-
-    def _send(self, key: str, text: str) -> Turn:
-        text = f"{text} (#{len(self.sent[key]) + 1})"
-        turn = self._lanes.submit_nowait(
-            self._turn,
-            key,
-            text,
-            session=key,
-            lane=TURNS,
-            cost=cost_of([Message("user", text)]),
-            name=f"turn of {key}",
-            meta=text,
-        )
-        self.sent[key].append(turn)
-        return turn
-
-    async def _turn(self, session: str, text: str) -> str:
-        """The agent's turn, counted from inside: a second opinion beside `LaneRecorder`'s."""
-        self._answering[session] += 1
-        if self._answering[session] > 1:
-            self.overlaps.append(f"{session} had two turns at once")
-        self.peak = max(self.peak, self._answering.total())
-        try:
-            return await self._agent.turn(session, text)
-        finally:
-            self._answering[session] -= 1
+            (act,) = rng.choices([*kinds], weights=[*kinds.values()])
+            await act()
 
     async def _operator(self) -> None:
         """Change limits, and pause and resume, as long as there are users."""
@@ -133,6 +112,100 @@ class Crowd:
             resume_all(self._lanes)
 
 
+class Counted:
+    """A model that counts how often it is asked at once.
+
+    Not turns: those that wait, in their midst, to go on with the next call have no slot.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.name: Final = model.name
+        self.peak = 0
+        self._model: Final = model
+        self._now = 0
+
+    @asynccontextmanager
+    async def stream(self, messages: Sequence[Prompt]) -> AsyncIterator[AsyncIterator[Answer]]:
+        self._now += 1
+        self.peak = max(self.peak, self._now)
+        try:
+            async with self._model.stream(messages) as events:
+                yield events
+        finally:
+            self._now -= 1
+
+
+class User:
+    """What one of them can do. Each message is another one, and all have the user's mark."""
+
+    def __init__(self, crowd: Crowd, sessions: Sessions, key: str, rng: random.Random) -> None:
+        self._crowd: Final = crowd
+        self._sessions: Final = sessions
+        self._key: Final = key
+        self._rng: Final = rng
+
+    def _send(self, text: str, when_busy: WhenBusy = WhenBusy.FOLLOWUP) -> Receipt:
+        sent = self._crowd.sent[self._key]
+        receipt = self._sessions.say(self._key, f"{text} (#{len(sent) + 1})", when_busy)
+        sent.append(receipt)
+        self._crowd.modes[receipt] = when_busy
+        return receipt
+
+    async def _slow_turn(self, seconds: float) -> Receipt:
+        """A turn that has begun, and takes so long."""
+        receipt = self._send(f"slow {seconds:g}")
+        while receipt.state is MessageState.WAITS:  # noqa: ASYNC110  (a receipt tells its end)
+            await trio.sleep(0.05)
+        return receipt
+
+    async def ask(self) -> None:
+        await self._send(_question(self._rng)).settled()
+
+    async def burst(self) -> None:
+        """Three messages before the first answer: they are answered in this order."""
+        for receipt in [self._send(_question(self._rng)) for _ in range(3)]:
+            await receipt.settled()
+
+    async def fail(self) -> None:
+        await self._send("please fail").settled()
+
+    async def stop(self) -> None:
+        turn = await self._slow_turn(600)
+        await trio.sleep(0.3)
+        self._sessions.stop(self._key, "changed my mind")
+        await turn.settled()
+
+    async def clear(self) -> None:
+        """Two messages behind a slow one, taken back before their turn."""
+        turn = await self._slow_turn(0.5)
+        for _ in range(2):
+            self._send(_question(self._rng))
+        self._sessions.clear(self._key, "never mind")
+        await turn.settled()
+
+    async def steer(self) -> None:
+        """Something to add while the answer is being given."""
+        turn = await self._slow_turn(0.5)
+        more = self._send(_question(self._rng), WhenBusy.STEER)
+        await turn.settled()
+        await more.settled()
+
+    async def collect(self) -> None:
+        """Two afterthoughts that are answered together."""
+        turn = await self._slow_turn(0.5)
+        more = [self._send(_question(self._rng), WhenBusy.COLLECT) for _ in range(2)]
+        for receipt in (turn, *more):
+            await receipt.settled()
+
+    async def interrupt(self) -> None:
+        """Something that is more urgent than what is being answered and what waits."""
+        turn = await self._slow_turn(600)
+        later = self._send(_question(self._rng))
+        urgent = self._send(_question(self._rng), WhenBusy.INTERRUPT)
+        for receipt in (turn, later, urgent):
+            await receipt.settled()
+
+
 async def run_simulation(
     *,
     users: int,
@@ -146,20 +219,22 @@ async def run_simulation(
 ) -> int:
     """Run the crowd, show it if `live`, print what came of it. Returns the exit code."""
     recorder = LaneRecorder()
-    conversations = Conversations()
+    model = Counted(BuiltinModel(word_delay))
     crowd: Crowd | None = None
+    sessions: Sessions | None = None
     began = trio.current_time()
 
-    async def work(lanes: Lanes) -> None:
-        nonlocal crowd
-        agent = Agent(lanes, BuiltinModel(word_delay), bundled_tools(), conversations, Nowhere())
-        crowd = Crowd(lanes, agent, users=users, steps=steps, seed=seed)
+    async def work(lanes: Lanes, _: trio.Nursery) -> None:
+        nonlocal crowd, sessions
+        crowd = Crowd(lanes, users=users, steps=steps, seed=seed)
+        agent = Agent(lanes, model, bundled_tools())
+        sessions = Sessions(lanes, agent, crowd.watch)
         async with trio.open_nursery() as nursery:
             if live:
                 from .live_view import live_view
 
-                nursery.start_soon(live_view, lanes)
-            await crowd.run()
+                nursery.start_soon(live_view, lanes, sessions)
+            await crowd.run(sessions)
             nursery.cancel_scope.cancel()
 
     limits = Limits().with_turns(limit)
@@ -169,13 +244,19 @@ async def run_simulation(
         limits.groups(),
         say=say,
         grace=grace,
-        instruments=[recorder],
+        instruments=[recorder, FailuresTold()],
     )
     assert crowd is not None
-    say(f"{summary(crowd.sent)}, at most {crowd.peak} at once, {trio.current_time() - began:.1f} s")
-    violations = [*crowd.overlaps, *check_transcripts(crowd.sent, conversations.transcripts())]
-    if crowd.peak > crowd.highest_limit:
-        violations.append(f"{crowd.peak} turns at once, with a limit of {crowd.highest_limit}")
+    assert sessions is not None
+    say(f"{summary(crowd.sent)}, at most {model.peak} at once, {trio.current_time() - began:.1f} s")
+    violations = [*crowd.overlaps]
+    for key, sent in crowd.sent.items():
+        messages = await sessions.conversation(key).messages()
+        violations += check_conversation(key, sent, crowd.modes, messages)
+    if model.peak > crowd.highest_limit:
+        violations.append(
+            f"{model.peak} calls of the model at once, with a limit of {crowd.highest_limit}"
+        )
     try:
         recorder.check()
     except AssertionError as error:
@@ -187,72 +268,74 @@ async def run_simulation(
     return code
 
 
-def summary(sent: Mapping[str, Sequence[Turn]]) -> str:
-    """How the turns ended, in one line."""
-    endings = Counter(_ending(turn) for turns in sent.values() for turn in turns)
-    parts = [f"{endings[word]} {word}" for word in ("answered", "failed", "stopped", "cleared")]
+def summary(sent: Mapping[str, Sequence[Receipt]]) -> str:
+    """What became of the messages, in one line."""
+    endings = Counter(_ending(receipt) for receipts in sent.values() for receipt in receipts)
+    words = ("answered", "merged", "steered", "failed", "stopped", "cleared")
+    parts = [f"{endings[word]} {word}" for word in words]
     return f"{endings.total()} messages of {len(sent)} users: {', '.join(parts)}"
 
 
-def check_transcripts(
-    sent: Mapping[str, Sequence[Turn]], transcripts: Mapping[str, Sequence[Message]]
+def _ending(receipt: Receipt) -> str:
+    outcome = receipt.outcome
+    assert outcome is not None, "when the lanes have ended, every message has settled"
+    if outcome.kind is SettledKind.CANCELLED and outcome.turn is not None:
+        return "stopped"
+    return WORDS.get(outcome.kind, outcome.kind)
+
+
+def check_conversation(
+    key: str,
+    sent: Sequence[Receipt],
+    modes: Mapping[Receipt, WhenBusy],
+    messages: Sequence[Message],
 ) -> list[str]:
-    """What is wrong with the conversations, given what was sent in this order. Empty: nothing."""
+    """What is wrong with a conversation, given what was sent in this order. Empty: nothing.
+
+    Every message that a turn had is in it once, in the order of sending, but for interrupts, which
+    come before what waited; and behind it an answer, which is complete if the turn was. A turn that
+    was stopped before it had read the conversation left nothing in it.
+    """
+    try:
+        said = dict(_said(messages))
+    except ValueError as error:
+        return [f"{key}: {error}"]
     wrong = []
-    for key, turns in sent.items():
-        try:
-            exchanges = _exchanges(transcripts.get(key, ()))
-        except ValueError as error:
-            wrong.append(f"{key}: {error}")
-            continue
-        # A turn that was stopped before it had loaded the conversation left nothing in it.
-        expected = [
-            (turn.meta, _ending(turn))
-            for turn in turns
-            if _ending(turn) in ("answered", "failed")
-            or (_ending(turn) == "stopped" and any(turn.meta == asked for asked, _ in exchanges))
-        ]
-        if exchanges != expected:
-            wrong.append(f"{key}: sent {expected}, but the conversation is {exchanges}")
+    in_order: dict[bool, list[str]] = {True: [], False: []}  # by whether it was an interrupt
+    for receipt in sent:
+        outcome = receipt.outcome
+        assert outcome is not None
+        status = said.get(receipt.message)
+        if status is not None:
+            in_order[modes[receipt] is WhenBusy.INTERRUPT].append(receipt.message)
+        if outcome.kind in IN_CONVERSATION and status != IN_CONVERSATION[outcome.kind]:
+            wrong.append(f"{key}: {receipt.message!r} {outcome.kind}, but its answer is {status}")
+        if outcome.kind is SettledKind.STEERED and status is None:
+            wrong.append(f"{key}: {receipt.message!r} was taken, but not answered")
+        if status is not None and outcome.turn is None:
+            wrong.append(f"{key}: {receipt.message!r} was {outcome.kind}, but answered")
+    for texts in in_order.values():
+        if [text for text in said if text in texts] != texts:
+            wrong.append(f"{key}: sent {texts}, but the conversation is {[*said]}")
+    if strange := said.keys() - {receipt.message for receipt in sent}:
+        wrong.append(f"{key}: nobody sent {sorted(strange)}")
     return wrong
 
 
-def _exchanges(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Each question of a conversation, with how it was answered."""
-    exchanges = []
-    asked: str | None = None
+def _said(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """What users said in a conversation, each with how the turn ended that answered it."""
+    turns: dict[str, list[Message]] = {}
     for message in messages:
-        if message.role == "user":
-            if asked is not None:
-                raise ValueError(f"{message.text!r} came before the answer to {asked!r}")
-            asked = message.text
-        elif message.role == "assistant" and not message.calls:
-            if asked is None:
-                raise ValueError(f"{message.text!r} answers nothing")
-            mark = message.text.rpartition(" ")[2]
-            exchanges.append(
-                (asked, {"[failed]": "failed", "[stopped]": "stopped"}.get(mark, "answered"))
-            )
-            asked = None
-    if asked is not None:
-        raise ValueError(f"{asked!r} was not answered")
-    return exchanges
-
-
-def _ending(turn: Turn) -> str:
-    if turn.state is JobState.SUCCEEDED:
-        return "answered"
-    if turn.state is JobState.FAILED:
-        return "failed"
-    return "stopped" if turn.started_at is not None else "cleared"
-
-
-async def _ended(turn: Turn) -> None:
-    """The turn has ended, well or as it was meant to."""
-    try:
-        await turn.wait()
-    except (ModelError, JobCancelledError):
-        pass
+        turns.setdefault(message.id.partition(".")[0], []).append(message)
+    said: list[tuple[str, str]] = []
+    for turn in turns.values():
+        texts = [message.content for message in turn if message.role == "user"]
+        if not texts or turn[-1].role != "assistant":
+            raise ValueError(f"{texts} and {turn[-1].content!r} are no question and its answer")
+        said += [(text, turn[-1].status) for text in texts]
+    if len(dict(said)) != len(said):
+        raise ValueError("something was answered twice")
+    return said
 
 
 def _question(rng: random.Random) -> str:

@@ -1,4 +1,8 @@
-"""The tools that the model may call: `time`, `calc`, and `search` over the bundled documents."""
+"""The tools that the model may call: `time`, `calc`, `search` over the bundled documents, and more.
+
+One of them does something that cannot be undone, or would if it did it: `send_mail`. A person is
+asked before.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,17 @@ class ToolError(Exception):
 
 @attrs.frozen
 class Tool:
-    """A function that the model may call with one optional text argument."""
+    """A function that the model may call with one optional text argument.
+
+    `asks` says that a person must allow each call.
+    """
 
     name: str
     description: str
     argument: str
     required: bool
     function: Callable[[str], Awaitable[str]]
+    asks: bool = False
 
     def schema(self) -> dict[str, Any]:
         """The tool as OpenAI's chat completions describe it."""
@@ -78,6 +86,10 @@ def bundled_tools(
             raise ToolError(f"no document says anything about {query[:40]!r}")
         return "\n".join(f"{document.title}: {document.summary}" for document in found)
 
+    async def send_mail(message: str) -> str:
+        await trio.sleep(SEARCH_SECONDS)
+        return f"mail sent: {' '.join(message.split())}"
+
     async def ask_subagent(task: str) -> str:
         # The agent answers this one itself (see agent.py); what comes here is a sub-agent's call.
         await trio.lowlevel.checkpoint()
@@ -87,6 +99,7 @@ def bundled_tools(
         Tool("time", "The time now, in an IANA time zone (default: UTC)", "zone", False, time),
         Tool("calc", "The value of an arithmetic expression", "expression", True, calc),
         Tool("search", "What the bundled documents say about lanes", "query", True, search),
+        Tool("send_mail", "Sends a mail", "message", True, send_mail, asks=True),
         Tool(ASK_SUBAGENT, "What a sub-agent finds out for you", "task", True, ask_subagent),
     )
     return {tool.name: tool for tool in tools}

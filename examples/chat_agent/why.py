@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from trio_lanes import Blocker, Job, JobState, Lanes
 
-from .overview import shorten
+from .screen import shorten
+from .sessions import Sessions
+
+MAX_NAMES: Final = 3  # of jobs that are waited for
 
 
-def why(lanes: Lanes, session: str) -> str:
-    """A line for each turn of the session and each thing that it waits for."""
+def why(lanes: Lanes, sessions: Sessions, session: str) -> str:
+    """A line for each turn of the session and each thing that it waits for.
+
+    Of what waits only what comes next has a job; the rest waits behind it.
+    """
     turns = [job for job in lanes.jobs() if job.session == session]
-    if not turns:
-        return f"nothing runs or waits in {session}"
-    return "\n".join(line for turn in turns for line in _lines(turn))
+    lines = [line for turn in turns for line in _lines(turn, sessions)]
+    lines += [f"{shorten(text, 24)!r} waits behind that" for text in sessions.waiting(session)[1:]]
+    return "\n".join(lines) if lines else f"nothing runs or waits in {session}"
 
 
-def _lines(job: Job[Any], indent: str = "") -> Iterator[str]:
+def _lines(job: Job[Any], sessions: Sessions, indent: str = "") -> Iterator[str]:
     blockers = job.blocked_by()
     if job.state is JobState.WAITING:
         state = "waits to start"
     else:  # in the middle of its work, for a job or, after `readmit`, for another start
         state = "waits to go on" if blockers else "runs"
-    yield f"{indent}{_called(job)} {state}" + (":" if blockers else "")
+    yield f"{indent}{_called(job, sessions)} {state}" + (":" if blockers else "")
     for blocker in blockers:
-        yield f"{indent}  {_words(blocker)}"
+        yield f"{indent}  {_words(blocker, sessions)}"
         if blocker.kind == "job":  # which may wait itself
             for other in blocker.jobs:
-                yield from _lines(other, indent + "    ")
+                yield from _lines(other, sessions, indent + "    ")
 
 
-def _words(blocker: Blocker) -> str:
-    jobs = _list(blocker.jobs)
+def _words(blocker: Blocker, sessions: Sessions) -> str:
+    jobs = _list(blocker.jobs, sessions)
     left = "" if blocker.until is None else f", {blocker.until - trio.current_time():.1f} s more"
     match blocker.kind:
         case "delay":
@@ -60,11 +66,12 @@ def _words(blocker: Blocker) -> str:
             return f"there is no room in {blocker.lane}"
 
 
-def _list(jobs: Iterable[Job[Any]]) -> str:
-    names = [_called(job) for job in jobs]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _list(jobs: Iterable[Job[Any]], sessions: Sessions) -> str:
+    names = [_called(job, sessions) for job in jobs]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _called(job: Job[Any]) -> str:
-    text = "" if job.meta is None else f": {shorten(job.meta, 24)!r}"
-    return f"{job.name}{text}"
+def _called(job: Job[Any], sessions: Sessions) -> str:
+    text = sessions.text_of(job)
+    return job.name if text is None else f"{job.name}: {shorten(text, 24)!r}"

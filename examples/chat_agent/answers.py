@@ -1,0 +1,115 @@
+"""Answers that are kept under the numbers of their messages: each message has one, however often
+the process was killed.
+
+A message is a durable job, and what is said in its turn is one row, under the job's number. A run
+that is repeated writes the same row again, from its beginning; one that finds the row complete has
+nothing left to do. The rows of a session, in the order of their numbers, are its transcript.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trio_lanes.agents import Conversation, Message, ThreadLocks
+
+Commit = list[dict[str, Any]]
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS turns (
+    job INTEGER PRIMARY KEY,
+    session TEXT NOT NULL,
+    answered INTEGER NOT NULL,  -- whether the answer is complete
+    said TEXT NOT NULL          -- what a conversation has written, as JSON
+)
+"""
+
+
+@attrs.frozen(eq=False)
+class Answers:
+    """The table. SQLite blocks, so it is asked in threads, in one at a time."""
+
+    _db: sqlite3.Connection
+    _turn: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[Answers]:
+        """The answers in the file at ``path``, which is made if it is not there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute(SCHEMA)
+            yield cls(db)
+        finally:
+            db.close()
+
+    async def find(self, job: int) -> bool | None:
+        """Whether that message is answered; None: nothing was said about it."""
+        rows = await self._ask("SELECT answered FROM turns WHERE job = ?", job)
+        return bool(rows[0][0]) if rows else None
+
+    def conversation(self, job: int, session: str) -> Conversation:
+        """What that message is answered in: it begins with all that was said before it."""
+        return Conversation(session, _OneTurn(self, job, session))
+
+    async def transcript(self, session: str) -> list[Message]:
+        """All that was said in a session."""
+        return await self.conversation(2**62, session).messages()
+
+    async def said_before(self, job: int, session: str) -> list[Commit]:
+        """What was written about the earlier messages of the session."""
+        rows = await self._ask(
+            "SELECT said FROM turns WHERE session = ? AND job < ? ORDER BY job", session, job
+        )
+        return [json.loads(said) for (said,) in rows]
+
+    async def keep(self, job: int, session: str, said: Commit) -> None:
+        """Keep that, in place of what an earlier run has said about the same message."""
+        answered = said[-1]["op"] == "finish"
+        await self._ask(
+            "REPLACE INTO turns VALUES (?, ?, ?, ?)", job, session, answered, json.dumps(said)
+        )
+
+    async def _ask(self, query: str, *values: object) -> list[Any]:
+        def in_thread() -> list[Any]:
+            return self._db.execute(query, values).fetchall()
+
+        return await trio.to_thread.run_sync(in_thread, limiter=self._turn)
+
+
+class _OneTurn:
+    """A `TranscriptStore` for one run of one message: earlier rows are read, its own is written."""
+
+    def __init__(self, answers: Answers, job: int, session: str) -> None:
+        self.locks: Final = ThreadLocks()
+        self.live: Final[set[str]] = set()
+        self._answers: Final = answers
+        self._job: Final = job
+        self._session: Final = session
+        self._before: list[Commit] | None = None
+        self._said: list[Commit] = []
+
+    def check(self, thread_id: str) -> None:
+        """Any session has a name that can be kept."""
+
+    async def load(self, thread_id: str, start: int = 0) -> Sequence[Commit]:
+        if self._before is None:
+            self._before = await self._answers.said_before(self._job, self._session)
+        else:
+            await trio.lowlevel.checkpoint()
+        return [*self._before, *self._said][start:]
+
+    async def append(self, thread_id: str, commit: Commit) -> None:
+        said = [*self._said, commit]
+        together = [record for one in said for record in one]
+        await self._answers.keep(self._job, self._session, together)
+        self._said = said

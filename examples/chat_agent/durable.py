@@ -1,0 +1,231 @@
+"""The chat whose messages survive: `--durable FOLDER`.
+
+A message is accepted when it is on the disk, as a durable job of its session. Its handler answers
+it by a turn in the lanes of this process, where limits and rates are those of any other chat. Kill
+the process in the middle of an answer and start it again: it says what was interrupted, and answers
+that first. Nobody is answered twice, since an answer is written under its job's number.
+
+The messages of a session are answered one by one, so there is nothing to steer or to collect.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from trio_lanes import JobCancelledError, JobTimeoutError, LaneError, Lanes, open_lanes
+from trio_lanes import shutdown_on_signals as end_by_signals
+from trio_lanes.durable import (
+    DurableJobError,
+    DurableLanes,
+    DurableState,
+    NoRetry,
+    SqliteStore,
+    current_job,
+    open_durable_lanes,
+)
+
+from .agent import TURNS, Agent
+from .answers import Answers
+from .approvals import Approvals, NothingAskedError
+from .commands import (
+    HELP,
+    Approve,
+    Clear,
+    CommandError,
+    Deny,
+    Help,
+    Limit,
+    Quit,
+    Say,
+    ShowSessions,
+    Stop,
+    SwitchTo,
+    parse,
+)
+from .events import Began, Ended, Noted
+from .limits import Limits
+from .model import Model, ModelError
+from .screen import Screen, shorten, teller
+from .sessions import FailuresTold
+from .shutdown import INTERRUPTED
+from .terminal import Lines
+from .tools import bundled_tools
+
+OPEN: Final = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
+MAX_CRASHES: Final = 20  # people kill a chat more often than a message does
+
+
+class DurableChat:
+    """Somebody at a keyboard whose messages are kept until they are answered."""
+
+    def __init__(
+        self, lanes: Lanes, model: Model, screen: Screen, answers: Answers, *, turn_timeout: float
+    ) -> None:
+        self._lanes: Final = lanes
+        self._screen: Final = screen
+        self._answers: Final = answers
+        self._turn_timeout: Final = turn_timeout
+        self._tell: Final = teller(screen)
+        self.approvals: Final = Approvals(self._tell)
+        self._agent: Final = Agent(lanes, model, bundled_tools(), self._tell, self.approvals)
+
+    # ---- answering
+
+    async def answer(self, text: str) -> None:
+        """The handler of messages."""
+        run = current_job()
+        assert run is not None
+        assert run.session is not None
+        session = run.session
+        answered = await self._answers.find(run.id)
+        if answered:  # and the process was killed before it could say that it had
+            self._tell(Noted(session, f"was answered already: {shorten(text, 60)}"))
+            return
+        if answered is not None or run.crashes:
+            self._tell(Noted(session, f"was interrupted, and is answered now: {shorten(text, 60)}"))
+        self._tell(Began(session, (text,)))
+        ending = "interrupted: it is answered at the next start"
+        try:
+            await self._lanes.run(
+                self._agent.answer,
+                session,
+                self._answers.conversation(run.id, session),
+                [text],
+                session=session,
+                lane=TURNS,
+                timeout=self._turn_timeout,
+            )
+            ending = ""
+        except JobCancelledError as error:
+            ending = "stopped"
+            raise NoRetry(ending) from error
+        except (JobTimeoutError, ModelError) as error:
+            ending = f"failed: {error}"
+            raise NoRetry(ending) from error
+        finally:
+            self._tell(Ended(session, ending))
+
+    # ---- talking
+
+    async def talk(self, durable: DurableLanes, lines: Lines, session: str) -> None:
+        """Obey lines until there are no more; then wait until everybody has been answered."""
+        going_on = True
+        while going_on:
+            try:
+                line = await lines.read(f"{session}> ")
+                if line is None:
+                    break
+                command = parse(line)
+                if isinstance(command, SwitchTo):
+                    session = command.session
+                    self._screen.say(f"you are {session} now")
+                else:
+                    await self._obey(durable, command, session)
+                    going_on = not isinstance(command, Quit)
+            except (CommandError, LaneError, NothingAskedError) as error:
+                self._screen.say(f"! {error}")
+        self.approvals.close()  # nobody is left who could allow anything
+        while left := await durable.jobs(states=OPEN):
+            for status in left:
+                try:
+                    await durable.job(status.id).wait()
+                except (DurableJobError, JobCancelledError):
+                    pass  # the turn has told how it ended
+
+    async def _obey(self, durable: DurableLanes, command: Any, session: str) -> None:
+        match command:
+            case Say(text, other):
+                await durable.submit("answer", text, session=other or session)
+            case Stop(other):
+                key = other or session
+                running = [job for job in self._lanes.jobs() if job.session == key]
+                if not running:
+                    raise CommandError(f"nothing runs in {key}")
+                for job in running:
+                    job.cancel("/stop")
+            case Clear(other):
+                count = await durable.clear(f"session:{other or session}", "/clear")
+                self._screen.say(f"cleared {count} waiting in {other or session}")
+            case Approve(other):
+                self.approvals.answer(other or session, allowed=True)
+            case Deny(other):
+                self.approvals.answer(other or session, allowed=False)
+            case Limit(name, number):
+                self._lanes.lane(name).concurrency = number
+                if name == TURNS:
+                    await durable.configure({TURNS: number})
+                self._screen.say(f"{name} runs at most {number} at once")
+            case ShowSessions():
+                there = await durable.statistics()
+                self._screen.say(
+                    f"{there.running} being answered, {there.waiting} waiting,"
+                    f" in {there.sessions} sessions"
+                )
+            case Help():
+                self._screen.say(HELP)
+            case None | Quit():
+                pass
+            case _:
+                raise CommandError("that command is not for durable messages")
+
+
+async def run_durable_chat(
+    model: Model,
+    screen: Screen,
+    lines: Lines,
+    folder: Path,
+    *,
+    session: str = "me",
+    limits: Limits | None = None,
+    turn_timeout: float = 300.0,
+    grace: float = 30.0,
+) -> int:
+    """Chat until the lines end or a signal says so. Returns the exit code.
+
+    What has not been answered then is kept in ``folder``, and answered at the next start.
+
+    Raises:
+      StoreError, OSError: if there is no working in the folder.
+    """
+    limits = Limits() if limits is None else limits
+    with Answers.open(folder / "answers.db") as answers:
+        async with open_lanes(
+            limits.lanes(), groups=limits.groups(), instruments=[FailuresTold()]
+        ) as lanes:
+            chat = DurableChat(lanes, model, screen, answers, turn_timeout=turn_timeout)
+            turns = {TURNS: limits.at_once[TURNS]}
+            async with (
+                open_durable_lanes(
+                    SqliteStore(folder / "jobs.db"),
+                    {"answer": chat.answer},
+                    turns,
+                    max_crashes=MAX_CRASHES,
+                    grace=grace,
+                ) as durable,
+                trio.open_nursery() as nursery,
+            ):
+                await durable.configure(turns)  # what was asked for now, not what was once
+                await nursery.start(partial(end_by_signals, durable, grace=grace))
+                before = await durable.statistics()
+                if before.waiting + before.running:
+                    screen.say(f"{before.waiting + before.running} messages are left from before")
+                with trio.CancelScope() as talking:
+                    nursery.start_soon(_when_closing, durable, talking)
+                    await chat.talk(durable, lines, session)
+                chat.approvals.close()
+                durable.close()
+                await durable.wait_idle()
+                left = await durable.statistics()
+    kept = left.waiting + left.parked + left.running
+    if kept:
+        screen.say(f"{kept} messages are kept for the next start")
+    return INTERRUPTED if kept else 0
+
+
+async def _when_closing(durable: DurableLanes, talking: trio.CancelScope) -> None:
+    await durable.wait_closing()
+    talking.cancel()

@@ -1,0 +1,249 @@
+"""Sessions: the one place where a message becomes a turn.
+
+A message is posted into the inbox of its session, which decides when there is a turn for it, or
+whether a turn that runs takes it. The turn is a job in the session's lane. In there, and nowhere
+else, the conversation is read and written. How a turn ends is told by the turn itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trio_lanes import Job, LaneInstrument, Lanes
+from trio_lanes.agents import (
+    Conversation,
+    Inbox,
+    InboxStatistics,
+    MemoryTranscript,
+    Overflow,
+    Receipt,
+    RunRegistry,
+    SettledKind,
+    TranscriptStore,
+    Turn,
+    WhenBusy,
+)
+
+from .agent import TURNS, Agent
+from .events import Began, Ended, Listener, Noted, Queued, Steered, nobody
+from .limits import MAX_WAITING
+from .model import ModelError
+
+# What a post may do to messages that wait, or to itself, and how it is told.
+SIDE_EFFECTS: Final = {
+    SettledKind.REJECTED: "rejected: somebody is before it",
+    SettledKind.REPLACED: "it replaces the one that waited",
+    SettledKind.SUMMARIZED: "too many wait: the oldest is only mentioned to the model",
+    SettledKind.DROPPED: "too many wait: one is dropped",
+}
+
+
+class TurnTimeoutError(Exception):
+    """A turn took too long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"stopped after {seconds:g} s")
+
+
+@attrs.frozen(eq=False)
+class Talk:
+    """What there is of a session besides its lane."""
+
+    inbox: Inbox
+    conversation: Conversation
+
+
+class Sessions:
+    """Everybody who talks with the agent. All of it is synchronous but `abort` and `wait_room`.
+
+    Args:
+      tell: told of all that happens, besides what the agent tells itself.
+      store: where conversations are kept.
+      turn_timeout: seconds that a turn may take.
+      when_busy: what is done with a message while a turn is active, until `set_mode`.
+      cap, overflow: how many messages may wait in a session, and what is done with more.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        agent: Agent,
+        tell: Listener = nobody,
+        *,
+        store: TranscriptStore | None = None,
+        turn_timeout: float = 300.0,
+        when_busy: WhenBusy = WhenBusy.FOLLOWUP,
+        cap: int = MAX_WAITING,
+        overflow: Overflow = Overflow.DROP_NEWEST,
+    ) -> None:
+        self.runs: Final = RunRegistry()
+        self._lanes: Final = lanes
+        self._agent: Final = agent
+        self._tell: Final = tell
+        self._store: Final = MemoryTranscript() if store is None else store
+        self._turn_timeout: Final = turn_timeout
+        self._when_busy: Final = when_busy
+        self._cap: Final = cap
+        self._overflow: Final = overflow
+        self._talks: Final[dict[str, Talk]] = {}
+
+    # ---- saying
+
+    def say(self, session: str, text: str, when_busy: WhenBusy | None = None) -> Receipt:
+        """Post a message. Its place in line is taken in here.
+
+        Raises:
+          LaneError: if the lanes take no more.
+        """
+        inbox = self._talk(session).inbox
+        before = inbox.statistics().settled
+        receipt = inbox.post(text, when_busy=when_busy)
+        after = inbox.statistics().settled
+        self._tell(Queued(session))
+        for kind, words in SIDE_EFFECTS.items():
+            if after[kind] > before[kind]:
+                self._tell(Noted(session, words))
+        return receipt
+
+    async def _turn(self, session: str, turn: Turn) -> str:
+        """The handler of all inboxes."""
+        talk = self._talks[session]
+
+        def steers() -> Sequence[str]:
+            taken = tuple(map(str, turn.take()))
+            if taken:
+                self._tell(Steered(session, taken))
+                self._tell(Queued(session))
+            return taken
+
+        texts = tuple(map(str, turn.messages))
+        self._tell(Began(session, texts))
+        self._tell(Queued(session))
+        ending = "stopped"  # as it is if a cancellation, or a group of them, comes through here
+        try:
+            with self.runs.running(session, turn):
+                turn.is_streaming = True
+                with trio.move_on_after(self._turn_timeout) as limit:
+                    answer = await self._agent.answer(session, talk.conversation, texts, steers)
+                if limit.cancelled_caught:
+                    raise TurnTimeoutError(self._turn_timeout)
+            ending = ""
+            return answer
+        except (TurnTimeoutError, ModelError) as error:
+            ending = f"failed: {error}" if isinstance(error, ModelError) else str(error)
+            raise
+        except Exception as error:
+            ending = f"failed: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._tell(Ended(session, ending))
+
+    # ---- stopping
+
+    def stop(self, session: str, reason: str) -> bool:
+        """Abort the turn that is active; False if there is none."""
+        return self.runs.abort(session, reason)
+
+    async def abort(self, session: str, reason: str) -> int:
+        """Cancel what waits, then the turn, and wait for its end. Returns how many waited."""
+        inbox = self._talk(session).inbox
+        waiting = inbox.statistics().waiting
+        await inbox.abort(reason)
+        self._tell(Queued(session))
+        return waiting
+
+    def clear(self, session: str, reason: str) -> int:
+        """Cancel what waits, and leave what runs. Returns how many waited."""
+        inbox = self._talk(session).inbox
+        before = inbox.statistics().waiting
+        self._lanes.session(session).clear(reason=reason)
+        left = inbox.statistics().waiting
+        self._tell(Queued(session))
+        return before - left
+
+    # ---- looking
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._talks
+
+    def mode(self, session: str) -> WhenBusy:
+        """What is done with a message while a turn is active."""
+        return self._talks[session].inbox.when_busy if session in self else self._when_busy
+
+    def set_mode(self, session: str, mode: WhenBusy) -> None:
+        """Change that for what is said from now on."""
+        self._talk(session).inbox.when_busy = mode
+        self._tell(Queued(session))
+
+    def turn(self, session: str) -> Turn | None:
+        """The turn that is active."""
+        return self._talks[session].inbox.turn if session in self else None
+
+    def waiting(self, session: str) -> list[str]:
+        """The messages that wait, in order."""
+        if session not in self:
+            return []
+        return [str(receipt.message) for receipt in self._talks[session].inbox.waiting]
+
+    def text_of(self, job: Job[Any]) -> str | None:
+        """What a turn is about: the first of its messages, or of those that it is to begin with."""
+        if job.session is None or job.session not in self:
+            return None
+        turn = self.turn(job.session)
+        texts = self.waiting(job.session) if turn is None or turn.job is not job else turn.messages
+        return str(texts[0]) if texts else None
+
+    def conversation(self, session: str) -> Conversation:
+        """What was said in a session. Another object than that of its turns: to be read."""
+        return Conversation(session, self._store)
+
+    def statistics(self, session: str) -> InboxStatistics:
+        """What became of the messages of a session."""
+        return self._talk(session).inbox.statistics()
+
+    async def wait_room(self) -> None:
+        """Wait until a message more may wait, over all sessions."""
+        while True:
+            waiting = {key: self._waiting_in(key) for key in self._lanes.sessions()}
+            if sum(waiting.values()) < MAX_WAITING:
+                await trio.lowlevel.checkpoint()
+                return
+            longest = max(waiting, key=waiting.__getitem__)  # it is the one that will shrink
+            await self._talks[longest].inbox.waiting[0].settled()
+
+    def _waiting_in(self, session: str) -> int:
+        return self._talks[session].inbox.statistics().waiting if session in self else 0
+
+    def _talk(self, session: str) -> Talk:
+        talk = self._talks.get(session)
+        if talk is None:
+
+            async def handler(turn: Turn) -> str:
+                return await self._turn(session, turn)
+
+            handler.__qualname__ = f"turn of {session}"  # what its jobs are called
+            talk = self._talks[session] = Talk(
+                Inbox(
+                    self._lanes,
+                    session,
+                    handler,
+                    when_busy=self._when_busy,
+                    lane=TURNS,
+                    cap=self._cap,
+                    overflow=self._overflow,
+                ),
+                Conversation(session, self._store),
+            )
+        return talk
+
+
+class FailuresTold(LaneInstrument):
+    """Looks at how turns failed, which they have told themselves, so that nobody logs it."""
+
+    def job_finished(self, job: Job[Any]) -> None:
+        if job.session is not None:
+            _ = job.exception

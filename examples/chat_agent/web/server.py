@@ -1,0 +1,293 @@
+"""The web server: one page, and one WebSocket for each viewer, in the nursery of the lanes.
+
+It serves this machine alone. A page of another site must neither read nor say anything here, so a
+connection says where it comes from (`Origin`) and whom it means (`Host`), or is refused: the first
+keeps other sites out, the second those that let their own name point to this machine.
+
+What a viewer types is read as in the terminal. What comes of it goes back to that viewer alone;
+what it changes, all of them are told.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from functools import partial
+from importlib.resources import files
+from typing import Final
+from urllib.parse import urlsplit
+
+import hypercorn
+import hypercorn.trio
+import trio
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from trio_lanes import Lanes
+from trio_lanes.agents import Overflow
+
+from ..agent import Agent
+from ..approvals import Approvals
+from ..chat import Chat
+from ..commands import MAX_LINE, NAME
+from ..limits import Limits, reload
+from ..model import Model, well_formed
+from ..screen import Screen
+from ..sessions import FailuresTold, Sessions
+from ..shutdown import run_with_lanes
+from ..tools import bundled_tools
+from .board import Board
+from .feed import FRAME_SECONDS, Fact, Feed, view
+
+HOSTS: Final = ("127.0.0.1", "localhost")
+MAX_MESSAGE: Final = 8 * MAX_LINE  # bytes
+MAX_SESSIONS: Final = 500  # that a page may begin
+FAREWELL_SECONDS: Final = 2.0  # for viewers to be told the end
+CAP: Final = 20  # messages that may wait in a session
+GOING_AWAY, POLICY, TRY_LATER = 1001, 1008, 1013  # why a WebSocket is closed
+
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+CONTENT_POLICY: Final = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+    "connect-src ws://{host}; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+
+
+class Page:
+    """The page as an ASGI application.
+
+    Args:
+      new_chat: a chat for one viewer, whose lines go to the screen that it is given.
+    """
+
+    def __init__(
+        self, feed: Feed, board: Board, new_chat: Callable[[Screen], Chat], model_name: str
+    ) -> None:
+        self._feed: Final = feed
+        self._board: Final = board
+        self._new_chat: Final = new_chat
+        self._model_name: Final = model_name
+        self._html: Final = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+        self._viewers: Final[set[Viewer]] = set()
+
+    def app(self) -> Starlette:
+        """What a server serves."""
+        return Starlette(routes=[Route("/", self._page), WebSocketRoute("/socket", self._socket)])
+
+    async def _page(self, request: Request) -> Response:
+        if not is_ours(request):
+            return PlainTextResponse("this page is for this machine alone", 403, HEADERS)
+        nonce = secrets.token_urlsafe(16)
+        policy = CONTENT_POLICY.format(nonce=nonce, host=request.headers["host"])
+        html = self._html.replace("{{nonce}}", nonce)
+        headers = {**HEADERS, "Content-Security-Policy": policy}
+        return Response(html, media_type="text/html; charset=utf-8", headers=headers)
+
+    async def _socket(self, socket: WebSocket) -> None:
+        if not (is_ours(socket) and "origin" in socket.headers):
+            await socket.close(POLICY)  # before it is accepted: status 403
+            return
+        await socket.accept()
+        viewer = Viewer(socket)
+        self._viewers.add(viewer)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._show, viewer)
+                await self._listen(viewer)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._viewers.remove(viewer)
+
+    async def all_told(self) -> None:
+        """Wait until all viewers have been told all there is, but for those that are too slow."""
+        with trio.move_on_after(FAREWELL_SECONDS):
+            # As often as there are frames; a viewer tells nobody of each that it has got.
+            while any(viewer.came_to < self._feed.last for viewer in self._viewers):  # noqa: ASYNC110
+                await trio.sleep(FRAME_SECONDS)
+
+    async def _show(self, viewer: Viewer) -> None:
+        known = viewer.socket.query_params
+        after = int(known["after"]) if known.get("after", "").isdecimal() else None
+        if known.get("run") != self._feed.run:
+            after = None
+        hello: Fact = {"hello": self._model_name}
+
+        def now() -> Fact:
+            told = self._board.now() | hello
+            hello.clear()
+            return told
+
+        try:
+            await view(self._feed, self._board.snapshot, now, viewer.send, after=after)
+        except trio.TooSlowError:
+            await viewer.close(TRY_LATER)
+
+    async def _listen(self, viewer: Viewer) -> None:
+        """Obey what a viewer types until it goes away."""
+        lines: list[str] = []
+        chat = self._new_chat(Screen(lines.append))
+        while (message := await viewer.receive()) is not None:
+            session, line = message
+            if session not in self._board and len(self._board) >= MAX_SESSIONS:
+                lines.append(f"! there are {MAX_SESSIONS} sessions, and there will be no more")
+            else:
+                chat.session = session
+                await chat.obey(line)
+                self._board.look()  # some commands change a lane, which tells nobody
+            if lines:
+                await viewer.send({"said": "\n".join(lines), "session": session})
+                lines.clear()
+
+
+class Viewer:
+    """One WebSocket: what is sent is sent whole, what comes is checked."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self.socket: Final = socket
+        self.came_to = 0
+        self._sending: Final = trio.Lock()
+
+    async def send(self, frame: Fact) -> None:
+        """Send JSON; once the viewer has gone, wait for being cancelled."""
+        async with self._sending:
+            try:
+                await self.socket.send_text(json.dumps(frame, separators=(",", ":")))
+                self.came_to = frame.get("seq", self.came_to)
+            except (WebSocketDisconnect, RuntimeError):  # `receive` sees it as well
+                await trio.sleep_forever()
+
+    async def receive(self) -> tuple[str, str] | None:
+        """The next session and line; None if the viewer has gone, or sends something else."""
+        try:
+            message = json.loads(await self.socket.receive_text())
+            match message:
+                case {"session": str(session), "line": str(line)} if NAME.fullmatch(session):
+                    return session, well_formed(line)
+        except WebSocketDisconnect:
+            return None
+        except (LookupError, TypeError, ValueError, RecursionError):  # no text, or no JSON
+            pass
+        await self.close(POLICY)
+        return None
+
+    async def close(self, code: int) -> None:
+        """Say goodbye, if that still can be heard."""
+        with trio.move_on_after(1):
+            try:
+                await self.socket.close(code)
+            except (WebSocketDisconnect, RuntimeError):
+                pass
+
+
+def is_ours(connection: HTTPConnection) -> bool:
+    """Whether a request means this machine by its name, and comes from no other site."""
+    host = connection.headers.get("host", "")
+    origin = connection.headers.get("origin")
+    return _hostname(f"//{host}") in HOSTS and origin in (None, f"http://{host}")
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on the loopback.
+
+    Raises:
+      OSError: if the port is in use.
+    """
+    return socket.create_server((HOSTS[0], port))
+
+
+async def serve(
+    page: Page,
+    listener: socket.socket,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve on `listener`, which then belongs to the server; `started` gets the URL.
+
+    Cancel it to end it.
+    """
+    url = "http://{}:{}/".format(*listener.getsockname())
+    config = hypercorn.Config()
+    config.bind = [f"fd://{listener.detach()}"]
+    config.graceful_timeout = 0.1
+    config.errorlog = None
+    config.websocket_max_message_size = MAX_MESSAGE
+    config.websocket_ping_interval = 20.0
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(hypercorn.trio.serve, page.app(), config, mode="asgi")  # type: ignore[arg-type]
+        )
+        task_status.started(url)
+
+
+async def run_web(
+    model: Model,
+    say: Callable[[str], None],
+    listener: socket.socket,
+    *,
+    limits: Limits,
+    read_limits: Callable[[], Limits] | None = None,
+    turn_timeout: float = 300.0,
+    grace: float = 30.0,
+) -> int:
+    """Serve the page until a signal says so, and on until all turns have ended.
+
+    Returns the exit code. Arguments as for `run_chat`.
+    """
+    feed = Feed()
+    board = Board(feed)
+    new_chat: Callable[[Screen], Chat]
+    page = Page(feed, board, lambda screen: new_chat(screen), model.name)
+
+    async def work(lanes: Lanes, beside: trio.Nursery) -> None:
+        nonlocal new_chat
+        approvals = Approvals(board.tell)
+        agent = Agent(lanes, model, bundled_tools(), board.tell, approvals)
+        sessions = Sessions(
+            lanes,
+            agent,
+            board.tell,
+            turn_timeout=turn_timeout,
+            cap=CAP,
+            overflow=Overflow.SUMMARIZE,
+        )
+        board.attach(lanes, sessions, approvals)
+        new_chat = partial(Chat, lanes, sessions, approvals, session="me")
+        url = await beside.start(serve, page, listener)
+        say(f"the page is at {url} (model: {model.name}); Ctrl-C ends")
+        try:
+            await lanes.wait_closing()
+        finally:
+            approvals.close()
+
+    def hang_up(lanes: Lanes) -> None:
+        assert read_limits is not None
+        say(reload(lanes, read_limits))
+        board.look()
+
+    return await run_with_lanes(
+        work,
+        limits.lanes(),
+        limits.groups(),
+        say=say,
+        grace=grace,
+        instruments=[board, FailuresTold()],
+        on_hangup=None if read_limits is None else hang_up,
+        farewell=page.all_told,
+    )

@@ -1,0 +1,218 @@
+"""The chat agent with `--durable`: real processes that are killed in the middle of an answer."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+
+from examples.chat_agent.answers import Answers
+from tests.test_chat_agent_process import CHAT, PATIENCE, ROOT, Output, chat
+from trio_lanes.durable import SqliteStore, open_durable_lanes
+
+SLOWLY = ("--word-delay", "0.02")
+LONG = bool(os.environ.get("TRIO_LANES_LONG_TESTS"))
+
+# (session, what is said there), in this order
+SAID = [
+    ("me", "hello"),
+    ("bob", "what is 6*7"),
+    ("me", "long 8"),
+    ("me", "what is 2+2"),
+    ("bob", "long 2"),
+    ("eve", "ask a subagent: what is 5*5?"),
+    ("bob", "hello"),
+    ("me", "what is 3+3"),
+]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def rows(folder: Path) -> list[tuple[int, str, bool, str]]:
+    """(job, session, whether it is answered, what was said there) of every turn, in order."""
+    if not (folder / "answers.db").exists():
+        return []
+    with closing(sqlite3.connect(folder / "answers.db")) as db:
+        try:
+            said = db.execute("SELECT job, session, answered, said FROM turns ORDER BY job")
+        except sqlite3.OperationalError:  # it is just being made
+            return []
+        return [
+            (job, session, bool(answered), json.loads(text)[0]["contents"][0])
+            for job, session, answered, text in said
+        ]
+
+
+async def talk(
+    folder: Path, typed: str, kill: Callable[[trio.Process], Awaitable[None]], *options: str
+) -> tuple[int, str]:
+    """Chat until `kill` returns; returns the exit code and what was shown."""
+    async with trio.open_nursery() as nursery:
+        process = await trio.lowlevel.open_process(
+            [*CHAT, *SLOWLY, "--durable", str(folder), *options],
+            stdin=-1,
+            stdout=-1,
+            cwd=ROOT,
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            output = Output(process.stdout)
+            nursery.start_soon(output.rest)
+            with trio.fail_after(PATIENCE):
+                await process.stdin.send_all(typed.encode())
+                await kill(process)
+                await process.stdin.aclose()
+                code = await process.wait()
+        finally:
+            process.kill()
+            await process.wait()
+    await process.stdout.aclose()
+    return code, output.text
+
+
+def lines(said: list[tuple[str, str]]) -> str:
+    return "".join(f"/as {session} {text}\n" for session, text in said)
+
+
+async def let_it_end(process: trio.Process) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 # what another process does
+        await trio.sleep(0.01)
+
+
+def accepted(folder: Path) -> int:
+    if not (folder / "jobs.db").exists():
+        return 0
+    with closing(sqlite3.connect(folder / "jobs.db", timeout=30)) as db:
+        try:
+            count: int = db.execute("SELECT count(*) FROM jobs").fetchone()[0]
+        except sqlite3.OperationalError:  # it is just being made
+            return 0
+    return count
+
+
+def in_the_middle(folder: Path, text: str) -> Callable[[trio.Process], Awaitable[None]]:
+    """Kill it when all has been accepted, and that is being answered."""
+
+    async def kill(process: trio.Process) -> None:
+        await until(lambda: accepted(folder) == len(SAID))
+        await until(
+            lambda: any(said == text and not answered for _, _, answered, said in rows(folder))
+        )
+        await trio.sleep(0.05)  # a word or two
+        process.kill()
+
+    return kill
+
+
+async def verify(folder: Path, said: list[tuple[str, str]]) -> None:
+    """Every message has exactly one answer, and they are in order."""
+    assert [(session, text) for _, session, _, text in rows(folder)] == said
+    assert all(answered for _, _, answered, _ in rows(folder))
+    with Answers.open(folder / "answers.db") as answers:
+        for session in {session for session, _ in said}:
+            messages = await answers.transcript(session)
+            asked = [message.content for message in messages if message.role == "user"]
+            assert asked == [text for other, text in said if other == session]
+            assert all(message.status == "completed" for message in messages)
+            for before, after in pairwise(messages):
+                assert (before.role, after.role) != ("user", "user"), "not answered"
+            assert messages[-1].role == "assistant"
+    with closing(sqlite3.connect(folder / "jobs.db")) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert db.execute("SELECT state, count(*) FROM jobs GROUP BY 1").fetchall() == [
+            ("succeeded", len(said))
+        ]
+
+
+async def test_a_chat_killed_in_the_middle_of_an_answer_answers_everybody_once_and_in_order(
+    tmp_path: Path,
+) -> None:
+    code, shown = await talk(tmp_path, lines(SAID), in_the_middle(tmp_path, "long 8"))
+    assert code == -signal.SIGKILL
+    code, shown = await talk(tmp_path, "", let_it_end)
+    assert code == 0, shown
+    assert "me * was interrupted, and is answered now: long 8" in shown
+    assert "messages are left from before" in shown
+    await verify(tmp_path, SAID)
+    again = await chat(b"", "--durable", str(tmp_path))
+    assert again.returncode == 0
+    assert again.stdout == b"", "there was nothing left to say"
+
+
+async def test_a_chat_that_is_killed_again_and_again_answers_everybody_once_and_in_order(
+    tmp_path: Path,
+) -> None:
+    draw = random.Random(seed := random.randrange(10**6))
+    typed, kills = lines(SAID), 0
+
+    async def kill(process: trio.Process) -> None:
+        await trio.sleep(draw.uniform(0.0, 0.6))
+        process.kill()
+
+    for _ in range(30 if LONG else 4):
+        code, _ = await talk(tmp_path, typed, in_the_middle(tmp_path, "long 8") if typed else kill)
+        typed = ""  # it was accepted, or a person would have seen that it was not
+        kills += code == -signal.SIGKILL
+    code, shown = await talk(tmp_path, "", let_it_end)
+    assert code == 0, (seed, shown)
+    assert kills >= 1
+    await verify(tmp_path, SAID)
+
+
+async def test_an_answer_that_was_written_before_the_kill_is_not_given_again(
+    tmp_path: Path,
+) -> None:
+    with Answers.open(tmp_path / "answers.db") as answers:
+        async with open_durable_lanes(
+            SqliteStore(tmp_path / "jobs.db"), {}, {"main": 4}, worker=False
+        ) as lanes:
+            job = await lanes.submit("answer", "hello", session="me")
+            await lanes.submit("answer", "what is 6*7", session="me")
+        async with answers.conversation(job.id, "me").turn("hello") as turn:
+            turn.append("Good day.")
+            await turn.finish()
+    before = rows(tmp_path)
+    code, shown = await talk(tmp_path, "", let_it_end)
+    assert code == 0
+    assert "me * was answered already: hello" in shown
+    assert rows(tmp_path)[:1] == before
+    await verify(tmp_path, [("me", "hello"), ("me", "what is 6*7")])
+
+
+async def test_ctrl_c_keeps_what_is_not_answered_for_the_next_start(tmp_path: Path) -> None:
+    async def interrupt(process: trio.Process) -> None:
+        await until(lambda: bool(rows(tmp_path)))
+        process.send_signal(signal.SIGINT)
+
+    code, shown = await talk(tmp_path, "slow 30\nhello\n", interrupt, "--grace", "0")
+    assert code == 130
+    assert "2 messages are kept for the next start" in shown
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
+        assert db.execute("SELECT max(crashes), count(*) FROM jobs").fetchone() == (0, 2)
+
+
+async def test_a_folder_that_somebody_works_in_is_refused(tmp_path: Path) -> None:
+    async def second(process: trio.Process) -> None:
+        await until(lambda: bool(rows(tmp_path)))
+        other = await chat(b"", "--durable", str(tmp_path))
+        assert other.returncode == 2
+        assert b"in the hands of process" in other.stderr
+        process.kill()
+
+    await talk(tmp_path, "slow 30\n", second)
