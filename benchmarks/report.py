@@ -126,6 +126,7 @@ def _ratio_cells(ratio: Spread) -> tuple[str, str]:
 def _figure(key: str, value: float) -> str:
     return {
         "reading_us": f"{value:.2f} µs more to read a job's result afterwards",
+        "cycles_per_second": f"{value:,.0f} cycles a second",
         "memory_growth_mb": f"the process grew by {value:.0f} MB at its peak",
         "first_wave_bytes": f"{value:.0f} bytes a session stay of the first wave (tables, pools)",
     }[key]

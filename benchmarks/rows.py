@@ -28,6 +28,11 @@ NAMES = {
     "node.p-queue-9": "p-queue 9",
     "node.p-limit": "p-limit",
     "node.fastq": "fastq",
+    "durable.full": "durable lanes, SQLite, synchronous FULL",
+    "durable.normal": "durable lanes, SQLite, synchronous NORMAL",
+    "huey.full": "huey, SQLite, fsync",
+    "huey.off": "huey, SQLite, without fsync",
+    "node.bullmq": "BullMQ, Valkey, appendfsync everysec",
 }
 
 
@@ -88,7 +93,7 @@ LOCK_NOTE = (
 )
 PRIORITY_NOTE = "p-limit, fastq, aiojobs and a bare nursery have no priorities."
 
-ROWS = (
+ROWS: tuple[Row, ...] = (
     Row(
         "a",
         "burst: no-op jobs, ten a session, into one lane of 100",
@@ -240,6 +245,28 @@ ROWS = (
             "setImmediate; 'microtask' is Node with the least that an await can be there.",
         ),
     ),
+)
+
+DURABLE = ("durable.full", "durable.normal", "huey.full", "huey.off", "node.bullmq")
+DURABLE_NOTE = (
+    "Of these only durable lanes keep an order. FULL and fsync survive the loss of power; NORMAL "
+    "and everysec may lose the last moments; without fsync the file itself may be lost. huey takes "
+    "a job out of its table before it runs it, so a crash loses what runs."
+)
+
+ROWS += tuple(
+    Row(
+        f"j.{in_flight}",
+        f"durable jobs: accepted, run and told, {in_flight} in flight",
+        f"cycles_{in_flight}",
+        n,
+        3,
+        DURABLE,
+        unit="µs/cycle",
+        quick_n=n // 5,
+        notes=(DURABLE_NOTE,),
+    )
+    for in_flight, n in ((1, 500), (10, 2_000), (100, 5_000))
 )
 
 GROWTH = (

@@ -18,7 +18,13 @@ import attrs
 from benchmarks import workloads
 from benchmarks.sample import Run, Sample
 
-SIDES = {"lanes": "lanes_side", "trio": "trio_peers", "asyncio": "asyncio_peers"}
+SIDES = {
+    "lanes": "lanes_side",
+    "trio": "trio_peers",
+    "asyncio": "asyncio_peers",
+    "durable": "durable_side",
+    "huey": "huey_side",
+}
 
 
 def measure(run: Run) -> Sample:
@@ -26,12 +32,14 @@ def measure(run: Run) -> Sample:
     module = importlib.import_module(f"benchmarks.{SIDES[side]}")
     if side == "lanes":
         name = run.contender
-    for kind, functions in (
-        (module.SESSIONS, workloads.SESSION_WORKLOADS),
-        (module.CALLERS, workloads.CALLER_WORKLOADS),
-        (module.LINES, workloads.LINE_WORKLOADS),
-        (module.WAITERS, workloads.WAITER_WORKLOADS),
+    for table, functions in (
+        ("SESSIONS", workloads.SESSION_WORKLOADS),
+        ("CALLERS", workloads.CALLER_WORKLOADS),
+        ("LINES", workloads.LINE_WORKLOADS),
+        ("WAITERS", workloads.WAITER_WORKLOADS),
+        ("CYCLES", workloads.CYCLE_WORKLOADS),
     ):
+        kind = getattr(module, table, {})
         if run.workload in functions and name in kind:
             workload = functions[run.workload]
             loop: workloads.Loop = module.LOOP

@@ -10,10 +10,13 @@ from __future__ import annotations
 import gc
 import random
 import resource
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
@@ -26,6 +29,7 @@ Submit = Callable[[Body, int, str], Awaitable[object] | None]
 
 JOBS_PER_SESSION = 10
 OUTSTANDING = 1_000
+OUT = Path(__file__).parent / "out"
 
 
 @attrs.frozen
@@ -78,6 +82,24 @@ class Waiters(Protocol):
 
     async def cancelled(self) -> int:
         """How many jobs ended as a cancelled one does. Asked after leaving the block."""
+
+
+Drive = Callable[[int], Awaitable[list[object]]]
+
+
+class Cycles(Protocol):
+    """Jobs that are accepted on a disk, run, and told about, one behind the other."""
+
+    keeps: frozenset[str]
+
+    def open(
+        self, folder: Path, log: list[int], in_flight: int
+    ) -> AbstractAsyncContextManager[Drive]:
+        """A way to have jobs 0 to n done, of which so many are under way at a time.
+
+        Whoever submits job i waits for its result, and then submits job ``i + in_flight``. The
+        job appends its number to the log, and returns it.
+        """
 
 
 class Clock:
@@ -307,6 +329,19 @@ async def _cancelled(loop: Loop, peer: Waiters, n: int, cancel: Callable[[], Non
     return clock.sample(n, ["all told", "none ran"])
 
 
+async def cycles(loop: Loop, peer: Cycles, n: int, in_flight: int) -> Sample:
+    """Accept, start, finish, tell: so many at a time, on a disk that is a disk."""
+    log: list[int] = []
+    OUT.mkdir(exist_ok=True)  # the folder for temporary files may lie in memory
+    with tempfile.TemporaryDirectory(dir=OUT) as folder:
+        async with peer.open(Path(folder), log, in_flight) as drive:
+            await drive(0)
+            with Clock() as clock:
+                results = await drive(n)
+    verified = verify(log, results, n=n, sessions=in_flight, keeps=peer.keeps)
+    return clock.sample(n, verified, cycles_per_second=n / clock.seconds)
+
+
 async def waiting(loop: Loop, peer: Waiters, n: int) -> Sample:
     """Bytes of a job that waits, ten a session, with all that the submitter needs to hold."""
     return await _waiting_bytes(loop, peer, n, session_keys(n))
@@ -374,4 +409,6 @@ def _traced() -> int:
 SESSION_WORKLOADS = {f.__name__: f for f in (burst, checkpoint, steady, keys, gap, idle)}
 CALLER_WORKLOADS = {f.__name__: f for f in (uncontended,)}
 LINE_WORKLOADS = {f.__name__: f for f in (priorities,)}
+IN_FLIGHT = {f"cycles_{number}": number for number in (1, 10, 100)}
+CYCLE_WORKLOADS = {name: partial(cycles, in_flight=number) for name, number in IN_FLIGHT.items()}
 WAITER_WORKLOADS = {f.__name__: f for f in (clear, cancel, waiting, waiting_alone)}
