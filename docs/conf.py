@@ -61,10 +61,11 @@ MADE_BY_USERS: Final = (
     trio_lanes.RateLimit,
 )
 
-DEFAULTS: Final = {  # names in signatures that say nothing to users: what they stand for
+DEFAULTS: Final = {  # names in signatures that say nothing to users: what to show instead
     "DEFAULT_LANES": repr(inspect.signature(trio_lanes.open_lanes).parameters["lanes"].default),
     "MappingProxyType({})": "{}",
     "_control.ANY_OWNER": "...",
+    "trio_lanes._shutdown.Stoppable": "trio_lanes.Lanes",
 }
 
 

@@ -7,7 +7,7 @@ import random
 
 import trio
 
-from trio_lanes import JobTimeoutError, LaneFullError, open_lanes
+from trio_lanes import JobTimeoutError, LaneConfig, LaneFullError, open_lanes
 
 handled: list[tuple[str, int]] = []
 
@@ -20,14 +20,14 @@ async def handle(sender: str, number: int) -> None:
 
 
 async def main() -> None:
-    async with open_lanes({"main": 4}) as lanes:
+    async with open_lanes({"main": LaneConfig(concurrency=4, max_waiting=1_000)}) as lanes:
         jobs = {}
         for number in range(5):
             for sender in ("acme", "globex", "initech"):
                 try:
                     job = lanes.submit_nowait(handle, sender, number, session=sender, timeout=1)
                 except LaneFullError:
-                    print("503, come again")  # back-pressure: the lane has a max_waiting
+                    print("503, come again")  # a thousand wait already
                 else:
                     jobs[sender, number] = job
         for event, job in jobs.items():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -56,6 +58,14 @@ async def reply(*words: str) -> str:
     return " ".join(words)
 
 
+async def serve(
+    app: object, config: object, *, shutdown_trigger: Callable[[], Awaitable[object]]
+) -> None:
+    """A server whose process is told to end."""
+    signal.raise_signal(signal.SIGTERM)
+    await shutdown_trigger()
+
+
 def names(lanes: trio_lanes.Lanes) -> dict[str, Any]:
     """What the examples take for granted."""
     public = {**vars(trio_lanes), **vars(trio_lanes.testing), **vars(trio_lanes.instruments)}
@@ -68,6 +78,9 @@ def names(lanes: trio_lanes.Lanes) -> dict[str, Any]:
         "fetch": reply,
         "urls": ["http://a.example/1", "http://b.example/2"],
         "host_of": lambda url: url.split("/")[2],
+        "partial": partial,
+        "serve": serve,
+        "config": None,
         "app": SimpleNamespace(post=lambda path: lambda handler: handler),  # of a web framework
     }
 

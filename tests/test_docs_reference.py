@@ -10,7 +10,10 @@ from typing import TypeVar
 import pytest
 
 import trio_lanes
+import trio_lanes.durable
 import trio_lanes.instruments
+import trio_lanes.instruments.otel
+import trio_lanes.instruments.prometheus
 import trio_lanes.testing
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -42,7 +45,14 @@ def documented_names(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [trio_lanes, trio_lanes.instruments, trio_lanes.testing],
+    [
+        trio_lanes,
+        trio_lanes.durable,
+        trio_lanes.instruments,
+        trio_lanes.instruments.otel,
+        trio_lanes.instruments.prometheus,
+        trio_lanes.testing,
+    ],
     ids=lambda module: module.__name__,
 )
 def test_the_reference_has_every_public_name_and_no_other(module: ModuleType) -> None:

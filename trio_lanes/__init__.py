@@ -28,6 +28,7 @@ from ._names import resolve_session_lane as resolve_session_lane
 from ._portal import LanesPortal as LanesPortal
 from ._rate import RateLimit as RateLimit
 from ._retry_after import retry_after as retry_after
+from ._shutdown import shutdown_on_signals as shutdown_on_signals
 from ._state import JobState as JobState
 from ._statistics import LanesStatistics as LanesStatistics
 from ._statistics import LaneStatistics as LaneStatistics

@@ -40,6 +40,7 @@ from trio_lanes import (
     open_lanes,
     resolve_global_lane,
     resolve_session_lane,
+    shutdown_on_signals,
 )
 from trio_lanes.instruments import LoggingInstrument
 from trio_lanes.testing import LaneRecorder, RecordedJob
@@ -236,6 +237,10 @@ async def acting(lanes: Lanes, lane: Lane, session: SessionLane) -> None:
     assert_type(report, DrainReport)
     assert_type(report.finished, int)
     await lanes.drain(waiting="never")  # type: ignore[arg-type]
+    assert_type(await shutdown_on_signals(lanes, grace=1), DrainReport | None)
+    await shutdown_on_signals(lanes, grace=1, reload=dict)
+    await shutdown_on_signals(lane, grace=1)  # type: ignore[arg-type]
+    await shutdown_on_signals(lanes, grace=1, signals="SIGTERM")  # type: ignore[arg-type]
 
 
 # ---- errors
