@@ -727,11 +727,11 @@ async def test_many_of_one_session_who_wait_for_room_are_let_in_without_looking_
     config = LaneConfig(concurrency=4, max_waiting=10)  # so slots are free, and no room
 
     async def flood(n: int) -> float:
-        began = time.perf_counter()
+        began = time.thread_time()
         async with open_lanes({"main": config}) as lanes, trio.open_nursery() as nursery:
             for _ in range(n):
                 nursery.start_soon(lanes.session("alice").run, trio.sleep, 1)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     few, many = [min([await flood(n) for _ in range(3)]) for n in (100, 1_600)]
     assert many < 16 * 5 * few  # n squared would be 256 times as long

@@ -141,9 +141,9 @@ async def test_taking_back_what_a_wide_session_has_forwarded_costs_n_log_n(
             for _ in range(n):
                 lanes.submit_nowait(sleep, session="alice")
             assert lanes.lane("main").statistics().waiting_in_lane == n
-            began = time.perf_counter()
+            began = time.thread_time()
             lanes.pause("session:alice")
-            took = time.perf_counter() - began
+            took = time.thread_time() - began
             assert lanes.lane("main").statistics().waiting_in_lane == 0
             lanes.clear()
             lanes.resume("session:alice")

@@ -236,11 +236,11 @@ async def test_many_distinct_priorities_cost_n_log_n(
 
         def submit_and_clear(n: int) -> float:
             lanes.pause()
-            began = time.perf_counter()
+            began = time.thread_time()
             for i in range(n):
                 lanes.submit_nowait(nothing, session=session, priority=i * 7919 % n)
             lanes.clear()
-            return time.perf_counter() - began
+            return time.thread_time() - began
 
         few = best_of_three(lambda: submit_and_clear(1_000))
         many = best_of_three(lambda: submit_and_clear(16_000))

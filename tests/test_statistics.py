@@ -360,11 +360,11 @@ async def test_statistics_cost_the_same_however_many_jobs_wait(
         def cost() -> float:
             best = math.inf
             for _ in range(5):
-                began = time.perf_counter()
+                began = time.thread_time()
                 for _ in range(50):
                     lanes.statistics()
                     lanes.lane("main").statistics()
-                best = min(best, time.perf_counter() - began)
+                best = min(best, time.thread_time() - began)
             return best
 
         lanes.submit_nowait(trio.sleep, 1, session="alice")
