@@ -68,7 +68,7 @@ async def test_a_job_is_warned_about_that_its_session_holds_for_one_in_another_l
     delay: float, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_lanes({"main": 8, "cron": 1}) as lanes:
-        lanes.start_soon(trio.sleep, 4, session="alice", lane="cron")
+        lanes.start_soon(trio.sleep, 3.5, session="alice", lane="cron")
         lanes.start_soon(trio.sleep, 0, session="alice", delay=delay)
     assert lines(caplog) == ["lane 'main': 1 waiting, the longest for 2.0 s"]
 

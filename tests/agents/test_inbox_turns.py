@@ -597,14 +597,14 @@ async def test_abort_of_an_idle_inbox_is_true_and_a_checkpoint(
     assert stage.turns == []
 
 
+@pytest.mark.many_seeds(20)
 async def test_what_is_posted_right_after_an_abort_is_run_by_the_job_that_was_granted(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:
     inbox = Inbox(lanes, "alice", stage.handler)
     inbox.post("first")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(inbox.abort)
-        inbox.post("i", when_busy=INTERRUPT)
+    inbox.post("i", when_busy=INTERRUPT)
+    await inbox.abort()
     receipt = inbox.post("second")
     await wait_all_tasks_blocked()
     assert stage.started == [["second"]]
