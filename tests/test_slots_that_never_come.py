@@ -177,7 +177,7 @@ async def test_a_job_that_cleans_up_without_its_slot_is_waited_for_as_any_other(
 
     async def outer() -> None:
         job = lanes.submit_nowait(inner)
-        await trio.sleep(1.5)
+        await trio.sleep(1)
         lanes.configure({"main": 1})
         job.cancel()
         await trio.sleep(0.1)
@@ -190,4 +190,34 @@ async def test_a_job_that_cleans_up_without_its_slot_is_waited_for_as_any_other(
         await trio.sleep(0.5)
         lanes.jobs()[0].cancel()
         await job.wait()
-    assert trio.current_time() == 2.5
+    assert trio.current_time() == pytest.approx(2.1)  # as soon as it is waited for, and a second
+
+
+async def test_a_cancelled_job_goes_on_when_a_job_that_comes_before_others_takes_its_last_chance(
+    autojump_clock: MockClock,
+) -> None:
+    cleaned_up: list[float] = []
+    lent: list[Job[None]] = []
+
+    async def holds() -> None:
+        lent.append(lanes.submit_nowait(child, cleaned_up))
+        await trio.sleep(0.5)
+        lanes.configure({"main": 1})
+        lent[0].cancel()
+        await lanes.submit_nowait(trio.sleep, 1, session="alice", lane="cron").wait()
+
+    async def waits() -> None:
+        await trio.sleep(1)
+        await lent[0].wait_done()
+
+    async with open_lanes({"main": 2, "other": 1, "cron": 2}) as lanes:
+        lanes.submit_nowait(trio.sleep, 5, session="alice", lane="cron")
+        jobs = [lanes.submit_nowait(holds), lanes.submit_nowait(waits, lane="other")]
+        await trio.sleep(2)
+        assert not cleaned_up
+        # It passes the one that `holds` waits for, and waits for a slot that `waits` has.
+        jobs.append(lanes.submit_nowait(trio.sleep, 1, session="alice", lane="other", priority=1))
+        for job in jobs:
+            await job.wait()
+    assert cleaned_up == [3.0]
+    assert trio.current_time() == 7.0

@@ -6,7 +6,9 @@ was there is taken; a job takes its slot back while another of its tasks waits f
 line for it. Each of these is looked at when it happens, and only if somebody waits inside a job at
 all. Nothing else has to be: whoever starts goes on, and whoever ends only gives back.
 
-Then that wait ends in an error which began last, of those by whose end the knot is undone.
+Then that wait ends in an error which began last, of those by whose end the knot is undone. But no
+wait has to if the knot is undone by cancelled jobs of it that want slots back: these then go on
+without, as they do when no slot can come any more.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _CURE: Final = (
 )
 
 
-def check(wait: Wait) -> None:
+def check(scheduler: Scheduler, wait: Wait) -> None:
     """Raise if ``wait``, which its job knows of already, can never end.
 
     Raises:
@@ -41,8 +43,8 @@ def check(wait: Wait) -> None:
     targets = wait.any_of if wait.target is None else (wait.target,)
     if any(target._state is RUNNING and goes_on(target) for target in targets):
         return  # as most do
-    search = Search()
-    if not search.can_come(needed_for(wait)):
+    search, needed = Search(), needed_for(wait)
+    if not (search.can_come(needed) or _let_go(scheduler, search, needed)):
         assert wait.job is not None
         raise LaneDeadlockError(_Knot(search.stuck_jobs()).describe(wait.job))
 
@@ -92,7 +94,7 @@ def _undo(scheduler: Scheduler, keys: list[Key]) -> None:
 def _in_vain(scheduler: Scheduler, keys: list[Key]) -> list[Wait]:
     """The waits for what cannot come, if not all of ``keys`` can; the last to begin is first."""
     search = Search()
-    if search.can_come(keys):
+    if search.can_come(keys) or _let_go(scheduler, search, keys):
         return []
     stuck = search.stuck_jobs()
     return [
@@ -111,6 +113,25 @@ def _comes_without(wait: Wait, keys: list[Key]) -> bool:
         return Search().can_come(keys)
     finally:
         wait.job._waits[wait.task] = wait
+
+
+def _let_go(scheduler: Scheduler, search: Search, keys: list[Key]) -> bool:
+    """Whether ``keys`` come if cancelled jobs go on without their slots; then these do so."""
+    cancelled = [job for job in search.stuck_jobs() if job._lane.returning.get(job)]
+    if not cancelled:
+        return False
+    for job in cancelled:
+        job._lane.lending[job] = False
+    try:
+        comes = Search().can_come(keys)
+    finally:
+        for job in cancelled:
+            job._lane.lending[job] = True
+    if comes:
+        with scheduler.transition():
+            for job in cancelled:
+                scheduler.touch(job._lane)
+    return comes
 
 
 def never_comes(job: AnyJob) -> bool:

@@ -388,7 +388,7 @@ class Scheduler(LaneTable):
 
     def check(self, wait: Wait) -> None:
         """Refuse ``wait``, which begins, if it would never end."""
-        _deadlock.check(wait)
+        _deadlock.check(self, wait)
 
     def check_accepted(self, job: AnyJob) -> None:
         """Look whether that ``job`` waits now has others wait for ever."""
