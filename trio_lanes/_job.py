@@ -85,32 +85,32 @@ class Job(Generic[T_co]):
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
     _costs: Mapping[str, float]  # what its start is to be charged, by unit
 
-    id: int = attrs.field(default=0, init=False)
-    submitted_at: float = attrs.field(default=0.0, init=False)
-    started_at: float | None = attrs.field(default=None, init=False)
-    finished_at: float | None = attrs.field(default=None, init=False)
-    _state: JobState = attrs.field(default=WAITING, init=False)
-    _place: int = attrs.field(default=0, init=False)  # its rank in its session
-    _arrival: int = attrs.field(default=0, init=False)  # in its global lane; 0: it is not there
-    _waiting_since: float = attrs.field(default=0.0, init=False)
-    _has_slot: bool = attrs.field(default=False, init=False)  # of its lane, and group
-    _lenders: int = attrs.field(default=0, init=False)  # tasks of it that lend its slot
-    _readmitting: bool = attrs.field(default=False, init=False)  # in line again, while it runs
-    _slot_waiters: list[Task] | None = attrs.field(default=None, init=False)  # want it back
-    _charged_at: float = attrs.field(default=0.0, init=False)
+    id: int
+    submitted_at: float
+    started_at: float | None
+    finished_at: float | None
+    _state: JobState
+    _place: int  # its rank in its session
+    _arrival: int  # in its global lane; 0: it is not there
+    _waiting_since: float
+    _has_slot: bool  # of its lane, and group
+    _lenders: int  # tasks of it that lend its slot
+    _readmitting: bool  # in line again, while it runs
+    _slot_waiters: list[Task] | None  # want it back
+    _charged_at: float
     # What it was charged then; None if it was not, or if `charge` has made that good
-    _charged: Mapping[str, float] | None = attrs.field(default=None, init=False)
-    _progress_at: float = attrs.field(default=0.0, init=False)
-    _waits: dict[Task, Wait] | None = attrs.field(default=None, init=False)
-    _timers: list[Timer] | None = attrs.field(default=None, init=False)  # of its wait
-    _task: Task | None = attrs.field(default=None, init=False)  # that runs its body
-    _scope: trio.CancelScope | None = attrs.field(default=None, init=False)  # of its body
-    _interruption: JobCancelledError | None = attrs.field(default=None, init=False)
-    _waiters: dict[object, Waiter] | None = attrs.field(default=None, init=False)
-    _value: Any = attrs.field(default=None, init=False)
-    _error: BaseException | None = attrs.field(default=None, init=False)
-    _traceback: TracebackType | None = attrs.field(default=None, init=False)
-    _unseen: Unseen | None = attrs.field(default=None, init=False)
+    _charged: Mapping[str, float] | None
+    _progress_at: float
+    _waits: dict[Task, Wait] | None
+    _timers: list[Timer] | None  # of its wait
+    _task: Task | None  # that runs its body
+    _scope: trio.CancelScope | None  # of its body
+    _interruption: JobCancelledError | None
+    _waiters: dict[object, Waiter] | None
+    _value: Any
+    _error: BaseException | None
+    _traceback: TracebackType | None
+    _unseen: Unseen | None
 
     def __init__(self) -> None:
         raise TypeError("only lanes make a Job")
@@ -375,8 +375,57 @@ class Job(Generic[T_co]):
 AnyJob: TypeAlias = Job[Any]
 
 
-def make_job(*facts: Any) -> AnyJob:
-    """A job with these ``facts``, which are its first fields, in their order."""
+def make_job(
+    keeper: Keeper,
+    name: str,
+    session: str | None,
+    fn: Callable[..., Coroutine[Any, Any, Any]],
+    args: tuple[Any, ...],
+    context: Context,
+    lane: LaneActor,
+    priority: int,
+    options: RareOptions,
+    parent: weakref.ref[AnyJob] | None,
+) -> AnyJob:
+    """A job that nobody knows yet."""
+    # By hand: an `__init__` of attrs looks each default up by name, at twice the price.
     job: AnyJob = Job.__new__(Job)
-    job.__attrs_init__(*facts)
+    job._keeper = keeper
+    job.name = name
+    job.session = session
+    job._fn = fn
+    job._args = args
+    job._context = context
+    job._lane = lane
+    job._session_lane = None
+    job._priority = priority
+    job._options = options
+    job._parent = parent
+    job._unhandled = False
+    job._costs = options.cost
+    job.id = 0
+    job.submitted_at = 0.0
+    job.started_at = None
+    job.finished_at = None
+    job._state = WAITING
+    job._place = 0
+    job._arrival = 0
+    job._waiting_since = 0.0
+    job._has_slot = False
+    job._lenders = 0
+    job._readmitting = False
+    job._slot_waiters = None
+    job._charged_at = 0.0
+    job._charged = None
+    job._progress_at = 0.0
+    job._waits = None
+    job._timers = None
+    job._task = None
+    job._scope = None
+    job._interruption = None
+    job._waiters = None
+    job._value = None
+    job._error = None
+    job._traceback = None
+    job._unseen = None
     return job

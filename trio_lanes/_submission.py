@@ -248,12 +248,9 @@ class Submitter:
             args,
             copy_context(),
             actor,
-            None,
             priority,
             options,
             None if parent is None else weakref.ref(parent),
-            False,
-            options.cost,
         )
 
     def _enter_nowait(self, job: Job[T]) -> Job[T]:
