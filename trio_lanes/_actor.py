@@ -132,10 +132,6 @@ class Actor(ABC):
         """The jobs that wait and that it answers for."""
 
     @abstractmethod
-    def send(self, job: AnyJob, /) -> None:
-        """Put ``job`` into its mailbox; it is looked at in the next step."""
-
-    @abstractmethod
     def step(self) -> None:
         """Do what can be done now."""
 

@@ -138,6 +138,14 @@ class Hooks:
                 logger.exception("%r raised; the instrument %r is removed", method, instrument)
                 self._remove(instrument)
 
+    def call_in_context(self, hooks: list[Hook], job: AnyJob) -> None:
+        """`call` them with ``job``, in its own context."""
+        assert job._context is not None
+        try:
+            job._context.run(self.call, hooks, job)
+        except RuntimeError:  # it is entered already; the hooks themselves never raise
+            self.call(hooks, job)
+
     def _remove(self, instrument: object) -> None:
         for name in HOOKS:
             hooks: list[Hook] = getattr(self, name)

@@ -141,14 +141,9 @@ class LaneActor(Actor):
         # One that wants a slot of a shared limiter back is both, from when its token is there.
         return list(dict.fromkeys([*super().running_jobs(), *self.lending]))
 
-    def send(self, job: AnyJob) -> None:
-        self.mailbox.send(job)
-
     def take_mail(self) -> None:
         """Give the jobs in the mailbox their places in line."""
-        mailbox = self.mailbox
-        while mailbox.count:
-            self.line.add(mailbox.take())
+        self.mailbox.empty_into(self.line.add)
 
     def before(self, job: AnyJob) -> list[AnyJob]:
         """The jobs in line that would start before ``job`` if nothing else came."""
@@ -172,7 +167,7 @@ class LaneActor(Actor):
         """Put ``job``, which runs, in line again: before all that has its priority."""
         job._arrival = self.floor.next_return()
         self.readmitting += 1
-        self.send(job)
+        self.mailbox.send(job)
         self.floor.touch(self)
 
     def withhold(self, job: AnyJob) -> None:
@@ -184,7 +179,7 @@ class LaneActor(Actor):
 
     def step(self) -> None:
         if self.mailbox.count:
-            self.take_mail()
+            self.mailbox.empty_into(self.line.add)
         if self.returning:
             self.give_slots_back()
         floor = self.floor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 import trio
@@ -13,6 +14,7 @@ from ._job import AnyJob
 from ._lane import LaneActor
 from ._mailbox import Mailbox
 from ._plan import Plan
+from ._rate import costs_of
 from ._session import SessionActor
 from ._transitions import Transitions
 
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 
 class LaneTable(Transitions):
     """The lanes of one `open_lanes`, of both layers, and their groups."""
+
+    __slots__ = (
+        "bounded_sessions",
+        "groups",
+        "plan",
+        "sessions",
+        "spare_limiters",
+        "spare_mailboxes",
+    )
 
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
         super().__init__(nursery, hooks)
@@ -99,3 +110,18 @@ class LaneTable(Transitions):
     def active(self) -> int:
         """How many jobs run."""
         return sum(lane.active for lane in self.lanes.values())
+
+    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
+        """`Job.charge`."""
+        charged = job._charged
+        if charged is None:
+            raise RuntimeError(f"{job!r} has not started, or has been charged before")
+        lane, session = self.lanes_of(job)
+        lane.check_cost(costs_of(units), session)
+        with self.transition():
+            job._charged = None
+            self.let_remember(lane, session)
+            more = {unit: used - charged.get(unit, 0) for unit, used in units.items()}
+            for actor in lane.metered(session):
+                actor.rates.correct(more, self.now, job._charged_at)
+                self.touch(actor)

@@ -9,6 +9,7 @@ a channel's middle.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 import trio
@@ -35,7 +36,8 @@ class Mailbox:
         self._send(job)
         self.count += 1
 
-    def take(self) -> AnyJob:
-        """Take out the oldest of what is there. There must be something."""
-        self.count -= 1
-        return self._receive()
+    def empty_into(self, add: Callable[[AnyJob], None]) -> None:
+        """Take out all that is there, the oldest first, and ``add`` each."""
+        while self.count:
+            self.count -= 1
+            add(self._receive())

@@ -23,12 +23,11 @@ from ._config import NO_OPTIONS
 from ._crew import Crew
 from ._current import job_here, jobs_by_task
 from ._errors import JobCancelledError, QueueTimeoutError
-from ._instrument import Hook, Hooks
+from ._instrument import Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
 from ._lane_table import LaneTable
 from ._overdue import Overdue
-from ._rate import costs_of
 from ._room import Entrant, Lines
 from ._settle import Unseen, Verdict, interrupted, raised, settle, watch_failure
 from ._state import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, JobState, advance
@@ -42,6 +41,21 @@ logger: Final = logging.getLogger("trio_lanes")
 class Scheduler(LaneTable):
     """All lanes of one `open_lanes`, and the jobs in them."""
 
+    __slots__ = (
+        "_crew",
+        "_next_id",
+        "_wait_warnings",
+        "abandoned",
+        "closing",
+        "finished",
+        "next_arrival",
+        "next_return",
+        "overdue",
+        "running",
+        "unseen",
+        "waits",
+    )
+
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
         super().__init__(nursery, hooks)
         self.lines = Lines(self)
@@ -51,7 +65,7 @@ class Scheduler(LaneTable):
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
         self.overdue: Final = Overdue(hooks, self.spawn)
         self.closing: Final = Closing(self)
-        self._ids: Final = count(1)
+        self._next_id: Final = count(1).__next__
         # Places in sessions and arrivals in global lanes: the end of every line; and, for those
         # that are readmitted, before every line, but behind others of them.
         self.next_arrival: Final = count(1).__next__
@@ -68,7 +82,7 @@ class Scheduler(LaneTable):
         lane = job._lane
         if lane.from_template:
             lane = job._lane = self.lanes.setdefault(lane.name, lane)
-        job.id = next(self._ids)
+        job.id = self._next_id()
         job.submitted_at = self.now
         lane.waiting += 1
         if job.session is not None:
@@ -97,11 +111,12 @@ class Scheduler(LaneTable):
         lane.bound[job.id] = job
         if session is None:
             job._arrival = order
-            lane.send(job)
+            lane.mailbox.send(job)
             self.touch(lane)
         else:
-            job._place = rank(job._priority, order)
+            job._place = order
             if job._priority:
+                job._place = rank(job._priority, order)
                 session.is_ranked = True
             if not (alone and session.stands_behind(job)):
                 session.send(job)
@@ -177,7 +192,7 @@ class Scheduler(LaneTable):
         assert job._session_lane is not None
         job._session_lane.forwarded[job._place] = job
         job._arrival = arrival
-        job._lane.send(job)
+        job._lane.mailbox.send(job)
         self.touch(job._lane)
         if self.hooks.job_forwarded:
             self.hooks.call(self.hooks.job_forwarded, job)
@@ -212,7 +227,7 @@ class Scheduler(LaneTable):
         if self.hooks.job_overdue and job._options.limits_run:
             self.overdue.expect(job)
         if self.hooks.job_started:
-            self._call_in_context(job, self.hooks.job_started)
+            self.hooks.call_in_context(self.hooks.job_started, job)
         self._crew.grant(job)
 
     def _leave_line(self, job: AnyJob) -> None:
@@ -229,9 +244,10 @@ class Scheduler(LaneTable):
             session.waiting -= 1
             if session.room_line or session.entering:
                 self.touch(session)
-        for timer in job._timers or ():
-            timer.cancel()
-        job._timers = None
+        if job._timers is not None:
+            for timer in job._timers:
+                timer.cancel()
+            job._timers = None
 
     # ---- ended
 
@@ -307,18 +323,11 @@ class Scheduler(LaneTable):
             if unseen is not None:
                 self.unseen.add(unseen)
         if self.hooks.job_finished:
-            self._call_in_context(job, self.hooks.job_finished)
+            self.hooks.call_in_context(self.hooks.job_finished, job)
         job._context = None
         job._session_lane = None
         if job._waiters:
             wake(job)
-
-    def _call_in_context(self, job: AnyJob, hooks: list[Hook]) -> None:
-        assert job._context is not None
-        try:
-            job._context.run(self.hooks.call, hooks, job)
-        except RuntimeError:  # it is entered already; the hooks themselves never raise
-            self.hooks.call(hooks, job)
 
     # ---- taken out before it started, or stopped
 
@@ -405,21 +414,6 @@ class Scheduler(LaneTable):
         if self.watches.watched:
             self.watches.check()
 
-    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
-        """`Job.charge`."""
-        charged = job._charged
-        if charged is None:
-            raise RuntimeError(f"{job!r} has not started, or has been charged before")
-        lane, session = self.lanes_of(job)
-        lane.check_cost(costs_of(units), session)
-        with self.transition():
-            job._charged = None
-            self.let_remember(lane, session)
-            more = {unit: used - charged.get(unit, 0) for unit, used in units.items()}
-            for actor in lane.metered(session):
-                actor.rates.correct(more, self.now, job._charged_at)
-                self.touch(actor)
-
     def lend(self, job: AnyJob) -> None:
         """`Job.yield_slot` begins."""
         _lending.lend(self, job)
@@ -444,7 +438,7 @@ class Scheduler(LaneTable):
             else:
                 job._lane.remove(job)
                 job._priority, job._arrival = priority, place
-                job._lane.send(job)
+                job._lane.mailbox.send(job)
                 self.touch(job._lane)
         if self.waits and job._state is WAITING:
             _deadlock.moved(self, job)

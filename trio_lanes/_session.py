@@ -100,18 +100,20 @@ class SessionActor(Actor):
         return True
 
     def send(self, job: AnyJob) -> None:
+        """Put ``job`` into its mailbox; it is looked at in the next step."""
         if self.mailbox is None:
             spare = self._spares.spare_mailboxes
             self.mailbox = spare.pop() if spare else Mailbox()
         self.mailbox.send(job)
         self._has_news = True
 
+    def _add(self, job: AnyJob) -> None:
+        self.backlog.add(job._place, job)
+
     def _take_mail(self) -> None:
         mailbox = self.mailbox
         if mailbox is not None:
-            while mailbox.count:
-                job = mailbox.take()
-                self.backlog.add(job._place, job)
+            mailbox.empty_into(self._add)
             if len(self._spares.spare_mailboxes) < MOST_SPARES:
                 self._spares.spare_mailboxes.append(mailbox)
             self.mailbox = None

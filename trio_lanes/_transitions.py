@@ -32,6 +32,28 @@ if TYPE_CHECKING:
 class Transitions:
     """The loop that serves the lanes of one `open_lanes`, and the clock and tasks of it."""
 
+    # An object without slots keeps up to thirty attributes as cheaply; here are more.
+    __slots__ = (
+        "__weakref__",
+        "_changed",
+        "_context",
+        "_current_time",
+        "_nursery",
+        "_thread",
+        "group_turns",
+        "hooks",
+        "lane_turns",
+        "lanes",
+        "lines",
+        "now",
+        "serving",
+        "session_turns",
+        "tells",
+        "timers",
+        "view",
+        "watches",
+    )
+
     lines: Lines  # of those who wait for room
 
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
