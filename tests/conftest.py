@@ -30,8 +30,11 @@ trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # A property test takes as long as the machine needs; nothing about that is a failure.
-hypothesis.settings.register_profile("lanes", deadline=None)
-hypothesis.settings.register_profile("lanes-ci", deadline=None, derandomize=True, print_blob=True)
+patient = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("lanes", patient)
+hypothesis.settings.register_profile("lanes-ci", patient, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("lanes-ci" if IN_CI else "lanes")
 
 
