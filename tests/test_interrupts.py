@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import signal
 import sys
@@ -364,3 +365,31 @@ def test_ctrl_c_on_the_way_into_or_out_of_the_block_leaves_it_like_any_error(way
     assert len(hits) == 1
     if recorder.submitted:
         check_all_is_settled(recorder, *opened)
+
+
+def test_ctrl_c_while_a_failure_is_logged_that_nobody_saw_is_not_lost() -> None:
+    """The last reference goes in the caller's code, and logging may take long."""
+    logged: list[logging.LogRecord] = []
+
+    class Interrupter(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            signal.raise_signal(signal.SIGINT)
+            logged.append(record)
+
+    async def main() -> None:
+        async with open_lanes() as lanes:
+            job = lanes.submit_nowait(raises)
+            await job.wait_done()
+            del job
+            await trio.sleep(1)
+            raise AssertionError("was not interrupted")
+
+    handler = Interrupter(logging.ERROR)
+    logger = logging.getLogger("trio_lanes")
+    logger.addHandler(handler)
+    try:
+        with interrupts:
+            run(main)
+    finally:
+        logger.removeHandler(handler)
+    assert len(logged) == 1

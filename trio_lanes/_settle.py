@@ -21,6 +21,7 @@ import logging
 from typing import Any, Final, NamedTuple, final
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._errors import JobCancelledError, JobTimeoutError
 from ._job import AnyJob
@@ -114,6 +115,7 @@ class Unseen:
         """Somebody has looked: there is nothing to report any more."""
         self._error = None
 
+    @enable_ki_protection  # or a Ctrl-C in here would be lost, as is whatever `__del__` raises
     def report(self) -> None:
         """Log it, once."""
         error, self._error = self._error, None
