@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.programs import PATIENCE
 from trio_lanes import LanesClosedError
 from trio_lanes.durable import (
     DurableJobError,
@@ -31,6 +32,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 async def echo(payload: Any) -> Any:
     return payload
+
+
+async def settle(lanes: DurableLanes) -> None:
+    """Let everything happen that can happen now, in the thread of a store as well."""
+    for _ in range(6):
+        await wait_all_tasks_blocked()
+        await lanes.pause_for("session:nobody", 0)  # comes back after what was handed over
+    await wait_all_tasks_blocked()
 
 
 # ---- after the end
@@ -198,6 +207,26 @@ class Slow:
         return await self._inner.beat()
 
 
+async def test_a_store_that_answers_slowly_holds_up_no_job_that_is_due_meanwhile(
+    autojump_clock: MockClock,
+) -> None:
+    asked: list[float] = []
+
+    class Slowly(Slow):
+        async def step(self, *args: Any) -> Any:
+            asked.append(trio.current_time())
+            step = await self._inner.step(*args)
+            await trio.sleep(3)
+            return step
+
+    store: Any = Slowly(MemoryStore())
+    async with open_durable_lanes(store, {"echo": echo}) as lanes:
+        await trio.sleep(1)
+        job = await lanes.submit("echo", "due", delay=4)
+        assert await job.wait() == "due"
+    assert asked[:3] == [0, 3, 6]  # what was answered at 6 is as of 3: it is due at 5
+
+
 async def test_a_slot_that_a_task_takes_back_is_not_taken_from_another_that_has_lent_it(
     store: Store,
 ) -> None:
@@ -223,16 +252,16 @@ async def test_a_slot_that_a_task_takes_back_is_not_taken_from_another_that_has_
             while (await first.status()).state is not DurableState.RUNNING:
                 await lanes.pause_for("session:nobody", 0)
             leaves.set()  # that task wants the slot back, which the first one has
-            await wait_all_tasks_blocked(0.01)
+            await settle(lanes)
             async with run.yield_slot():
                 second = await lanes.submit("gate", "second")
-                await wait_all_tasks_blocked(0.01)  # steps are taken, and that task asks again
+                await settle(lanes)  # steps are taken, and that task asks again
                 gates["first"].set()
                 gates["second"].set()
                 await second.wait()
 
     handlers = {"gate": gate, "lends": lends}
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with open_durable_lanes(store, handlers, {"main": 1}) as lanes:
             await (await lanes.submit("lends")).wait()
             assert (await lanes.statistics()).lanes["main"].running == 0
@@ -250,7 +279,7 @@ async def test_a_lending_that_could_not_be_begun_leaves_the_slot_where_it_is(
                 raise AssertionError
         return "went on"
 
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         store = SqliteStore(tmp_path / "jobs.db")
         async with open_durable_lanes(store, {"lends": lends}, {"main": 1}) as lanes:
             assert await (await lanes.submit("lends")).wait() == "went on"

@@ -105,6 +105,7 @@ class Worker:
         finished, self._outbox = self._outbox, []
         busy = sum(not run._lenders for run in self._runs.values())
         room = self._capacity - busy if self.claiming else 0
+        asked = trio.current_time()
         try:
             step = await self._store.step(finished, int(max(0, min(room, 1000))))
         except StoreUnavailableError as error:
@@ -133,7 +134,8 @@ class Worker:
         if not self._unfinished:
             self._idle.set()
         if not self.stopping or self._unfinished:
-            with trio.move_on_after(math.inf if step.next_due is None else step.next_due):
+            # from when it was asked: the answer of a slow store is old
+            with trio.move_on_at(math.inf if step.next_due is None else asked + step.next_due):
                 await self._changed.wait()
 
     def next_step(self) -> trio.Event:
