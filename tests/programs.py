@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import trio
 
 ROOT = Path(__file__).resolve().parent.parent
 HOWTO = ROOT / "examples" / "howto"
-PATIENCE = 60  # seconds, on a machine that has much else to do
+PATIENCE = 180  # seconds, on a machine that has much else to do
 
 
 class Program:
@@ -23,6 +24,7 @@ class Program:
         self.process = process
         self.text = ""  # all that it has written so far
         self._read_to = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode  # what is read may be torn
 
     async def until(self, wanted: str) -> str:
         """Read on until it wrote that; returns what came between."""
@@ -41,7 +43,7 @@ class Program:
     async def _more(self) -> bool:
         assert self.process.stdout is not None
         data = await self.process.stdout.receive_some()
-        self.text += data.decode()
+        self.text += self._decode(data)
         return bool(data)
 
     async def tell(self, line: str) -> None:

@@ -37,9 +37,9 @@ from trio_lanes import (
 from trio_lanes.testing import LaneRecorder
 
 from .bodies import BodyError, never_ends, raises_at_once
+from .programs import PATIENCE
 
 T = TypeVar("T")
-PATIENCE = 60  # seconds, on a machine that has much else to do
 
 
 async def in_thread(fn: Callable[..., T], *args: Any) -> T:
@@ -558,6 +558,9 @@ async def test_what_can_be_known_only_by_the_lanes_is_an_error_of_the_future() -
 async def test_a_failure_that_nobody_asks_a_future_for_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    gc.collect()  # what other tests have left, and is none of ours
+    caplog.clear()
+    gate = trio.Event()
     async with open_lanes({"main": 4}) as lanes:
         portal = lanes.portal()
         looked = [await settled(await in_thread(portal.submit, raises_at_once)) for _ in range(2)]
@@ -566,7 +569,8 @@ async def test_a_failure_that_nobody_asks_a_future_for_is_logged(
         with pytest.raises(BodyError):
             looked[1].result()
         with pytest.raises(TimeoutError):
-            (await in_thread(portal.submit, trio.sleep, 0.01)).result(timeout=0)
+            (await in_thread(portal.submit, gate.wait)).result(timeout=0)
+        gate.set()
     assert not [record for record in caplog.records if record.levelno == logging.ERROR]
     del looked
     gc.collect()
@@ -588,6 +592,8 @@ async def test_a_failure_besides_the_cancellation_of_its_future_is_logged(
         finally:
             raise BodyError
 
+    gc.collect()  # what other tests have left, and is none of ours
+    caplog.clear()
     async with open_lanes({"main": 1}) as lanes:
         future = await in_thread(lanes.portal().submit, body)
         await wait_all_tasks_blocked()

@@ -29,14 +29,15 @@ from trio_lanes import (
 from .programs import PATIENCE
 
 # What it does when it is asked to end; then it says that it is ready for that.
+# The signal may come while it still says so, and what is buffered cannot be written in a handler.
 CHILD = """
-import signal, sys, time
+import os, signal, sys, time
 def asked(signum, frame):
-    print("asked", flush=True)
+    os.write(1, b"asked")
     if sys.argv[1] == "obedient":
         sys.exit()
 signal.signal(signal.SIGTERM, asked)
-print("ready", flush=True)
+os.write(1, b"ready")
 while True:
     time.sleep(1000)
 """

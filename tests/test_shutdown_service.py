@@ -13,6 +13,16 @@ import trio
 
 from .programs import HOWTO, Program, running
 
+# On a clock that stands: no grace ends, so whatever ends, ends by itself.
+STANDING = """
+import logging, sys, trio, trio.testing
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import service
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+sys.exit(trio.run(service.main, Path(sys.argv[2]), clock=trio.testing.MockClock()))
+"""
+
 
 def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
@@ -21,8 +31,13 @@ def write(path: Path, text: str) -> None:
 @asynccontextmanager
 async def service(limits: Path) -> AsyncIterator[Program]:
     write(limits, "[lanes]\nmain = 1\n")
-    async with running(HOWTO / "service.py", limits) as program:
+    async with running("-c", STANDING, HOWTO, limits) as program:
         yield program
+
+
+def together(*commands: str) -> str:
+    """These as one line: when the first has started, the service has taken all of them."""
+    return "\n".join(commands)
 
 
 class Gate:
@@ -60,8 +75,7 @@ def gates(tmp_path: Path) -> list[Gate]:
 @pytest.mark.parametrize("how", ["SIGTERM for the process alone", "Ctrl-C for its whole group"])
 async def test_a_drain_lets_child_processes_end(how: str, limits: Path, gate: Gate) -> None:
     async with service(limits) as program:
-        await program.tell(gate.command())
-        await program.tell("exit 3")
+        await program.tell(together(gate.command(), "exit 3"))
         await program.line("started:")
         if how == "SIGTERM for the process alone":
             program.process.terminate()
@@ -80,10 +94,8 @@ async def test_a_drain_lets_child_processes_end(how: str, limits: Path, gate: Ga
 
 async def test_a_second_signal_terminates_child_processes(limits: Path) -> None:
     async with service(limits) as program:
-        await program.tell(
-            "trap 'echo terminated; exit 3' TERM; (echo set; exec sleep 1000) & wait"
-        )
-        await program.tell("echo never started")
+        trap = "trap 'echo terminated; exit 3' TERM; (echo set; exec sleep 1000) & wait"
+        await program.tell(together(trap, "echo never started"))
         await program.until("\nset\n")
         program.process.terminate()
         await program.line("SIGTERM: draining")
@@ -100,8 +112,7 @@ async def test_sighup_reads_the_limits_again_and_a_bad_file_changes_nothing(
     limits: Path, gates: list[Gate]
 ) -> None:
     async with service(limits) as program:
-        for gate in gates:
-            await program.tell(gate.command())
+        await program.tell(together(*(gate.command() for gate in gates)))
         await program.line("started:")
         write(limits, "[lanes]\nmain = 2\n")
         program.process.send_signal(signal.SIGHUP)
@@ -121,7 +132,8 @@ async def test_sighup_reads_the_limits_again_and_a_bad_file_changes_nothing(
 
 
 async def test_sigusr1_gives_up_what_hangs(limits: Path, gate: Gate) -> None:
-    async with service(limits) as program:
+    write(limits, "[lanes]\nmain = 1\n")
+    async with running(HOWTO / "service.py", limits) as program:
         await program.tell(gate.command())
         await program.tell("echo the next one")
         await program.line("started:")

@@ -13,15 +13,24 @@ import trio
 
 from .programs import HOWTO, PATIENCE, Program, running
 
-LONG = " ".join(map(str, range(6)))  # six tenths of a second
+LONG = " ".join(map(str, range(6)))
 ENDLESS = " ".join(["word"] * 10_000)
-# With a grace that no test waits for: whatever ends, ends by itself.
+# On a clock that stands until the test says so: no grace ends, and every answer has its first word.
 SERVER = """
-import sys, trio
+import os, sys, trio, trio.testing
 sys.path.insert(0, sys.argv[1])
 import web_server
-web_server.GRACE = 600
-trio.run(web_server.main, 0, *(getattr(web_server, name) for name in sys.argv[2:]))
+clock = trio.testing.MockClock()
+async def let_time_go_by():
+    async with trio.lowlevel.FdStream(os.dup(0)) as stdin:
+        await stdin.receive_some()
+    clock.rate = 1
+async def main():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(let_time_go_by)
+        await web_server.main(0, *(getattr(web_server, name) for name in sys.argv[2:]))
+        nursery.cancel_scope.cancel()
+trio.run(main, clock=clock)
 """
 
 
@@ -113,6 +122,7 @@ async def test_open_streams_end_well_and_a_request_on_its_way_is_told_when_to_co
             refused = await response_of(on_its_way)
             assert refused.startswith("HTTP/1.1 503 ")
             assert "retry-after: 3\r\n" in refused
+            await program.tell("let time go by")
             for opened in (alice, bob):
                 assert await opened.rest() == [*LONG.split(), "complete"]
         await on_its_way.aclose()
@@ -133,6 +143,7 @@ async def test_a_server_that_answers_until_the_work_has_ended_refuses_new_reques
             await program.until("draining\n")
             refused = await client.post("/bob", content="hi")
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "3")
+            await program.tell("let time go by")
             assert await alice.rest() == [*LONG.split(), "complete"]
         assert await program.exit_code() == 0
         assert no_complaint_in(program.text)
@@ -160,6 +171,7 @@ async def test_a_client_that_goes_away_holds_up_neither_its_session_nor_the_end(
             head = f"POST /alice HTTP/1.1\r\nHost: x\r\nContent-Length: {len(ENDLESS)}\r\n\r\n"
             await alice_before.send_all((head + ENDLESS).encode())
             await alice_before.receive_some()  # it has begun
+            await program.tell("let time go by")
         async with stream(client, "alice", "hello again") as alice:
             program.process.terminate()
             assert await alice.rest() == ["hello", "again", "complete"]

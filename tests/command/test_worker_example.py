@@ -13,6 +13,7 @@ import click
 import pytest
 
 from tests.command.test_processes import Start, start
+from tests.programs import PATIENCE
 from trio_lanes.command import _exits, main
 from trio_lanes.command._cli import cli
 
@@ -34,7 +35,7 @@ def test_the_example_writes_its_letters_in_order(
             [sys.executable, EXAMPLE / "write.py"],
             env={"PYTHONPATH": str(ROOT), **environment},
             check=True,
-            timeout=30,
+            timeout=PATIENCE,
         )
     assert main(["status", "--store", f"sqlite:{store}"]) == 0
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]

@@ -5,21 +5,27 @@ for every order that it reads, kills it if asked, and answers with how it ended.
 milliseconds, and hundreds of them fit into a test. Every line that a process leaves in a file of
 its folder is one write, so it is there or not, and the lines stand in the order in which things
 happened, whichever process they happened in.
+
+How a process ends does not depend on how fast the machine is: one that is to be killed stays until
+it is, SIGTERM is sent when so much has begun, and it is held back until there is somebody who
+hears it. A process that hangs is ended by SIGALRM.
 """
 
+import itertools
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
 import trio
 
+from tests.programs import PATIENCE
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import (
     DurableJob,
@@ -55,9 +61,10 @@ class Order:
     """Where it kills itself."""
     passes: int = 0
     """How often it comes by there before that."""
-    after: float | None = None
-    """Seconds after which it is sent `signal`."""
-    signal: str = "SIGKILL"
+    killed_after: float | None = None
+    """Seconds after which it is killed; it does not end before."""
+    sigterm_at: int | None = None
+    """How many runs have begun when it sends itself SIGTERM."""
 
 
 def is_tried_twice(n: int) -> bool:
@@ -158,12 +165,15 @@ class Trace:
 
 async def main(order: Order) -> None:
     at, trace = Failpoint(order), Trace(order)
+    begun = itertools.count(1)
 
     async def work(payload: Any) -> str:
         run = current_job()
         assert run is not None
         session, n = payload
         trace.note("effects", session, n, run.fence, order.round, "begins")
+        if next(begun) == order.sigterm_at:
+            os.kill(os.getpid(), signal.SIGTERM)
         if is_tried_twice(n):
             trace.note("kept", session, n, run.checkpoint_data or 0, "found")
             mark = (run.checkpoint_data or 0) + 1
@@ -194,29 +204,32 @@ async def main(order: Order) -> None:
             except JobCancelledError:
                 assert is_cancelled(n)
 
-    store: Any = FailingStore(SqliteStore(Path(order.folder, "jobs.db")), at)
-    async with open_durable_lanes(
-        store,
-        {"work": work} if order.works else {},
-        {"main": 3},
-        retry=RetryPolicy(backoff=(0.0, 0.0)),
-        max_crashes=10_000,
-        grace=0.2,
-        worker=order.works,
-    ) as lanes:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(end_on_sigterm, nursery.cancel_scope)
-            async with trio.open_nursery() as talking:
-                for number in order.sessions:
-                    talking.start_soon(talk, lanes, f"s{number}")
-            if order.sessions:
-                nursery.cancel_scope.cancel()
-
-
-async def end_on_sigterm(scope: trio.CancelScope) -> None:
+    path = Path(order.folder, "jobs.db")
+    store: Any = FailingStore(SqliteStore(path, busy_timeout=PATIENCE), at)
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        async with open_durable_lanes(
+            store,
+            {"work": work} if order.works else {},
+            {"main": 3},
+            retry=RetryPolicy(backoff=(0.0, 0.0)),
+            max_crashes=10_000,
+            lease_ttl=3600,  # whoever waited for the end of one would hang
+            grace=0.2,
+            worker=order.works,
+        ) as lanes:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end_on_sigterm, signals, nursery.cancel_scope)
+                async with trio.open_nursery() as talking:
+                    for number in order.sessions:
+                        talking.start_soon(talk, lanes, f"s{number}")
+                if order.sessions and order.killed_after is None:
+                    nursery.cancel_scope.cancel()
+
+
+async def end_on_sigterm(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
 
 
 def live(order: Order) -> int:
@@ -232,39 +245,47 @@ def live(order: Order) -> int:
     return code
 
 
-def start(order: Order) -> tuple[int, threading.Timer | None]:
+def start(order: Order) -> int:
+    """Fork a process that lives as ordered; its pid."""
     pid = os.fork()
     if not pid:
-        # until the lanes are open, when they drain instead
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.alarm(PATIENCE)
         os._exit(live(order))
-    if order.after is None:
-        return pid, None
-    timer = threading.Timer(order.after, os.kill, [pid, getattr(signal, order.signal)])
-    timer.start()
-    return pid, timer
+    return pid
+
+
+def end(pid: int, killer: threading.Timer | None) -> int:
+    """Wait for the end of a process; its exit code."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it is reaped, no other has its pid
+    if killer is not None:
+        killer.cancel()
+        killer.join()
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def serve() -> None:
     """Start all of an order at once. Who has nobody to submit for ends last, by SIGTERM."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a process can hear it
     for line in sys.stdin:
         orders = [Order(**order) for order in json.loads(line)]
-        started = time.monotonic()
-        processes = [start(order) for order in orders]
+        pids = [start(order) for order in orders]
+        killers: list[threading.Timer | None] = []  # no threads before the last fork
+        for order, pid in zip(orders, pids, strict=True):
+            killer = None
+            if order.killed_after is not None:
+                killer = threading.Timer(order.killed_after, os.kill, [pid, signal.SIGKILL])
+                killer.start()
+            killers.append(killer)
         exits: dict[int, int] = {}
         for last in (False, True):
-            for number, (pid, timer) in enumerate(processes):
-                if last is bool(orders[number].sessions):
+            for number, order in enumerate(orders):
+                if last is bool(order.sessions):
                     continue
-                if last and timer is None:
-                    os.kill(pid, signal.SIGTERM)
-                _, status = os.waitpid(pid, 0)
-                exits[number] = os.waitstatus_to_exitcode(status)
-                if timer is not None:
-                    timer.cancel()
-                    timer.join()
-        answer = {"exits": [exits[n] for n in range(len(orders))]}
-        print(json.dumps(answer | {"took": time.monotonic() - started}), flush=True)
+                if last and killers[number] is None:
+                    os.kill(pids[number], signal.SIGTERM)
+                exits[number] = end(pids[number], killers[number])
+        print(json.dumps([exits[n] for n in range(len(orders))]), flush=True)
 
 
 if __name__ == "__main__":

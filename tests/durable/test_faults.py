@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.programs import PATIENCE
 from trio_lanes import UnknownLaneError
 from trio_lanes.durable import (
     DurableLanes,
@@ -93,7 +94,7 @@ async def test_a_worker_that_just_makes_its_file_is_another_process(tmp_path: Pa
 
 OTHER_PROCESS = """
     import sqlite3, sys
-    connection = sqlite3.connect(sys.argv[1])
+    connection = sqlite3.connect(sys.argv[1], timeout=60)
     print(connection.execute("SELECT count(*) FROM jobs").fetchone()[0])
     connection.close()
 """
@@ -283,6 +284,7 @@ async def test_a_full_disk_refuses_new_work_and_loses_nothing(
             await trio.lowlevel.checkpoint()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, -1))
         accepted = await until_refused(lanes)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))  # nor is there room for a small thing
         go_on.set()
         while "is not available" not in caplog.text:
             with pytest.raises(StoreUnavailableError):
@@ -314,7 +316,7 @@ async def test_another_process_that_holds_on_to_the_file_holds_up_what_is_new_an
         behind = await lanes.submit("echo", "came after it", session="s")
         while (await lanes.statistics()).running == 0:
             await trio.lowlevel.checkpoint()
-        other = sqlite3.connect(path, isolation_level=None)
+        other = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailableError, match="locked"):
             await lanes.submit("echo", "refused")
@@ -525,7 +527,8 @@ async def test_many_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
 
     async def ask() -> None:
-        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        store = SqliteStore(path, busy_timeout=PATIENCE)
+        async with open_durable_lanes(store, {}, worker=False) as lanes:
             await lanes.submit("echo")
 
     async with trio.open_nursery() as nursery:
