@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -509,17 +510,25 @@ async def test_a_journal_that_cannot_be_read_is_not_available(tmp_path: Path) ->
     await refused(path, StoreUnavailableError, "disk I/O error")
 
 
-async def test_a_file_that_is_just_being_made_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
+async def test_a_file_that_is_just_being_made_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, waits, sleep = tmp_path / "jobs.db", trio.Event(), time.sleep
+
+    def sleeps(seconds: float) -> None:
+        trio.from_thread.run_sync(waits.set)
+        sleep(seconds)
+
     connection = sqlite3.connect(path, isolation_level=None)
     fill(connection)
     connection.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailableError, match="locked"):
         async with open_durable_lanes(SqliteStore(path, busy_timeout=0.05), {}):
             raise AssertionError
+    monkeypatch.setattr("time.sleep", sleeps)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(used, path)
-        await trio.sleep(0.05)
+        await waits.wait()
         connection.close()
 
 
