@@ -205,6 +205,29 @@ async def test_a_priority_that_is_set_counts_in_the_group(autojump_clock: MockCl
     assert track.started == ["blocker", "cron", "main"]
 
 
+@pytest.mark.parametrize("why", ["its session is paused", "another goes before it"])
+async def test_a_head_that_its_session_takes_back_leaves_its_lane_no_better_than_the_next_one(
+    autojump_clock: MockClock, why: str
+) -> None:
+    track = Track()
+    group = LaneGroup(["main", "cron"], concurrency=1)
+    async with open_lanes({"main": 1, "cron": 1}, groups={"g": group}) as lanes:
+        lanes.start_soon(track.sleep, "first")
+        alice = lanes.session("alice")
+        head = alice.submit_nowait(track.sleep, "taken back", lane="cron", priority=2)
+        lanes.start_soon(track.sleep, "next in cron", lane="cron")
+        lanes.start_soon(track.sleep, "better", priority=1)
+        if why == "its session is paused":
+            alice.pause()
+        else:
+            alice.start_soon(track.sleep, "goes before it", priority=-1)
+            head.priority = -2
+        await trio.sleep(2.5)
+        alice.resume()
+    assert track.started[:3] == ["first", "better", "next in cron"]
+    assert track.started[-1] == "taken back"
+
+
 @pytest.mark.parametrize("stopped_by", ["pause", "limit", "rate", "session"])
 async def test_a_head_that_its_own_lane_stops_is_passed_over_and_holds_no_budget(
     autojump_clock: MockClock, stopped_by: str

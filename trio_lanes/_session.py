@@ -260,6 +260,7 @@ class SessionActor(Actor):
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
         job = self.forwarded.pop(place)
         job._lane.remove(job)
+        self.floor.touch(job._lane)  # which may have offered it to its group
         arrival, job._arrival = job._arrival, 0
         self.backlog.add(place, job)
         return job, arrival
