@@ -2,6 +2,7 @@
 
 import io
 import re
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -28,6 +29,21 @@ async def said(users: int, seed: int, steps: int = 3) -> list[str]:
     lines: list[str] = []
     assert await run_simulation(users=users, steps=steps, seed=seed, say=lines.append) == 0
     return lines
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.5, 1.0, 2.0, 4.0, 8.0])
+async def test_ctrl_c_leaves_no_turn_that_only_its_user_would_have_ended(
+    autojump_clock: object, seconds: float
+) -> None:
+    async def interrupt() -> None:
+        await trio.sleep(seconds)
+        signal.raise_signal(signal.SIGINT)
+
+    lines: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(interrupt)
+        assert await run_simulation(users=40, steps=1000, say=lines.append, grace=100) == 0
+    assert lines[-1].startswith("check: ok: 40 sessions")
 
 
 @pytest.mark.many_seeds(5)

@@ -89,10 +89,13 @@ class Crowd:
             user.collect: 1,
             user.interrupt: 1,
         }
-        for _ in range(self._steps):
-            await trio.sleep(rng.uniform(0.1, 1.5))
-            (act,) = rng.choices([*kinds], weights=[*kinds.values()])
-            await act()
+        try:
+            for _ in range(self._steps):
+                await trio.sleep(rng.uniform(0.1, 1.5))
+                (act,) = rng.choices([*kinds], weights=[*kinds.values()])
+                await act()
+        finally:
+            user.leave()
 
     async def _operator(self) -> None:
         """Change limits, and pause and resume, as long as there are users."""
@@ -143,6 +146,15 @@ class User:
         self._sessions: Final = sessions
         self._key: Final = key
         self._rng: Final = rng
+        self._endless: Receipt | None = None  # what nobody but this user will end
+
+    def leave(self) -> None:
+        """End what would not end in time: Ctrl-C may have come in the midst of it."""
+        state = MessageState.SETTLED if self._endless is None else self._endless.state
+        if state is MessageState.WAITS:
+            self._sessions.clear(self._key, "the user has left")
+        elif state is MessageState.IN_TURN:
+            self._sessions.stop(self._key, "the user has left")
 
     def _send(self, text: str, when_busy: WhenBusy = WhenBusy.FOLLOWUP) -> Receipt:
         sent = self._crowd.sent[self._key]
@@ -154,9 +166,18 @@ class User:
     async def _slow_turn(self, seconds: float) -> Receipt:
         """A turn that has begun, and takes so long."""
         receipt = self._send(f"slow {seconds:g}")
+        await self._begun(receipt)
+        return receipt
+
+    async def _endless_turn(self) -> Receipt:
+        """A turn that has begun, and will not end by itself."""
+        self._endless = receipt = self._send("slow 600")
+        await self._begun(receipt)
+        return receipt
+
+    async def _begun(self, receipt: Receipt) -> None:
         while receipt.state is MessageState.WAITS:  # noqa: ASYNC110  (a receipt tells its end)
             await trio.sleep(0.05)
-        return receipt
 
     async def ask(self) -> None:
         await self._send(_question(self._rng)).settled()
@@ -170,7 +191,7 @@ class User:
         await self._send("please fail").settled()
 
     async def stop(self) -> None:
-        turn = await self._slow_turn(600)
+        turn = await self._endless_turn()
         await trio.sleep(0.3)
         self._sessions.stop(self._key, "changed my mind")
         await turn.settled()
@@ -199,7 +220,7 @@ class User:
 
     async def interrupt(self) -> None:
         """Something that is more urgent than what is being answered and what waits."""
-        turn = await self._slow_turn(600)
+        turn = await self._endless_turn()
         later = self._send(_question(self._rng))
         urgent = self._send(_question(self._rng), WhenBusy.INTERRUPT)
         for receipt in (turn, later, urgent):
