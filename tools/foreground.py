@@ -20,6 +20,7 @@ import sys
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def foreground_terminal() -> int | None:
@@ -40,17 +41,24 @@ def run(command: list[str], terminal: int) -> int:
     def take_terminal() -> None:  # in the child, before it becomes the command
         os.tcsetpgrp(terminal, os.getpgrp())
         signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 
     # A group that is not in the foreground is stopped when it moves the terminal, unless it
     # ignores the signal that says so.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    # A signal that comes before it can be passed on waits until it can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     child = subprocess.Popen(command, process_group=0, preexec_fn=take_terminal)
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
-        os.kill(child.pid, signum)
+        try:
+            os.kill(child.pid, signum)
+        except ProcessLookupError:  # it has ended, and so shall we
+            pass
 
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in PASSED_ON:
         signal.signal(signum, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 
     while True:
         _, status = os.waitpid(child.pid, os.WUNTRACED)
