@@ -1,4 +1,13 @@
-"""The chat agent as a person uses it: real processes, real pipes and terminals, a real Ctrl-C."""
+"""The chat agent as a person uses it: real processes, real pipes and terminals, a real Ctrl-C.
+
+What is to be in the middle when something happens is held there until it has happened, so nothing
+depends on how fast the machine is. An answer that is to end ends when the test lets it; one that
+is to be broken off would go on for ten minutes.
+
+A terminal reads keys while there is a prompt, and lines between two prompts. Text may be typed at
+any time. Ctrl-C is a key in the first case and a signal in the second. Ctrl-D is lost in the
+second, so it is typed when there is a prompt that stays.
+"""
 
 import fcntl
 import os
@@ -18,10 +27,11 @@ import trio
 
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.openai_server import Endpoint, serve
+from tests.held_model import HeldModel, open_endpoint_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAT = (sys.executable, "-m", "examples.chat_agent")
-PATIENCE = 60  # seconds, on a machine that has much else to do
+PATIENCE = 300  # seconds, on a machine that has much else to do
 FAST = ("--word-delay", "0.001")
 CTRL_C, CTRL_D = "\x03", "\x04"
 # Makes the terminal that it is given the one whose Ctrl-C it gets, as a login shell does.
@@ -63,7 +73,7 @@ class Output:
 
     async def until(self, wanted: str) -> None:
         """Read until `wanted` came, after what was waited for before."""
-        with trio.move_on_after(PATIENCE / 2):
+        with trio.move_on_after(PATIENCE / 2):  # so that it can be said what came instead
             while wanted not in self.text[self._read_to :] and await self.more():
                 pass
         place = self.text.find(wanted, self._read_to)
@@ -100,6 +110,11 @@ class Terminal:
     async def exit_code(self) -> int:
         await self.output.rest()
         return await self.process.wait()
+
+    async def until_prompt(self) -> None:
+        """Wait until there is a prompt, which reads keys."""
+        while self.echoes_lines():  # noqa: ASYNC110 # nobody tells how a terminal is set
+            await trio.sleep(0.01)
 
     def echoes_lines(self) -> bool:
         """Whether the terminal is as a shell wants it, and not as a prompt does."""
@@ -197,17 +212,24 @@ async def open_chat_in_pipe(*options: str) -> AsyncIterator[tuple[trio.Process, 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_drains_what_runs_and_what_waits_although_input_is_still_open(
-    signum: signal.Signals,
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_chat_in_pipe() as (process, output):
+    model = HeldModel()
+    async with (
+        open_endpoint_of(model, monkeypatch),
+        open_chat_in_pipe() as (process, output),
+    ):
         assert process.stdin is not None
-        await process.stdin.send_all(b"slow 0.5\nhello\n/sessions\n")
-        await output.until("s: 'slow 0.5'")
-        await output.until("1        'hello'")
+        await process.stdin.send_all(b"one\ntwo\n")
+        await model.until_asked("one")
+        await process.stdin.send_all(b"/sessions\n")
+        await output.until("s: 'one'")
+        await output.until("1        'two'")
         process.send_signal(signum)
         await output.until("draining: 1 running, 1 waiting")
-        await output.until("me | Sorry that it took me so long.")
-        await output.until("me | Hello!")
+        model.let_on("one", "two")
+        await output.until("me | begun one ended one")
+        await output.until("me | begun two ended two")
         assert await process.wait() == 0
 
 
@@ -225,8 +247,8 @@ async def test_what_is_paused_at_a_signal_is_finished_as_well() -> None:
 async def test_what_outlives_the_grace_is_cancelled_and_the_exit_code_says_so() -> None:
     async with open_chat_in_pipe("--grace", "0.2") as (process, output):
         assert process.stdin is not None
-        await process.stdin.send_all(b"slow 600\n/sessions\n")
-        await output.until("'slow 600'")
+        await process.stdin.send_all(b"slow 600\n\n/sessions\n")  # it runs before the third line
+        await output.until("s: 'slow 600'")
         process.send_signal(signal.SIGINT)
         await output.until("draining: 1 running, 0 waiting")
         await output.until("me * stopped")
@@ -248,13 +270,19 @@ async def test_a_hangup_has_the_limits_read_again_and_a_bad_file_changes_nothing
         await output.until("! limits: main must be a whole number from 1 to 1,000; nothing has")
         await process.stdin.send_all(b"/why bob\n")
         await output.until("main runs as many as it may: turn of me: 'slow 600'")
-        file.write_text("[at_once]\nmain = 2\n[per_minute]\nrequests = 3")
+        file.write_text("[at_once]\nmain = 2")
         process.send_signal(signal.SIGHUP)
-        await output.until("limits: main 2, tools 8, subagent 8, requests 3, tokens 6,000,000")
+        await output.until("limits: main 2, tools 8, subagent 8, requests 6,000, tokens 6,000,000")
         await output.until("bob | Hello!")
-        await process.stdin.send_all(b"/stop\n/as eve one\n/as eve two\n")
+        await process.stdin.send_all(b"/stop\n")
+        await output.until("me * stopped")
+        await process.stdin.send_all(b"/as eve one\n")
         await output.until("eve | You said: one")
-        await process.stdin.send_all(b"/why eve\n")
+        # With what was asked just now there has been enough for a minute, which begins only here.
+        file.write_text("[at_once]\nmain = 2\n[per_minute]\nrequests = 1")
+        process.send_signal(signal.SIGHUP)
+        await output.until("limits: main 2, tools 8, subagent 8, requests 1, tokens 6,000,000")
+        await process.stdin.send_all(b"/as eve two\n/why eve\n")
         await output.until("the model has had enough for this minute, ")
         process.send_signal(signal.SIGINT)
         await output.until("draining: 0 running, 1 waiting")
@@ -287,9 +315,10 @@ async def test_a_reader_that_goes_away_ends_the_chat_without_a_traceback() -> No
     assert process.stderr is not None
     with trio.fail_after(PATIENCE):
         async with process.stdin, process.stdout, process.stderr:
-            await process.stdin.send_all(b"long 50\n")
+            await process.stdin.send_all(b"hello\n")
             await process.stdout.receive_some(10)
             await process.stdout.aclose()
+            await process.stdin.send_all(b"long 50\n")  # there is nobody to show its lines to
             assert await process.stderr.receive_some() == b""
             assert await process.wait() == 0
 
@@ -302,54 +331,71 @@ async def test_a_chat_in_a_terminal_answers_above_its_prompt_and_leaves_the_term
 ):
     async with open_chat_in_terminal() as terminal:
         await terminal.output.until("model: built-in")
-        await terminal.output.until("me>")
         await terminal.type("/as bob what is 6*7?\r")
+        await terminal.output.until("me>")
         await terminal.output.until("bob | 6*7 = 42")
         await terminal.type("/as bob\r")
-        await terminal.output.until("bob>")
-        assert not terminal.echoes_lines()
+        await terminal.output.until("you are bob now")
+        await terminal.until_prompt()
         await terminal.type("hi there\r")
+        await terminal.output.until("bob>")
         await terminal.output.until("bob | Hello!")
         await terminal.type("/quit\r")
         assert await terminal.exit_code() == 0
         assert terminal.echoes_lines()
 
 
-async def test_the_end_of_input_key_lets_answers_end() -> None:
+async def test_no_key_is_lost_while_answers_are_shown_above_the_prompt() -> None:
     async with open_chat_in_terminal() as terminal:
-        await terminal.output.until("me>")
-        await terminal.type("slow 1\r/sessions\r")
-        await terminal.output.until("'slow 1'")
-        # The prompt of the next line, and nothing is about to be shown above it: at these moments
-        # the terminal reads lines, not keys, and would swallow this one.
-        await terminal.output.until("me>")
+        await terminal.type("long 100\r")
+        await terminal.output.until("me | 1. ")
+        await terminal.until_prompt()
+        await terminal.output.more()
         await terminal.type(CTRL_D)
-        await terminal.output.until("me | Sorry that it took me so long.")
+        await terminal.output.until("me | 100. ")
         assert await terminal.exit_code() == 0
+        assert terminal.echoes_lines()
 
 
-async def test_one_ctrl_c_in_a_terminal_drains() -> None:
-    async with open_chat_in_terminal() as terminal:
-        await terminal.output.until("me>")
-        await terminal.type("slow 0.5\r")
-        await terminal.output.until("me>")
-        await terminal.type("hello\r/sessions\r")
-        await terminal.output.until("s: 'slow 0.5'")
-        await terminal.output.until("1        'hello'")
+async def test_the_end_of_input_key_lets_answers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HeldModel()
+    async with open_endpoint_of(model, monkeypatch), open_chat_in_terminal() as terminal:
+        await terminal.type("one\rtwo\r")
+        await model.until_asked("one")
+        await terminal.type("/pause tools\r")
+        await terminal.output.until("paused tools")
+        await terminal.until_prompt()
+        await terminal.type(CTRL_D)
+        await terminal.output.until("resuming tools: nobody else can now")
+        model.let_on("one", "two")
+        await terminal.output.until("me | begun one ended one")
+        await terminal.output.until("me | begun two ended two")
+        assert await terminal.exit_code() == 0
+        assert terminal.echoes_lines()
+
+
+async def test_one_ctrl_c_in_a_terminal_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HeldModel()
+    async with open_endpoint_of(model, monkeypatch), open_chat_in_terminal() as terminal:
+        await terminal.type("one\rtwo\r")
+        await model.until_asked("one")
+        await terminal.type("/sessions\r")
+        await terminal.output.until("s: 'one'")
+        await terminal.output.until("1        'two'")
+        await terminal.until_prompt()
         await terminal.type(CTRL_C)
         await terminal.output.until("draining: 1 running, 1 waiting; Ctrl-C again to cancel")
-        await terminal.output.until("me | Sorry that it took me so long.")
-        await terminal.output.until("me | Hello!")
+        model.let_on("one", "two")
+        await terminal.output.until("me | begun one ended one")
+        await terminal.output.until("me | begun two ended two")
         assert await terminal.exit_code() == 0
         assert terminal.echoes_lines()
 
 
 async def test_a_second_ctrl_c_in_a_terminal_cancels() -> None:
     async with open_chat_in_terminal() as terminal:
-        await terminal.output.until("me>")
-        await terminal.type("slow 600\r")
-        await terminal.output.until("me>")
-        await terminal.type("/as bob slow 600\r/sessions\r")
+        await terminal.type("slow 600\r/as bob slow 600\r\r/sessions\r")
+        await terminal.output.until("s: 'slow 600'")
         await terminal.output.until("s: 'slow 600'")
         await terminal.type(CTRL_C)
         await terminal.output.until("draining: 2 running, 0 waiting")
@@ -371,17 +417,18 @@ async def test_a_signal_from_outside_ends_the_prompt_as_well() -> None:
 
 
 async def test_a_crowd_in_a_terminal_is_shown_live_and_checked() -> None:
-    async with open_chat_in_terminal("--users", "4", "--steps", "1") as terminal:
+    async with open_chat_in_terminal("--users", "4", "--steps", "1", "--seed", "1") as terminal:
         await terminal.output.until("oldest wait")
-        await terminal.output.until("user-0")
+        await terminal.output.until("slow 600")  # which user-01 stops after three looks or more
         await terminal.output.until("messages of 4 users: ")
         await terminal.output.until("check: ok: 4 sessions, none out of order, no limit exceeded")
         assert await terminal.exit_code() == 0
 
 
 async def test_one_ctrl_c_ends_a_crowd_and_it_is_checked_all_the_same() -> None:
-    async with open_chat_in_terminal("--users", "4", "--steps", "1000") as terminal:
-        await terminal.output.until("user-0")
+    options = ("--users", "4", "--steps", "1000", "--seed", "1", "--grace", f"{PATIENCE}")
+    async with open_chat_in_terminal(*options) as terminal:
+        await terminal.output.until("slow 600")  # and nobody is left to stop it
         await terminal.type(CTRL_C)
         await terminal.output.until("draining: ")
         await terminal.output.until("check: ok: 4 sessions")

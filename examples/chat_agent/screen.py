@@ -68,7 +68,9 @@ class Screen:
 
     def unfinished(self, width: int) -> str:
         """The ends of the lines that are being written now, together at most so wide."""
-        texts = [(name, _clean(text)) for name, text in self._unfinished.items() if text.strip()]
+        # A copy, because a prompt asks for this in a thread of its own.
+        unfinished = self._unfinished.copy()
+        texts = [(name, _clean(text)) for name, text in unfinished.items() if text.strip()]
         if not texts:
             return ""
         each = max(width // len(texts) - 3, 12)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -64,11 +65,33 @@ class StreamLines:
 
 
 class PromptLines:
-    """A prompt with history and completion, in a thread, while answers are shown above it."""
+    """A prompt with history and completion, in a thread, while answers are shown above it.
+
+    prompt_toolkit has means for the latter. They let the terminal read lines for a moment, in which
+    keys such as Ctrl-D are lost; and what they are to show when the prompt is just about to end may
+    be lost as well. Here whoever ends a prompt shows what is left.
+    """
 
     def __init__(self, session: PromptSession[str]) -> None:
         self._session: Final = session
         self._leaving = False
+        self._lock: Final = threading.Lock()
+        self._prompting = False
+        self._to_show: list[str] = []
+
+    def show(self, line: str) -> None:
+        """Show a line: above the prompt if there is one."""
+        with self._lock:
+            self._to_show.append(line)
+            if not self._prompting:
+                self._write()
+            elif len(self._to_show) == 1:  # else that was said before
+                self._call_in_prompt(self._show_above)
+
+    def redraw(self) -> None:
+        """What stands below the prompt has changed."""
+        if not self._session.app.invalidated:
+            self._call_in_prompt(self._session.app.invalidate)
 
     async def read(self, prompt: str) -> str | None:
         self._leaving = False
@@ -86,34 +109,74 @@ class PromptLines:
         return line
 
     def _prompt(self, prompt: str) -> str | type[KeyboardInterrupt] | None:
+        with self._lock:
+            self._prompting = True
         try:
-            line = self._session.prompt(prompt, pre_run=self._leave_if_late)
+            line = self._session.prompt(prompt, pre_run=self._begin)
             return line.encode(errors="replace").decode()  # no halves of bad UTF-8
         except EOFError:
             return None
         except KeyboardInterrupt:
             return KeyboardInterrupt
+        finally:
+            with self._lock:
+                self._prompting = False
+                self._write()
 
     async def _leave_when_cancelled(self) -> None:
         try:
             await trio.sleep_forever()
         finally:
             self._leaving = True
-            loop = self._session.app.loop
-            if loop is not None:
-                try:
-                    loop.call_soon_threadsafe(self._leave)
-                except RuntimeError:
-                    pass  # the prompt has ended, and its loop is closed
+            self._call_in_prompt(self._leave)
 
-    def _leave_if_late(self) -> None:
+    def _call_in_prompt(self, call: Callable[[], None]) -> None:
+        """In the loop of the prompt, if there is one: it begins with `_begin`."""
+        loop = self._session.app.loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(call)
+            except RuntimeError:
+                pass  # the prompt has ended, and its loop is closed
+
+    # ---- in the thread of the prompt
+
+    def _begin(self) -> None:
+        """Do what was asked for before there was a loop; nothing is drawn yet."""
+        with self._lock:
+            self._write()
         if self._leaving:
             self._leave()
 
     def _leave(self) -> None:
-        app = self._session.app
-        if app.future is not None and not app.future.done():
-            app.exit(exception=EOFError)
+        if self._is_open():
+            self._session.app.exit(exception=EOFError)
+
+    def _show_above(self) -> None:
+        if self._is_open():
+            app = self._session.app
+            app.renderer.erase()
+            with self._lock:
+                self._write()
+            app.renderer.request_absolute_cursor_position()
+            app.renderer.render(app, app.layout)
+
+    def _is_open(self) -> bool:
+        future = self._session.app.future
+        return future is not None and not future.done()
+
+    def _write(self) -> None:
+        """Write what is to be shown where the cursor is. Whoever calls has the lock."""
+        if not self._to_show:
+            return
+        output = self._session.app.output
+        output.enable_autowrap()
+        output.write_raw("".join(f"{line}\n" for line in self._to_show))
+        self._to_show.clear()
+        try:
+            output.flush()
+        except OSError:
+            pass  # nobody has the terminal open: the prompt sees it as well
 
 
 @contextmanager
@@ -130,28 +193,29 @@ def open_terminal() -> Iterator[tuple[Screen, Lines]]:
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.patch_stdout import patch_stdout
 
-    screen = plain_screen()
     session: PromptSession[str] = PromptSession(
         completer=WordCompleter(list(USAGE), sentence=True),
         complete_while_typing=False,
         bottom_toolbar=lambda: screen.unfinished(width=os.get_terminal_size().columns - 1) or None,
     )
     session.app.min_redraw_interval = 0.1
-    screen.on_change = session.app.invalidate
-    with patch_stdout(raw=True):
-        yield screen, PromptLines(session)
+    lines = PromptLines(session)
+    screen = plain_screen(lines.show)
+    screen.on_change = lines.redraw
+    with patch_stdout(raw=True):  # for what others print: warnings, say
+        yield screen, lines
 
 
-def plain_screen() -> Screen:
+def plain_screen(write: Callable[[str], None] | None = None) -> Screen:
     """A screen on standard output, with what that can show."""
+    write = _write if write is None else write
     if not sys.stdout.isatty():
-        return Screen(_write)
+        return Screen(write)
     width = os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    return Screen(_write, width=width, colors="NO_COLOR" not in os.environ)
+    return Screen(write, width=width, colors="NO_COLOR" not in os.environ)
 
 
 def _write(line: str) -> None:
-    # `sys.stdout` is looked up here and now: while there is a prompt, it writes above it.
     try:
         print(line, flush=True)
     except BrokenPipeError:  # nobody reads any more: as good as a Ctrl-C
