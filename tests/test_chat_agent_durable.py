@@ -1,12 +1,17 @@
-"""The chat agent with `--durable`: real processes that are killed in the middle of an answer."""
+"""The chat agent with `--durable`: real processes that are killed in the middle of an answer.
+
+The model that they ask is in the process of the tests, which so know what is being answered, and
+can let it stop there.
+"""
 
 import json
+import math
 import os
 import random
 import signal
 import sqlite3
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,10 +19,12 @@ import pytest
 import trio
 
 from examples.chat_agent.answers import Answers
-from tests.test_chat_agent_process import CHAT, PATIENCE, ROOT, Output, chat
+from examples.chat_agent.builtin_model import BuiltinModel
+from examples.chat_agent.model import Event, Message
+from tests.held_model import HeldModel, open_endpoint_of
+from tests.test_chat_agent_process import CHAT, FAST, PATIENCE, ROOT, Output, chat
 from trio_lanes.durable import SqliteStore, open_durable_lanes
 
-SLOWLY = ("--word-delay", "0.02")
 LONG = bool(os.environ.get("TRIO_LANES_LONG_TESTS"))
 
 # (session, what is said there), in this order
@@ -39,15 +46,40 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+class HaltingModel:
+    """The built-in one, until it halts: then it says nothing more to anybody."""
+
+    name = "halting"
+
+    def __init__(self) -> None:
+        self.go_on()
+
+    def go_on(self, words: float = math.inf, to: str = "") -> None:
+        """Answer again, and halt after so many words; count those that answer `to`, if given."""
+        self.halted = trio.Event()
+        self._left = words
+        self._to = to
+
+    @asynccontextmanager
+    async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
+        async def events() -> AsyncIterator[Event]:
+            async with BuiltinModel(0).stream(messages) as answer:
+                async for event in answer:
+                    if self.halted.is_set():
+                        await trio.sleep_forever()
+                    yield event
+                    self._left -= self._to in ("", messages[-1].text)
+                    if self._left <= 0:
+                        self.halted.set()
+
+        async with aclosing(events()) as answer:
+            yield answer
+
+
 def rows(folder: Path) -> list[tuple[int, str, bool, str]]:
     """(job, session, whether it is answered, what was said there) of every turn, in order."""
-    if not (folder / "answers.db").exists():
-        return []
-    with closing(sqlite3.connect(folder / "answers.db")) as db:
-        try:
-            said = db.execute("SELECT job, session, answered, said FROM turns ORDER BY job")
-        except sqlite3.OperationalError:  # it is just being made
-            return []
+    with closing(sqlite3.connect(folder / "answers.db", timeout=PATIENCE)) as db:
+        said = db.execute("SELECT job, session, answered, said FROM turns ORDER BY job")
         return [
             (job, session, bool(answered), json.loads(text)[0]["contents"][0])
             for job, session, answered, text in said
@@ -60,7 +92,7 @@ async def talk(
     """Chat until `kill` returns; returns the exit code and what was shown."""
     async with trio.open_nursery() as nursery:
         process = await trio.lowlevel.open_process(
-            [*CHAT, *SLOWLY, "--durable", str(folder), *options],
+            [*CHAT, *FAST, "--durable", str(folder), *options],
             stdin=-1,
             stdout=-1,
             cwd=ROOT,
@@ -96,27 +128,24 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def accepted(folder: Path) -> int:
-    if not (folder / "jobs.db").exists():
-        return 0
-    with closing(sqlite3.connect(folder / "jobs.db", timeout=30)) as db:
-        try:
-            count: int = db.execute("SELECT count(*) FROM jobs").fetchone()[0]
-        except sqlite3.OperationalError:  # it is just being made
-            return 0
+    """How many messages are on the disk; asked when the process works, not while it starts."""
+    with closing(sqlite3.connect(folder / "jobs.db", timeout=PATIENCE)) as db:
+        count: int = db.execute("SELECT count(*) FROM jobs").fetchone()[0]
     return count
 
 
-def in_the_middle(folder: Path, text: str) -> Callable[[trio.Process], Awaitable[None]]:
+def in_the_middle(
+    model: HaltingModel, folder: Path, text: str
+) -> Callable[[trio.Process], Awaitable[None]]:
     """Kill it when all has been accepted, and that is being answered."""
 
     async def kill(process: trio.Process) -> None:
+        await model.halted.wait()
         await until(lambda: accepted(folder) == len(SAID))
-        await until(
-            lambda: any(said == text and not answered for _, _, answered, said in rows(folder))
-        )
-        await trio.sleep(0.05)  # a word or two
+        assert [said for _, _, answered, said in rows(folder) if not answered].count(text) == 1
         process.kill()
 
+    model.go_on(5, to=text)
     return kill
 
 
@@ -141,35 +170,54 @@ async def verify(folder: Path, said: list[tuple[str, str]]) -> None:
 
 
 async def test_a_chat_killed_in_the_middle_of_an_answer_answers_everybody_once_and_in_order(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, shown = await talk(tmp_path, lines(SAID), in_the_middle(tmp_path, "long 8"))
-    assert code == -signal.SIGKILL
-    code, shown = await talk(tmp_path, "", let_it_end)
-    assert code == 0, shown
-    assert "me * was interrupted, and is answered now: long 8" in shown
-    assert "messages are left from before" in shown
-    await verify(tmp_path, SAID)
-    again = await chat(b"", "--durable", str(tmp_path))
+    model = HaltingModel()
+    async with open_endpoint_of(model, monkeypatch):
+        code, shown = await talk(tmp_path, lines(SAID), in_the_middle(model, tmp_path, "long 8"))
+        assert code == -signal.SIGKILL
+        model.go_on()
+        code, shown = await talk(tmp_path, "", let_it_end)
+        assert code == 0, shown
+        assert "me * was interrupted, and is answered now: long 8" in shown
+        assert "messages are left from before" in shown
+        await verify(tmp_path, SAID)
+        again = await chat(b"", "--durable", str(tmp_path))
     assert again.returncode == 0
     assert again.stdout == b"", "there was nothing left to say"
 
 
 async def test_a_chat_that_is_killed_again_and_again_answers_everybody_once_and_in_order(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(seed := random.randrange(10**6))
-    typed, kills = lines(SAID), 0
+    model = HaltingModel()
+    kills = 0
 
     async def kill(process: trio.Process) -> None:
-        await trio.sleep(draw.uniform(0.0, 0.6))
+        """When the model has halted; unless the process has answered all before."""
+        assert process.stdin is not None
+        await process.stdin.aclose()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends, process, nursery.cancel_scope)
+            await model.halted.wait()
+            nursery.cancel_scope.cancel()
         process.kill()
 
-    for _ in range(30 if LONG else 4):
-        code, _ = await talk(tmp_path, typed, in_the_middle(tmp_path, "long 8") if typed else kill)
-        typed = ""  # it was accepted, or a person would have seen that it was not
-        kills += code == -signal.SIGKILL
-    code, shown = await talk(tmp_path, "", let_it_end)
+    async def ends(process: trio.Process, waiting: trio.CancelScope) -> None:
+        await process.wait()
+        waiting.cancel()
+
+    async with open_endpoint_of(model, monkeypatch):
+        killed = in_the_middle(model, tmp_path, "long 8")  # by then all was accepted
+        for typed in (lines(SAID), *[""] * (29 if LONG else 3)):
+            code, _ = await talk(tmp_path, typed, killed)
+            assert code in (0, -signal.SIGKILL), seed
+            kills += code == -signal.SIGKILL
+            killed = kill
+            model.go_on(draw.randint(1, 150))
+        model.go_on()
+        code, shown = await talk(tmp_path, "", let_it_end)
     assert code == 0, (seed, shown)
     assert kills >= 1
     await verify(tmp_path, SAID)
@@ -195,24 +243,35 @@ async def test_an_answer_that_was_written_before_the_kill_is_not_given_again(
     await verify(tmp_path, [("me", "hello"), ("me", "what is 6*7")])
 
 
-async def test_ctrl_c_keeps_what_is_not_answered_for_the_next_start(tmp_path: Path) -> None:
+async def test_ctrl_c_keeps_what_is_not_answered_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = HeldModel()
+
     async def interrupt(process: trio.Process) -> None:
-        await until(lambda: bool(rows(tmp_path)))
+        await model.until_asked("one")
+        await until(lambda: accepted(tmp_path) == 2)
         process.send_signal(signal.SIGINT)
 
-    code, shown = await talk(tmp_path, "slow 30\nhello\n", interrupt, "--grace", "0")
+    async with open_endpoint_of(model, monkeypatch):
+        code, shown = await talk(tmp_path, "one\ntwo\n", interrupt, "--grace", "0")
     assert code == 130
     assert "2 messages are kept for the next start" in shown
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
         assert db.execute("SELECT max(crashes), count(*) FROM jobs").fetchone() == (0, 2)
 
 
-async def test_a_folder_that_somebody_works_in_is_refused(tmp_path: Path) -> None:
+async def test_a_folder_that_somebody_works_in_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = HeldModel()
+
     async def second(process: trio.Process) -> None:
-        await until(lambda: bool(rows(tmp_path)))
+        await model.until_asked("one")
         other = await chat(b"", "--durable", str(tmp_path))
         assert other.returncode == 2
         assert b"in the hands of process" in other.stderr
         process.kill()
 
-    await talk(tmp_path, "slow 30\n", second)
+    async with open_endpoint_of(model, monkeypatch):
+        await talk(tmp_path, "one\n", second)

@@ -1,6 +1,7 @@
 """The OpenAI-compatible client, against an endpoint on the loopback: a real server on Trio."""
 
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,11 +14,22 @@ from examples.chat_agent.agent import MAX_TRIES
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.chat import run_chat
 from examples.chat_agent.limits import Limits
-from examples.chat_agent.model import Event, Message, ModelBusyError, ModelError, ToolCall, Usage
+from examples.chat_agent.model import (
+    Event,
+    Message,
+    Model,
+    ModelBusyError,
+    ModelError,
+    ToolCall,
+    Usage,
+)
 from examples.chat_agent.openai_model import OpenAIModel
 from examples.chat_agent.openai_server import Endpoint, serve
 from examples.chat_agent.screen import Screen
 from examples.chat_agent.tools import bundled_tools
+from tests.held_model import HeldModel
+
+PATIENCE = 300  # seconds, on a machine that has much else to do
 
 Step = str | Callable[[], Awaitable[object]]
 
@@ -36,10 +48,29 @@ class Script:
         return None
 
 
+class Together:
+    """The built-in model, which answers nobody before so many have asked."""
+
+    name = "together"
+
+    def __init__(self, number: int) -> None:
+        self._missing = number
+        self._all_here = trio.Event()
+
+    @asynccontextmanager
+    async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
+        self._missing -= 1
+        if self._missing <= 0:
+            self._all_here.set()
+        await self._all_here.wait()
+        async with BuiltinModel(0.001).stream(messages) as events:
+            yield events
+
+
 @asynccontextmanager
-async def open_endpoint(word_delay: float = 0) -> AsyncIterator[tuple[Endpoint, OpenAIModel]]:
-    endpoint = Endpoint(BuiltinModel(word_delay))
-    with trio.fail_after(60):
+async def open_endpoint(asked: Model | None = None) -> AsyncIterator[tuple[Endpoint, OpenAIModel]]:
+    endpoint = Endpoint(BuiltinModel(0) if asked is None else asked)
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             url = await nursery.start(serve, endpoint)
             async with OpenAIModel.open(url, "secret", "tiny", bundled_tools().values()) as model:
@@ -159,8 +190,11 @@ async def test_a_429_without_a_header_does_not_say_for_how_long() -> None:
 
 
 async def test_an_endpoint_that_is_not_there_is_one_line() -> None:
-    async with OpenAIModel.open("http://127.0.0.1:9/v1", "", "tiny", ()) as model:
-        (line,) = await shown(model, "hello")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # so that nobody else has the port, and does not listen
+        url = "http://{}:{}/v1".format(*nobody.getsockname())
+        async with OpenAIModel.open(url, "", "tiny", ()) as model:
+            (line,) = await shown(model, "hello")
     assert line.startswith("me * failed: ConnectError: ")
 
 
@@ -171,8 +205,7 @@ async def test_a_stream_that_stalls_is_stopped_and_the_endpoint_sees_it_go() -> 
             await until(lambda: endpoint.streams == 1)
 
         async def gone() -> None:
-            with trio.fail_after(20):
-                await until(lambda: endpoint.gave_up == 1)
+            await until(lambda: endpoint.gave_up == 1)
 
         lines = await shown(model, "slow 600", stalled, "/stop", gone, "hello")
         assert endpoint.streams == 0
@@ -181,16 +214,15 @@ async def test_a_stream_that_stalls_is_stopped_and_the_endpoint_sees_it_go() -> 
 
 
 async def test_a_stream_is_stopped_in_the_middle_of_its_words() -> None:
-    async with open_endpoint(word_delay=0.01) as (endpoint, model):
-        async with model.stream([Message("user", "long 500")]) as events:
+    async with open_endpoint(HeldModel()) as (endpoint, model):
+        async with model.stream([Message("user", "one")]) as events:
             async for _ in events:
                 break
-        with trio.fail_after(20):
-            await until(lambda: endpoint.gave_up == 1)
+        await until(lambda: endpoint.gave_up == 1)
 
 
 async def test_twenty_sessions_stream_at_once() -> None:
-    async with open_endpoint(word_delay=0.005) as (endpoint, model):
+    async with open_endpoint(Together(20)) as (endpoint, model):
         typed = [f"/as user{n} long 5" for n in range(20)]
         lines = await shown(model, *typed, limit=20)
         assert endpoint.most_streams == 20
@@ -200,7 +232,7 @@ async def test_twenty_sessions_stream_at_once() -> None:
 
 
 async def test_the_endpoint_never_sees_more_requests_than_the_lane_allows() -> None:
-    async with open_endpoint(word_delay=0.002) as (endpoint, model):
+    async with open_endpoint(Together(3)) as (endpoint, model):
         lines = await shown(model, *(f"/as user{n} hello" for n in range(20)), limit=3)
         assert endpoint.most_streams == 3
     assert len(lines) == 20

@@ -22,7 +22,7 @@ from .tools import Tool
 
 # The pool never lets anybody wait, so there is no time to wait for it. How long a whole turn may
 # take is the job's `timeout`.
-TIMEOUT: Final = httpx2.Timeout(connect=5, read=60, write=60, pool=None)
+TIMEOUT: Final = httpx2.Timeout(connect=20, read=60, write=60, pool=None)
 TOO_MANY_REQUESTS: Final = 429
 MAX_TOKENS: Final = 100_000_000  # of one call; more is no count, and would stop all others
 LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)

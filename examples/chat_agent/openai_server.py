@@ -34,6 +34,7 @@ from .model import Message, Model, ModelError, ToolCall, Usage
 BUSY: Final = re.compile(
     r"\bbusy\b(?: (?P<wait>\d+(?:\.\d+)?)(?P<ms>ms)?)?(?: (?P<times>twice|always))?"
 )
+IDLE_SECONDS: Final = 60.0  # that a connection may be without a request
 TIMES: Final[dict[str | None, float]] = {None: 1, "twice": 2, "always": math.inf}
 
 
@@ -126,6 +127,7 @@ async def serve(
     config = hypercorn.Config()
     config.bind = [f"127.0.0.1:{port}"]
     config.graceful_timeout = 0.1
+    config.keep_alive_timeout = IDLE_SECONDS
     config.errorlog = None
     async with trio.open_nursery() as nursery:
         serve_app = partial(hypercorn.trio.serve, endpoint.app(), config, mode="asgi")  # type: ignore[arg-type]

@@ -47,7 +47,9 @@ from .feed import FRAME_SECONDS, Fact, Feed, view
 HOSTS: Final = ("127.0.0.1", "localhost")
 MAX_MESSAGE: Final = 8 * MAX_LINE  # bytes
 MAX_SESSIONS: Final = 500  # that a page may begin
-FAREWELL_SECONDS: Final = 2.0  # for viewers to be told the end
+FAREWELL_SECONDS: Final = 10.0  # for viewers to be told the end
+GOODBYE_SECONDS: Final = 10.0  # for one of them to be told why it is let go
+IDLE_SECONDS: Final = 60.0  # that a connection may be without a request
 CAP: Final = 20  # messages that may wait in a session
 GOING_AWAY, POLICY, TRY_LATER = 1001, 1008, 1013  # why a WebSocket is closed
 
@@ -183,7 +185,7 @@ class Viewer:
 
     async def close(self, code: int) -> None:
         """Say goodbye, if that still can be heard."""
-        with trio.move_on_after(1):
+        with trio.move_on_after(GOODBYE_SECONDS):
             try:
                 await self.socket.close(code)
             except (WebSocketDisconnect, RuntimeError):
@@ -226,6 +228,7 @@ async def serve(
     config = hypercorn.Config()
     config.bind = [f"fd://{listener.detach()}"]
     config.graceful_timeout = 0.1
+    config.keep_alive_timeout = IDLE_SECONDS
     config.errorlog = None
     config.websocket_max_message_size = MAX_MESSAGE
     config.websocket_ping_interval = 20.0
