@@ -12,7 +12,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes import Job, JobCancelledError, LaneConfig, LaneGroup, Lanes, current_job, open_lanes
+from trio_lanes import (
+    Job,
+    JobCancelledError,
+    LaneConfig,
+    LaneDeadlockError,
+    LaneGroup,
+    Lanes,
+    current_job,
+    open_lanes,
+)
 
 
 class Crash(Exception):
@@ -221,3 +230,22 @@ async def test_a_cancelled_job_goes_on_when_a_job_that_comes_before_others_takes
             await job.wait()
     assert cleaned_up == [3.0]
     assert trio.current_time() == 7.0
+
+
+async def test_a_knot_that_would_be_none_the_looser_for_it_is_an_error_as_any_other(
+    autojump_clock: MockClock,
+) -> None:
+    cleaned_up: list[float] = []
+
+    async def outer() -> None:
+        inner = lanes.submit_nowait(child, cleaned_up)
+        await trio.sleep(0.5)
+        lanes.configure({"main": 1})
+        inner.cancel()
+        await trio.sleep(0.5)
+        with pytest.raises(LaneDeadlockError):  # `outer` has the session
+            await lanes.run(trio.sleep, 1, session="alice")
+
+    async with open_lanes({"main": 2}) as lanes:
+        await lanes.run(outer, session="alice")
+    assert cleaned_up == [2.0]  # with the slot that `outer` had
