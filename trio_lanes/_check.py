@@ -112,7 +112,8 @@ def refuse_like_trio(fn: object, returned: object = None) -> NoReturn:
     Trio's words tell a coroutine object, a future and a plain function apart; it says them before
     it starts anything.
     """
-    trio.lowlevel.spawn_system_task(_Called(fn, returned) if callable(fn) else fn)  # type: ignore[arg-type]
+    refused: Any = _Called(fn, returned) if callable(fn) else fn
+    trio.lowlevel.spawn_system_task(refused)
     raise AssertionError(fn)  # pragma: no cover - for type checkers: Trio has raised
 
 

@@ -36,9 +36,10 @@ class AcceptStories:
                 {"lane": "cron"},
                 {"payload": {"a": 2}},
             ):
-                asked = {"name": "echo", "payload": {"a": 1}, "session": "s", "key": "k"} | changes
+                first = {"name": "echo", "payload": {"a": 1}, "session": "s", "key": "k"}
+                asked: dict[str, Any] = first | changes
                 with bench.raises(KeyConflictError) as caught:
-                    await lanes.submit(**asked)  # type: ignore[arg-type]
+                    await lanes.submit(**asked)
                 assert (caught[0].id, caught[0].field) == (job.id, next(iter(changes)))
             await bench.advance(5.1, lanes)
             new = await lanes.submit("echo", "again", session="s")
