@@ -18,6 +18,8 @@ from examples.chat_agent.limits import Limits
 from examples.chat_agent.web.server import listen, run_web
 from tests.held_model import HeldModel
 
+pytestmark = pytest.mark.real_processes
+
 PATIENCE = 300.0  # seconds, on a machine that has much else to do
 FLAGS = (
     "--no-sandbox",

@@ -25,6 +25,8 @@ from tests.held_model import HeldModel, open_endpoint_of
 from tests.test_chat_agent_process import CHAT, FAST, PATIENCE, ROOT, Output, chat
 from trio_lanes.durable import SqliteStore, open_durable_lanes
 
+pytestmark = pytest.mark.real_processes
+
 LONG = bool(os.environ.get("TRIO_LANES_LONG_TESTS"))
 
 # (session, what is said there), in this order

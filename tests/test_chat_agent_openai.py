@@ -29,6 +29,8 @@ from examples.chat_agent.screen import Screen
 from examples.chat_agent.tools import bundled_tools
 from tests.held_model import HeldModel
 
+pytestmark = pytest.mark.real_processes
+
 PATIENCE = 300  # seconds, on a machine that has much else to do
 
 Step = str | Callable[[], Awaitable[object]]

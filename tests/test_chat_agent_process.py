@@ -29,6 +29,8 @@ from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.openai_server import Endpoint, serve
 from tests.held_model import HeldModel, open_endpoint_of
 
+pytestmark = pytest.mark.real_processes
+
 ROOT = Path(__file__).resolve().parent.parent
 CHAT = (sys.executable, "-m", "examples.chat_agent")
 PATIENCE = 300  # seconds, on a machine that has much else to do

@@ -26,6 +26,8 @@ from examples.chat_agent.web import server
 from examples.chat_agent.web.server import listen, run_web
 from tests.held_model import HeldModel, open_endpoint_of
 
+pytestmark = pytest.mark.real_processes
+
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 300  # seconds, on a machine that has much else to do
 

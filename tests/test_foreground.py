@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real_processes
+
 PATIENCE = 300  # seconds, on a machine that has much else to do
 FOREGROUND = Path(__file__).parents[1] / "tools" / "foreground.py"
 

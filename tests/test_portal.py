@@ -39,6 +39,8 @@ from trio_lanes.testing import LaneRecorder
 from .bodies import BodyError, never_ends, raises_at_once
 from .programs import PATIENCE
 
+pytestmark = pytest.mark.real_processes
+
 T = TypeVar("T")
 
 

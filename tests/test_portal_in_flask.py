@@ -14,6 +14,8 @@ from werkzeug.serving import make_server
 
 from trio_lanes import JobTimeoutError, Lanes, LanesClosedError, LanesPortal, open_lanes
 
+pytestmark = pytest.mark.real_processes
+
 PATIENCE = 60  # seconds, on a machine that has much else to do
 
 

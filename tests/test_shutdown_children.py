@@ -28,6 +28,8 @@ from trio_lanes import (
 
 from .programs import PATIENCE
 
+pytestmark = pytest.mark.real_processes
+
 # What it does when it is asked to end; then it says that it is ready for that.
 # The signal may come while it still says so, and what is buffered cannot be written in a handler.
 CHILD = """

@@ -13,6 +13,8 @@ import trio
 
 from .programs import HOWTO, Program, running
 
+pytestmark = pytest.mark.real_processes
+
 # On a clock that stands: no grace ends, so whatever ends, ends by itself.
 STANDING = """
 import logging, sys, trio, trio.testing

@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import httpx2
+import pytest
 import trio
 
 from .programs import HOWTO, PATIENCE, Program, running
+
+pytestmark = pytest.mark.real_processes
 
 LONG = " ".join(map(str, range(6)))
 ENDLESS = " ".join(["word"] * 10_000)

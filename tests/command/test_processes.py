@@ -20,6 +20,8 @@ from tests.programs import PATIENCE
 from trio_lanes.command import main
 from trio_lanes.durable import SqliteStore, open_durable_lanes
 
+pytestmark = pytest.mark.real_processes
+
 ROOT = Path(__file__).parents[2]
 
 

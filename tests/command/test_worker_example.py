@@ -17,6 +17,8 @@ from tests.programs import PATIENCE
 from trio_lanes.command import _exits, main
 from trio_lanes.command._cli import cli
 
+pytestmark = pytest.mark.real_processes
+
 __all__ = ["start"]
 
 ROOT = Path(__file__).parents[2]

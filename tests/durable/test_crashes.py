@@ -20,6 +20,8 @@ import trio
 from tests.durable.crash_program import LOCKED_OUT, is_cancelled, is_tried_twice
 from trio_lanes.durable import SqliteStore, open_durable_lanes
 
+pytestmark = pytest.mark.real_processes
+
 LONG = bool(os.environ.get("TRIO_LANES_LONG_TESTS"))
 KILLED = -signal.SIGKILL
 SESSIONS = list(range(6))

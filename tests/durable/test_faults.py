@@ -30,6 +30,8 @@ from trio_lanes.durable import (
 from trio_lanes.durable._sqlite_schema import fill
 from trio_lanes.durable._sqlite_tables import SqliteTables
 
+pytestmark = pytest.mark.real_processes
+
 
 async def echo(payload: Any) -> Any:
     return payload

@@ -28,6 +28,8 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 
+pytestmark = pytest.mark.real_processes
+
 MANY = 1_000_000 if os.environ.get("TRIO_LANES_LONG_TESTS") else 10_000
 SMALL = 1_000 if MANY == 1_000_000 else 100
 CLOCK = "perf_counter" if MANY == 1_000_000 else "process_time"
