@@ -21,7 +21,7 @@ LAST: Final = 2**62  # a place behind all others
 
 def rank(priority: int, place: int) -> int:
     """The rank of whoever has that priority and that place in line."""
-    return place - (priority << _PLACES)
+    return place - (priority << _PLACES) if priority else place
 
 
 @final

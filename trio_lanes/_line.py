@@ -50,8 +50,7 @@ class PlainLine:
         return [items[theirs] for theirs in sorted(items) if theirs < mine]
 
     def add(self, job: AnyJob) -> None:
-        priority, arrival = job._priority, job._arrival
-        self._backlog.add(rank(priority, arrival) if priority else arrival, job)
+        self._backlog.add(rank(job._priority, job._arrival), job)
 
     def remove(self, job: AnyJob) -> None:
         self._backlog.remove(rank(job._priority, job._arrival))

@@ -230,9 +230,6 @@ class Submitter:
         if type(priority) is not int:
             whole("priority", priority)
         options = RareOptions(**rare) if rare else NO_OPTIONS
-        name = getattr(fn, "__qualname__", None)
-        if type(name) is not str:
-            name = _name(fn)
         if options.yield_slot and not runs:
             raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
         parent = job_here(scheduler.running) if scheduler.running else None
@@ -245,7 +242,7 @@ class Submitter:
             )
         return make_job(
             scheduler,
-            options.name or name,
+            options.name or _name(fn),
             session,
             fn,
             args,
@@ -299,6 +296,9 @@ def _lender(scheduler: Scheduler, options: MapOptions) -> AnyJob | None:
 
 
 def _name(fn: Any) -> str:
-    """What to call a job that runs ``fn``, which has no name of its own."""
-    name = getattr(getattr(fn, "func", None), "__qualname__", None)  # of a partial
+    """What to call a job that runs ``fn``."""
+    try:
+        name = fn.__qualname__
+    except AttributeError:
+        name = getattr(getattr(fn, "func", None), "__qualname__", None)  # of a partial
     return name if isinstance(name, str) else repr(fn)
