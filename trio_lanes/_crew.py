@@ -146,7 +146,11 @@ class Crew:
                     touched = job._interruption or job._options.limits_run
                     if touched:
                         _prepare(job, scope)
-                    body = _wrapped(job) if job._is_wrapped else _body(job._fn, job._args)
+                    lane, session = job._lane, job._session_lane
+                    if lane.wrap is None and (session is None or session.wrap is None):
+                        body = _body(job._fn, job._args)
+                    else:
+                        body = _wrapped(job)
                     try:
                         trap = context.run(body.send, None)
                     except StopIteration as stop:

@@ -134,11 +134,6 @@ class Job(Generic[T_co]):
         return self.session if owner is SESSION_IS_OWNER else owner
 
     @property
-    def _is_wrapped(self) -> bool:
-        session = self._session_lane
-        return self._lane.wrap is not None or (session is not None and session.wrap is not None)
-
-    @property
     def _actors(self) -> tuple[LaneActor, SessionActor | None]:
         return self._lane, self._session_lane
 

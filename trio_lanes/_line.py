@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol, final
 
-from ._backlog import Backlog, rank
+from ._backlog import Queue, rank
 from ._fair import FIRST, FairLine
 from ._job import AnyJob
 
@@ -31,29 +31,29 @@ class Line(Protocol):
 class PlainLine:
     """By priority, then by arrival."""
 
-    __slots__ = ("_backlog", "best", "items", "pop")
+    __slots__ = ("_queue", "best", "items", "pop")
 
     def __init__(self) -> None:
-        self._backlog: Backlog[AnyJob] = Backlog()
-        self.items: Collection[object] = self._backlog.items
-        self.best = self._backlog.best
-        self.pop = self._backlog.pop
+        self._queue: Queue[AnyJob] = Queue()
+        self.items: Collection[object] = self._queue.items
+        self.best = self._queue.best
+        self.pop = self._queue.pop
 
     def __len__(self) -> int:
         return len(self.items)
 
     def jobs(self) -> Iterable[AnyJob]:
-        return self._backlog.items.values()
+        return self._queue.items.values()
 
     def before(self, job: AnyJob) -> list[AnyJob]:
-        mine, items = rank(job._priority, job._arrival), self._backlog.items
+        mine, items = rank(job._priority, job._arrival), self._queue.items
         return [items[theirs] for theirs in sorted(items) if theirs < mine]
 
     def add(self, job: AnyJob) -> None:
-        self._backlog.add(rank(job._priority, job._arrival), job)
+        self._queue.add(rank(job._priority, job._arrival), job)
 
     def remove(self, job: AnyJob) -> None:
-        self._backlog.remove(rank(job._priority, job._arrival))
+        self._queue.remove(rank(job._priority, job._arrival))
 
     def move(self, job: AnyJob, arrival: int) -> None:
         self.remove(job)
