@@ -34,7 +34,6 @@ class Transitions:
 
     # An object without slots keeps up to thirty attributes as cheaply; here are more.
     __slots__ = (
-        "__weakref__",
         "_changed",
         "_context",
         "_current_time",
