@@ -37,6 +37,12 @@ async def hear(signum: int) -> None:
     await settle_down()
 
 
+async def stuck() -> None:
+    """Outlive every grace that is given here."""
+    with trio.CancelScope(shield=True):
+        await trio.sleep(100)
+
+
 # ---- the first signal
 
 
@@ -62,10 +68,6 @@ async def test_the_first_signal_closes_and_lets_the_work_end(
 async def test_what_outlives_the_grace_is_cancelled_and_then_given_up(
     autojump_clock: MockClock,
 ) -> None:
-    async def stuck() -> None:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(100)
-
     async with open_lanes({"main": 2}) as lanes:
         ended, stuck_job = lanes.submit_nowait(never_ends), lanes.submit_nowait(stuck)
         waiting = lanes.submit_nowait(returns)
@@ -145,10 +147,6 @@ async def test_two_signals_at_the_same_moment_are_two(autojump_clock: MockClock)
 async def test_what_outlives_the_second_signal_is_given_up_after_the_cancel_grace(
     autojump_clock: MockClock,
 ) -> None:
-    async def stuck() -> None:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(100)
-
     async with open_lanes({"main": 1}) as lanes:
         job = lanes.submit_nowait(stuck)
         async with trio.open_nursery() as nursery:
@@ -172,10 +170,6 @@ async def test_further_signals_change_nothing(autojump_clock: MockClock) -> None
 async def test_a_second_signal_after_the_grace_does_not_prolong_the_cancel_grace(
     autojump_clock: MockClock,
 ) -> None:
-    async def stuck() -> None:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(100)
-
     async with open_lanes({"main": 1}) as lanes:
         job = lanes.submit_nowait(stuck)
         async with trio.open_nursery() as nursery:

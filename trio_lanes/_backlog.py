@@ -6,7 +6,7 @@ compares priority first and place second. A heap of plain integers is compared i
 tracked by the garbage collector; the jobs themselves are in a dict by rank, so that taking one
 from the middle is a dict deletion. What that leaves in the heap is only a number: an ended job
 is never kept alive by a backlog. Where ranks come in order as a rule, a deque does for most of
-them, and is faster than a heap the longer the line is.
+them, and beats a heap the more, the longer the line is.
 """
 
 from __future__ import annotations

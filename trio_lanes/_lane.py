@@ -179,7 +179,7 @@ class LaneActor(Actor):
 
     def step(self) -> None:
         if self.mailbox.count:
-            self.mailbox.empty_into(self.line.add)
+            self.take_mail()
         if self.returning:
             self.give_slots_back()
         floor = self.floor

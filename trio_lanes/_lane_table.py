@@ -1,4 +1,4 @@
-"""Which lanes there are: those that are configured, and those that come and go."""
+"""Which lanes there are, configured or coming and going, and what is charged in them later."""
 
 from __future__ import annotations
 
