@@ -26,12 +26,19 @@ if TYPE_CHECKING:
 # Of each kind: enough for comings and goings, and no peak kept for ever.
 MOST_SPARES: Final = 100
 
+WHOEVER: Final = "whoever runs"
+"""The borrower in a limiter of one token. A session has such a limiter exactly while a job of it
+runs, so the token stays taken while the limiter goes from session to session: giving it back and
+taking it again would cost more than all else that a session does for a job."""
+
 
 class Spares(Protocol):
     """Limiters and mailboxes that no session uses now."""
 
     @property
-    def spare_limiters(self) -> list[trio.CapacityLimiter]: ...
+    def spare_limiters(self) -> list[trio.CapacityLimiter]:
+        """Of one token, which `WHOEVER` has."""
+
     @property
     def spare_mailboxes(self) -> list[Mailbox]: ...
 
@@ -55,6 +62,7 @@ class SessionActor(Actor):
         "key",
         "mailbox",
         "readmitting",
+        "running",
     )
 
     def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
@@ -67,6 +75,7 @@ class SessionActor(Actor):
         self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
         self.delayed: dict[int, AnyJob] = {}  # {id: waiting, and not due yet}
         self.is_ranked = False  # whether priorities other than 0 were ever seen in it
+        self.running: dict[AnyJob, object] = {}  # {job that runs: who has borrowed its token}
         self.entering = 0  # jobs of it that wait for room in their global lanes
         # Running, and to be started again: in the lines of their lanes if they have an arrival.
         self.readmitting: dict[AnyJob, None] = {}
@@ -283,24 +292,37 @@ class SessionActor(Actor):
             self._take_back(worst)  # whose arrival nobody gets: this one goes behind its new equals
             self.floor.forward(self.backlog.pop(), self.floor.next_arrival())
 
+    def running_jobs(self) -> list[AnyJob]:
+        return sorted(self.running, key=lambda job: job.id)
+
     def started(self, job: AnyJob) -> None:
         """``job``, which was forwarded, has its slot here."""
         del self.forwarded[job._place]
-        if self.limiter is None:
-            spare = self._spares.spare_limiters
-            if spare and self.concurrency == 1:
-                self.limiter = spare.pop()
-            else:
-                self.limiter = trio.CapacityLimiter(self.concurrency)
-        self.limiter.acquire_on_behalf_of_nowait(job)
         self.active += 1
+        if self.limiter is None and self.concurrency == 1:
+            spare = self._spares.spare_limiters
+            self.limiter = spare.pop() if spare else _limiter_of_one()
+            self.running[job] = WHOEVER
+            return
+        if self.limiter is None:
+            self.limiter = trio.CapacityLimiter(self.concurrency)
+        self.limiter.acquire_on_behalf_of_nowait(job)
+        self.running[job] = job
 
     def ended(self, job: AnyJob) -> None:
         """``job`` gives its slot here back."""
         assert self.limiter is not None
-        self.limiter.release_on_behalf_of(job)
+        borrower = self.running.pop(job)
         self.active -= 1
+        if borrower is not WHOEVER or self.active or self.concurrency != 1:
+            self.limiter.release_on_behalf_of(borrower)
+        elif len(self._spares.spare_limiters) < MOST_SPARES:
+            self._spares.spare_limiters.append(self.limiter)
         if not self.active:
-            if self.concurrency == 1 and len(self._spares.spare_limiters) < MOST_SPARES:
-                self._spares.spare_limiters.append(self.limiter)
             self.limiter = None
+
+
+def _limiter_of_one() -> trio.CapacityLimiter:
+    limiter = trio.CapacityLimiter(1)
+    limiter.acquire_on_behalf_of_nowait(WHOEVER)
+    return limiter
