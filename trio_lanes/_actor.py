@@ -25,6 +25,7 @@ from ._timers import Timer
 if TYPE_CHECKING:
     from ._lane import LaneActor
     from ._room import Entrant
+    from ._watch import Watches
 
 
 class Steps(Protocol):
@@ -55,6 +56,8 @@ class Floor(Protocol):
     def lanes(self) -> Mapping[str, LaneActor]:
         """The global ones that are alive, by name."""
 
+    @property
+    def watches(self) -> Watches: ...
     @property
     def session_turns(self) -> Turns: ...
     @property
@@ -97,6 +100,7 @@ class Actor(ABC):
         "touched",
         "turns",
         "waiting",
+        "watched",
         "wrap",
     )
 
@@ -119,6 +123,7 @@ class Actor(ABC):
         self.generation = 0  # how often it was reset
         self.touched = False  # whether it is in line for a step
         self.turns = turns  # the line for that
+        self.watched = False  # whether somebody waits for it to run nothing, or to be empty
         self.told = (False, False)  # whether instruments know of waiting, and of unended jobs
         self.room_line: OrderedDict[AnyJob, Entrant] | None = None  # who waits for room in it
 

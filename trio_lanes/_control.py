@@ -207,15 +207,15 @@ async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: fl
                     await job.wait_done()
         return all(job.done for job in running)
 
-    def ended() -> bool:
+    def are_left() -> bool:
         left = [job for job in running if not job.done]
         if len(left) > _most_onlookers(scheduler):
-            return False
-        return onlookers(scheduler, inside).issuperset(left)
+            return True
+        return not onlookers(scheduler, inside).issuperset(left)
 
     with trio.move_on_after(timeout):
-        await scheduler.watches.wait(object(), Watch(ended, inside, set(running).__contains__))
-    return ended()
+        await scheduler.watches.wait(object(), Watch(are_left, inside, set(running).__contains__))
+    return not are_left()
 
 
 async def wait_until(
@@ -239,29 +239,25 @@ async def wait_until(
         return bool((idle and actor.active) or (fewer_than == 1 and actor.waiting))
 
     each_alone = inside is None and fewer_than in (1, math.inf)
-    busy: Actor | None = None  # the last that was; most likely it still is
 
-    def reached() -> bool:
-        nonlocal busy
-        if each_alone:  # the usual case, and asked at each transition
-            if busy is None or not is_busy(busy):
-                busy = next(filter(is_busy, actors()), None)
-            return busy is None
+    def obstacle() -> Actor | bool:
+        if each_alone:  # the usual case
+            return next(filter(is_busy, actors()), False)
         if sum(actor.waiting for actor in actors()) >= fewer_than:
-            return False
-        if not idle:
             return True
-        if any(actor.active > _most_onlookers(scheduler) for actor in actors()):
+        if not idle:
             return False
+        if any(actor.active > _most_onlookers(scheduler) for actor in actors()):
+            return True
         left_out = [job for job in onlookers(scheduler, inside) if job._state is RUNNING]
-        return not any(
+        return any(
             actor.active > sum(_belongs(job, (actor,)) for job in left_out) for actor in actors()
         )
 
     def awaits(job: AnyJob) -> bool:
         return _belongs(job, actors())
 
-    await scheduler.watches.wait((name, fewer_than, idle, inside), Watch(reached, inside, awaits))
+    await scheduler.watches.wait((name, fewer_than, idle, inside), Watch(obstacle, inside, awaits))
 
 
 def check_room(n: object) -> float:

@@ -201,6 +201,8 @@ class LaneActor(Actor):
             # Not as soon as nothing waits: in a busy lane that is so every other moment.
             self.warning.cancel()
             self.warning = None
+        if self.watched and not (self.waiting and self.active):
+            floor.watches.look_at(self)
         if self.from_template and not self.entrants and self.is_idle:
             floor.retire(self)
 

@@ -238,11 +238,11 @@ class Scheduler(LaneTable):
         if self.tells:
             self.has_changed(job)
         lane.waiting -= 1
-        if lane.room_line:
+        if lane.room_line or (lane.watched and not lane.waiting):
             self.touch(lane)
         if session is not None:
             session.waiting -= 1
-            if session.room_line or session.entering:
+            if session.room_line or session.entering or (session.watched and not session.waiting):
                 self.touch(session)
         if job._timers is not None:
             for timer in job._timers:

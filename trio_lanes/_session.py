@@ -156,6 +156,8 @@ class SessionActor(Actor):
                 self._take_back(place)
         if has_news and forwarded and backlog.items and backlog.best_rank() < max(forwarded):
             self._put_best_forward()
+        if self.watched and not (self.waiting and self.active):
+            self.floor.watches.look_at(self)
         if not self.waiting and not self.active and not self.entering and self.is_idle:
             self.floor.retire(self)
 

@@ -145,7 +145,7 @@ class Transitions:
                 break
             self._tell_of(next(iter(changed)))
         self.serving = False
-        if self.watches.watched:
+        if self.watches.due:
             self.watches.check()
 
     def has_changed(self, job: AnyJob) -> None:
