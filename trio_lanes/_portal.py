@@ -13,7 +13,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
-from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast, final
 
 import outcome
@@ -199,7 +198,7 @@ class LanesPortal:
         submission = _Submission(self, future)
         self._submissions[future] = submission
         try:
-            submission.enter(context.run(partial(self._make, fn, args, False, **options)))
+            submission.enter(context.run(self._make, fn, args, options))
         except BaseException as error:
             submission.end(outcome.Error(error))
 

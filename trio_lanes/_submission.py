@@ -6,7 +6,6 @@ import weakref
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
-from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import trio
@@ -69,7 +68,7 @@ class Submitter:
           RuntimeError: for ``yield_slot`` outside of a job.
         """
         caller = _lender(self._scheduler, options)
-        job: Job[T] = self._make(fn, args, True, **self._bound, **options)
+        job: Job[T] = self._make(fn, args, options, runs=True)
         await trio.lowlevel.checkpoint_if_cancelled()
         entered = self._enters_at_once(job)
         if caller is None:
@@ -98,7 +97,7 @@ class Submitter:
 
         A checkpoint. If it raises `trio.Cancelled`, nothing was submitted.
         """
-        job: Job[T] = self._make(fn, args, False, **self._bound, **options)
+        job: Job[T] = self._make(fn, args, options)
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._enter(job, runs=False)
         return job
@@ -118,7 +117,7 @@ class Submitter:
         Raises:
           LaneFullError: if a lane on its way is full, or others wait for room in it.
         """
-        return self._enter_nowait(self._make(fn, args, False, **self._bound, **options))
+        return self._enter_nowait(self._make(fn, args, options))
 
     @enable_ki_protection
     def start_soon(
@@ -135,7 +134,7 @@ class Submitter:
         Raises:
           LaneFullError: as `submit_nowait`.
         """
-        job: Job[object] = self._make(fn, args, False, **self._bound, **options)
+        job: Job[object] = self._make(fn, args, options)
         job._unhandled = True
         self._enter_nowait(job)
 
@@ -188,14 +187,14 @@ class Submitter:
             checked["session"] = None
             if "cost" in options:  # an item's session may know more units
                 checked["cost"] = costs_of(options["cost"]).get(REQUESTS, 1)
-        lane = self._make(fn, (), True, **self._bound, **checked).lane
+        lane = self._make(fn, (), checked, runs=True).lane
         context = copy_context()
 
         def make(item: Item, key: str | None) -> Job[T]:
-            of_item = {} if session is None else {"session": key}
-            return context.run(
-                partial(self._make, fn, (item,), True, **self._bound, **options, **of_item)
-            )
+            of_item: dict[str, Any] = {**options}
+            if session is not None:
+                of_item["session"] = key
+            return context.run(self._make, fn, (item,), of_item, runs=True)
 
         window = Window(
             self._scheduler,
@@ -213,23 +212,23 @@ class Submitter:
         self,
         fn: Any,  # an async function that returns a T
         args: tuple[Any, ...],
-        runs: bool,
-        /,
-        *,
-        lane: str = "main",
-        session: str | None = None,
-        priority: int = 0,
-        **rare: Any,
+        given: Any,  # JobOptions, which are used up
+        runs: bool = False,
     ) -> Job[T]:
         """Check everything, and make a job that nobody knows yet."""
         if not callable(fn):
             refuse_like_trio(fn)
+        if self._bound:
+            given = _as_one(**self._bound, **given)
+        lane = given.pop("lane", "main")
+        session = given.pop("session", None)
+        priority = given.pop("priority", 0)
         scheduler = self._scheduler
         if session is not None and (type(session) is not str or session not in scheduler.sessions):
             session = session_key(session)
         if type(priority) is not int:
             whole("priority", priority)
-        options = RareOptions(**rare) if rare else NO_OPTIONS
+        options = RareOptions(**given) if given else NO_OPTIONS
         if options.yield_slot and not runs:
             raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
         parent = job_here(scheduler.running) if scheduler.running else None
@@ -274,6 +273,11 @@ class Submitter:
         else:
             closing = self._scheduler.closing
             await self._scheduler.lines.wait(job, closing.inside(job.parent), runs=runs)
+
+
+def _as_one(**options: Any) -> dict[str, Any]:
+    """Options from several places, none of which may be named twice."""
+    return options
 
 
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
