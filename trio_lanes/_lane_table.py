@@ -12,10 +12,9 @@ from ._group import Group
 from ._instrument import Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
-from ._mailbox import Mailbox
 from ._plan import Plan
 from ._rate import costs_of
-from ._session import SessionActor
+from ._session import SessionActor, Spares
 from ._transitions import Transitions
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ class LaneTable(Transitions):
         "groups",
         "plan",
         "sessions",
-        "spare_limiters",
-        "spare_mailboxes",
+        "spares",
     )
 
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
@@ -40,8 +38,7 @@ class LaneTable(Transitions):
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
         self.groups: Final[dict[str, Group]] = {}
         self.bounded_sessions = False  # whether any session has a bound
-        self.spare_limiters: Final[list[trio.CapacityLimiter]] = []
-        self.spare_mailboxes: Final[list[Mailbox]] = []
+        self.spares: Final = Spares()
 
     @property
     def _floor(self) -> Scheduler:
@@ -82,7 +79,7 @@ class LaneTable(Transitions):
         """The lane of the session ``key``; it need not be alive."""
         session = self.sessions.get(key)
         if session is None:
-            session = SessionActor(self._floor, self, key, self.plan.of_session(key))
+            session = SessionActor(self._floor, self.spares, key, self.plan.of_session(key))
         return session
 
     def lanes_of(self, job: AnyJob) -> tuple[LaneActor, SessionActor | None]:

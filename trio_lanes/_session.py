@@ -7,9 +7,10 @@ So a session with a hundred thousand waiting jobs stands in a global lane's line
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
@@ -23,8 +24,8 @@ from ._names import SESSION_PREFIX
 if TYPE_CHECKING:
     from ._room import Entrant
 
-# Of each kind: enough for comings and goings, and no peak kept for ever.
 MOST_SPARES: Final = 100
+"""Of each kind: enough for comings and goings, and no peak kept for ever."""
 
 WHOEVER: Final = "whoever runs"
 """The borrower in a limiter of one token. A session has such a limiter exactly while a job of it
@@ -32,15 +33,14 @@ runs, so the token stays taken while the limiter goes from session to session: g
 taking it again would cost more than all else that a session does for a job."""
 
 
-class Spares(Protocol):
+@final
+class Spares:
     """Limiters and mailboxes that no session uses now."""
 
-    @property
-    def spare_limiters(self) -> list[trio.CapacityLimiter]:
+    def __init__(self) -> None:
+        self.limiters: Final[deque[trio.CapacityLimiter]] = deque(maxlen=MOST_SPARES)
         """Of one token, which `WHOEVER` has."""
-
-    @property
-    def spare_mailboxes(self) -> list[Mailbox]: ...
+        self.mailboxes: Final[deque[Mailbox]] = deque(maxlen=MOST_SPARES)
 
 
 @final
@@ -111,7 +111,7 @@ class SessionActor(Actor):
     def send(self, job: AnyJob) -> None:
         """Put ``job`` into its mailbox; it is looked at in the next step."""
         if self.mailbox is None:
-            spare = self._spares.spare_mailboxes
+            spare = self._spares.mailboxes
             self.mailbox = spare.pop() if spare else Mailbox()
         self.mailbox.send(job)
         self._has_news = True
@@ -123,8 +123,7 @@ class SessionActor(Actor):
         mailbox = self.mailbox
         if mailbox is not None:
             mailbox.empty_into(self._add)
-            if len(self._spares.spare_mailboxes) < MOST_SPARES:
-                self._spares.spare_mailboxes.append(mailbox)
+            self._spares.mailboxes.append(mailbox)
             self.mailbox = None
 
     def before(self, job: AnyJob) -> list[AnyJob]:
@@ -302,7 +301,7 @@ class SessionActor(Actor):
         del self.forwarded[job._place]
         self.active += 1
         if self.limiter is None and self.concurrency == 1:
-            spare = self._spares.spare_limiters
+            spare = self._spares.limiters
             self.limiter = spare.pop() if spare else _limiter_of_one()
             self.running[job] = WHOEVER
             return
@@ -318,8 +317,8 @@ class SessionActor(Actor):
         self.active -= 1
         if borrower is not WHOEVER or self.active or self.concurrency != 1:
             self.limiter.release_on_behalf_of(borrower)
-        elif len(self._spares.spare_limiters) < MOST_SPARES:
-            self._spares.spare_limiters.append(self.limiter)
+        else:
+            self._spares.limiters.append(self.limiter)
         if not self.active:
             self.limiter = None
 
