@@ -22,7 +22,7 @@ from trio_lanes import Job, LaneConfig, Lanes, open_lanes
 
 JOBS = 1_000
 SESSIONS = 100
-MOST_CALLS = 68
+MOST_CALLS = 60
 
 
 async def no_op(value: int) -> int:
