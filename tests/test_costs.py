@@ -121,6 +121,16 @@ def test_the_way_of_a_job_takes_no_more_calls_than_it_did() -> None:
     assert calls_of(main) / JOBS <= MOST_CALLS
 
 
+def test_a_job_pays_for_the_options_that_it_was_given_and_for_no_other() -> None:
+    async def main() -> None:
+        async with open_lanes({"main": 10}) as lanes:
+            for n in range(JOBS):
+                lanes.submit_nowait(no_op, n, session=str(n % SESSIONS), name="answer", meta=n)
+            await lanes.wait_idle()
+
+    assert calls_of(main) / JOBS <= MOST_CALLS + 6
+
+
 def test_many_jobs_that_wait_for_their_own_lane_look_at_each_other_only_when_they_must() -> None:
     async def barrier(n: int) -> None:
         async def body() -> None:

@@ -45,6 +45,11 @@ def positive_seconds(field: str, value: Any) -> float:
     return value  # type: ignore[no-any-return]  # seconds() has looked at it
 
 
+def optional_seconds(field: str, value: Any) -> float | None:
+    """A length of time, or None."""
+    return None if value is None else seconds(field, value)
+
+
 def finite_seconds(field: str, value: Any) -> float:
     """A length of time from 0 up that ends."""
     if seconds(field, value) == math.inf:

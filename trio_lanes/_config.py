@@ -11,7 +11,7 @@ import trio
 
 from . import _check
 from ._names import resolve_global_lane
-from ._rate import RateLimit, costs_of, rate_limits
+from ._rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 
 if TYPE_CHECKING:
     from ._job import Job
@@ -176,22 +176,22 @@ class JobOptions(MapOptions, total=False):
 
 @attrs.frozen(kw_only=True)
 class RareOptions:
-    """The options that few jobs use, kept together so that all other jobs can share one of it."""
+    """The options that few jobs use, kept together so that all other jobs can share one of it.
 
-    owner: Hashable = attrs.field(default=SESSION_IS_OWNER, validator=_check.field(_check.hashable))
-    delay: float = attrs.field(default=0.0, validator=_check.field(_check.finite_seconds))
-    timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
-    queue_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
-    idle_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
-    warn_after: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_check.field(_check.seconds))
-    )
-    on_wait: Callable[[Job[Any], float], None] | None = attrs.field(
-        default=None, validator=_check.field(_check.optional_sync)
-    )
-    cost: Mapping[str, float] = attrs.field(default=1, converter=costs_of)
-    yield_slot: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
-    name: str | None = attrs.field(default=None, validator=_check.field(_check.optional_text))
+    Only `rare_options` makes one: it checks what was given, and spares a job the checks of all
+    that was not.
+    """
+
+    owner: Hashable = SESSION_IS_OWNER
+    delay: float = 0.0
+    timeout: float = math.inf
+    queue_timeout: float = math.inf
+    idle_timeout: float = math.inf
+    warn_after: float | None = None
+    on_wait: Callable[[Job[Any], float], None] | None = None
+    cost: Mapping[str, float] = ONE_REQUEST
+    yield_slot: bool = False
+    name: str | None = None
     meta: Any = None
 
     limits_run: bool = attrs.field(init=False)  # whether there is a limit to how long it may run
@@ -205,3 +205,30 @@ class RareOptions:
 RareOptions.__init__.__qualname__ = JobOptions.__name__
 
 NO_OPTIONS: Final = RareOptions()
+
+_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "owner": _check.hashable,
+    "delay": _check.finite_seconds,
+    "timeout": _check.seconds,
+    "queue_timeout": _check.seconds,
+    "idle_timeout": _check.seconds,
+    "warn_after": _check.optional_seconds,
+    "on_wait": _check.optional_sync,
+    "cost": lambda _, value: costs_of(value),
+    "yield_slot": _check.boolean,
+    "name": _check.optional_text,
+}
+
+
+def rare_options(given: Mapping[str, Any]) -> RareOptions:
+    """Those options, checked.
+
+    Raises:
+      TypeError: for one that does not exist or is of the wrong type.
+      ValueError: for a bad value.
+    """
+    checked = {
+        name: _CHECKS[name](name, value) if name in _CHECKS else value
+        for name, value in given.items()
+    }
+    return RareOptions(**checked)

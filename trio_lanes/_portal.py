@@ -19,7 +19,7 @@ import outcome
 import trio
 
 from ._check import refuse_like_trio, whole
-from ._config import JobOptions, RareOptions
+from ._config import JobOptions, rare_options
 from ._errors import LanesClosedError, UnknownLaneError
 from ._job import AnyJob
 from ._names import resolve_global_lane, session_key
@@ -222,7 +222,7 @@ def _check_options(
     if session is not None:
         session_key(session)
     whole("priority", priority)
-    if RareOptions(**rare).yield_slot:
+    if rare_options(rare).yield_slot:
         raise ValueError("yield_slot lends the slot of a job, and a thread is inside none")
     name, plan = resolve_global_lane(lane), scheduler.plan  # plans are never changed
     if plan.label_of(name) is None:

@@ -12,7 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._check import boolean, optional_sync, refuse_like_trio, whole
-from ._config import NO_OPTIONS, JobOptions, MapOptions, RareOptions
+from ._config import NO_OPTIONS, JobOptions, MapOptions, rare_options
 from ._current import job_here
 from ._errors import LaneFullError, UnknownLaneError
 from ._job import AnyJob, Job, make_job
@@ -228,7 +228,7 @@ class Submitter:
             session = session_key(session)
         if type(priority) is not int:
             whole("priority", priority)
-        options = RareOptions(**given) if given else NO_OPTIONS
+        options = rare_options(given) if given else NO_OPTIONS
         if options.yield_slot and not runs:
             raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
         parent = job_here(scheduler.running) if scheduler.running else None
