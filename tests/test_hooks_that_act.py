@@ -100,6 +100,56 @@ async def test_a_hook_may_clear_a_session_that_is_just_putting_its_best_forward(
     assert track.ended == ["running", "later"]
 
 
+@pytest.mark.parametrize("width", [1, 0, "pause"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_hook_may_hold_back_the_session_whose_jobs_are_just_being_started(
+    autojump_clock: MockClock, width: int | str, grouped: bool, plain: bool
+) -> None:
+    def hold_back() -> None:
+        if width == "pause":
+            lanes.pause("session:alice")
+        else:
+            lanes.configure({"session:alice": width})
+
+    track = Track()
+    main = LaneConfig(concurrency=3, aging=math.inf if plain else 5.0)
+    groups = {"g": LaneGroup(["main"], concurrency=9)} if grouped else {}
+    instrument = at_first("job_started", hold_back)
+    async with open_lanes(
+        {"main": main, "session:alice": 3}, groups=groups, instruments=[instrument]
+    ) as lanes:
+        lanes.pause()
+        for i in range(4):
+            lanes.start_soon(track.sleep, i, session="alice")
+        lanes.resume()
+        await trio.sleep(5)
+        assert sorted(track.start_times.values()) == ([0, 1, 2, 3] if width == 1 else [0])
+        lanes.configure({"session:alice": 3})
+        lanes.resume("session:alice")
+    assert sorted(track.ended) == [0, 1, 2, 3]  # each once
+
+
+async def test_a_hook_may_reset_the_very_job_whose_failure_has_just_ended_everything(
+    autojump_clock: MockClock,
+) -> None:
+    async def fail() -> None:
+        await trio.sleep(1)
+        raise KeyError("of the body")
+
+    # It is told of the other job, which never starts.
+    instrument = at_first("job_finished", lambda: lanes.reset())
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_lanes({"main": 1}, instruments=[instrument]) as lanes:
+            lanes.start_soon(fail)
+            lanes.start_soon(trio.sleep, 1)
+            (failed, _) = lanes.jobs()
+    assert caught.group_contains(KeyError, match="of the body")
+    assert failed.state is JobState.CANCELLED
+    statistics = lanes.statistics()
+    assert (statistics.waiting, statistics.active, statistics.abandoned) == (0, 0, 0)
+
+
 class ByChance:
     """Lanes in which hooks, and whoever uses them, do anything at any time."""
 

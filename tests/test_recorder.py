@@ -162,6 +162,7 @@ async def test_what_another_instrument_submits_meanwhile_has_not_been_overtaken(
         for session in ("alice", "bob", "carol"):
             lanes.submit_nowait(sleep, session=session)
         lanes.lane("main").concurrency = 3
+        await lanes.wait_idle()  # carol's comes after what is better
     recorder.check()
     assert len(recorder.finished) == 9
 

@@ -30,6 +30,8 @@ class GroupFloor(Protocol):
     @property
     def lanes(self) -> Mapping[str, LaneActor]: ...
     @property
+    def session_turns(self) -> Turns: ...
+    @property
     def group_turns(self) -> Turns: ...
     def touch(self, actor: Group, /) -> None: ...
     def touch_at(self, when: float, actor: Group, timer: Timer | None) -> Timer: ...
@@ -120,6 +122,9 @@ class Group:
         while (lane := self._best()) is not None:
             head = lane.ready_head()  # looked at anew: time may have passed since the offer
             if head is not None:
+                if self._floor.session_turns:  # a hook has changed one, which may take this back
+                    self._floor.touch(self)
+                    return
                 when = self.rates.ready_at(head._costs, self._floor.now)
                 if when > self._floor.now:  # nobody overtakes a head that waits for its charge
                     known = self._timer is not None and self._timer.when == when

@@ -183,8 +183,13 @@ class LaneActor(Actor):
         if self.returning:
             self.give_slots_back()
         floor = self.floor
-        # Nothing is kept over a start, which may call a hook that configures this very lane.
+        # Nothing is kept over a start, which may call a hook that configures this very lane, or a
+        # session, which takes back what it does not let go any more before anything else starts.
+        turns = floor.session_turns
         while self.plain and self.line.items and self.slots < self.concurrency and not self.paused:
+            if turns:
+                floor.touch(self)
+                break
             floor.start(self.line.pop())
         group = self.group
         if group is not None:
@@ -192,6 +197,9 @@ class LaneActor(Actor):
             floor.touch(group)
         elif not self.plain:
             while (head := self.ready_head()) is not None and self.group is group:
+                if turns:
+                    floor.touch(self)
+                    break
                 if not self.start_head(head):
                     break
         if self.warning is None:

@@ -271,19 +271,20 @@ class Scheduler(LaneTable):
 
     def _judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
         leaves = verdict.leaves
-        if job._state is not RUNNING:
-            self.overdue.ended(job)
-            self.abandoned -= 1
-            return leaves
-        if verdict.state is FAILED and (job._unhandled or leaves is error):
-            leaves = error
-            job._unhandled = True  # whoever gets it from the lanes has seen it
-        if leaves is not None:
-            itself = verdict.state is FAILED and leaves is error  # not the cancellation around it
-            why = f"a job raised {type(error).__name__}" if itself else "the lanes were cancelled"
-            self.stop(why)
+        if job._state is RUNNING:
+            if verdict.state is FAILED and (job._unhandled or leaves is error):
+                leaves = error
+                job._unhandled = True  # whoever gets it from the lanes has seen it
+            if leaves is not None:
+                why = "the lanes were cancelled"
+                if verdict.state is FAILED and leaves is error:  # not the cancellation around it
+                    why = f"a job raised {type(error).__name__}"
+                self.stop(why)
         self.overdue.ended(job)
-        self._end(job, verdict.state, None, verdict.error)
+        if job._state is RUNNING:
+            self._end(job, verdict.state, None, verdict.error)
+        else:  # it was reset, at the latest by a hook that was told of what was stopped
+            self.abandoned -= 1
         return leaves
 
     def stop(self, reason: str) -> None:
