@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from trio_lanes import (
     JobCancelledError,
     JobState,
     LaneClearedError,
+    LaneGroup,
     Lanes,
     LanesClosedError,
     QueueTimeoutError,
@@ -241,6 +243,58 @@ async def test_a_lane_removed_in_the_moment_in_which_it_is_idle_was_idle(
         await lanes.wait_idle("cron")
         assert trio.current_time() == 1.0
         assert list(lanes.statistics().lanes) == ["main"]
+
+
+async def test_wait_empty_ends_when_what_waits_gets_the_slot_of_a_sibling(
+    autojump_clock: MockClock,
+) -> None:
+    times: Times = {}
+    group = LaneGroup(["main", "cron"], concurrency=2)
+    async with open_lanes({"main": 2, "cron": 1, "other": 1}, groups={"g": group}) as lanes:
+        lanes.start_soon(trio.sleep, 0.5, lane="other")  # whose end does not matter
+        lanes.start_soon(trio.sleep, 1, lane="cron")
+        for _ in range(2):
+            lanes.start_soon(trio.sleep, 3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, times, "main", lambda: lanes.wait_empty("main"))
+    assert times == {"main": 1.0}
+
+
+async def test_a_lane_that_leaves_its_template_is_not_waited_for_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    times: Times = {}
+    async with open_lanes({"model-*": 1}) as lanes:
+        for _ in range(2):
+            lanes.start_soon(trio.sleep, 2, lane="model-x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, times, "template", lambda: lanes.wait_idle("model-*"))
+            nursery.start_soon(note, times, "lane", lambda: lanes.wait_idle("model-x"))
+            await trio.sleep(0.5)
+            lanes.start_soon(trio.lowlevel.checkpoint, lane="model-y")  # here, too, they are
+            await trio.sleep(0.5)
+            lanes.configure({"model-x": 1})
+    assert times == {"template": 1.0, "lane": 4.0}
+
+
+async def test_an_instrument_of_trio_may_use_the_lanes_when_it_is_told_of_who_is_woken(
+    autojump_clock: MockClock,
+) -> None:
+    class Submits(trio.abc.Instrument):
+        def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+            if task.name == "woken" and trio.current_time() == 1 and not lanes.lane("cron").active:
+                lanes.start_soon(trio.sleep, 1, lane="cron")
+
+    times: Times = {}
+    async with open_lanes({"main": 1, "cron": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 1)
+        async with trio.open_nursery() as nursery:
+            for name in ("main", None):
+                wait = partial(lanes.wait_idle, name)
+                nursery.start_soon(note, times, str(name), wait, name="woken")
+                await wait_all_tasks_blocked()
+            trio.lowlevel.add_instrument(Submits())
+    assert times == {"main": 1.0, "None": 2.0}
 
 
 # ---- wait_active

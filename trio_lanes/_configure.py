@@ -58,6 +58,8 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
         if label is None:
             del scheduler.lanes[name]
         else:
+            if lane.watched:  # as one of a template, which it may not be any more
+                scheduler.watches.look_at(lane)
             lane.label, lane.from_template = label, label != name
             switched += _change(scheduler, lane, plan.lanes[label])
     for name, config in plan.lanes.items():

@@ -99,6 +99,8 @@ class Watches:
     def check(self) -> None:
         """Wake whoever waits for what is true now."""
         for watch, key in list(self.due.items()):
+            if watch not in self.due:  # one of Trio's hooks that is told of who is woken was here
+                continue
             obstacle = watch.obstacle()
             if obstacle is True:
                 continue
