@@ -7,6 +7,7 @@ and is worth it, raise the figure in that change and say why; `make bench` tells
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import tracemalloc
 from collections.abc import Awaitable, Callable
@@ -143,6 +144,24 @@ def test_many_jobs_that_wait_for_their_own_lane_look_at_each_other_only_when_the
 
     few, many = (calls_of(partial(barrier, n)) for n in (10, 40))
     assert many <= 50 * few  # when they looked each time, it was 220 times
+
+
+def test_a_thousand_waits_for_as_many_busy_sessions_add_no_calls_to_a_job_of_another() -> None:
+    async def main(waits: int, jobs: int) -> None:
+        gate = trio.Event()
+        async with open_lanes({"main": math.inf}) as lanes, trio.open_nursery() as nursery:
+            for n in range(waits):
+                lanes.start_soon(gate.wait, session=str(n))
+                nursery.start_soon(lanes.wait_idle, f"session:{n}")
+            await wait_all_tasks_blocked()
+            for n in range(1 + jobs):  # the first has each wait find what it is to wait for
+                await lanes.run(no_op, n, session="another")
+            gate.set()
+
+    def calls_of_jobs(waits: int) -> int:
+        return calls_of(partial(main, waits, 20)) - calls_of(partial(main, waits, 0))
+
+    assert calls_of_jobs(1_000) <= 1.2 * calls_of_jobs(0)
 
 
 def test_waiting_for_room_in_a_lane_where_none_may_wait_costs_as_much_among_many_sessions() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from trio_lanes import (
     LanesClosedError,
     open_lanes,
 )
+from trio_lanes.testing import LaneRecorder
 
 from .track import Track
 
@@ -273,3 +275,41 @@ async def test_a_hook_may_wake_very_many_sessions_at_once(autojump_clock: MockCl
         assert len(lanes.sessions()) == 150
     assert sorted(track.started) == list(range(150))
     assert lanes.sessions() == []
+
+
+# ---- how many of its jobs run
+
+
+@pytest.mark.parametrize(
+    "widths", [(3,), (inf,), (0,), (3, 1), (inf, 1), (2, 0, 1), (0, 1), (3, inf, 0, 3, 1)]
+)
+@pytest.mark.parametrize("first_ends", ["first", "last", "by a reset"])
+async def test_a_session_counts_its_slots_whatever_its_width_becomes_while_jobs_run(
+    autojump_clock: MockClock, widths: tuple[float, ...], first_ends: str
+) -> None:
+    track = Track()
+    recorder = LaneRecorder()
+    wide = LaneConfig(concurrency=inf)
+    async with open_lanes({"main": wide}, instruments=[recorder]) as lanes:
+        for _ in range(2):  # the second time with what the first one has left
+            lanes.configure({"session:alice": 1})
+            lanes.start_soon(track.sleep, 0, 1 if first_ends == "first" else 3, session="alice")
+            for i in range(1, 5):
+                lanes.start_soon(track.sleep, i, 2, session="alice")
+            for width in widths:
+                lanes.configure({"session:alice": width})
+                await trio.sleep(0.1)
+            assert track.running == lanes.session("alice").active == min(5, max(1, *widths))
+            if first_ends == "by a reset":
+                lanes.reset("session:alice")
+            await trio.sleep(1)
+            for _ in range(3):
+                for key in ("bob", "carol"):
+                    lanes.start_soon(track.sleep, key, session=key)
+            assert repr(lanes.session("bob")) == (
+                "<trio_lanes.SessionLane 'session:bob', 1/1 active, 2 waiting>"
+            )
+            lanes.configure({"session:alice": 1})
+            await lanes.wait_idle()
+            assert lanes.sessions() == []
+    recorder.check()
