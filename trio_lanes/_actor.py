@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import trio
 
 from ._config import LaneConfig
-from ._job import AnyJob, Job
+from ._job import AnyJob
 from ._rate import Rates, rate_limits
-from ._state import RUNNING
 from ._timers import Timer
 
 if TYPE_CHECKING:
@@ -140,18 +139,9 @@ class Actor(ABC):
     def step(self) -> None:
         """Do what can be done now."""
 
+    @abstractmethod
     def running_jobs(self) -> list[AnyJob]:
         """The jobs that run, in the order of submission."""
-        if self.limiter is None:
-            return []
-        borrowers = self.limiter.statistics().borrowers  # also others', where it is shared
-        jobs = [
-            job
-            for job in borrowers
-            if isinstance(job, Job) and job._state is RUNNING and self in job._actors
-        ]
-        jobs.sort(key=lambda job: job.id)  # borrowers are in no order that comes back
-        return jobs
 
     @property
     def has_room(self) -> bool:

@@ -12,11 +12,12 @@ import trio
 from ._actor import Actor, Floor
 from ._backlog import Backlog
 from ._config import LaneConfig
-from ._job import AnyJob
+from ._job import AnyJob, Job
 from ._line import Line, PlainLine, SharedLine
 from ._mailbox import Mailbox
 from ._rate import check_units
 from ._shared_limiter import Asker
+from ._state import RUNNING
 from ._timers import Timer
 
 if TYPE_CHECKING:
@@ -138,8 +139,15 @@ class LaneActor(Actor):
         return chain(self.bound.values(), self.delayed.values())
 
     def running_jobs(self) -> list[AnyJob]:
+        borrowers = self.limiter.statistics().borrowers  # also others', where it is shared
+        jobs = [
+            job
+            for job in borrowers
+            if isinstance(job, Job) and job._state is RUNNING and job._lane is self
+        ]
+        jobs.sort(key=lambda job: job.id)  # borrowers are in no order that comes back
         # One that wants a slot of a shared limiter back is both, from when its token is there.
-        return list(dict.fromkeys([*super().running_jobs(), *self.lending]))
+        return list(dict.fromkeys([*jobs, *self.lending]))
 
     def take_mail(self) -> None:
         """Give the jobs in the mailbox their places in line."""
