@@ -280,6 +280,9 @@ def _as_one(**options: Any) -> dict[str, Any]:
     return options
 
 
+_as_one.__qualname__ = JobOptions.__name__  # which its `TypeError` names
+
+
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
     """The global lane that ``name`` means."""
     resolved = resolve_global_lane(name)
