@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import re
 import signal
 import textwrap
@@ -31,11 +33,13 @@ def documented(owner: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def modules() -> list[ModuleType]:
-    """The public ones."""
+    """The public ones, whether or not another test has imported them before."""
     packages = [trio_lanes, trio_lanes.testing, trio_lanes.instruments]
-    instruments = vars(trio_lanes.instruments).items()
+    instruments = pkgutil.iter_modules(trio_lanes.instruments.__path__)
     return packages + [
-        value for name, value in instruments if inspect.ismodule(value) and not name.startswith("_")
+        importlib.import_module(f"trio_lanes.instruments.{module.name}")
+        for module in instruments
+        if not module.name.startswith("_")
     ]
 
 
