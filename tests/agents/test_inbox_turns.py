@@ -311,6 +311,21 @@ async def test_a_turn_that_raises_besides_the_cancellation_of_its_job_has_failed
     assert kinds(receipts) == ["failed", "ran"]
 
 
+async def test_a_turn_that_leaves_a_cancel_scope_open_has_failed_as_its_job_has(
+    lanes: Lanes, autojump_clock: MockClock
+) -> None:
+    async def careless(turn: Turn) -> None:
+        trio.CancelScope().__enter__()
+
+    receipt = Inbox(lanes, "alice", careless).post("x")
+    outcome = await receipt.settled()
+    assert outcome.kind is SettledKind.FAILED
+    assert outcome.turn is not None
+    assert outcome.error is outcome.turn.job.exception
+    with pytest.raises(RuntimeError, match="Cancel scope stack corrupted"):
+        await outcome.turn.job.wait()
+
+
 async def test_the_very_error_that_a_turn_raised_is_told(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:

@@ -433,6 +433,24 @@ async def test_what_is_no_async_function_fails_when_it_is_called() -> None:
     assert isinstance(event.data, TypeError)
 
 
+@pytest.mark.parametrize("order", BOTH)
+async def test_a_cancel_scope_that_a_tool_left_open_is_its_error_and_each_call_ends_once(
+    autojump_clock: MockClock, order: Order
+) -> None:
+    async def careless(emit: Emit) -> str:
+        trio.CancelScope().__enter__()
+        return "done"
+
+    calls = [ToolCall("bad", careless), ToolCall("b", at_once), ToolCall("c", at_once)]
+    async with run_tools(calls, limit=1, order=order) as run:
+        events = [event async for event in run]
+    ends = [(event.item_id, event.kind) for event in events]
+    assert ends == [("bad", "error"), ("b", "result"), ("c", "result")]
+    assert kinds(run.results) == ends
+    with pytest.raises(RuntimeError, match="Cancel scope stack corrupted"):
+        raise events[0].data
+
+
 async def test_a_group_of_errors_is_an_error(autojump_clock: MockClock) -> None:
     async def tool(emit: Emit) -> None:
         async with trio.open_nursery() as nursery:

@@ -386,15 +386,17 @@ class Inbox:
 
     async def _run(self, turn: Turn) -> Exception | None:
         """Call the handler; what it raises, if that is its own affair and not a cancellation."""
+        settled: Settled | None = None
         try:
             with turn._scope:
                 result = await call(self._handler, turn)
-                self._end(turn, Settled(SettledKind.RAN, result, turn=turn))
-                return None
-            aborted = JobCancelledError(turn._reason)
-            self._end(turn, Settled(SettledKind.CANCELLED, error=aborted, turn=turn))
+                settled = Settled(SettledKind.RAN, result, turn=turn)
+            if settled is None:
+                aborted = JobCancelledError(turn._reason)
+                settled = Settled(SettledKind.CANCELLED, error=aborted, turn=turn)
+            self._end(turn, settled)
             return None
-        except BaseException as raised:
+        except BaseException as raised:  # also for a scope that the handler has left open
             told = own_part(raised)
             kind = SettledKind.CANCELLED if told is None else SettledKind.FAILED
             error = JobCancelledError("the job ended") if told is None else told

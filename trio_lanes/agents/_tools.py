@@ -239,16 +239,20 @@ class ToolRun:
     @enable_ki_protection
     async def _run(self, number: int) -> None:
         leaves: BaseException | None = None
+        returned = False
+        value: Any = None
         try:
             with self._scopes[number]:
                 await trio.lowlevel.checkpoint_if_cancelled()  # then it is not called at all
                 value = await _call(self._calls[number].fn, partial(self._emit, number))
-                self._end(number, "result", value)
-                return
-        except BaseException as error:
+                returned = True
+        except BaseException as error:  # also for a scope that the function has left open
             leaves = self._failed(number, error)
         else:
-            self._cancelled(number)
+            if returned:
+                self._end(number, "result", value)
+            else:
+                self._cancelled(number)
         if leaves is not None:
             try:
                 raise leaves
