@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import resource
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,6 +185,28 @@ async def test_with_fsync_every_commit_and_the_new_file_reach_the_disk(
     await say(Conversation("thread", store), "u1", "a1")
     file, folder = os.stat(tmp_path / "thread.jsonl").st_ino, os.stat(tmp_path).st_ino
     assert synced == ([file, folder, file] if fsync else [])
+
+
+async def test_a_write_whose_new_file_did_not_reach_the_disk_takes_back_what_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = False
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        if synced[-1] and not works:
+            raise OSError(errno.EINVAL, "this file system does not do that")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store = JsonlTranscript(tmp_path, fsync=True)
+    with pytest.raises(OSError, match="does not do that"):
+        await store.append("thread", [{"turn": "first"}])
+    assert await store.load("thread") == []
+    works = True
+    await store.append("thread", [{"turn": "second"}])
+    assert await store.load("thread") == [[{"turn": "second"}]]
+    assert synced == [False, True, False, True]
 
 
 async def test_files_are_read_in_threads(tmp_path: Path) -> None:

@@ -106,7 +106,6 @@ class JsonlTranscript:
     def _append(self, path: Path, line: bytes) -> None:
         with self._lock(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            is_new = not path.exists()
             # Without a buffer, so that closing the file cannot write what had failed before.
             with open(path, "a+b", buffering=0) as file:
                 end = _whole_lines(file)
@@ -117,11 +116,11 @@ class JsonlTranscript:
                         view = view[file.write(view) :]
                     if self.fsync:
                         os.fsync(file.fileno())
+                        if not end and os.name == "posix":  # elsewhere folders cannot be opened
+                            _sync_folder(self.folder)
                 except BaseException:
                     file.truncate(end)
                     raise
-            if self.fsync and is_new and os.name == "posix":  # elsewhere folders cannot be opened
-                _sync_folder(self.folder)
 
 
 def _commit(path: Path, number: int, line: bytes) -> Commit:
