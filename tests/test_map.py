@@ -6,7 +6,7 @@ import gc
 import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -110,9 +110,16 @@ async def test_map_of_nothing_gives_nothing() -> None:
                     await anext(results)
 
 
-async def test_taking_is_a_checkpoint_and_so_is_leaving_but_not_entering() -> None:
+async def one_item() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("items", [lambda: [1], one_item])
+async def test_taking_is_a_checkpoint_and_so_is_leaving_but_not_entering(
+    items: Callable[[], Iterable[int] | AsyncIterable[int]],
+) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        mapped = lanes.map(echo, [1])
+        mapped = lanes.map(echo, items())
         with assert_no_checkpoints():
             results = await mapped.__aenter__()
         with assert_checkpoints():

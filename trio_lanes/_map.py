@@ -345,6 +345,7 @@ async def opened(
         raise window.close_error from failure
     if failure is not None:
         raise failure
+    await trio.lowlevel.checkpoint()  # leaving a nursery lets others run, but is not cancelled
 
 
 def _is_cancelled(error: BaseException) -> bool:
