@@ -8,7 +8,7 @@ import pkgutil
 import re
 import signal
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,8 +18,20 @@ import trio
 from trio.testing import MockClock
 
 import trio_lanes
+import trio_lanes.agents
+import trio_lanes.durable
 import trio_lanes.instruments
 import trio_lanes.testing
+from trio_lanes.agents import ActionGate, Conversation, RunRegistry, ThreadLocks, ToolCall
+from trio_lanes.durable import MemoryStore
+
+PACKAGES = [
+    trio_lanes,
+    trio_lanes.agents,
+    trio_lanes.durable,
+    trio_lanes.testing,
+    trio_lanes.instruments,
+]
 
 
 def documented(owner: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -34,9 +46,8 @@ def documented(owner: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def modules() -> list[ModuleType]:
     """The public ones, whether or not another test has imported them before."""
-    packages = [trio_lanes, trio_lanes.testing, trio_lanes.instruments]
     instruments = pkgutil.iter_modules(trio_lanes.instruments.__path__)
-    return packages + [
+    return PACKAGES + [
         importlib.import_module(f"trio_lanes.instruments.{module.name}")
         for module in instruments
         if not module.name.startswith("_")
@@ -70,11 +81,33 @@ async def serve(
     await shutdown_trigger()
 
 
-def names(lanes: trio_lanes.Lanes) -> dict[str, Any]:
-    """What the examples take for granted."""
-    public = {**vars(trio_lanes), **vars(trio_lanes.testing), **vars(trio_lanes.instruments)}
-    return {
-        **public,
+async def model(prompt: object) -> AsyncIterator[str]:
+    yield "A library "
+    await trio.sleep(1)
+    yield "for async I/O."
+
+
+async def tool(emit: Callable[[object], Awaitable[None]]) -> int:
+    await emit("half of it")
+    return 5
+
+
+def answered_gate(lanes: trio_lanes.Lanes, calls: list[ToolCall]) -> ActionGate:
+    """A gate, and somebody elsewhere who answers after a while."""
+    gate = ActionGate(calls)
+
+    async def somebody() -> None:
+        await trio.sleep(60)
+        gate.submit(dict.fromkeys(gate.missing, "approved"))
+
+    lanes.start_soon(somebody)
+    return gate
+
+
+def names(where: str, lanes: trio_lanes.Lanes) -> dict[str, Any]:
+    """What the example that stands there takes for granted."""
+    taken = {name: value for module in reversed(PACKAGES) for name, value in vars(module).items()}
+    taken |= {
         "lanes": lanes,
         "reply": reply,
         "texts": ["one", "two"],
@@ -86,18 +119,37 @@ def names(lanes: trio_lanes.Lanes) -> dict[str, Any]:
         "serve": serve,
         "config": None,
         "app": SimpleNamespace(post=lambda path: lambda handler: handler),  # of a web framework
+        "ActionGate": partial(answered_gate, lanes),
+        "calls": [ToolCall("call-1", tool), ToolCall("call-2", tool)],
+        "show": print,
+        "conversation": Conversation("alice"),
+        "model": model,
+        "ask_the_model": lambda messages: reply(*messages),
+        "registry": RunRegistry(),
+        "run": object(),
+        "session": "alice",
+        "text": "hello",
+        "work": reply,
+        "locks": ThreadLocks(),
+        "write_both": reply,
     }
+    if where.startswith("trio_lanes.durable"):
+        taken["answer"] = lambda payload: reply(payload["text"])
+        taken["SqliteStore"] = lambda path: MemoryStore()  # a file takes real time
+    return taken
 
 
 def test_there_are_examples() -> None:
-    assert {"trio_lanes.open_lanes 1", "trio_lanes.testing 1"} <= EXAMPLES.keys()
+    here = {where.rpartition(" ")[0] for where in EXAMPLES}
+    assert {"trio_lanes.open_lanes", "trio_lanes.testing"} <= here
+    assert {"trio_lanes.agents.Inbox", "trio_lanes.durable.open_durable_lanes"} <= here
 
 
 @pytest.mark.parametrize("where", EXAMPLES)
 async def test_an_example_in_a_docstring_runs(where: str, autojump_clock: MockClock) -> None:
     block = f"async def block():\n{textwrap.indent(EXAMPLES[where], '    ')}\n    return locals()"
     async with trio_lanes.open_lanes({"main": 4}) as lanes:
-        namespace = names(lanes)
+        namespace = names(where, lanes)
         exec(compile(block, f"<{where}>", "exec"), namespace)
         for name, value in (await namespace["block"]()).items():
             if name.startswith("test_"):
