@@ -261,6 +261,21 @@ async def test_three_pages_at_once_see_the_same_and_any_of_them_may_act() -> Non
     await browse(drive)
 
 
+async def test_as_opens_the_chat_of_that_session() -> None:
+    def drive(browser: Browser) -> None:
+        browser.let_on("one")
+        tab = browser.open("ann")
+        tab.say("ann", "/as bob")
+        tab.is_told("ann", "you are bob now")
+        box = tab.chat("bob").get_by_role("textbox")
+        expect(box).to_be_focused()
+        tab.say("bob", "one")
+        tab.shows("bob", "one", "begun one ended one")
+        tab.shows("ann")
+
+    await browse(drive)
+
+
 async def test_what_users_write_is_shown_as_they_wrote_it_and_never_run() -> None:
     def drive(browser: Browser) -> None:
         browser.let_on(HOSTILE)

@@ -203,7 +203,8 @@ async def test_the_first_frame_says_everything_and_one_with_a_number_goes_on_beh
             assert not again["snapshot"]
             assert again["seq"] > first["seq"]
             assert {fact["what"] for fact in again["facts"]} >= {"session", "item", "span"}
-        for nonsense in ("?run=other&after=1", f"?run={first['run']}&after=-1", "?after=x"):
+        for run, after in (("other", "1"), *((first["run"], n) for n in ("-1", "x", "9" * 5000))):
+            nonsense = f"?run={run}&after={after}"
             async with open_socket(url, nonsense) as socket:
                 assert (await frame_from(socket))["snapshot"]
 
@@ -253,10 +254,38 @@ async def test_no_page_can_begin_sessions_without_end(monkeypatch: pytest.Monkey
     async with open_server() as url, open_socket(url) as socket:
         for session in ("a", "b"):
             await say(socket, session, "hello")
-        assert await reply_to(socket, "hello", "c") == (
-            "! there are 2 sessions, and there will be no more"
-        )
+        for session, line in (
+            ("c", "hello"),
+            ("a", "/as c hello"),
+            ("c", "/queue steer"),
+            ("c", "/pause c"),
+            ("a", "/as c"),
+        ):
+            assert await reply_to(socket, line, session) == (
+                "! there are too many sessions: 'c' cannot be begun"
+            )
         assert await reply_to(socket, "/why", "a")
+
+
+async def test_a_session_in_which_nothing_was_said_can_be_paused() -> None:
+    async with open_server() as url, open_socket(url) as socket:
+        assert await reply_to(socket, "/pause bob", "bob") == "paused bob"
+        assert await reply_to(socket, "/pause eve", "bob") == (
+            "! there is no session 'eve'; /sessions lists them"
+        )
+
+
+async def test_a_page_is_told_where_it_speaks_now_and_that_it_cannot_end_the_chat() -> None:
+    async with open_server() as url, open_socket(url) as socket:
+        for line, said, now in (
+            ("/as bob", "you are bob now", "bob"),
+            ("/why", "nothing runs or waits in me", "me"),
+            ("/quit", "! a page does not end the chat: Ctrl-C does, where it was started", "me"),
+        ):
+            await say(socket, "me", line)
+            while "said" not in (frame := await frame_from(socket)):
+                pass
+            assert frame == {"said": said, "session": "me", "now": now}
 
 
 # As a person would start it

@@ -48,6 +48,7 @@ class Chat:
 
     Args:
       session: where plain text goes until `/as NAME` says otherwise.
+      may_begin: whether a session of that name may be begun, or exists.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class Chat:
         screen: Screen,
         *,
         session: str,
+        may_begin: Callable[[str], bool] = lambda session: True,
     ) -> None:
         self.session = session
         self._lanes: Final = lanes
         self._sessions: Final = sessions
         self._approvals: Final = approvals
         self._screen: Final = screen
+        self._may_begin: Final = may_begin
         self._known: Final = {session}  # the sessions that were named here
         self._paused: Final[set[str]] = set()  # lanes and sessions
 
@@ -107,6 +110,7 @@ class Chat:
             case Say(text, session):
                 self._say(text, session or self.session)
             case SwitchTo(session):
+                self._admit(session)
                 self._known.add(session)
                 self.session = session
                 self._screen.say(f"you are {session} now")
@@ -143,6 +147,7 @@ class Chat:
                 pass
 
     def _say(self, text: str, session: str) -> None:
+        self._admit(session)
         self._sessions.say(session, text)
         self._known.add(session)
 
@@ -185,11 +190,15 @@ class Chat:
         return name in self._lanes.statistics().lanes
 
     def _named(self, session: str | None) -> str:
-        if session is None:
-            return self.session
-        if session not in self._known and session not in self._sessions:
+        session = session or self.session
+        if session not in {self.session, *self._known} and session not in self._sessions:
             raise CommandError(f"there is no session {session!r}; /sessions lists them")
+        self._admit(session)
         return session
+
+    def _admit(self, session: str) -> None:
+        if not self._may_begin(session):
+            raise CommandError(f"there are too many sessions: {session!r} cannot be begun")
 
 
 async def run_chat(

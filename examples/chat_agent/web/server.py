@@ -120,8 +120,9 @@ class Page:
 
     async def _show(self, viewer: Viewer) -> None:
         known = viewer.socket.query_params
-        after = int(known["after"]) if known.get("after", "").isdecimal() else None
-        if known.get("run") != self._feed.run:
+        try:
+            after = int(known["after"]) if known.get("run") == self._feed.run else None
+        except (LookupError, ValueError):
             after = None
         hello: Fact = {"hello": self._model_name}
 
@@ -141,14 +142,13 @@ class Page:
         chat = self._new_chat(Screen(lines.append))
         while (message := await viewer.receive()) is not None:
             session, line = message
-            if session not in self._board and len(self._board) >= MAX_SESSIONS:
-                lines.append(f"! there are {MAX_SESSIONS} sessions, and there will be no more")
-            else:
-                chat.session = session
-                await chat.obey(line)
-                self._board.look()  # some commands change a lane, which tells nobody
-            if lines:
-                await viewer.send({"said": "\n".join(lines), "session": session})
+            chat.session = session
+            if not await chat.obey(line):
+                lines.append("! a page does not end the chat: Ctrl-C does, where it was started")
+            self._board.look()  # some commands change a lane, which tells nobody
+            if lines:  # and `/as NAME` has that chat opened
+                said = {"said": "\n".join(lines), "session": session, "now": chat.session}
+                await viewer.send(said)
                 lines.clear()
 
 
@@ -258,6 +258,9 @@ async def run_web(
     new_chat: Callable[[Screen], Chat]
     page = Page(feed, board, lambda screen: new_chat(screen), model.name)
 
+    def may_begin(session: str) -> bool:
+        return session in board or len(board) < MAX_SESSIONS
+
     async def work(lanes: Lanes, beside: trio.Nursery) -> None:
         nonlocal new_chat
         approvals = Approvals(board.tell)
@@ -271,7 +274,7 @@ async def run_web(
             overflow=Overflow.SUMMARIZE,
         )
         board.attach(lanes, sessions, approvals)
-        new_chat = partial(Chat, lanes, sessions, approvals, session="me")
+        new_chat = partial(Chat, lanes, sessions, approvals, session="me", may_begin=may_begin)
         url = await beside.start(serve, page, listener)
         say(f"the page is at {url} (model: {model.name}); Ctrl-C ends")
         try:
