@@ -63,8 +63,9 @@ class Lines:
 
     def _list(self, job: JobRecord, *, first: bool = False) -> None:
         """Give a head its place in the ready list, in the record alone."""
-        before = self.tables.first_ready(job.lane, job.priority) if first else None
-        job.ready = self.tables.next_number() if before is None else before - 1
+        # no two have one place, not even with one that is set aside: that comes back to its own
+        number = self.tables.next_number()
+        job.ready = -number if first else number
         job.shelf = ON_LIST
         if job.session is not None:
             until = self.tables.pause_of(job.session)

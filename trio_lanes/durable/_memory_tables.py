@@ -73,10 +73,6 @@ class MemoryTables:
         )
         return sorted(jobs, key=_ready)
 
-    def first_ready(self, lane: str, priority: int) -> int | None:
-        jobs = self.ready(lane, priority, None, 1)
-        return _ready(jobs[0]) if jobs else None
-
     def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
         return [
             job

@@ -187,10 +187,6 @@ class SqliteTables(SmallTables):
             line.extend(jobs, complete=len(jobs) < OF_A_LINE)
         return heads[0] if heads else None
 
-    def first_ready(self, lane: str, priority: int) -> int | None:
-        jobs = self.ready(lane, priority, None, 1)
-        return jobs[0].ready if jobs else None
-
     def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
         known = self._image.lists.get((lane, priority))
         if known is None:

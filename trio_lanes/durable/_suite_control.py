@@ -150,6 +150,25 @@ class ControlStories:
             assert bench.begun() == ["a", "b"]
 
     @story
+    async def test_a_paused_session_keeps_its_place_while_others_are_given_back(
+        self, bench: Bench
+    ) -> None:
+        many = [Submission(name="gate", payload=f"{n}") for n in range(4)]
+        paused = Submission(name="gate", payload="paused", session="a")
+        async with bench.doomed(*many, paused, Submission(name="gate", payload="last")) as claims:
+            assert len(claims) == 4
+            async with bench.lanes(worker=False) as asker:
+                await asker.pause("session:a")
+        async with bench.lanes() as lanes:
+            await bench.settle(lanes)
+            assert bench.begun() == ["0", "1", "2", "3"]
+            await lanes.resume("session:a")
+            for n in range(2):
+                bench.gate(f"{n}").set()
+                await bench.settle(lanes)
+            assert bench.begun() == ["0", "1", "2", "3", "paused", "last"]
+
+    @story
     async def test_limits_are_the_stores_and_what_is_there_wins(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 2}) as lanes:
             await lanes.configure({"main": 5, "new": 1, "odd": LaneConfig(max_waiting=3)})

@@ -33,9 +33,6 @@ class Tables(Protocol):
     def head(self, session: str) -> JobRecord | None:
         """Who stands first in that session's line."""
 
-    def first_ready(self, lane: str, priority: int) -> int | None:
-        """The first place of that ready list, without what is shelved; None: it is empty."""
-
     def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
         """Whose turn it is there, in order, beyond place ``after``, without what is shelved."""
 
