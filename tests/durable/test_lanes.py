@@ -32,6 +32,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._records import Finish, Released
 from trio_lanes.durable._state import TRANSITIONS, check_transition
+from trio_lanes.durable._worker import GIVE_UP_AFTER
 
 
 async def echo(payload: Any) -> Any:
@@ -298,23 +299,56 @@ class LateStore:
 
 async def test_a_claim_that_arrives_when_all_is_given_back_is_given_back_too() -> None:
     store = LateStore()
+
+    async def arrive() -> None:
+        await wait_all_tasks_blocked()
+        store.arrive.set()
+
     async with trio.open_nursery() as nursery:
         async with open_durable_lanes(store, {"echo": echo}, grace=0) as lanes:
             job = await lanes.submit("echo")
             await wait_all_tasks_blocked()
-            assert (await lanes.drain(grace=0)).cancelled == 0
-            worker = lanes._worker
-            assert worker is not None
-            worker.give_back("again")
-
-            async def arrive() -> None:
-                await wait_all_tasks_blocked()
-                store.arrive.set()
-
             nursery.start_soon(arrive)
+            assert (await lanes.drain(grace=0)).cancelled == 0
+            assert (await job.status()).state is DurableState.WAITING
     record = store.memory._tables.get(job.id)
     assert record is not None
     assert (record.state, record.crashes) == (DurableState.WAITING, 0)
+
+
+async def test_a_claim_that_arrives_in_a_drain_has_its_grace_and_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    async def sleeps(payload: Any) -> None:
+        await trio.sleep(payload)
+
+    async def arrive() -> None:
+        await trio.sleep(2)
+        store.arrive.set()
+
+    for seconds, state in ((1, DurableState.SUCCEEDED), (math.inf, DurableState.WAITING)):
+        store = LateStore()
+        async with trio.open_nursery() as nursery:
+            began = trio.current_time()
+            async with open_durable_lanes(store, {"sleeps": sleeps}, grace=5) as lanes:
+                job = await lanes.submit("sleeps", seconds if seconds < math.inf else 1e9)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(arrive)
+        assert trio.current_time() - began == min(2 + seconds, 5)
+        record = store.memory._tables.get(job.id)
+        assert record is not None
+        assert (record.state, record.crashes) == (state, 0)
+
+
+async def test_a_store_that_does_not_answer_holds_up_the_end_for_some_seconds_only(
+    autojump_clock: MockClock,
+) -> None:
+    with trio.CancelScope() as scope:
+        async with open_durable_lanes(LateStore(), {"echo": echo}) as lanes:
+            await lanes.submit("echo")
+            await wait_all_tasks_blocked()
+            scope.cancel()
+    assert trio.current_time() == GIVE_UP_AFTER
 
 
 async def test_a_claim_that_arrives_when_the_lanes_are_cancelled_is_given_back() -> None:

@@ -71,7 +71,8 @@ class Worker:
         self._changed = trio.Event()  # something for the next step
         self._step_taken = trio.Event()
         self._ended = trio.Event()  # nothing runs
-        self._idle = trio.Event()  # and all is reported
+        self._asking = False  # whether the step that is under way may claim something
+        self._idle = trio.Event()  # nothing runs, all is reported, and nothing is being claimed
         self._unavailable = False
         self._term = 0  # what was claimed in an earlier one is not begun
         self.stopping: bool = False
@@ -96,8 +97,11 @@ class Worker:
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True) as self._pumping:
             task_status.started()
-            while not self.stopping or self._unfinished:
-                await self._step()
+            try:
+                while not self.stopping or self._unfinished:
+                    await self._step()
+            finally:
+                self._answered()
 
     async def _step(self) -> None:
         self._changed = trio.Event()
@@ -106,10 +110,14 @@ class Worker:
         busy = sum(not run._lenders for run in self._runs.values())
         room = self._capacity - busy if self.claiming else 0
         asked = trio.current_time()
+        self._asking = room > 0
+        if self._asking and self._idle.is_set():
+            self._idle = trio.Event()
         try:
             step = await self._store.step(finished, int(max(0, min(room, 1000))))
         except StoreUnavailableError as error:
             self._outbox[:0] = finished
+            self._answered()
             if not self._unavailable:
                 self._unavailable = True
                 logger.error("the store is not available; what runs goes on: %s", error)
@@ -131,12 +139,17 @@ class Worker:
                 run._job.cancel("cancelled")
         self._step_taken.set()
         self._step_taken = trio.Event()
-        if not self._unfinished:
-            self._idle.set()
+        self._answered()
         if not self.stopping or self._unfinished:
             # from when it was asked: the answer of a slow store is old
             with trio.move_on_at(math.inf if step.next_due is None else asked + step.next_due):
                 await self._changed.wait()
+
+    def _answered(self) -> None:
+        """What the step claimed is known; or that it claimed nothing."""
+        self._asking = False
+        if not self._unfinished:
+            self._idle.set()
 
     def next_step(self) -> trio.Event:
         """What is set when the step that is under way, or else the next, is over."""
@@ -148,8 +161,6 @@ class Worker:
         core = self.core
         assert core is not None
         self._unfinished.add(claim.fence)
-        if self._idle.is_set():
-            self._idle = trio.Event()
         try:
             run = DurableRun(claim, self._store, self.next_step)
             payload = decode(claim.payload)
@@ -257,8 +268,8 @@ class Worker:
         return len(self.cancel_all(reason))
 
     async def wait_idle(self) -> None:
-        """Wait until nothing runs and all is reported."""
-        if self._unfinished:
+        """Wait until nothing runs, all is reported, and nothing is on its way from the store."""
+        if self._unfinished or self._asking:
             await self._idle.wait()
         else:
             await trio.lowlevel.checkpoint()
@@ -276,6 +287,7 @@ class Worker:
         with trio.move_on_after(GIVE_UP_AFTER) as in_time:
             await self.wait_idle()
         if in_time.cancelled_caught:
-            count = len(self._unfinished)
-            logger.error("%d runs could not be reported, and will be repeated", count)
+            if self._unfinished:
+                count = len(self._unfinished)
+                logger.error("%d runs could not be reported, and will be repeated", count)
             self._pumping.cancel()
