@@ -111,6 +111,38 @@ async def test_a_bad_option_is_an_error_that_names_it_and_submits_nothing(
             assert lanes.sessions() == ["bob"]
 
 
+TOO_LONG = 10**309  # a whole number above all floats, and so above all times of a clock
+
+
+@pytest.mark.parametrize(
+    "option", ["delay", "timeout", "queue_timeout", "idle_timeout", "warn_after"]
+)
+async def test_a_job_is_not_given_more_seconds_than_a_clock_can_tell(
+    autojump_clock: MockClock, option: str
+) -> None:
+    async with open_lanes() as lanes:
+        with pytest.raises(ValueError, match=names(option, TOO_LONG)):
+            lanes.submit_nowait(nothing, **{option: TOO_LONG})
+        assert lanes.jobs() == []
+        await lanes.run(trio.sleep, 1)
+
+
+async def test_no_wait_or_pause_is_given_more_seconds_than_a_clock_can_tell(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes() as lanes:
+        with pytest.raises(ValueError, match=names("seconds", TOO_LONG)):
+            lanes.pause_for("main", TOO_LONG)
+        with pytest.raises(ValueError, match=names("timeout", TOO_LONG)):
+            await lanes.wait_active(timeout=TOO_LONG)
+        with pytest.raises(ValueError, match=names("retry_after", TOO_LONG)):
+            lanes.close(retry_after=TOO_LONG)
+        with pytest.raises(ValueError, match=names("grace", TOO_LONG)):
+            await lanes.drain(grace=TOO_LONG)
+        await lanes.wait_room(TOO_LONG)  # which is a number of jobs
+        await lanes.run(trio.sleep, 1)
+
+
 async def test_what_is_called_without_being_awaited_must_not_be_async(
     autojump_clock: MockClock,
 ) -> None:
@@ -247,6 +279,12 @@ def test_a_bad_field_of_a_config_is_an_error_that_names_it(field: str, bad: Any)
         LaneConfig(**{field: bad})
     with pytest.raises((TypeError, ValueError), match=names(field, bad)):
         attrs.evolve(LaneConfig(), **{field: bad})
+
+
+@pytest.mark.parametrize("field", ["warn_after", "overdue_after", "aging"])
+def test_a_config_has_no_more_seconds_than_a_clock_can_tell(field: str) -> None:
+    with pytest.raises(ValueError, match=names(field, TOO_LONG)):
+        LaneConfig(**{field: TOO_LONG})
 
 
 def test_a_config_has_no_other_fields_is_keyword_only_and_frozen() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import attrs
 import trio
+
+_LONGEST: Final = sys.float_info.max  # a whole number may be above it, and no time of a clock is
 
 
 def whole(field: str, value: Any) -> int:
@@ -33,8 +36,8 @@ def seconds(field: str, value: Any) -> float:
     """A length of time from 0 up, `math.inf` included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} must be a number of seconds, not {value!r}")
-    if not value >= 0:  # also true of NaN
-        raise ValueError(f"{field} must be seconds from 0 up, got {value!r}")
+    if not 0 <= value <= _LONGEST and value != math.inf:  # also true of NaN
+        raise ValueError(f"{field} must be seconds from 0 up that fit a float, got {value!r}")
     return value
 
 

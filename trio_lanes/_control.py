@@ -260,11 +260,12 @@ async def wait_until(
     await scheduler.watches.wait((name, fewer_than, idle, inside), Watch(obstacle, inside, awaits))
 
 
-def check_room(n: object) -> float:
+def check_room(n: object) -> int | float:
     """``n`` as the argument of ``wait_room``."""
-    if count("n", n) < 1:
+    number = count("n", n)
+    if number < 1:
         raise ValueError(f"n must be at least 1, got {n!r}")
-    return float(n)  # type: ignore[arg-type]  # count() has looked at it
+    return number
 
 
 def all_jobs(scheduler: Scheduler) -> list[AnyJob]:
