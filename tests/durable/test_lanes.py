@@ -3,6 +3,7 @@
 import json
 import math
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -256,9 +257,11 @@ async def test_who_waits_for_one_of_very_many_jobs_is_told_all_the_same(
 # ---- ends
 
 
-async def test_a_job_that_raises_what_ends_the_process_is_given_back() -> None:
+@pytest.mark.parametrize("in_a_group", [False, True])
+async def test_a_job_in_which_the_process_is_interrupted_is_given_back(in_a_group: bool) -> None:
     async def bad(payload: Any) -> None:
-        raise KeyboardInterrupt
+        error = KeyboardInterrupt()
+        raise BaseExceptionGroup("from a nursery", [error]) if in_a_group else error
 
     store = MemoryStore()
     with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True):
@@ -268,6 +271,50 @@ async def test_a_job_that_raises_what_ends_the_process_is_given_back() -> None:
     record = store._tables.get(job.id)
     assert record is not None
     assert (record.state, record.attempts, record.crashes) == (DurableState.WAITING, 0, 0)
+
+
+async def test_a_job_that_ends_its_process_is_dead_in_the_end_and_the_others_lose_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def bad(payload: Any) -> None:
+        sys.exit("no configuration")
+
+    async def good(payload: Any) -> None:
+        await trio.sleep_forever()
+
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        await lanes.submit("good")
+        poison = await lanes.submit("bad")
+    for crashes in (1, 2):
+        with pytest.RaisesGroup(SystemExit, flatten_subgroups=True):
+            async with open_durable_lanes(
+                SqliteStore(path), {"bad": bad, "good": good}, max_crashes=2
+            ) as lanes:
+                await trio.sleep_forever()
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+            states = [(job.name, job.state, job.crashes, job.attempt) for job in await lanes.jobs()]
+            assert states == [
+                ("good", DurableState.WAITING, 0, 0),
+                ("bad", DurableState.DEAD if crashes == 2 else DurableState.WAITING, crashes, 0),
+            ]
+            assert (await lanes.instances()) == []
+    assert f"bad {poison.id} has ended its process after" in caplog.text
+    assert "its body raised SystemExit" in caplog.text
+
+
+async def test_a_payload_with_a_longer_number_than_can_be_read_here_fails_alone() -> None:
+    store, before = MemoryStore(), sys.get_int_max_str_digits()
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        sys.set_int_max_str_digits(0)
+        try:
+            unread = await lanes.submit("echo", 10**before)
+        finally:
+            sys.set_int_max_str_digits(before)
+    async with open_durable_lanes(store.another(), {"echo": echo}) as lanes:
+        assert await (await lanes.submit("echo", "another")).wait() == "another"
+        with pytest.raises(DurableJobError, match="PayloadError: the payload or checkpoint data"):
+            await lanes.job(unread.id).wait()
 
 
 async def test_a_job_that_fails_with_a_cancelled_job_of_its_own_has_failed() -> None:

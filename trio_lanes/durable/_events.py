@@ -29,9 +29,9 @@ def begun(run: DurableRun) -> None:
         logger.info("%s %d begins in %s, attempt %d", run.name, run.id, run.lane, run.attempt)
 
 
-def ended(run: DurableRun, job: AnyJob, outcome: Outcome) -> None:
-    """It has ended here."""
-    level = logging.WARNING if isinstance(outcome, Died) else logging.INFO
+def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
+    """It has ended here. None: and all else with it."""
+    level = logging.WARNING if isinstance(outcome, Died | None) else logging.INFO
     if logger.isEnabledFor(level):
         assert job.finished_at is not None
         ran = 0.0 if job.started_at is None else job.finished_at - job.started_at
@@ -39,25 +39,26 @@ def ended(run: DurableRun, job: AnyJob, outcome: Outcome) -> None:
         logger.log(level, "%s %d %s after %.3f s%s", run.name, run.id, _what(outcome), ran, why)
 
 
-def _what(outcome: Outcome) -> str:
+def _what(outcome: Outcome | None) -> str:
     if isinstance(outcome, Postponed):
         return f"is to be tried again in {outcome.delay:.3g} s,"
     return _WORDS[type(outcome)]
 
 
-_WORDS: Final[Mapping[type[Outcome], str]] = {
+_WORDS: Final[Mapping[type[Outcome | None], str]] = {
     Succeeded: "succeeded",
     Failed: "failed",
     Died: "is dead",
     Cancelled: "was cancelled",
     Released: "was given back",
+    type(None): "has ended its process",
 }
 
 
-def _why(job: AnyJob, outcome: Outcome) -> str:
+def _why(job: AnyJob, outcome: Outcome | None) -> str:
     if isinstance(outcome, Failed | Died):
         told = json.loads(outcome.error)
-    elif isinstance(outcome, Postponed) and job._error is not None:
+    elif isinstance(outcome, Postponed | None) and job._error is not None:
         told = json.loads(encode_error(job._error))
     else:
         return ""

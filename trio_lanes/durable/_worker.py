@@ -164,7 +164,8 @@ class Worker:
         try:
             run = DurableRun(claim, self._store, self.next_step)
             payload = decode(claim.payload)
-        except RecursionError as error:  # whoever submitted it could go deeper
+        except (RecursionError, ValueError) as error:
+            # whoever submitted it could go deeper, or has no limit for the digits of a number
             unreadable = PayloadError(f"the payload or checkpoint data cannot be read: {error}")
             self._outbox.append(Finish(claim.id, claim.fence, Failed(encode_error(unreadable))))
             self._changed.set()
@@ -201,15 +202,19 @@ class Worker:
             self._report(run, outcome)
             _events.ended(run, job, outcome)
 
-    def _report(self, run: DurableRun, outcome: Outcome) -> None:
+    def _report(self, run: DurableRun, outcome: Outcome | None) -> None:
         del self._runs[run.fence]
         if not self._runs:
             self._ended.set()
             self._ended = trio.Event()
-        self._outbox.append(Finish(run.id, run.fence, outcome))
+        if outcome is None:  # the store still has it as running when this process ends: a crash
+            self._unfinished.discard(run.fence)
+        else:
+            self._outbox.append(Finish(run.id, run.fence, outcome))
         self._changed.set()
 
-    def _outcome(self, run: DurableRun, job: AnyJob) -> Outcome:
+    def _outcome(self, run: DurableRun, job: AnyJob) -> Outcome | None:
+        """How that run ended. None: by ending this process, with all that it runs."""
         if job.state is SUCCEEDED:
             try:
                 return Succeeded(encode("the result", job._value, self._store.max_payload))
@@ -222,7 +227,8 @@ class Worker:
         if isinstance(error, JobCancelledError) and not isinstance(
             error.__cause__, Exception | None
         ):
-            return Released()  # KeyboardInterrupt and its like end the process, not the job
+            # a process that a person ends is well; a handler that ends it would do so for ever
+            return Released() if _is_interrupt(error.__cause__) else None
         return self._after(run, error)
 
     def _after(self, run: DurableRun, error: BaseException) -> Outcome:
@@ -291,3 +297,9 @@ class Worker:
                 count = len(self._unfinished)
                 logger.error("%d runs could not be reported, and will be repeated", count)
             self._pumping.cancel()
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)
