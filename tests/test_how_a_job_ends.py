@@ -396,3 +396,36 @@ async def test_a_job_cancelled_in_the_tick_of_its_start_either_runs_or_never_doe
         assert isinstance(job.exception, JobCancelledError)
         assert await lanes.run(returns_at_once) == "value"
     assert called
+
+
+class SplitFails(ExceptionGroup[BodyError]):
+    """As a group does whose `derive` does not give its class all that this wants."""
+
+    def split(self, *args: Any) -> Any:
+        raise ZeroDivisionError
+
+
+class TracebackFails(BodyError):
+    def with_traceback(self, *args: Any) -> Any:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(
+    "error", [SplitFails("", [BodyError()]), TracebackFails()], ids=["split", "with_traceback"]
+)
+async def test_an_exception_whose_own_methods_fail_settles_its_job_like_any(
+    autojump_clock: MockClock, error: Exception, blocks: bool
+) -> None:
+    async def body() -> None:
+        if blocks:
+            await trio.sleep(1)
+        raise error
+
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(body)
+        with pytest.raises(type(error)) as told:
+            await job.wait()
+        assert told.value is error
+        assert job.state is FAILED
+        await lanes.run(trio.sleep, 1)

@@ -242,7 +242,7 @@ def _shortened(error: BaseException) -> BaseException:
         and traceback.tb_frame.f_code.co_filename == __file__
     ):
         traceback = traceback.tb_next
-    return error.with_traceback(traceback)
+    return BaseException.with_traceback(error, traceback)  # it may have another of its own
 
 
 @final

@@ -357,7 +357,7 @@ class Job(Generic[T_co]):
         assert error is not None
         try:
             # Raised anew for each waiter, it would grow by the frames of all of them.
-            raise error.with_traceback(self._traceback)
+            raise BaseException.with_traceback(error, self._traceback)
         finally:
             del error, self
 

@@ -48,7 +48,7 @@ def raised(error: BaseException) -> Verdict:
     if isinstance(error, trio.Cancelled):
         outside, rest = error, None
     elif isinstance(error, BaseExceptionGroup):
-        matched, unmatched = error.split(trio.Cancelled)
+        matched, unmatched = _split(error)
         if matched is not None:  # else `error` itself, not a copy of it
             outside, rest = matched, unmatched
     if rest is None:
@@ -58,6 +58,16 @@ def raised(error: BaseException) -> Verdict:
     told = JobCancelledError(f"its body raised {type(rest).__name__}")
     told.__cause__ = rest
     return Verdict(FAILED, told, error)
+
+
+def _split(
+    error: BaseExceptionGroup[Any],
+) -> tuple[BaseExceptionGroup[trio.Cancelled] | None, BaseException | None]:
+    """The cancellation in ``error``, and the rest."""
+    try:
+        return error.split(trio.Cancelled)
+    except Exception:  # its class has a `derive` of its own, which fails: it is taken as a whole
+        return None, error
 
 
 def interrupted(job: AnyJob) -> Verdict:
