@@ -183,7 +183,8 @@ async def all_is_quiet(lanes: Lanes, tasks: int) -> None:
     assert lanes.sessions() == []
     assert lanes.jobs() == []
     # What somebody waits for has no public count.
-    assert not lanes._scheduler.watches.watched
+    assert not lanes._scheduler.watches._watched
+    assert not lanes._scheduler.watches.inside
     assert trio.lowlevel.current_statistics().tasks_living == tasks
     assert trio.lowlevel.current_statistics().seconds_to_next_deadline == inf
 

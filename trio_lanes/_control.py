@@ -186,7 +186,7 @@ def _most_onlookers(scheduler: Scheduler) -> int:
 
     Asked first, since it costs nothing: while many jobs wait for lanes, those are looked at often.
     """
-    return 1 + len(scheduler.waits) + len(scheduler.watches.watched)
+    return 1 + len(scheduler.waits) + len(scheduler.watches.inside)
 
 
 def _belongs(job: AnyJob, actors: Iterable[Actor]) -> bool:

@@ -15,18 +15,21 @@ from trio.lowlevel import RunVar, Task
 if TYPE_CHECKING:
     from ._job import AnyJob
     from ._waits import Wait
+    from ._watch import Watch, Watches
 
 
 @final
 class JobsByTask(dict[Task, "AnyJob"]):
     """{task: the job it runs}."""
 
-    __slots__ = ("waits",)
+    __slots__ = ("waits", "watches")
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Final[dict[Wait, None]] = {}
         """The waits inside jobs, in the order in which they began."""
+        self.watches: Final[dict[Watch, Watches]] = {}
+        """{condition on lanes that is waited for inside a job: where it is looked at}"""
 
 
 _jobs_by_task: Final[RunVar[JobsByTask]] = RunVar("trio_lanes: the job that each task runs")

@@ -44,7 +44,7 @@ def check(scheduler: Scheduler, wait: Wait) -> None:
     if any(target._state is RUNNING and goes_on(target) for target in targets):
         return  # as most do
     search, needed = Search(), needed_for(wait)
-    if not (search.can_come(needed) or _let_go(scheduler, search, needed)):
+    if not (search.can_come(needed) or _let_go(search, needed)):
         assert wait.job is not None
         raise LaneDeadlockError(_Knot(search.stuck_jobs()).describe(wait.job))
 
@@ -94,7 +94,7 @@ def _undo(scheduler: Scheduler, keys: list[Key]) -> None:
 def _in_vain(scheduler: Scheduler, keys: list[Key]) -> list[Wait]:
     """The waits for what cannot come, if not all of ``keys`` can; the last to begin is first."""
     search = Search()
-    if search.can_come(keys) or _let_go(scheduler, search, keys):
+    if search.can_come(keys) or _let_go(search, keys):
         return []
     stuck = search.stuck_jobs()
     return [
@@ -115,7 +115,7 @@ def _comes_without(wait: Wait, keys: list[Key]) -> bool:
         wait.job._waits[wait.task] = wait
 
 
-def _let_go(scheduler: Scheduler, search: Search, keys: list[Key]) -> bool:
+def _let_go(search: Search, keys: list[Key]) -> bool:
     """Whether ``keys`` come if cancelled jobs go on without their slots; then these do so."""
     cancelled = [job for job in search.stuck_jobs() if job._lane.returning.get(job)]
     if not cancelled:
@@ -128,9 +128,9 @@ def _let_go(scheduler: Scheduler, search: Search, keys: list[Key]) -> bool:
         for job in cancelled:
             job._lane.lending[job] = True
     if comes:
-        with scheduler.transition():
-            for job in cancelled:
-                scheduler.touch(job._lane)
+        for job in cancelled:  # of whichever lanes
+            with job._lane.floor.transition():
+                job._lane.floor.touch(job._lane)
     return comes
 
 

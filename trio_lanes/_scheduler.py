@@ -412,8 +412,8 @@ class Scheduler(LaneTable):
 
     def awaited(self) -> None:
         """A job has begun to wait for another: who waits for lanes in that one leaves it out."""
-        if self.watches.watched:
-            self.watches.check()
+        if self.watches.inside:
+            self.watches.check_inside()
 
     def lend(self, job: AnyJob) -> None:
         """`Job.yield_slot` begins."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ._actor import Actor, Steps, Turns
+from ._current import jobs_by_task
 from ._instrument import Hooks
 from ._job import AnyJob
 from ._timers import Timer, Timers
@@ -72,7 +73,7 @@ class Transitions:
         self._changed: Final[dict[Actor, None]] = {}  # where instruments may have to be told
         self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
         self.timers: Final = Timers(self.spawn)
-        self.watches: Final = Watches()
+        self.watches: Final = Watches(jobs_by_task().watches)
         self.lanes: Final[dict[str, LaneActor]] = {}  # global ones, by name
 
     def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:

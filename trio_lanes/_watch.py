@@ -43,9 +43,10 @@ class Watch:
 class Watches:
     """The conditions that somebody waits for now."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: dict[Watch, Watches]) -> None:
         self._watched: Final[dict[Hashable, Watch]] = {}
-        self.watched: Final = self._watched.values()
+        self.inside: Final = inside
+        """{condition of any lanes of this run that is waited for inside a job: its `Watches`}"""
         self.due: Final[dict[Watch, Hashable]] = {}
         """{to be looked at after the present transition: its key}"""
         self._behind: Final[dict[Actor, dict[Watch, Hashable]]] = {}  # the others, likewise
@@ -66,7 +67,8 @@ class Watches:
             self.due[watch] = key
         try:
             if watch.job is not None:
-                self.check()  # those for whom its job waits leave that out from now on
+                self.inside[watch] = self
+                self.check_inside()  # those for whom its job waits leave that out from now on
             await watch.lot.park()
         finally:
             if not watch.lot and self._watched.get(key) is watch:
@@ -74,6 +76,7 @@ class Watches:
 
     def _forget(self, key: Hashable, watch: Watch) -> None:
         del self._watched[key]
+        self.inside.pop(watch, None)
         self.due.pop(watch, None)
         actor = watch.behind
         if actor is not None:
@@ -82,10 +85,10 @@ class Watches:
                 self.look_at(actor)
 
     def waiting_for(self, job: AnyJob, known: Collection[AnyJob]) -> set[AnyJob]:
-        """The jobs, but for those ``known``, inside which the end of ``job`` is waited for here."""
+        """The jobs, but for those ``known``, inside which lanes are waited for that run ``job``."""
         return {
             watch.job
-            for watch in self._watched.values()
+            for watch in self.inside
             if watch.job is not None and watch.job not in known and watch.awaits(job)
         }
 
@@ -95,6 +98,11 @@ class Watches:
         for watch, key in self._behind.pop(actor).items():
             watch.behind = None
             self.due[watch] = key
+
+    def check_inside(self) -> None:
+        """A job has begun to wait: wake those inside jobs who wait for what is true by that."""
+        for watches in dict.fromkeys(self.inside.values()):
+            watches.check()
 
     def check(self) -> None:
         """Wake whoever waits for what is true now."""
