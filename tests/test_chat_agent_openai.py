@@ -319,6 +319,8 @@ async def test_a_call_without_an_id_gets_one() -> None:
 async def test_text_that_utf_8_cannot_hold_does_not_enter_the_conversation() -> None:
     chunk = '{"choices": [{"delta": {"content": "half \\ud83d"}}]}'
     assert await answer_to(chunk, "[DONE]") == ["half �"]
+    call = {"id": "\ud83d", "function": {"name": "ti\ud83dme", "arguments": "\ud83d"}}
+    assert await answer_to(delta(tool_calls=[call]), "[DONE]") == [ToolCall("�", "ti�me", "�")]
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ async def test_the_tools_answer(autojump_clock: object) -> None:
     assert (await result("time", '{"zone": "Asia/Tokyo"}')).startswith("21:00:00 JST")
     assert await result("calc", '{"expression": "6 * 7"}') == "6 * 7 = 42"
     assert (await result("search", '{"query": "Ctrl-C"}')).startswith("Draining: ")
+    assert await result("send_mail", '{"message": "half \\ud83d"}') == "mail sent: half �"
 
 
 @pytest.mark.parametrize(

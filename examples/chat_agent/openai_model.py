@@ -114,7 +114,8 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
     if not finished:
         raise ModelError("the endpoint ended its answer in the middle")
     for place, call in enumerate(calls.values()):
-        yield ToolCall(call["id"] or f"call_{place}", call["name"], well_formed(call["arguments"]))
+        id, name, arguments = map(well_formed, (call["id"], call["name"], call["arguments"]))
+        yield ToolCall(id or f"call_{place}", name, arguments)
     if type(tokens) is int and 0 <= tokens <= MAX_TOKENS:
         yield Usage(tokens)
 

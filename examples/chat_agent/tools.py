@@ -17,7 +17,7 @@ import trio
 
 from .calc import CalcError, calculate
 from .documents import Library
-from .model import ToolCall
+from .model import ToolCall, well_formed
 
 ASK_SUBAGENT: Final = "ask_subagent"
 SEARCH_SECONDS: Final = 0.2  # as if the documents were behind a network
@@ -133,4 +133,4 @@ def argument_of(tool: Tool, call: ToolCall) -> str:
     argument = arguments.get(tool.argument, "")
     if not isinstance(argument, str) or (tool.required and not argument.strip()):
         raise ToolError(f"{tool.name} needs the text {tool.argument!r}")
-    return argument
+    return well_formed(argument)
