@@ -20,7 +20,9 @@ import trio
 
 from examples.chat_agent.answers import Answers
 from examples.chat_agent.builtin_model import BuiltinModel
+from examples.chat_agent.durable import run_durable_chat
 from examples.chat_agent.model import Event, Message
+from examples.chat_agent.screen import Screen
 from tests.held_model import HeldModel, open_endpoint_of
 from tests.test_chat_agent_process import CHAT, FAST, PATIENCE, ROOT, Output, chat
 from trio_lanes.durable import SqliteStore, open_durable_lanes
@@ -277,3 +279,76 @@ async def test_a_folder_that_somebody_works_in_is_refused(
 
     async with open_endpoint_of(model, monkeypatch):
         await talk(tmp_path, "one\n", second)
+
+
+@pytest.mark.parametrize("name", ["answers.db", "jobs.db"])
+async def test_a_folder_whose_files_are_damaged_is_refused_in_one_line(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("no database, and long enough to be taken for one\n" * 100)
+    ended = await chat(b"hello\n", "--durable", str(tmp_path))
+    assert ended.returncode == 2
+    (line,) = ended.stderr.decode().splitlines()
+    assert line.startswith(f"{tmp_path / name}")
+    assert line.endswith("file is not a database")
+
+
+async def test_a_hangup_has_the_limits_read_again_for_messages_that_survive_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = HeldModel()
+    file = tmp_path / "limits.toml"
+    file.write_text("[at_once]\nmain = 1")
+
+    async def hang_up(process: trio.Process) -> None:
+        await model.until_asked("one")
+        await until(lambda: accepted(tmp_path) == 2)
+        assert model.asked == ["one"]
+        file.write_text("[at_once]\nmain = 2")
+        process.send_signal(signal.SIGHUP)
+        await model.until_asked("two")
+        model.let_on("one", "two")
+
+    async with open_endpoint_of(model, monkeypatch):
+        typed = "one\n/as bob two\n"
+        code, shown = await talk(tmp_path, typed, hang_up, "--limits", str(file))
+    assert code == 0
+    assert "limits: main 2, tools 8, subagent 8, requests 6,000, tokens 6,000,000" in shown
+    await verify(tmp_path, [("me", "one"), ("bob", "two")])
+
+
+class BrokenModel:
+    """A model with a mistake in it."""
+
+    name = "broken"
+    asked = 0
+
+    @asynccontextmanager
+    async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
+        await trio.lowlevel.checkpoint()
+        self.asked += 1
+        raise RuntimeError("oops")
+        yield
+
+
+class Typed:
+    """Lines that somebody types."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = [*lines]
+
+    async def read(self, prompt: str) -> str | None:
+        await trio.lowlevel.checkpoint()
+        return self._lines.pop(0) if self._lines else None
+
+
+async def test_an_unexpected_error_is_told_and_the_message_is_not_answered_again(
+    tmp_path: Path,
+) -> None:
+    model = BrokenModel()
+    shown: list[str] = []
+    screen = Screen(shown.append)
+    assert await run_durable_chat(model, screen, Typed("hello"), tmp_path) == 0
+    assert await run_durable_chat(model, screen, Typed(), tmp_path) == 0
+    assert shown == ["me * failed: RuntimeError: oops"]
+    assert model.asked == 1

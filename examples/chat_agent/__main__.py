@@ -57,7 +57,7 @@ async def _chat(options: argparse.Namespace) -> int:
             print(model, file=sys.stderr)
             return USAGE_ERROR
         if options.durable is not None:
-            return await _chat_durably(options, model, limits)
+            return await _chat_durably(options, model, limits, read_limits)
         if options.web:
             from .web.server import listen, run_web
 
@@ -90,7 +90,12 @@ async def _chat(options: argparse.Namespace) -> int:
             )
 
 
-async def _chat_durably(options: argparse.Namespace, model: Model, limits: Limits) -> int:
+async def _chat_durably(
+    options: argparse.Namespace,
+    model: Model,
+    limits: Limits,
+    read_limits: Callable[[], Limits] | None,
+) -> int:
     from trio_lanes.durable import StoreError
 
     from .durable import run_durable_chat
@@ -105,6 +110,7 @@ async def _chat_durably(options: argparse.Namespace, model: Model, limits: Limit
                 options.durable,
                 session=options.session,
                 limits=limits,
+                read_limits=read_limits,
                 turn_timeout=options.turn_timeout,
                 grace=options.grace,
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from trio_lanes.agents import Conversation, Message, ThreadLocks
+from trio_lanes.durable import StoreError
 
 Commit = list[dict[str, Any]]
 
@@ -42,15 +43,21 @@ class Answers:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Answers]:
-        """The answers in the file at ``path``, which is made if it is not there."""
+        """The answers in the file at ``path``, which is made if it is not there.
+
+        Raises:
+          OSError, StoreError: if there can be none.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute(SCHEMA)
+        with ExitStack() as stack:
+            try:
+                db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+                stack.callback(db.close)
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute(SCHEMA)
+            except sqlite3.Error as error:
+                raise StoreError(f"{path}: {error}") from error
             yield cls(db)
-        finally:
-            db.close()
 
     async def find(self, job: int) -> bool | None:
         """Whether that message is answered; None: nothing was said about it."""

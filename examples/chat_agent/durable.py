@@ -10,6 +10,8 @@ The messages of a session are answered one by one, so there is nothing to steer 
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +49,7 @@ from .commands import (
     parse,
 )
 from .events import Began, Ended, Noted
-from .limits import Limits
+from .limits import Limits, reload
 from .model import Model, ModelError
 from .screen import Screen, shorten, teller
 from .sessions import FailuresTold
@@ -105,6 +107,9 @@ class DurableChat:
             raise NoRetry(ending) from error
         except (JobTimeoutError, ModelError) as error:
             ending = f"failed: {error}"
+            raise NoRetry(ending) from error
+        except Exception as error:
+            ending = f"failed: {type(error).__name__}: {error}"
             raise NoRetry(ending) from error
         finally:
             self._tell(Ended(session, ending))
@@ -181,12 +186,14 @@ async def run_durable_chat(
     *,
     session: str = "me",
     limits: Limits | None = None,
+    read_limits: Callable[[], Limits] | None = None,
     turn_timeout: float = 300.0,
     grace: float = 30.0,
 ) -> int:
     """Chat until the lines end or a signal says so. Returns the exit code.
 
-    What has not been answered then is kept in ``folder``, and answered at the next start.
+    What has not been answered then is kept in ``folder``, and answered at the next start. Arguments
+    as for `run_chat`.
 
     Raises:
       StoreError, OSError: if there is no working in the folder.
@@ -198,6 +205,12 @@ async def run_durable_chat(
         ) as lanes:
             chat = DurableChat(lanes, model, screen, answers, turn_timeout=turn_timeout)
             turns = {TURNS: limits.at_once[TURNS]}
+
+            def hang_up() -> dict[str, int]:
+                assert read_limits is not None
+                screen.say(reload(lanes, read_limits))
+                return {TURNS: int(lanes.lane(TURNS).concurrency)}
+
             async with (
                 open_durable_lanes(
                     SqliteStore(folder / "jobs.db"),
@@ -209,7 +222,10 @@ async def run_durable_chat(
                 trio.open_nursery() as nursery,
             ):
                 await durable.configure(turns)  # what was asked for now, not what was once
-                await nursery.start(partial(end_by_signals, durable, grace=grace))
+                watch = partial(end_by_signals, durable, grace=grace)
+                if read_limits is not None:
+                    watch = partial(watch, reload_signal=signal.SIGHUP, reload=hang_up)
+                await nursery.start(watch)
                 before = await durable.statistics()
                 if before.waiting + before.running:
                     screen.say(f"{before.waiting + before.running} messages are left from before")
