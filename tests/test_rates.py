@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 import trio
@@ -247,6 +248,24 @@ async def test_only_a_job_that_has_started_can_be_charged(autojump_clock: MockCl
         with pytest.raises(ValueError, match="bytes"):
             job.charge(bytes=2)
         job.charge(requests=2)
+
+
+@pytest.mark.parametrize(("cost", "used", "rest"), [(0.7, 0.8, 0.2), (0.3, 0.1, 0.9)])
+@pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
+async def test_what_was_used_and_what_is_left_of_it_are_exactly_the_limit(
+    algorithm: Literal["gcra", "sliding"],
+    cost: float,
+    used: float,
+    rest: float,
+    autojump_clock: MockClock,
+) -> None:
+    limit = RateLimit(1, per=10, algorithm=algorithm)
+    async with open_lanes({"main": LaneConfig(rate=limit)}) as lanes:
+        job = lanes.submit_nowait(no_op, cost=cost)
+        await job.wait()
+        job.charge(requests=used)
+        await lanes.run(no_op, cost=rest)
+    assert trio.current_time() == 0.0
 
 
 @pytest.mark.parametrize("of", ["lane", "template", "session"])

@@ -12,6 +12,7 @@ from ._group import Group
 from ._instrument import Hooks
 from ._job import AnyJob
 from ._lane import LaneActor
+from ._meters import exact
 from ._plan import Plan
 from ._rate import costs_of
 from ._session import SessionActor, Spares
@@ -118,7 +119,7 @@ class LaneTable(Transitions):
         with self.transition():
             job._charged = None
             self.let_remember(lane, session)
-            more = {unit: used - charged.get(unit, 0) for unit, used in units.items()}
+            more = {unit: exact(used) - exact(charged.get(unit, 0)) for unit, used in units.items()}
             for actor in lane.metered(session):
                 actor.rates.correct(more, self.now, job._charged_at)
                 self.touch(actor)

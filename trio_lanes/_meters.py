@@ -24,9 +24,9 @@ _NOTHING: Final = Fraction(0)
 _DIPS: Final = 64  # that a bucket remembers
 
 
-def exact(amount: float) -> Exact:
+def exact(amount: float | Fraction) -> Exact:
     """The number that was written as ``amount``."""
-    if isinstance(amount, int):
+    if isinstance(amount, (int, Fraction)):
         return amount
     return int(amount) if amount.is_integer() else Fraction(repr(float(amount)))
 
@@ -82,12 +82,12 @@ class Window:
             return NEVER_USED
         return self._leave[self._find(self._gone + self._used - room)]
 
-    def charge(self, amount: float, now: float) -> None:
+    def charge(self, amount: float | Fraction, now: float) -> None:
         """Take ``amount``, whether there is room for it or not."""
         self._prune(now)
         self._append(exact(amount), now)
 
-    def give_back(self, amount: float, now: float, charged_at: float) -> None:
+    def give_back(self, amount: float | Fraction, now: float, charged_at: float) -> None:
         """Take ``amount`` less than was taken at ``charged_at``."""
         self._prune(now)
         index = bisect_left(self._times, charged_at, lo=self._head)
@@ -209,7 +209,7 @@ class Bucket:
             return NEVER_USED
         return rounded_up(self._at + excess * self._interval)
 
-    def charge(self, amount: float, now: float) -> None:
+    def charge(self, amount: float | Fraction, now: float) -> None:
         """Take ``amount``, whether there is room for it or not."""
         used = self._used_at(now)
         while self._dips and self._dips[-1][1] >= used:
@@ -221,7 +221,7 @@ class Bucket:
         self._used = used + Fraction(exact(amount))
         self._at = Fraction(now)
 
-    def give_back(self, amount: float, now: float, charged_at: float) -> None:
+    def give_back(self, amount: float | Fraction, now: float, charged_at: float) -> None:
         """Take ``amount`` less than was taken at ``charged_at``.
 
         Where the bucket was, or would have been, full since then, what would have run over is

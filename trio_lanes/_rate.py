@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 import attrs
 
 from . import _check
-from ._meters import NEVER_USED, Bucket, Window
+from ._meters import NEVER_USED, Bucket, Exact, Window
 
 REQUESTS: Final = "requests"
 
@@ -207,7 +207,7 @@ class Rates:
             if amount:
                 meter.charge(amount, now)
 
-    def correct(self, differences: Mapping[str, float], now: float, charged_at: float) -> None:
+    def correct(self, differences: Mapping[str, Exact], now: float, charged_at: float) -> None:
         """Have what was charged at ``charged_at`` be that much more or, if negative, less.
 
         What is given back is at most what that charge still takes from others; what comes on top
