@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -174,3 +175,35 @@ async def test_opening_can_be_cancelled_at_every_moment(
         nursery.start_soon(cancel_after, nursery.cancel_scope)
         async with open_durable_lanes(MemoryStore(), HANDLERS):
             await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("how", ["left", "raises", "cancelled"])
+async def test_a_run_whose_slot_does_not_come_back_holds_up_no_end(
+    how: str, autojump_clock: MockClock
+) -> None:
+    lent = trio.Event()
+
+    async def lends(payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        async with run.yield_slot():
+            await lent.wait()
+        await trio.sleep_forever()
+
+    store = MemoryStore()
+    with trio.CancelScope() as scope, suppress(*[ExceptionGroup] if how == "raises" else []):
+        async with open_durable_lanes(store, {"lends": lends}, {"main": 1}, grace=5) as lanes:
+            job = await lanes.submit("lends")
+            await wait_all_tasks_blocked()
+            await lanes.configure({"main": 0})
+            lent.set()
+            await wait_all_tasks_blocked()
+            if how == "raises":
+                raise ValueError
+            if how == "cancelled":
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+    assert trio.current_time() == (5 if how == "left" else 0)
+    async with open_durable_lanes(store.another(), {}, worker=False) as lanes:
+        status = await lanes.job(job.id).status()
+        assert (status.state, status.crashes) == (DurableState.WAITING, 0)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import attrs
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -142,3 +143,24 @@ def test_what_is_not_written_yet_is_found_in_a_line_that_was_not_kept(engine: En
     head = tables.head("s")
     assert head is not None
     assert head.id == second
+
+
+def test_what_is_undone_can_be_done_again(engine: Engine) -> None:
+    tables = engine.tables
+    assert isinstance(tables, SqliteTables)
+    (id,) = engine.enqueue([Submission(name="new", payload="1")])
+    assert engine.step([], 10).claims == ()  # it is set aside
+    tables.commit(0.0)
+    tables.begin()
+    later = Engine(tables, attrs.evolve(engine.opening, names=frozenset({"new"})))
+    later.join(lease_until=float("inf"), alone=True, lost=[])
+    tables.commit(0.0)
+    for undone in (True, False):
+        tables.begin()
+        assert [claim.id for claim in later.step([], 10).claims] == [id]
+        tables.rollback() if undone else tables.commit(0.0)
+    for undone in (True, False):
+        tables.begin()
+        later.leave()
+        assert tables.instances() == []
+        tables.rollback() if undone else tables.commit(0.0)

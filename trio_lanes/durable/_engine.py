@@ -136,9 +136,8 @@ class Engine(Lines):
             revive(self, job)
 
     def leave(self) -> None:
-        """End this incarnation."""
+        """End this incarnation. It may be done again, should it be undone."""
         self._bury_instance(self.instance)
-        self.instance = ""
 
     def _bury_instance(self, id: str) -> None:
         # the last first, since each goes to the front
@@ -216,7 +215,7 @@ class Engine(Lines):
             shelved = self.tables.shelved(self.opening.names, MOVED_AT_ONCE)
             for job in shelved:
                 self.tables.update(job, shelf=ON_LIST)
-            self._unshelving = len(shelved) == MOVED_AT_ONCE
+            self._unshelving = bool(shelved)  # till none is found: this step may be undone
 
     def _finish(self, finish: Finish) -> bool:
         job = self.running_of(finish.id, finish.fence)

@@ -166,6 +166,7 @@ async def _working(
                             await durable.drain(grace=durable._grace)
                         finally:
                             durable.close("the block was left")
+                            worker.give_back("the block was left")
                 finally:
                     with trio.CancelScope(shield=True):
                         await worker.stop()

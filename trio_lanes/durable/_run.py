@@ -49,6 +49,7 @@ class DurableRun:
         self._job: AnyJob | None = None  # that runs it here
         self._cancelled = False  # whether its cancellation is recorded
         self._lenders = 0  # tasks in `yield_slot`
+        self._given_up = False  # whether its instance lets go of it
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.DurableRun of job {self.id}, attempt {self.attempt}>"
@@ -76,7 +77,8 @@ class DurableRun:
         """Lend the lane's slot while waiting for other work; never the session's.
 
         Leaving the block takes the slot back, ahead of every waiting job, and is not cancelled
-        while it waits for that.
+        while it waits for that; unless its instance ends or has lost its lease: then it cleans up
+        without a slot, since none may ever come.
         """
         # counted before asking: whoever takes the slot back meanwhile must see this one
         self._lenders += 1
@@ -91,6 +93,8 @@ class DurableRun:
                     # taken before asking: a slot may be freed while the answer is on its way
                     stepped = self._next_step()
                     while await self._store.regain_slot(self.id, self.fence) is False:
+                        if self._given_up:
+                            break
                         await stepped.wait()
                         if self._lenders > 0:
                             break  # another task has lent it since, and will take it back

@@ -137,8 +137,7 @@ class Worker:
                 assert run._job is not None
                 run._cancelled = True
                 run._job.cancel("cancelled")
-        self._step_taken.set()
-        self._step_taken = trio.Event()
+        self._say_step_taken()
         self._answered()
         if not self.stopping or self._unfinished:
             # from when it was asked: the answer of a slow store is old
@@ -154,6 +153,10 @@ class Worker:
     def next_step(self) -> trio.Event:
         """What is set when the step that is under way, or else the next, is over."""
         return self._step_taken
+
+    def _say_step_taken(self) -> None:
+        self._step_taken.set()
+        self._step_taken = trio.Event()
 
     # ---- runs
 
@@ -265,7 +268,9 @@ class Worker:
         runs = self.running
         for run in runs:
             assert run._job is not None
+            run._given_up = True
             run._job.cancel(reason)
+        self._say_step_taken()  # to those who ask for their slots no more
         return [(run.id, run.fence) for run in runs]
 
     def give_back(self, reason: str) -> int:
