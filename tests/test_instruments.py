@@ -622,6 +622,34 @@ async def test_an_instrument_whose_hook_raises_is_logged_and_removed_and_nothing
     assert isinstance(record.exc_info[1], error)
 
 
+@pytest.mark.parametrize("broken", ["job_submitted", "job_started", "job_finished", "lane_idle"])
+async def test_an_instrument_whose_failure_cannot_even_be_logged_is_removed_all_the_same(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    def fail(*_: object) -> None:
+        calls.append(broken)
+        raise ValueError
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            if name == broken:
+                return fail
+            raise AttributeError(name)
+
+    calls: list[str] = []
+    notes = Notes()
+    monkeypatch.setattr(logging.getLogger("trio_lanes"), "filters", [refuse])
+    with trio.fail_after(100):
+        async with open_lanes({"main": 1}, instruments=[Broken(), notes]) as lanes:
+            await lanes.run(trio.sleep, 1)
+            await lanes.run(trio.sleep, 1)
+    assert calls == [broken]
+    assert len(notes.of("finished")) == 2
+
+
 async def test_the_story_calls_every_hook_it_should(autojump_clock: MockClock) -> None:
     calls: list[str] = []
     cls, names = every_hook(calls.append)

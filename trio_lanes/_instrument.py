@@ -135,8 +135,8 @@ class Hooks:
             try:
                 method(*args)
             except BaseException:
-                logger.exception("%r raised; the instrument %r is removed", method, instrument)
                 self._remove(instrument)
+                _say_that_it_raised(instrument, method)
 
     def call_in_context(self, hooks: list[Hook], job: AnyJob) -> None:
         """`call` them with ``job``, in its own context."""
@@ -150,3 +150,10 @@ class Hooks:
         for name in HOOKS:
             hooks: list[Hook] = getattr(self, name)
             hooks[:] = [hook for hook in hooks if hook[0] is not instrument]
+
+
+def _say_that_it_raised(instrument: object, method: object) -> None:
+    try:
+        logger.exception("%r raised; the instrument %r is removed", method, instrument)
+    except BaseException:  # a handler or filter of the application's, or a `repr`
+        pass
