@@ -47,6 +47,9 @@ async def echo(payload: Any) -> Any:
     ("options", "error"),
     [
         ({"handlers": {"echo": 1}}, TypeError),
+        ({"handlers": {1: echo}}, TypeError),
+        ({"handlers": {"": echo}}, ValueError),
+        ({"handlers": {"\ud800": echo}}, ValueError),
         ({"retry": 3}, TypeError),
         ({"on_dead": "explode"}, ValueError),
         ({"capacity": 0}, ValueError),
@@ -242,6 +245,44 @@ async def test_a_difference_to_the_stores_lanes_is_logged(
         "lane 'main' has concurrency=3 in the store, which wins over the 5 given here"
         in caplog.text
     )
+
+
+@pytest.mark.parametrize("sqlite", [False, True])
+async def test_what_is_asked_for_is_checked_and_may_be_as_large_as_it_likes(
+    sqlite: bool, tmp_path: Path
+) -> None:
+    store = SqliteStore(tmp_path / "jobs.db") if sqlite else MemoryStore()
+    async with open_durable_lanes(store, {"echo": echo}, {"main": 10**400}) as lanes:
+        job: Any = await lanes.submit("echo", delay=1e9)
+        for act in (lanes.cancel, lanes.requeue, lanes.purge):
+            for bad in (job, str(job.id)):
+                with pytest.raises(TypeError, match="id must be a whole number"):
+                    await act(bad)
+            assert not await act(10**400)
+        with pytest.raises(ResultGoneError):
+            await lanes.job(10**400).wait()
+        with pytest.raises(ResultGoneError):
+            await lanes.job(-(10**400)).status()
+        assert await lanes.jobs(after=10**400) == []
+        assert len(await lanes.jobs(after=-(10**400))) == 1
+        assert [one.id for one in await lanes.jobs(limit=10**400)] == [job.id]
+        assert [one.id for one in await lanes.jobs(limit=-1)] == [job.id]  # all
+        assert await lanes.dead(limit=10**400) == []
+        parked: Any = ["parked"]
+        assert [one.id for one in await lanes.jobs(states=parked)] == [job.id]
+        with pytest.raises(ValueError, match="is not a valid DurableState"):
+            await lanes.jobs(states=["asleep"])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="session must be text"):
+            await lanes.clear("session:\ud800")
+        await lanes.configure({"main": LaneConfig(concurrency=10**30, max_waiting=10**30)})
+        assert (await lanes.statistics()).lanes["main"].concurrency >= 2**63
+        await lanes.configure({"main": 1})
+
+
+def test_a_store_in_a_file_has_one() -> None:
+    for path in ("", ":memory:"):
+        with pytest.raises(ValueError, match="path must be that of a file"):
+            SqliteStore(path)
 
 
 async def test_who_waits_for_one_of_very_many_jobs_is_told_all_the_same(

@@ -35,6 +35,8 @@ from ._worker import Handler
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 DEFAULT_RETRY: Final = RetryPolicy()
+GREATEST: Final = 2**63 - 1
+"""No store counts further."""
 
 
 @final
@@ -148,7 +150,7 @@ class DurableLanes(Endable):
         retry: object,
     ) -> Submission:
         """What a store is given of that."""
-        name = _text("name", name)
+        name = text("name", name)
         if self._handlers and name not in self._handlers:
             raise UnknownHandlerError(name, self._handlers)
         if _check.whole("priority", priority) not in (-1, 0, 1):
@@ -163,10 +165,10 @@ class DurableLanes(Endable):
         return Submission(
             name=name,
             payload=encode("the payload", payload, self._store.max_payload),
-            session=None if session is None else _text("session", session_key(session)),
-            lane=_text("lane", resolve_global_lane(lane)),
+            session=None if session is None else text("session", session_key(session)),
+            lane=text("lane", resolve_global_lane(lane)),
             priority=priority,
-            key=None if key is None else _text("key", key),
+            key=None if key is None else text("key", key),
             delay=delay,
             timeout=_check.seconds("timeout", timeout),
             retry=None if retry is None else retry.to_json(),
@@ -187,7 +189,7 @@ class DurableLanes(Endable):
         A job that does not run has ended when this returns. For one that runs it is recorded, so
         that it is never claimed again; then its instance is told.
         """
-        return await self._store.cancel(id, json.dumps({"reason": reason}))
+        return await self._store.cancel(_check.whole("id", id), json.dumps({"reason": reason}))
 
     async def clear(self, name: str, reason: str | None = None) -> int:
         """Cancel what waits, is delayed or between attempts there; returns how many.
@@ -246,20 +248,22 @@ class DurableLanes(Endable):
 
     async def dead(self, name: str | None = None, *, limit: int = 100) -> list[DurableStatus]:
         """The oldest dead jobs: of all, or of that lane or session."""
-        return await self._store.dead(*_target(name), _check.whole("limit", limit))
+        return await self._store.dead(*_target(name), _number("limit", limit))
 
     async def requeue(self, id: int) -> bool:
         """Take a dead job back into line as if it were new; False if it is not dead.
 
         It stands at its session's tail, or in its old place if it held its session closed.
         """
-        return await self._store.requeue(id)
+        return await self._store.requeue(_check.whole("id", id))
 
     async def purge(self, id: int | None = None, *, name: str | None = None) -> int:
         """Forget that dead job, or all of them, or those of a lane or session. Returns how many.
 
         Their keys are free again, and sessions that they held closed are open.
         """
+        if id is not None:
+            _check.whole("id", id)
         return await self._store.purge(id, *_target(name))
 
     # ---- looking
@@ -282,8 +286,9 @@ class DurableLanes(Endable):
         ``result_ttl`` is over.
         """
         lane, session = _target(name)
-        after, limit = _check.whole("after", after), _check.whole("limit", limit)
-        return await self._store.jobs(frozenset(states), lane, session, after, limit)
+        after, limit = _number("after", after), _number("limit", limit)
+        wanted = frozenset(map(DurableState, states))
+        return await self._store.jobs(wanted, lane, session, after, limit)
 
     async def instances(self) -> list[InstanceInfo]:
         """Who claims from the store."""
@@ -302,11 +307,16 @@ def _target(name: str | None) -> tuple[str | None, str | None]:
     if name is None:
         return None, None
     if name.strip().startswith(SESSION_PREFIX):
-        return None, session_key(name)
+        return None, text("session", session_key(name))
     return resolve_global_lane(name), None
 
 
-def _text(field: str, value: Any) -> str:
+def _number(field: str, value: Any) -> int:
+    """A whole number, as far as stores count."""
+    return max(-1, min(_check.whole(field, value), GREATEST))
+
+
+def text(field: str, value: Any) -> str:
     """A string that can be written down."""
     if not isinstance(value, str):
         raise TypeError(f"{field} must be a string, not {value!r}")

@@ -148,11 +148,12 @@ class MemoryTables:
         after: int,
         limit: int,
     ) -> list[JobRecord]:
-        return [
+        jobs = [
             job
             for id, job in self._jobs.items()
             if id > after and job.state in states and _of(job, lane, session)
-        ][:limit]
+        ]
+        return jobs if limit < 0 else jobs[:limit]
 
     def in_line(self) -> Iterable[JobRecord]:
         alive = [job for job in self._jobs.values() if job.state not in ENDED]

@@ -16,7 +16,7 @@ from .. import _check
 from .._config import LaneConfig, LaneGroup
 from .._instrument import LaneInstrument
 from .._lanes import DEFAULT_LANES, open_lanes
-from ._lanes import DurableLanes
+from ._lanes import DurableLanes, text
 from ._lease import Lease
 from ._limits import group_limit, lane_configs, lane_limit
 from ._records import GroupLimit, LaneLimit, Opening
@@ -83,6 +83,7 @@ def open_durable_lanes(
     """
     configs = lane_configs(lanes, groups)
     for name, handler in handlers.items():
+        text("a handler's name", name)
         if not callable(handler):
             raise TypeError(f"handler {name!r} must be an async function, not {handler!r}")
     if not isinstance(retry, RetryPolicy):

@@ -52,6 +52,9 @@ class SqliteStore(EngineStore):
         lose the last moments; a crash of the process loses nothing.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
       busy_timeout: seconds to wait for another process that is writing.
+
+    Raises:
+      ValueError: if ``path`` is none of a file, or ``synchronous`` is something else.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class SqliteStore(EngineStore):
         super().__init__(max_payload)
         if synchronous not in ("FULL", "NORMAL"):
             raise ValueError(f"synchronous must be 'FULL' or 'NORMAL', not {synchronous!r}")
+        if os.fspath(path) in ("", ":memory:"):
+            raise ValueError(f"path must be that of a file, got {path!r}; MemoryStore has none")
         self._path: Final = Path(path)
         self._synchronous: Final = synchronous
         self._busy_timeout: Final = busy_timeout

@@ -131,7 +131,9 @@ class Rows:
     def get(self, id: int) -> JobRecord | None:
         """The job with that id."""
         job = self._known.get(id)
-        return job if job is not None else self.one("id = ?", (id,))
+        if job is not None or id.bit_length() > 63:  # which SQLite cannot count to
+            return job
+        return self.one("id = ?", (id,))
 
     def keyed(self, key: str) -> JobRecord | None:
         """The job with that key."""

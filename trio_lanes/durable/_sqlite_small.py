@@ -6,6 +6,7 @@ Each is read as a whole when it is first needed, and written row by row as it ch
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -52,10 +53,13 @@ class SmallTables:
         if limit is None:
             self._write("DELETE FROM lanes WHERE name = ?", (name,))
             return
-        most, room, until = limit.concurrency, limit.max_waiting, limit.paused_until
+        most, room = (
+            number if number < 2**63 else math.inf  # nothing counts so far, SQLite neither
+            for number in (limit.concurrency, limit.max_waiting)
+        )
         self._write(
             "REPLACE INTO lanes VALUES (?, ?, ?, ?, ?)",
-            (name, most, room, until, to_json(limit.rates)),
+            (name, most, room, limit.paused_until, to_json(limit.rates)),
         )
 
     def groups(self) -> Mapping[str, GroupLimit]:
