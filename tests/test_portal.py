@@ -632,6 +632,52 @@ async def test_a_callback_may_submit() -> None:
         assert (await settled(futures[0])).result() == 2
 
 
+async def test_a_callback_may_cancel_another_who_waits_for_the_same_job() -> None:
+    scope = trio.CancelScope()
+    async with open_lanes({"main": 1}) as lanes:
+        gate = trio.Event()
+        future = await in_thread(lanes.portal().submit, gate.wait)
+        future.add_done_callback(lambda future: scope.cancel())
+        await wait_all_tasks_blocked()
+        (job,) = lanes.jobs()
+
+        async def other() -> None:
+            with scope:
+                await job.wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            await wait_all_tasks_blocked()
+            gate.set()
+        assert scope.cancelled_caught
+        assert (await settled(future)).result() is None
+        assert await lanes.run(echo, 1) == 1
+
+
+async def test_a_callback_may_cancel_another_who_is_refused_in_the_same_step() -> None:
+    scope = trio.CancelScope()
+    async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
+        gate = trio.Event()
+        jobs = [lanes.submit_nowait(gate.wait) for _ in range(2)]
+        future = await in_thread(lanes.portal().submit, echo, 1)
+        future.add_done_callback(lambda future: scope.cancel())
+
+        async def other() -> None:
+            with scope:
+                await lanes.submit(echo, 2)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            await wait_all_tasks_blocked()
+            lanes.close()
+        assert scope.cancelled_caught
+        with pytest.raises(LanesClosedError):
+            (await settled(future)).result()
+        gate.set()
+        for job in jobs:
+            await job.wait()
+
+
 async def test_nothing_that_a_thread_sends_can_end_the_run() -> None:
     """Not even logging that raises inside of what its cancellation does."""
 

@@ -86,5 +86,7 @@ class Closing:
     def _refuse_entrants(self, *, by_jobs: bool) -> None:
         for actor in self._scheduler.actors():
             for entrant in list((actor.room_line or {}).values()):
-                if by_jobs or entrant.inside is None:
+                # One that is told may cancel another, which then stands in line no more.
+                is_there = entrant.job in (actor.room_line or {})
+                if is_there and (by_jobs or entrant.inside is None):
                     self._scheduler.lines.refuse(entrant, self.error())

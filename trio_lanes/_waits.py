@@ -177,6 +177,8 @@ def _body_had_its_say(job: AnyJob) -> bool:
 def wake(target: AnyJob) -> None:
     """Tell whoever waits for what has come: the start of ``target``, or its end."""
     assert target._state is not WAITING
-    for waiter in list((target._waiters or {}).values()):
-        if waiter.until_started or target.done:
+    waiters = target._waiters or {}
+    for key, waiter in list(waiters.items()):
+        # One that is told may cancel another, which then waits no more.
+        if (waiter.until_started or target.done) and key in waiters:
             waiter.tell(target)
