@@ -430,7 +430,7 @@ async def test_lanes_that_are_cancelled_cancel_every_message(
 # ---- clear and reset
 
 
-async def test_a_clear_is_noticed_at_the_next_use(
+async def test_a_clear_cancels_what_waits(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:
     inbox = await busy(lanes, stage, when_busy=FOLLOWUP)
@@ -527,6 +527,25 @@ async def test_a_reset_of_a_job_that_has_not_begun_keeps_its_message(
         assert stage.started == [["hello"]]
         await stage.end()
     assert kinds([receipt]) == ["ran"]
+
+
+@pytest.mark.parametrize("begins_late", [False, True])
+async def test_after_a_reset_a_message_whose_turn_had_not_begun_is_run_though_nobody_looks(
+    begins_late: bool, stage: Stage, autojump_clock: MockClock
+) -> None:
+    async def wrap(job: Job[Any], body: Callable[[], Awaitable[Any]]) -> Any:
+        if begins_late:
+            await trio.sleep(5)
+        return await body()
+
+    async with open_lanes({"main": LaneConfig(wrap=wrap)}) as lanes:
+        Inbox(lanes, "alice", stage.handler).post("hello")
+        if begins_late:
+            await trio.sleep(1)
+        assert lanes.reset() == 1
+        await trio.sleep(10)
+        assert stage.started == [["hello"]]
+        await stage.end()
 
 
 async def test_a_message_that_cannot_be_kept_after_a_reset_is_cancelled(

@@ -4,7 +4,7 @@ States. A message waits in the line, then is in a turn, then has settled; or it 
 line. A turn is active from when it takes what it is started with until its handler has ended, or
 its job was given up by a reset. Only what is synchronous, and here, changes that: `post`,
 `Turn.take`, the first half of `abort`, the begin and the end of a turn, and `_look`, which sees
-what was done to jobs behind the inbox's back.
+what was done to jobs when one of them has settled.
 
 Jobs. The inbox has no task: it lives on the jobs of `_successor`. When the body of one begins, it
 takes the head of the line and has the next queued. So there is always either a queued job or an
@@ -17,9 +17,9 @@ What happens between the checkpoints of a handler:
 a turn ends           its messages settle; the successor, or the same job, runs what waits
 a turn is aborted     its scope is cancelled; the job, which is around it, goes on
 its job is cancelled  the turn is cancelled; the successor runs what waits
-``clear``             the successor has settled, and is found so: what waits is cancelled
-``reset``             the job has settled while its body may run: the turn is found to be over, its
-                      messages are cancelled, the successor has started already
+``clear``             the successor has settled: what waits is cancelled
+``reset``             the job has settled while its body may run: the turn is over, its messages are
+                      cancelled, the successor starts; if no turn had begun, another job is queued
 the lanes end         the successor has settled with `LanesClosedError`: as for a clear
 ====================  =============================================================================
 """
@@ -121,7 +121,9 @@ class Inbox:
             self._overflow,
         )
         self._turn: Turn | None = None
-        self._successor: Final = Successor(lanes, self.session, self.lane, self._serve, handler)
+        self._successor: Final = Successor(
+            lanes, self.session, self.lane, self._serve, self._look, handler
+        )
         self._summary: list[str] = []  # lines for the next turn
         self._known: Final = KnownIds()
         self._offered = 0
@@ -307,7 +309,7 @@ class Inbox:
 
     @enable_ki_protection
     def _look(self) -> None:
-        """See what was done to jobs without telling the inbox."""
+        """See what was done to jobs: they tell when they have settled, and hooks ask before."""
         turn, job = self._turn, self._successor.job
         if turn is not None and turn.job.done:
             self._turn = None

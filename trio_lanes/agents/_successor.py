@@ -3,7 +3,7 @@
 It is delayed while the head of the line is not due. One that would find nothing, or come at the
 wrong time, is withdrawn: when another is accepted, or none is needed. But only while it has not
 been granted its slots; once it has, its body looks for itself, and whatever is posted before that
-begins needs no other.
+begins needs no other. When one has settled, the inbox looks: it may have been reset, or cleared.
 
 A lane that is full may refuse it. Then `Inbox.post` raises, and has changed nothing; unless there
 is one already that comes too early, for that looks again when it begins, or a turn, for its end
@@ -34,6 +34,7 @@ class Successor:
         session: str,
         lane: str,
         serve: Callable[[float], Awaitable[None]],
+        look: Callable[[], None],
         handler: object,
     ) -> None:
         self.job: Job[None] | None = None
@@ -42,6 +43,7 @@ class Successor:
         self._session: Final = session
         self._lane: Final = lane
         self._serve: Final = serve
+        self._watch: Final = _Watch(look)
         self._name: Final = getattr(handler, "__qualname__", repr(handler))
 
     def secure(self, due: float, context: Context, in_turn: bool) -> None:
@@ -84,7 +86,7 @@ class Successor:
             self.job = None
 
     def _submit(self, due: float, now: float) -> Job[None]:
-        return self._lanes.submit_nowait(
+        job = self._lanes.submit_nowait(
             self._serve,
             due,
             session=self._session,
@@ -92,6 +94,26 @@ class Successor:
             delay=max(0.0, due - now),
             name=self._name,
         )
+        if not job.done:
+            job._waiters = {**(job._waiters or {}), self._watch: self._watch}
+        return job
+
+
+@final
+class _Watch:
+    """Is told when a job has settled, and has the inbox look what that means for it."""
+
+    job: Final = None  # as a waiter of its job it is inside of none
+    until_started: Final = False
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look: Final = look
+
+    def tell(self, target: Job[Any]) -> None:
+        """As a waiter of its job: it has settled."""
+        assert target._waiters is not None
+        del target._waiters[self]
+        self._look()
 
 
 def _take_back(job: Job[None] | None) -> None:
