@@ -74,11 +74,13 @@ async def test_a_cancelled_waiting_job_takes_nothing_from_the_rate_and_a_failed_
         failed = lanes.submit_nowait(fail)
         cancelled = lanes.submit_nowait(no_op)
         last = lanes.submit_nowait(no_op)
+        await trio.sleep(0.5)
         cancelled.cancel()
         await last.wait()
         assert isinstance(failed.exception, OSError)
         assert starts([last]) == [1]
         lanes.submit_nowait(no_op)
+        await trio.sleep(0.5)
         lanes.clear()
         after = lanes.submit_nowait(no_op)
         await after.wait()

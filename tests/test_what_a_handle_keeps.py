@@ -28,25 +28,32 @@ from .bodies import (
 )
 
 
+@pytest.mark.parametrize("blocks", [False, True])
 async def test_the_exception_is_that_very_one_with_the_traceback_that_left_the_job(
-    autojump_clock: MockClock,
+    autojump_clock: MockClock, blocks: bool
 ) -> None:
     error = BodyError()
 
     async def deep() -> None:
-        await trio.sleep(1)
+        if blocks:
+            await trio.sleep(1)
         raise error
 
     async def body() -> None:
         await deep()
 
+    def frames() -> list[str]:
+        return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
     async with open_lanes() as lanes:
         job = lanes.submit_nowait(body)
+        await job.wait_done()
+        assert job.exception is error
+        assert frames() == ["body", "deep"]
         with pytest.raises(BodyError) as caught:
             await job.wait()
         assert caught.value is error
-        names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-        assert names[-2:] == ["body", "deep"]
+        assert frames()[-2:] == ["body", "deep"]
         assert error.__context__ is None
         assert error.__cause__ is None
 
