@@ -1,5 +1,6 @@
 """The commands that look at a store and act on it, over real files."""
 
+import io
 import json
 import os
 import re
@@ -322,3 +323,55 @@ def test_times_are_those_of_the_reader(shop: Shop, monkeypatch: pytest.MonkeyPat
         time.tzset()
     there = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(job["submitted_at"] + 5 * 3600))
     assert there in " ".join(words(out)[2])
+
+
+def test_a_time_that_no_calendar_has_is_shown_all_the_same(shop: Shop) -> None:
+    shop.submit(1, delay=1e18)
+    code, out, _ = shop.say("jobs")
+    assert code == 0
+    assert "delay until the end of time" in out
+
+
+def test_what_a_terminal_obeys_is_written_out(shop: Shop) -> None:
+    shop.submit(1, session="a\x1b[2Jb ü")
+    _, out, _ = shop.say("jobs")
+    assert "a\\x1b[2Jb ü" in out
+    assert shop.say("clear", "session:a\x1b[2Jb ü")[1] == "cleared 1 job of session:a\\x1b[2Jb ü\n"
+
+
+def test_a_locale_that_lacks_letters_is_told_all_the_same(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.submit(1, session="日")
+
+    def say(command: str) -> str:
+        with monkeypatch.context() as patch:
+            out = io.BytesIO()
+            patch.setattr("sys.stdout", io.TextIOWrapper(out, "latin-1", write_through=True))
+            assert shop.say(command)[0] == 0
+            return out.getvalue().decode("latin-1")
+
+    assert "\\u221e" in say("limit main inf")
+    assert "\\u65e5" in say("jobs")
+    assert json.loads(say("jobs --json"))[0]["session"] == "日"
+
+
+@pytest.mark.parametrize("command", ["jobs --of", "dead --of", "purge --of", "pause", "clear"])
+@pytest.mark.parametrize("name", ["", " ", "session:", "session: session:", "session:\udcff"])
+def test_what_is_no_name_is_a_mistake_and_not_the_main_lane(
+    shop: Shop, command: str, name: str
+) -> None:
+    shop.submit(1)
+    code, _, err = shop.say(command, name)
+    assert code == 2
+    assert "names neither a lane nor a session" in err
+    assert shop.ask("status")["waiting"] == 1
+
+
+@pytest.mark.parametrize("command", ["status", "status --json"])
+def test_who_has_closed_the_output_is_told_the_code_alone(
+    shop: Shop, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", None)
+        assert shop.say(command) == (0, "", "")

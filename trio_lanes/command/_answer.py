@@ -37,9 +37,14 @@ class Answer:
     code: int = DONE
 
 
-def to_json(document: Any) -> str:
-    """The document as indented JSON. Infinity is null."""
-    return json.dumps(_plain(document), indent=2, ensure_ascii=False)
+def to_json(document: Any, *, encoding: str = "utf-8") -> str:
+    """The document as indented JSON, escaped if the encoding needs that. Infinity is null."""
+    text = json.dumps(_plain(document), indent=2, ensure_ascii=False)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = json.dumps(_plain(document), indent=2)
+    return text
 
 
 def _plain(value: Any) -> Any:
@@ -75,7 +80,19 @@ def number(value: float) -> str:
 
 def moment(when: float) -> str:
     """A Unix time, in the clock of whoever reads it."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    except (OSError, OverflowError, ValueError):  # years that no calendar of this machine has
+        return "the end of time"
+
+
+def visible(text: str) -> str:
+    """That text with what no terminal shows, or what it obeys, written out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def counted(count: int, what: str) -> str:

@@ -6,6 +6,8 @@ import math
 
 import click
 
+from .._names import SESSION_PREFIX
+
 
 def seconds(text: str | float) -> float:
     """A finite number of seconds, from 0 up."""
@@ -16,6 +18,20 @@ def seconds(text: str | float) -> float:
     if not 0 <= value < math.inf:
         raise click.BadParameter(f"{text!r} is no number of seconds")
     return value
+
+
+def name(text: str) -> str:
+    """A lane, or ``session:KEY``; not what is left of it when a shell's variable is not set."""
+    bare = text.strip()
+    while bare.startswith(SESSION_PREFIX):
+        bare = bare[len(SESSION_PREFIX) :].strip()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        bare = ""
+    if not bare:
+        raise click.BadParameter(f"{text!r} names neither a lane nor a session")
+    return text
 
 
 def count(text: str) -> int | float:

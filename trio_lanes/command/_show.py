@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Literal
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from ._answer import Answer, Table, to_json
+from ._answer import Answer, Table, to_json, visible
 
 SHOWN_AFTER: Final = 0.5
 """Seconds after which there is something to be seen of what takes long."""
@@ -26,11 +28,14 @@ WIDE: Final = 10_000
 def show(answer: Answer, *, as_json: bool) -> None:
     """Print it."""
     if as_json:
-        click.echo(to_json(answer.document))
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        click.echo(to_json(answer.document, encoding=encoding))
         return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every locale has an ∞
     for shown in answer.shown:
         if isinstance(shown, str):
-            click.echo(shown)
+            click.echo(visible(shown))
         else:
             _show_table(shown)
 
@@ -42,7 +47,7 @@ def _show_table(table: Table) -> None:
         justify: Literal["left", "right"] = "right" if right else "left"
         drawn.add_column(column, justify=justify, no_wrap=right, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*row)
+        drawn.add_row(*map(visible, row))
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDE

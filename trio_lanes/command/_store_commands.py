@@ -11,15 +11,18 @@ import trio
 from ..durable import DurableState, open_durable_lanes
 from . import _ask
 from ._answer import Answer
-from ._parameters import count, seconds
+from ._parameters import count, name, seconds
 from ._show import show
 from ._stores import find_store
 
 Act = Callable[..., Awaitable[Answer]]
 
-NAMED: Final = click.Argument(["name"], metavar="NAME")
+NAMED: Final = click.Argument(["name"], type=name, metavar="NAME")
 OF: Final = click.Option(
-    ["--of", "name"], metavar="NAME", help="Of that lane, or of the session session:KEY."
+    ["--of", "name"],
+    type=name,
+    metavar="NAME",
+    help="Of that lane, or of the session session:KEY.",
 )
 ALL: Final = click.Option(["--all", "all_"], is_flag=True, help="All of the store.")
 REASON: Final = click.Option(["--reason"], help="What whoever waits for the job is told.")
