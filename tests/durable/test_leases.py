@@ -14,6 +14,7 @@ from trio_lanes.durable import (
     InstanceInfo,
     JobDeadError,
     MemoryStore,
+    RetryPolicy,
     StoreUnavailableError,
     Submission,
     current_job,
@@ -241,6 +242,33 @@ async def test_two_instances_share_limits_sessions_and_results(
             assert seen["two"]
             assert seen["one"] | seen["two"] == {str(n) for n in range(40)}
             assert len(await one.instances()) == 2
+
+
+async def test_the_cause_of_a_failure_is_of_the_run_that_failed_last(
+    autojump_clock: MockClock,
+) -> None:
+    async def here(payload: Any) -> None:
+        raise ValueError("here")
+
+    async def there(payload: Any) -> None:
+        raise KeyError("there")
+
+    once = RetryPolicy(max_attempts=1)
+    store = MemoryStore()
+    async with open_durable_lanes(store, {"bad": here}, retry=once) as lanes:
+        job = await lanes.submit("bad")
+        with pytest.raises(JobDeadError) as caught:
+            await job.wait()
+        assert isinstance(caught.value.__cause__, ValueError)
+        await lanes.drain()
+        async with open_durable_lanes(store.another(), {"bad": there}, retry=once) as others:
+            await others.requeue(job.id)
+            await trio.sleep(1)
+            with pytest.raises(JobDeadError, match="there") as caught:
+                await job.wait()
+            assert caught.value.__cause__ is None
+            with pytest.raises(JobDeadError, match="there"):
+                await others.job(job.id).wait()
 
 
 async def test_what_no_live_instance_handles_is_unhandled_and_others_are_left_to_theirs(

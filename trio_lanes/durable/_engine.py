@@ -161,7 +161,7 @@ class Engine(Lines):
                     _compare(item, _record(keyed[item.key], self.now))
                     continue
                 known = self.tables.keyed(item.key)
-                if known is not None and not self._is_over(known):
+                if known is not None and not self.is_over(known):
                     _compare(item, known)
                     continue
                 keyed[item.key] = item
@@ -175,7 +175,7 @@ class Engine(Lines):
     def _accept(self, item: Submission) -> int:
         if item.key is not None:
             known = self.tables.keyed(item.key)
-            if known is not None and not self._is_over(known):
+            if known is not None and not self.is_over(known):
                 return known.id
             if known is not None:
                 self.tables.delete(known)
@@ -188,10 +188,6 @@ class Engine(Lines):
         self.tables.insert(job)
         self.accepted.append(job.id)
         return job.id
-
-    def _is_over(self, job: JobRecord) -> bool:
-        """Whether it is to be forgotten, and only no step has been taken since."""
-        return job.state in ENDED and job.due is not None and job.due <= self.now
 
     # ---- working
 

@@ -113,7 +113,7 @@ class EngineStore(ABC):
             self._watching.set()
             try:
                 if id not in self._alive:
-                    job = await self._read(lambda engine: engine.tables.get(id))
+                    job = await self._read(lambda engine: engine.known(id))
                     if job is None:
                         return None
                     how = _inspection.ended_of(job)
@@ -176,7 +176,7 @@ class EngineStore(ABC):
         return await self._read(lambda engine: engine.tables.groups())
 
     async def status(self, id: int) -> DurableStatus | None:
-        job = await self._read(lambda engine: engine.tables.get(id))
+        job = await self._read(lambda engine: engine.known(id))
         return None if job is None else _inspection.status_of(job)
 
     async def jobs(
@@ -188,7 +188,8 @@ class EngineStore(ABC):
         limit: int,
     ) -> list[DurableStatus]:
         jobs = await self._read(
-            lambda engine: engine.tables.beyond(states, lane, session, after, limit), long=True
+            lambda engine: engine.tables.beyond(states, lane, session, after, limit, engine.now),
+            long=True,
         )
         return [_inspection.status_of(job) for job in jobs]
 

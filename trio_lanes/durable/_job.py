@@ -25,7 +25,8 @@ class DurableJob:
     def __init__(self, store: Store, id: int) -> None:
         self.id: Final = id
         self._store = store
-        self._cause: BaseException | None = None  # what its handler raised in this process
+        self._cause: tuple[str, BaseException] | None = None
+        """What is kept of what its handler raised last in this process, and that itself."""
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.DurableJob {self.id}>"
@@ -45,7 +46,9 @@ class DurableJob:
             raise ResultGoneError(self.id)
         if ended.state is SUCCEEDED:
             return decode(ended.outcome)
-        raise _error(ended) from self._cause
+        told, cause = self._cause or ("", None)
+        # it may have been run again since, elsewhere
+        raise _error(ended) from (cause if told == ended.outcome else None)
 
     async def status(self) -> DurableStatus:
         """How it stands. A checkpoint.

@@ -62,11 +62,11 @@ class DurableLanes(Endable):
         closed = ", closed" if self._closing.is_set() else ""
         return f"<trio_lanes.durable.DurableLanes at {id(self):#x}, {running} running{closed}>"
 
-    def _failed(self, id: int, error: BaseException) -> None:
+    def _failed(self, id: int, told: str, error: BaseException) -> None:
         """Keep what a handler raised for those who hold the job here."""
         job = self._jobs.get(id)
         if job is not None:
-            job._cause = error
+            job._cause = told, error
 
     # ---- submitting
 

@@ -21,7 +21,16 @@ from ._records import (
     JobRecord,
     Opening,
 )
-from ._state import CANCELLED, DEAD, PARKED, RUNNING, WAITING, DurableState, check_transition
+from ._state import (
+    CANCELLED,
+    DEAD,
+    ENDED,
+    PARKED,
+    RUNNING,
+    WAITING,
+    DurableState,
+    check_transition,
+)
 from ._tables import Tables
 
 
@@ -197,6 +206,15 @@ class Lines:
         ]
         ends += [time for time in (due, also) if time is not None]
         return max(0.0, min(ends) - self.now) if ends else None
+
+    def is_over(self, job: JobRecord) -> bool:
+        """Whether it is to be forgotten, and only no step has been taken since."""
+        return job.state in ENDED and job.due is not None and job.due <= self.now
+
+    def known(self, id: int) -> JobRecord | None:
+        """The job, if it is not to be forgotten."""
+        job = self.tables.get(id)
+        return None if job is None or self.is_over(job) else job
 
     def running_of(self, id: int, fence: int) -> JobRecord | None:
         """The job, if that fence is still its run's."""

@@ -147,11 +147,13 @@ class MemoryTables:
         session: str | None,
         after: int,
         limit: int,
+        now: float,
     ) -> list[JobRecord]:
         jobs = [
             job
             for id, job in self._jobs.items()
             if id > after and job.state in states and _of(job, lane, session)
+            if job.state not in ENDED or _due(job) > now
         ]
         return jobs if limit < 0 else jobs[:limit]
 

@@ -315,14 +315,15 @@ class SqliteTables(SmallTables):
         session: str | None,
         after: int,
         limit: int,
+        now: float,
     ) -> list[JobRecord]:
         self._flush()
         names = [state.value for state in states]
         return self._rows.select(
             "id > ?1 AND (?2 IS NULL OR lane = ?2) AND (?3 IS NULL OR session = ?3)"
-            f" AND state IN ({', '.join(f'?{n}' for n in range(5, 5 + len(names)))})"
-            " ORDER BY id LIMIT ?4",
-            (after, lane, session, limit, *names),
+            f" AND state IN ({', '.join(f'?{n}' for n in range(6, 6 + len(names)))})"
+            f" AND (due > ?5 OR due IS NULL OR {_LIVE}) ORDER BY id LIMIT ?4",
+            (after, lane, session, limit, now, *names),
         )
 
     def in_line(self) -> Iterable[JobRecord]:

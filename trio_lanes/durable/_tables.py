@@ -74,8 +74,9 @@ class Tables(Protocol):
         session: str | None,
         after: int,
         limit: int,
+        now: float,
     ) -> list[JobRecord]:
-        """Those in one of the states whose ids are beyond ``after``, by id."""
+        """Those in one of the states with ids beyond ``after``, by id; none to be forgotten."""
 
     def in_line(self) -> Iterable[JobRecord]:
         """Every job that is not ended, by session and place."""

@@ -57,7 +57,7 @@ class Worker:
         handlers: Mapping[str, Handler],
         retry: RetryPolicy,
         capacity: int | float,
-        failed: Callable[[int, BaseException], None],
+        failed: Callable[[int, str, BaseException], None],
     ) -> None:
         self._store: Final = store
         self._handlers: Final = handlers
@@ -243,12 +243,16 @@ class Worker:
         if isinstance(error, Retry):
             delay, counts = error.after, error.counts
         elif isinstance(error, NoRetry) or not isinstance(error, policy.retry_on):
-            self._failed(run.id, error)
-            return Failed(encode_error(error))
+            return Failed(self._told(run, error))
         if counts and run.attempt >= policy.max_attempts:
-            self._failed(run.id, error)
-            return Died(encode_error(error))
+            return Died(self._told(run, error))
         return Postponed(delay, counts, policy.order == "requeue")
+
+    def _told(self, run: DurableRun, error: BaseException) -> str:
+        """What is kept of that error, which ends the job."""
+        told = encode_error(error)
+        self._failed(run.id, told, error)
+        return told
 
     # ---- ending
 
