@@ -15,6 +15,7 @@ from trio_lanes.durable import (
     DurableState,
     JobDeadError,
     MemoryStore,
+    ResultGoneError,
     RetryPolicy,
     SqliteStore,
     Store,
@@ -119,6 +120,27 @@ async def test_a_key_whose_time_is_over_is_a_new_job_though_nothing_has_happened
         await new.wait()
         assert new.id != old.id
         assert done == [1, 2]
+
+
+async def test_a_job_whose_time_is_over_is_not_known_though_nothing_has_happened_since(
+    store: Store, mock_clock: MockClock
+) -> None:
+    async def note(payload: Any) -> None:
+        pass
+
+    async with open_durable_lanes(store, {"note": note}, result_ttl=100) as lanes:
+        job = await lanes.submit("note")
+        await job.wait()
+        await lanes.wait_idle()
+        mock_clock.jump(99)
+        assert await job.wait() is None
+        assert [one.id for one in await lanes.jobs()] == [job.id]
+        mock_clock.jump(2)
+        with pytest.raises(ResultGoneError):
+            await job.wait()
+        with pytest.raises(ResultGoneError):
+            await job.status()
+        assert await lanes.jobs() == []
 
 
 # ---- what a dead job has kept
