@@ -20,6 +20,7 @@ from trio_lanes import (
     LaneClearedError,
     LaneConfig,
     LaneFullError,
+    LaneInstrument,
     LaneResetError,
     Lanes,
     LanesClosedError,
@@ -545,6 +546,24 @@ async def test_after_a_reset_a_message_whose_turn_had_not_begun_is_run_though_no
         assert lanes.reset() == 1
         await trio.sleep(10)
         assert stage.started == [["hello"]]
+        await stage.end()
+
+
+async def test_a_message_whose_job_a_hook_resets_as_it_is_submitted_is_run(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
+    class ResetsTheFirst(LaneInstrument):
+        def job_started(self, job: Job[Any]) -> None:
+            if not given_up:
+                given_up.append(job)
+                assert lanes.reset() == 1
+
+    given_up: list[Job[Any]] = []
+    async with open_lanes({"main": 1}, instruments=[ResetsTheFirst()]) as lanes:
+        Inbox(lanes, "alice", stage.handler).post("hello")
+        await wait_all_tasks_blocked()
+        assert stage.started == [["hello"]]
+        assert len(given_up) == 1
         await stage.end()
 
 

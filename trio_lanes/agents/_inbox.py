@@ -229,6 +229,7 @@ class Inbox:
         if mode is WhenBusy.INTERRUPT and self._turn is not None:
             self._turn.abort("interrupted")
         self._arrange()
+        self._look()  # a hook may have ended the successor as it was submitted
 
     def _make_room(self) -> None:
         victim = self._line.take_victim().item
