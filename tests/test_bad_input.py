@@ -89,6 +89,16 @@ async def nothing() -> None:
 # ---- options of a job
 
 
+async def test_an_option_that_a_view_has_already_is_refused_by_a_public_name() -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        views = {"lane": lanes.lane("main"), "session": lanes.session("alice")}
+        for option, view in views.items():
+            pattern = rf"^trio_lanes\.JobOptions\(\) .*'{option}'"
+            options: Any = {option: "main"}
+            with pytest.raises(TypeError, match=pattern):
+                view.submit_nowait(nothing, **options)
+
+
 @pytest.mark.parametrize("verb", ["run", "submit", "submit_nowait", "start_soon"])
 @pytest.mark.parametrize(("option", "bad"), BAD_OPTIONS, ids=repr)
 async def test_a_bad_option_is_an_error_that_names_it_and_submits_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import attrs
@@ -83,6 +84,18 @@ async def test_a_template_is_reconfigured_with_all_of_its_lanes(autojump_clock: 
         lanes.configure({"t:*": None})
         with pytest.raises(UnknownLaneError):
             lanes.lane("t:x")
+
+
+async def test_a_template_is_no_lane_and_the_error_says_so() -> None:
+    async with open_lanes({"main": 1, "t:*": 1}) as lanes:
+        calls: list[Callable[[], object]] = [
+            lambda: lanes.lane("t:*"),
+            lambda: lanes.submit_nowait(trio.sleep, 0, lane="t:*"),
+            lambda: lanes.portal().submit(trio.sleep, 0, lane="t:*"),
+        ]
+        for call in calls:
+            with pytest.raises(UnknownLaneError, match=r"^'t:\*' is a template"):
+                call()
 
 
 async def test_a_pause_of_a_template_is_of_its_lanes_that_are_alive_and_a_paused_one_of_all(

@@ -26,6 +26,8 @@ class UnknownLaneError(LaneError, LookupError):
         super().__init__(name, self.lanes)
 
     def __str__(self) -> str:
+        if self.name in self.lanes:
+            return f"{self.name!r} is a template; the name of one of its lanes is needed here"
         known = ", ".join(map(repr, self.lanes)) or "none"
         return f"there is no lane {self.name!r}; the lanes are: {known}"
 

@@ -281,6 +281,7 @@ def _as_one(**options: Any) -> dict[str, Any]:
 
 
 _as_one.__qualname__ = JobOptions.__name__  # which its `TypeError` names
+_as_one.__module__ = "trio_lanes"  # where users find that
 
 
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:

@@ -46,6 +46,8 @@ async def echo(payload: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
+        ({"store": "jobs.db"}, TypeError),
+        ({"handlers": [echo]}, TypeError),
         ({"handlers": {"echo": 1}}, TypeError),
         ({"handlers": {1: echo}}, TypeError),
         ({"handlers": {"": echo}}, ValueError),
@@ -73,9 +75,9 @@ async def echo(payload: Any) -> Any:
     ],
 )
 def test_a_bad_argument_is_refused_at_the_call(options: Any, error: type[Exception]) -> None:
-    arguments = {"handlers": {"echo": echo}} | options
+    arguments = {"store": MemoryStore(), "handlers": {"echo": echo}} | options
     with pytest.raises(error):
-        open_durable_lanes(MemoryStore(), **arguments)
+        open_durable_lanes(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,8 @@ async def test_a_bad_submission_is_refused_and_nothing_is_accepted(
     ],
 )
 def test_a_bad_retry_policy_is_refused(options: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
+    (field,) = options
+    with pytest.raises(error, match=f"^{field} "):  # a sentence, which begins with it
         RetryPolicy(**options)
 
 

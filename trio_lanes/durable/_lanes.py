@@ -158,7 +158,9 @@ class DurableLanes(Endable):
         delay = _check.finite_seconds("delay", delay)
         if run_at is not None:
             if delay:
-                raise ValueError(f"delay and run_at exclude each other, got {delay!r} and run_at")
+                raise ValueError(
+                    f"delay and run_at exclude each other, got {delay!r} and {run_at!r}"
+                )
             delay = max(0.0, _check.finite_seconds("run_at", run_at) - time.time())
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise TypeError(f"retry must be a RetryPolicy or None, not {retry!r}")

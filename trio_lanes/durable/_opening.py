@@ -82,6 +82,10 @@ def open_durable_lanes(
         `StoreVersionError` and `StoreUnavailableError` say why.
     """
     configs = lane_configs(lanes, groups)
+    if not callable(getattr(store, "enqueue", None)):
+        raise TypeError(f"store must be a Store, such as SqliteStore(path), not {store!r}")
+    if not isinstance(handlers, Mapping):
+        raise TypeError(f"handlers must be a mapping of names to functions, not {handlers!r}")
     for name, handler in handlers.items():
         text("a handler's name", name)
         if not callable(handler):

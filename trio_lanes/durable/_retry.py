@@ -51,6 +51,11 @@ def _jitter(instance: object, attribute: Any, value: Any) -> None:
         raise ValueError(f"jitter must be a share from 0 to 1, got {value!r}")
 
 
+def _order(instance: object, attribute: Any, value: Any) -> None:
+    if value not in ("keep", "requeue"):
+        raise ValueError(f"order must be 'keep' or 'requeue', not {value!r}")
+
+
 def _types(instance: object, attribute: Any, value: Any) -> None:
     for one in value if isinstance(value, tuple) else (value,):
         if not isinstance(one, type) or not issubclass(one, Exception):
@@ -76,9 +81,7 @@ class RetryPolicy:
     )
     """What is tried again; anything else fails the job at once. A `JobTimeoutError` is one of
     the things that a job may fail with."""
-    order: Literal["keep", "requeue"] = attrs.field(
-        default="keep", validator=attrs.validators.in_(("keep", "requeue"))
-    )
+    order: Literal["keep", "requeue"] = attrs.field(default="keep", validator=_order)
     """Between attempts the job keeps its place and blocks its session; or leaves it, and goes to
     its tail when it is due."""
 
