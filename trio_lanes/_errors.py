@@ -13,7 +13,7 @@ class LaneError(Exception):
 
 
 class UnknownLaneError(LaneError, LookupError):
-    """A lane was named that is neither configured nor matched by a template.
+    """A lane was named that is neither configured nor matched by a template, or a template was.
 
     Attributes:
       name: the name that was asked for.

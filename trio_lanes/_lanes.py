@@ -146,7 +146,7 @@ class Lanes(Submitter):
     # ---- looking
 
     def lane(self, name: str) -> Lane:
-        """The global lane of that name."""
+        """The global lane of that name: neither a session's, see `session`, nor a template."""
         resolved = resolve_global_lane(name)
         if self._scheduler.find_lane(resolved) is None:
             raise UnknownLaneError(resolved, self._scheduler.plan.lanes)

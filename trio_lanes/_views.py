@@ -70,7 +70,7 @@ class Lane(Submitter):
 
     @property
     def config(self) -> LaneConfig:
-        """Its configuration, with the concurrency that it has now."""
+        """Its configuration, with the concurrency that it has now; a shared limiter has its own."""
         return self._actor.config
 
     @property

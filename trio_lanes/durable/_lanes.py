@@ -44,8 +44,9 @@ class DurableLanes(Endable):
     """Lanes whose jobs are kept in a store. Only `open_durable_lanes` makes one.
 
     Wherever a ``name`` is taken it is that of a global lane, or of a session if it begins with
-    ``session:``. Every method is a checkpoint, and raises `StoreUnavailableError`, having changed
-    nothing, when the store cannot do it now. One that is cancelled ends first what it has begun.
+    ``session:``. Every async method is a checkpoint; those that ask the store raise
+    `StoreUnavailableError`, having changed nothing, when it cannot do that now, and end first what
+    they have begun when they are cancelled.
     """
 
     def __init__(self, store: Store, handlers: Mapping[str, Handler], grace: float) -> None:
@@ -100,6 +101,7 @@ class DurableLanes(Endable):
           retry: this job's own policy; which exceptions are retried is always the worker's.
 
         Raises:
+          TypeError, ValueError: for a bad argument; also for a ``retry`` with ``retry_on``.
           PayloadError: if the payload is no JSON, or larger than the store's ``max_payload``.
           UnknownHandlerError: if this instance has handlers, but none of that name.
           UnknownLaneError, LaneFullError: if the lane is not there, or has no room.
