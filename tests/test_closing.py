@@ -365,6 +365,25 @@ async def test_drain_inside_a_job_leaves_out_that_job_and_those_that_wait_for_it
         assert trio.current_time() == 5
 
 
+async def test_drain_inside_a_job_gives_up_who_waits_for_that_job_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    async def drains() -> DrainReport:
+        return await lanes.drain(grace=1, cancel_grace=5)
+
+    async def shielded(patience: float) -> None:
+        with trio.move_on_after(patience, shield=True):
+            await job.wait_done()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(100)
+
+    async with open_lanes({"main": 3}) as lanes:
+        job = lanes.submit_nowait(drains)
+        for patience in (0, 3):
+            lanes.submit_nowait(shielded, patience)
+        assert await job.wait() == DrainReport(finished=0, cancelled=0, abandoned=2)
+
+
 async def test_a_drain_of_nothing_is_a_checkpoint_and_reports_nothing(
     autojump_clock: MockClock,
 ) -> None:

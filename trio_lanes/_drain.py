@@ -56,11 +56,13 @@ async def drain(
         running = _running(scheduler)
         for job in running:
             job.cancel(reason)
+        left: dict[AnyJob, None] = {}  # also those that do not wait for this job any more
         with trio.move_on_after(cancel_grace) as in_time:
             await wait_until(scheduler, None, idle=True)
         if in_time.cancelled_caught:
-            abandoned = give_up(scheduler, _running(scheduler))
-        cancelled += sum(job.state is CANCELLED for job in running) - abandoned
+            left = dict.fromkeys(_running(scheduler))
+            abandoned = give_up(scheduler, left)
+        cancelled += sum(job.state is CANCELLED for job in running if job not in left)
     return DrainReport(scheduler.finished - before, cancelled, abandoned)
 
 
