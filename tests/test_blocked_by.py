@@ -446,3 +446,21 @@ async def test_a_job_that_is_being_readmitted_waits_for_what_a_head_waits_for(
         await trio.sleep(45)
         assert first.blocked_by() == (Blocker("rate", "main", until=60.0),)
         lanes.reset()
+
+
+async def test_an_instrument_may_ask_when_the_group_is_just_starting_jobs(
+    autojump_clock: MockClock,
+) -> None:
+    seen: list[tuple[Blocker, ...]] = []
+
+    class Asks:
+        def job_started(self, job: Job[Any]) -> None:
+            seen.append(waiting.blocked_by())
+
+    groups = {"key": LaneGroup(["main", "cron"])}
+    async with open_lanes({"main": 1, "cron": 1}, groups=groups, instruments=[Asks()]) as lanes:
+        lanes.pause("main")
+        waiting = lanes.submit_nowait(trio.sleep, 1)
+        lanes.submit_nowait(trio.sleep, 1, lane="cron")
+        lanes.resume("main")
+    assert seen == [(Blocker("pause", "main"),), ()]

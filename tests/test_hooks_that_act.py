@@ -150,6 +150,27 @@ async def test_a_hook_may_reset_the_very_job_whose_failure_has_just_ended_everyt
     assert (statistics.waiting, statistics.active, statistics.abandoned) == (0, 0, 0)
 
 
+async def test_a_hook_may_reset_the_very_job_that_is_just_being_reset(
+    autojump_clock: MockClock,
+) -> None:
+    given_up: list[int] = []
+
+    async def runs_another() -> None:
+        await lanes.run(trio.sleep, 1, lane="cron")
+
+    # It is told of that other job, which is withdrawn as soon as the first one is cancelled.
+    instrument = at_first("job_finished", lambda: given_up.append(lanes.reset()))
+    async with open_lanes({"main": 1, "cron": 0}, instruments=[instrument]) as lanes:
+        job = lanes.submit_nowait(runs_another)
+        await trio.sleep(1)
+        given_up.append(lanes.reset())
+        assert job.state is JobState.CANCELLED
+        await lanes.run(trio.sleep, 1)
+        statistics = lanes.statistics()
+    assert given_up == [1, 0]
+    assert (statistics.waiting, statistics.active, statistics.abandoned) == (0, 0, 0)
+
+
 class ByChance:
     """Lanes in which hooks, and whoever uses them, do anything at any time."""
 

@@ -105,8 +105,8 @@ def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = Non
         given_up = 0
         for job in jobs:
             if job._state is RUNNING:
-                scheduler.abandon(job, LaneResetError(job.lane if name is None else name))
-                given_up += 1
+                error = LaneResetError(job.lane if name is None else name)
+                given_up += scheduler.abandon(job, error)
     return given_up
 
 

@@ -86,8 +86,10 @@ class Group:
     def waits_for_charge(self, now: float) -> AnyJob | None:
         """The head that waits for the rate of the group, and that nobody overtakes."""
         lane = self._best()
-        head = None if lane is None else lane.line.best()
-        return head if head is not None and self.rates.ready_at(head._costs, now) > now else None
+        if lane is None or not lane.line:  # its last one is just being started
+            return None
+        head = lane.line.best()
+        return head if self.rates.ready_at(head._costs, now) > now else None
 
     def offer(self, lane: LaneActor) -> None:
         """Know what ``lane`` has to offer now: its head, or nothing."""

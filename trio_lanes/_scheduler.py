@@ -369,16 +369,22 @@ class Scheduler(LaneTable):
         if scope is not None:
             scope.cancel(error.reason)
 
-    def abandon(self, job: AnyJob, error: JobCancelledError) -> None:
-        """Cancel ``job``, which runs, and settle it now: what its body still does is its own."""
+    def abandon(self, job: AnyJob, error: JobCancelledError) -> bool:
+        """Cancel ``job``, which runs, and settle it now: what its body still does is its own.
+
+        False if a hook, which was told of what that withdrew, has done so before.
+        """
         begun = job._task is not None  # else it never will
         job._interruption = None
         self.interrupt(job, error)
+        if job._state is not RUNNING:
+            return False
         if begun:
             self.abandoned += 1
         else:
             self.overdue.ended(job)
         self._end(job, CANCELLED, None, error)
+        return True
 
     def cancel(self, job: AnyJob, reason: str | None) -> bool:
         """`Job.cancel`."""
