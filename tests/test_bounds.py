@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from trio_lanes import (
     Job,
     JobState,
     LaneConfig,
+    LaneDeadlockError,
     LaneFullError,
     Lanes,
     LanesClosedError,
@@ -719,6 +721,67 @@ async def test_a_job_with_a_delay_is_let_in_when_there_is_room(autojump_clock: M
         await wait_all_tasks_blocked()
         assert lanes.lane("main").waiting == 1
     assert track.start_times == {"runs": 0.0, "late": 2.5}
+
+
+@pytest.mark.parametrize("queue_timeout", [math.inf, 0])
+@pytest.mark.parametrize("session", [None, "alice"])
+async def test_a_job_that_is_not_due_needs_room_though_it_would_find_a_slot(
+    autojump_clock: MockClock, session: str | None, queue_timeout: float
+) -> None:
+    track = Track()
+    options: Any = {"session": session, "delay": 5, "queue_timeout": queue_timeout}
+    async with open_lanes({"main": bounded(2, 1)}) as lanes, trio.open_nursery() as nursery:
+        lanes.submit_nowait(track.sleep, "late", **options)
+        with pytest.raises(LaneFullError):
+            lanes.submit_nowait(track.sleep, "refused", **options)
+        nursery.start_soon(partial(lanes.submit, track.sleep, "later", **options))
+        await wait_all_tasks_blocked()
+        assert lanes.lane("main").waiting == 1
+        lanes.submit_nowait(track.sleep, "at once", session=session)
+    assert track.start_times == {"at once": 0.0, "late": 5.0, "later": 10.0}
+
+
+@pytest.mark.parametrize("session", [None, "alice"])
+async def test_who_would_start_at_once_passes_those_in_line_for_room_that_are_not_due(
+    autojump_clock: MockClock, session: str | None
+) -> None:
+    track = Track()
+    async with open_lanes({"main": bounded(1, 1)}) as lanes, trio.open_nursery() as nursery:
+        lanes.submit_nowait(track.sleep, "running")
+        lanes.submit_nowait(track.sleep, "late", delay=5)
+        jobs = await submit_in_turn(lanes, nursery, track, "later", delay=5, session=session)
+        jobs |= await submit_in_turn(lanes, nursery, track, "now", session=session)
+        assert not jobs
+    assert track.start_times == {"running": 0.0, "now": 1.0, "late": 5.0, "later": 10.0}
+
+
+async def test_a_job_that_is_not_due_asks_for_no_token_of_a_shared_limiter_while_it_wants_room(
+    autojump_clock: MockClock,
+) -> None:
+    limiter, track = trio.CapacityLimiter(1), Track()
+    config = LaneConfig(limiter=limiter, max_waiting=1)
+    async with open_lanes({"main": config}) as lanes, trio.open_nursery() as nursery:
+        lanes.submit_nowait(track.sleep, "late", delay=5)
+        async with limiter:
+            assert not await submit_in_turn(lanes, nursery, track, "later", delay=5)
+            assert limiter.statistics().tasks_waiting == 0
+    assert track.start_times == {"late": 5.0, "later": 10.0}
+
+
+@pytest.mark.parametrize("session", [None, "bob"])
+@pytest.mark.parametrize("max_waiting", [0, 1])
+async def test_room_for_a_job_that_is_not_due_that_could_never_come_is_a_deadlock(
+    autojump_clock: MockClock, session: str | None, max_waiting: int
+) -> None:
+    async def outer() -> None:
+        with pytest.raises(LaneDeadlockError, match="room in lane 'main'"):
+            await lanes.run(trio.sleep, 0, delay=1, session=session)
+
+    async with open_lanes({"main": bounded(2, max_waiting)}) as lanes:
+        job = lanes.submit_nowait(outer, session="alice")
+        if max_waiting:
+            lanes.submit_nowait(trio.sleep, 0, session="alice")  # until `outer` has ended
+        await job.wait()
 
 
 async def test_many_of_one_session_who_wait_for_room_are_let_in_without_looking_at_each_of_them(

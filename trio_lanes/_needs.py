@@ -293,11 +293,12 @@ def _room(entrant: Entrant) -> _Need:
     if entrant.actor is lane or not (lane.has_room and may_wait):
         keys += slot_of(lane)
         # Without a session that is enough: all who stand in the line of the lane can start then.
-        if session is not None:
+        if session is not None or job._options.delay:
             ways: list[Key] = []
             if may_wait:
                 ways.append((_fewer, (lane, entrant)))
-            ways.append((_turn, (session, job)))  # what starts at once needs no room
+            if session is not None and not job._options.delay:
+                ways.append((_turn, (session, job)))  # what starts at once needs no room
             keys.append((_any, tuple(ways)))
     return _all(tuple(keys))
 

@@ -5,8 +5,9 @@ so it is let into a full lane as well. Whoever waits for room stands in the line
 first, while that is full, and then in that of the global lane; there it has its room in the
 session already. Lines are looked at when a transition has settled, and one is let in at a time,
 so that it is known what would start at once. Whoever is held up by nothing but its own session,
-which is busy or paused, is passed over in the line of its global lane. Tasks, which wait, stand in
-the same lines as threads, which are told.
+which is busy or paused, is passed over in the line of its global lane; and so is a job with a
+delay, by those who would start at once, as it never would. Tasks, which wait, stand in the same
+lines as threads, which are told.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ class Lines:
     def no_room_for(self, job: AnyJob) -> Actor | None:
         """The lane without room for ``job``, or where others wait for room before it."""
         scheduler, lane = self._scheduler, job._lane
-        # What cannot wait needs no room for that.
-        if not (lane.bounded or scheduler.bounded_sessions) or not job._options.queue_timeout:
+        if not (lane.bounded or scheduler.bounded_sessions):
             return None
+        options = job._options
+        if not (options.queue_timeout or options.delay):
+            return None  # what cannot wait needs no room for that
         session = None if job.session is None else scheduler.session_lane(job.session)
         return _in_the_way(job, lane, session, settled=not scheduler.serving)
 
@@ -251,8 +254,8 @@ def _first_to_enter(lane: LaneActor) -> Entrant | None:
             return entrant
         if has_room and (session is None or session.has_room):
             return entrant
-        if not has_room and _lets_start(job, session):  # then its lane does not
-            return None
+        if not (has_room or job._options.delay) and _lets_start(job, session):
+            return None  # its lane does not
     return None
 
 
@@ -260,6 +263,8 @@ def _look_out(lane: LaneActor) -> None:
     """Have the first looked at again when it may enter, where nobody but a clock will say so."""
     if lane.may_start_newcomers:
         for entrant in _not_held(lane):
+            if entrant.job._options.delay:
+                continue  # it waits for nothing but room
             if _lets_start(entrant.job, entrant.session):
                 lane.look_out_for(entrant.job)
                 return
@@ -293,7 +298,7 @@ def _is_held(session: SessionActor | None) -> bool:
 
 
 def _starts_at_once(job: AnyJob, session: SessionActor | None) -> bool:
-    return job._lane.starts_at_once(job) and _lets_start(job, session)
+    return not job._options.delay and job._lane.starts_at_once(job) and _lets_start(job, session)
 
 
 def _lets_start(job: AnyJob, session: SessionActor | None) -> bool:
