@@ -118,6 +118,13 @@ class Terminal:
         while self.echoes_lines():  # noqa: ASYNC110 # nobody tells how a terminal is set
             await trio.sleep(0.01)
 
+    async def hang_up(self) -> None:
+        """Have nobody behind the terminal any more."""
+        await self._stream.aclose()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, self._master)
+        os.close(nothing)
+
     def echoes_lines(self) -> bool:
         """Whether the terminal is as a shell wants it, and not as a prompt does."""
         flags: int = termios.tcgetattr(self._master)[3]
@@ -125,7 +132,9 @@ class Terminal:
 
 
 @asynccontextmanager
-async def open_chat_in_terminal(*options: str) -> AsyncIterator[Terminal]:
+async def open_chat_in_terminal(
+    *options: str, term: str = "xterm-256color"
+) -> AsyncIterator[Terminal]:
     master, slave = pty.openpty()
     try:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
@@ -137,7 +146,7 @@ async def open_chat_in_terminal(*options: str) -> AsyncIterator[Terminal]:
             start_new_session=True,
             cwd=ROOT,
             # there is nobody behind this terminal who could answer where its cursor is
-            env={**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**os.environ, "TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"},
         )
     finally:
         os.close(slave)
@@ -416,6 +425,19 @@ async def test_a_signal_from_outside_ends_the_prompt_as_well() -> None:
         await terminal.output.until("draining: 0 running, 0 waiting")
         assert await terminal.exit_code() == 0
         assert terminal.echoes_lines()
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+async def test_where_a_hangup_reads_limits_a_terminal_that_goes_away_is_the_end_of_input(
+    tmp_path: Path, term: str
+) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text("[at_once]\nmain = 1")
+    async with open_chat_in_terminal("--limits", str(file), term=term) as terminal:
+        await terminal.type("/why\r")
+        await terminal.output.until("nothing runs or waits in me")
+        await terminal.hang_up()
+        assert await terminal.process.wait() == 0
 
 
 async def test_a_crowd_in_a_terminal_is_shown_live_and_checked() -> None:

@@ -48,7 +48,7 @@ class StreamLines:
                 self._buffer.clear()
             # `os.read`, because a thread that is abandoned inside `sys.stdin.readline` holds a
             # lock that the interpreter wants when it ends.
-            data = await trio.to_thread.run_sync(os.read, self._fd, 65536, abandon_on_cancel=True)
+            data = await trio.to_thread.run_sync(_read, self._fd, abandon_on_cancel=True)
             self._buffer += data
             self._ended = not data
         if end < 0 and not self._buffer and not too_long:
@@ -114,7 +114,7 @@ class PromptLines:
         try:
             line = self._session.prompt(prompt, pre_run=self._begin)
             return line.encode(errors="replace").decode()  # no halves of bad UTF-8
-        except EOFError:
+        except (EOFError, OSError):  # or the terminal is gone
             return None
         except KeyboardInterrupt:
             return KeyboardInterrupt
@@ -215,9 +215,16 @@ def plain_screen(write: Callable[[str], None] | None = None) -> Screen:
     return Screen(write, width=width, colors="NO_COLOR" not in os.environ)
 
 
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # the terminal is gone
+        return b""
+
+
 def _write(line: str) -> None:
     try:
         print(line, flush=True)
-    except BrokenPipeError:  # nobody reads any more: as good as a Ctrl-C
+    except OSError:  # nobody reads any more, or the terminal is gone: as good as a Ctrl-C
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         signal.raise_signal(signal.SIGTERM)
