@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 from trio_lanes import (
     Job,
+    JobCancelledError,
     JobState,
     LaneConfig,
     LaneFullError,
@@ -169,6 +170,38 @@ async def test_a_hook_may_reset_the_very_job_that_is_just_being_reset(
         statistics = lanes.statistics()
     assert given_up == [1, 0]
     assert (statistics.waiting, statistics.active, statistics.abandoned) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"delay": 1}, {"warn_after": 1}, {"queue_timeout": 1}], ids=str
+)
+async def test_a_hook_of_trio_may_cancel_a_job_that_is_just_being_submitted(
+    autojump_clock: MockClock, options: dict[str, Any]
+) -> None:
+    class Cancels(trio.abc.Instrument):
+        def task_spawned(self, task: trio.lowlevel.Task) -> None:
+            for job in lanes.jobs():
+                if job.name == "cancelled":
+                    job.cancel()
+
+    warned: list[float] = []
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 0.5)
+        await trio.sleep(0)
+        trio.lowlevel.add_instrument(instrument := Cancels())
+        job = lanes.submit_nowait(
+            trio.sleep,
+            1,
+            name="cancelled",
+            on_wait=lambda _, waited: warned.append(waited),
+            **options,
+        )
+        trio.lowlevel.remove_instrument(instrument)
+        assert type(job.exception) is JobCancelledError
+        await trio.sleep(5)
+        await lanes.run(trio.sleep, 0)
+    assert not warned
+    assert job.state is JobState.CANCELLED
 
 
 class ByChance:

@@ -370,6 +370,14 @@ class Job(Generic[T_co]):
 AnyJob: TypeAlias = Job[Any]
 
 
+def keep_timer(job: AnyJob, timer: Timer) -> None:
+    """Have ``timer``, which has just been set, cancelled when ``job`` waits no more."""
+    if job._state is WAITING:
+        job._timers = [*(job._timers or ()), timer]
+    else:  # one of Trio's hooks was told of the task in which timers sleep, and has acted
+        timer.cancel()
+
+
 def make_job(
     keeper: Keeper,
     name: str,

@@ -24,7 +24,7 @@ from ._crew import Crew
 from ._current import job_here, jobs_by_task
 from ._errors import JobCancelledError, QueueTimeoutError
 from ._instrument import Hooks
-from ._job import AnyJob
+from ._job import AnyJob, keep_timer
 from ._lane import LaneActor
 from ._lane_table import LaneTable
 from ._overdue import Overdue
@@ -153,8 +153,7 @@ class Scheduler(LaneTable):
         return job._lane.delayed.pop(job.id, None) is not None
 
     def _set_timer(self, job: AnyJob, delay: float, call: Callable[[AnyJob], None]) -> None:
-        timer = self.timers.call_at(self.now + delay, partial(call, job))
-        job._timers = [*(job._timers or ()), timer]
+        keep_timer(job, self.timers.call_at(self.now + delay, partial(call, job)))
 
     def _out_of_time(self, job: AnyJob) -> None:
         if job._state is WAITING and job.id not in job._lane.delayed:

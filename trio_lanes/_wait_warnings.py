@@ -15,7 +15,7 @@ from typing import Final, final
 import trio
 
 from ._instrument import Hooks
-from ._job import AnyJob
+from ._job import AnyJob, keep_timer
 from ._lane import LaneActor
 from ._state import WAITING
 from ._timers import Timers
@@ -53,8 +53,7 @@ class WaitWarnings:
 
     def _at(self, when: float, call: Callable[[], None], job: AnyJob) -> None:
         if when != float("inf"):
-            timer = self._timers.call_at(when, call)
-            job._timers = [*(job._timers or ()), timer]
+            keep_timer(job, self._timers.call_at(when, call))
 
     def _too_long(self, job: AnyJob) -> None:
         waited = trio.current_time() - job._waiting_since
