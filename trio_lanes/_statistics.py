@@ -23,7 +23,7 @@ class LaneStatistics:
     waiting_in_lane: int
     """Of these: those that stand in its own line."""
     waiting_in_sessions: int
-    """Of these: those that are still in their sessions."""
+    """Of these: the others, which are still in their sessions, or not due yet."""
     active: int
     """Jobs that run, also those that have lent their slots."""
     concurrency: int | float
