@@ -187,7 +187,7 @@ async def test_a_hook_of_trio_may_cancel_a_job_that_is_just_being_submitted(
     warned: list[float] = []
     async with open_lanes({"main": 1}) as lanes:
         lanes.start_soon(trio.sleep, 0.5)
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         trio.lowlevel.add_instrument(instrument := Cancels())
         job = lanes.submit_nowait(
             trio.sleep,
