@@ -106,6 +106,9 @@ class AcceptStories:
     @story
     async def test_a_lane_that_is_full_accepts_nothing(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": LaneConfig(max_waiting=2, paused=True)}) as lanes:
+            with bench.raises(LaneFullError):
+                await lanes.submit_many([Submission(name="echo", payload=n) for n in range(3)])
+            assert (await lanes.statistics()).waiting == 0
             await lanes.submit("echo", 1, delay=5)
             await lanes.submit("echo", 2)
             with bench.raises(LaneFullError):

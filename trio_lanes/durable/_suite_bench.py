@@ -105,14 +105,14 @@ class Bench:
             self._clock.jump(seconds)
         await self.settle(lanes)
 
-    async def lease_over(self) -> None:
-        """Let leases of the dead end, where there are leases."""
+    async def lease_over(self, share: float = 1.1) -> None:
+        """Let leases of the dead end, or a share of them, where there are leases."""
         store = self.store()
         if store.leased and self._clock is None:
-            await trio.sleep(LEASE * 1.1)
+            await trio.sleep(LEASE * share)
         elif store.leased:
             assert self._clock is not None
-            self._clock.jump(LEASE * 1.1)
+            self._clock.jump(LEASE * share)
 
     @asynccontextmanager
     async def doomed(self, *submissions: Submission, **options: Any) -> AsyncIterator[list[Claim]]:

@@ -8,7 +8,7 @@ from .._errors import JobCancelledError
 from ._errors import JobDeadError
 from ._records import Finish, Postponed, Released, Submission, Succeeded
 from ._state import DurableState
-from ._suite_bench import Bench, opening, story
+from ._suite_bench import Bench, checked, opening, story
 
 
 class CrashStories:
@@ -80,6 +80,57 @@ class CrashStories:
             ended = await store.wait(new.id)
             assert ended is not None
             assert ended.outcome == "2"
+            await store.leave()
+
+    @story
+    async def test_whose_lease_is_over_does_nothing_until_it_has_joined_again(
+        self, bench: Bench
+    ) -> None:
+        store = bench.store()
+        if not store.leased:
+            return
+        async with store.open(opening(max_crashes=1)):
+            await store.join()
+            one, two = (checked(Submission(name="echo", payload=n)) for n in range(2))
+            (id,) = await store.enqueue([one])
+            (old,) = (await store.step([], 1)).claims
+            (waiting,) = await store.enqueue([two])
+            await bench.lease_over()
+            assert not await store.beat()
+            step = await store.step([Finish(id, old.fence, Succeeded("1"))], 1)
+            assert (step.claims, step.stale) == ((), (old.fence,))
+            assert not await store.checkpoint(id, old.fence, "1")
+            assert not await store.lend_slot(id, old.fence)
+            assert await store.regain_slot(id, old.fence) is None
+            await store.join([(id, old.fence)])
+            assert await store.beat()
+            new = (await store.step([], 2)).claims
+            assert [(claim.id, claim.crashes, claim.checkpoint) for claim in new] == [
+                (id, 0, None),
+                (waiting, 0, None),
+            ]
+            await store.step([Finish(claim.id, claim.fence, Released()) for claim in new], 0)
+            await store.leave()
+
+    @story
+    async def test_every_heartbeat_gives_back_what_the_dead_held(self, bench: Bench) -> None:
+        store, dead = bench.store(), bench.store()
+        if not store.leased:
+            return
+        async with store.open(opening()):
+            async with dead.open(opening()):
+                await dead.join()
+                (id,) = await dead.enqueue([checked(Submission(name="echo", payload="x"))])
+                assert (await dead.step([], 1)).claims
+            await bench.lease_over(0.6)
+            await store.join()
+            await bench.lease_over(0.6)
+            assert (await store.step([], 1)).claims == ()
+            assert await store.beat()
+            (claim,) = (await store.step([], 1)).claims
+            assert (claim.id, claim.crashes) == (id, 1)
+            assert len(await store.instances()) == 1
+            await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
             await store.leave()
 
     @story
