@@ -21,6 +21,7 @@ from trio_lanes import (
     LaneFullError,
     LaneGroup,
     LaneInstrument,
+    LaneResetError,
     Lanes,
     RateLimit,
     open_lanes,
@@ -202,6 +203,34 @@ async def test_a_hook_of_trio_may_cancel_a_job_that_is_just_being_submitted(
         await lanes.run(trio.sleep, 0)
     assert not warned
     assert job.state is JobState.CANCELLED
+
+
+async def test_a_hook_of_trio_may_reset_a_job_whose_start_was_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    class Resets(trio.abc.Instrument):
+        def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+            if task is waiter:
+                given_up.append(lanes.reset())
+
+    started: list[str] = []
+    given_up: list[int] = []
+
+    class Listens:
+        def job_started(self, job: Job[None]) -> None:
+            started.append(job.name)
+
+    waiter = trio.lowlevel.current_task()
+    async with open_lanes({"main": 1}, instruments=[Listens()]) as lanes:
+        lanes.start_soon(trio.sleep, 1, name="first")
+        job = lanes.submit_nowait(trio.sleep, 1, name="second")
+        trio.lowlevel.add_instrument(instrument := Resets())
+        await job.wait_started()
+        trio.lowlevel.remove_instrument(instrument)
+        assert type(job.exception) is LaneResetError
+        assert given_up == [1]
+        await lanes.run(trio.sleep, 1, name="third")
+    assert started == ["first", "second", "third"]
 
 
 class ByChance:

@@ -221,13 +221,13 @@ class Scheduler(LaneTable):
         if session is not None:
             session.started(job)
         self._leave_line(job)
-        if job._waiters:
-            wake(job)
         if self.hooks.job_overdue and job._options.limits_run:
             self.overdue.expect(job)
         if self.hooks.job_started:
             self.hooks.call_in_context(self.hooks.job_started, job)
         self._crew.grant(job)
+        if job._waiters:  # last: one of Trio's hooks that is told of who is woken may reset it
+            wake(job)
 
     def _leave_line(self, job: AnyJob) -> None:
         lane, session = job._lane, job._session_lane
