@@ -195,7 +195,8 @@ class Lanes(Submitter):
         A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration,
         a new name is a new lane, None removes one, and what is not named stays as it is; groups, if
         given, replace all groups. Then everything that can start starts. Running jobs are not
-        touched, and what rate limits remember stays. Not a checkpoint.
+        touched, and what rate limits remember stays; but one that is given another algorithm
+        begins anew. Not a checkpoint.
 
         Raises:
           TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
