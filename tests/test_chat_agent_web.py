@@ -241,6 +241,32 @@ async def test_a_message_that_is_too_long_ends_that_connection_alone() -> None:
         assert await reply_to(other, "/why") == "nothing runs or waits in me"
 
 
+async def test_a_client_at_which_the_server_fails_ends_no_turn_and_others_connect_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    too_early = (  # something right behind the request, which was not accepted yet
+        "GET /socket HTTP/1.1\r\nHost: {0}\r\nOrigin: http://{0}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        "Sec-WebSocket-Version: 13\r\n\r\nx"
+    )
+    async with open_server() as url:
+        place = url.removeprefix("http://").rstrip("/")
+        async with open_socket(url) as socket:
+            await say(socket, "me", "slow 600")
+            await facts_until(socket, lambda fact: fact.get("running"))
+            host, port = place.split(":")
+            async with await trio.open_tcp_stream(host, int(port)) as client:
+                await client.send_all(too_early.format(place).encode())
+                with pytest.raises((WebSocketDisconnect, HTTPXWSException)):
+                    while True:
+                        await socket.receive_text()
+        async with open_socket(url) as socket:
+            assert (await reply_to(socket, "/why")).endswith("runs")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "the server has failed, and begins anew"
+    ]
+
+
 async def test_text_that_utf_8_cannot_hold_is_a_message_like_any_other() -> None:
     async with open_server() as url, open_socket(url) as socket:
         await socket.send_text('{"session": "me", "line": "half \\ud83d"}')

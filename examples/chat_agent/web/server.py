@@ -11,6 +11,7 @@ what it changes, all of them are told.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import socket
 from collections.abc import Callable
@@ -43,6 +44,8 @@ from ..shutdown import run_with_lanes
 from ..tools import bundled_tools
 from .board import Board
 from .feed import FRAME_SECONDS, Fact, Feed, view
+
+logger: Final = logging.getLogger(__name__)
 
 HOSTS: Final = ("127.0.0.1", "localhost")
 MAX_MESSAGE: Final = 8 * MAX_LINE  # bytes
@@ -222,21 +225,30 @@ async def serve(
 ) -> None:
     """Serve on `listener`, which then belongs to the server; `started` gets the URL.
 
-    Cancel it to end it.
+    Cancel it to end it. On Trio hypercorn ends as a whole at what it did not expect of one client,
+    such as a WebSocket that talks before it was accepted. Turns must not end for that, so the
+    server begins anew, and the pages that it has lost connect again.
     """
     url = "http://{}:{}/".format(*listener.getsockname())
     config = hypercorn.Config()
-    config.bind = [f"fd://{listener.detach()}"]
     config.graceful_timeout = 0.1
     config.keep_alive_timeout = IDLE_SECONDS
     config.errorlog = None
     config.websocket_max_message_size = MAX_MESSAGE
     config.websocket_ping_interval = 20.0
-    async with trio.open_nursery() as nursery:
-        await nursery.start(
-            partial(hypercorn.trio.serve, page.app(), config, mode="asgi")  # type: ignore[arg-type]
-        )
-        task_status.started(url)
+    with listener:
+        while True:
+            config.bind = [f"fd://{listener.dup().detach()}"]
+            try:
+                async with trio.open_nursery() as nursery:
+                    serving = partial(hypercorn.trio.serve, page.app(), config, mode="asgi")  # type: ignore[arg-type]
+                    await nursery.start(serving)
+                    task_status.started(url)
+                    task_status = trio.TASK_STATUS_IGNORED
+            except* Exception:
+                if task_status is not trio.TASK_STATUS_IGNORED:
+                    raise  # it has not begun at all
+                logger.exception("the server has failed, and begins anew")
 
 
 async def run_web(
