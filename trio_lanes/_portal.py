@@ -50,7 +50,8 @@ class LanesPortal:
     Submissions of one thread keep their order. A job runs in a copy of the context of the thread
     that submitted it. It is submitted from outside: it has no parent, even if the thread was
     started by a job. In such a thread, `trio.from_thread.run` with `Lanes.run` is the better
-    choice, since cancelling the job reaches it there, and a deadlock is found.
+    choice, since cancelling the job reaches it there, and a deadlock is found, unless the thread
+    was started with ``abandon_on_cancel``.
 
     All methods raise, at the call and with nothing changed:
 
