@@ -1,5 +1,7 @@
 """What comes too late, too deep, or after the end; each of these has lost or repeated work once."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.programs import PATIENCE
 from trio_lanes import LanesClosedError
 from trio_lanes.durable import (
+    CheckReport,
     DurableJobError,
     DurableLanes,
     DurableState,
@@ -24,6 +27,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable._engine import FORGET_AT_ONCE
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -141,6 +145,32 @@ async def test_a_job_whose_time_is_over_is_not_known_though_nothing_has_happened
         with pytest.raises(ResultGoneError):
             await job.status()
         assert await lanes.jobs() == []
+
+
+async def test_jobs_whose_time_is_over_leave_the_store_with_the_steps_that_follow(
+    store: Store, mock_clock: MockClock
+) -> None:
+    async def note(payload: Any) -> None:
+        pass
+
+    def kept() -> int:
+        if isinstance(store, MemoryStore):
+            return len(store._tables._jobs)
+        with closing(sqlite3.connect(store._path)) as connection:
+            return int(connection.execute("SELECT count(*) FROM jobs").fetchone()[0])
+
+    assert isinstance(store, MemoryStore | SqliteStore)
+    async with open_durable_lanes(store, {"note": note}, result_ttl=100) as lanes:
+        many = [Submission(name="note") for _ in range(FORGET_AT_ONCE + 1)]
+        for job in await lanes.submit_many(many):
+            await job.wait()
+        mock_clock.jump(101)
+        assert kept() == FORGET_AT_ONCE + 1
+        for left in (1, 0):
+            await (await lanes.submit("note")).wait()
+            await lanes.wait_idle()
+            assert kept() <= left + 2
+        assert await lanes.check() == CheckReport((), 0)
 
 
 # ---- what a dead job has kept
