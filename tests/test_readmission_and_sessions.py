@@ -222,3 +222,26 @@ async def test_a_job_that_is_cancelled_while_it_is_readmitted_and_a_task_of_it_h
         assert lanes.lane("main").limiter.borrowed_tokens == 0
         lanes.resume("main")
         await lanes.run(trio.sleep, 0)
+
+
+async def test_without_a_rate_no_readmission_waits_for_another_one_of_its_session(
+    autojump_clock: MockClock,
+) -> None:
+    async def waits_for_the_second() -> float:
+        return await second.wait()
+
+    async def gives_its_slot_away() -> float:
+        lanes.submit_nowait(waits_for_the_second, lane="narrow", priority=1)
+        return await readmitted()  # behind that one
+
+    async def lets_another_go_first() -> float:
+        await trio.sleep(1)
+        lanes.submit_nowait(trio.sleep, 1, priority=1)
+        return await readmitted()
+
+    config = {"main": 1, "narrow": 1}
+    async with open_lanes(config, sessions=WIDE) as lanes:
+        first = lanes.submit_nowait(gives_its_slot_away, lane="narrow", session="alice")
+        second = lanes.submit_nowait(lets_another_go_first, session="alice")
+        assert await second.wait() == 2.0
+        assert await first.wait() == 2.0
