@@ -6,7 +6,7 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -301,14 +301,27 @@ async def test_who_waits_for_one_of_very_many_jobs_is_told_all_the_same(
 # ---- ends
 
 
-@pytest.mark.parametrize("in_a_group", [False, True])
-async def test_a_job_in_which_the_process_is_interrupted_is_given_back(in_a_group: bool) -> None:
+class Underivable(BaseExceptionGroup):
+    def derive(self, errors: Any) -> NoReturn:
+        raise RuntimeError("no group like this one")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        BaseExceptionGroup("from a nursery", [KeyboardInterrupt()]),
+        Underivable("from elsewhere", [ValueError(), KeyboardInterrupt()]),
+    ],
+)
+async def test_a_job_in_which_the_process_is_interrupted_is_given_back(
+    error: BaseException,
+) -> None:
     async def bad(payload: Any) -> None:
-        error = KeyboardInterrupt()
-        raise BaseExceptionGroup("from a nursery", [error]) if in_a_group else error
+        raise error
 
     store = MemoryStore()
-    with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True):
+    with pytest.raises(BaseExceptionGroup):
         async with open_durable_lanes(store, {"bad": bad}) as lanes:
             job = await lanes.submit("bad")
             await trio.sleep_forever()

@@ -310,5 +310,5 @@ class Worker:
 
 def _is_interrupt(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(KeyboardInterrupt) is not None
+        return any(map(_is_interrupt, error.exceptions))
     return isinstance(error, KeyboardInterrupt)
