@@ -784,6 +784,51 @@ async def test_room_for_a_job_that_is_not_due_that_could_never_come_is_a_deadloc
         await job.wait()
 
 
+async def test_room_is_never_given_up_by_who_is_not_due_and_finds_none_itself(
+    autojump_clock: MockClock,
+) -> None:
+    go = trio.Event()
+
+    async def outer() -> None:
+        await go.wait()
+        with pytest.raises(LaneDeadlockError, match="room in lane 'session:alice'"):
+            await lanes.run(trio.sleep, 0, session="alice", lane="side")
+
+    sessions = LaneConfig(max_waiting=1)
+    async with open_lanes({"main": bounded(2, 1), "side": 2}, sessions=sessions) as lanes:
+        job = lanes.submit_nowait(outer, session="bob", lane="side")
+        lanes.submit_nowait(trio.sleep, 0, session="bob")  # has the room of "main" until then
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(lanes.submit, trio.sleep, 0, session="alice", delay=5))
+                await wait_all_tasks_blocked()
+                go.set()
+            await job.wait()
+
+
+async def test_many_who_wait_for_room_and_are_not_due_cost_those_nothing_who_start_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async def cost(n: int) -> float:
+        async with open_lanes({"main": bounded(2, 1)}) as lanes, trio.open_nursery() as nursery:
+            lanes.submit_nowait(trio.sleep, 0, delay=9)
+            for _ in range(n):
+                nursery.start_soon(partial(lanes.submit, trio.sleep, 0, delay=9))
+            await wait_all_tasks_blocked()
+            best = math.inf
+            for _ in range(10):
+                began = time.thread_time()
+                for _ in range(10):
+                    await lanes.run(trio.lowlevel.checkpoint)
+                best = min(best, time.thread_time() - began)
+            nursery.cancel_scope.cancel()
+            lanes.clear()
+        return best
+
+    few = await cost(10)
+    assert await cost(2_000) < 10 * few  # with a look at each it would be some fifty times as much
+
+
 async def test_many_of_one_session_who_wait_for_room_are_let_in_without_looking_at_each_of_them(
     autojump_clock: MockClock,
 ) -> None:

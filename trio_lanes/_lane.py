@@ -84,7 +84,8 @@ class LaneActor(Actor):
         self.returning: OrderedDict[AnyJob, bool] = OrderedDict()
         self.asker: Asker | None = None  # for a limiter that is shared
         self.group: Group | None = None
-        # {session: {job: who waits for room in this lane}}: what `room_line` has, by session
+        # {session: {job: who waits for room in this lane}}: what `room_line` has, by session, but
+        # for jobs with a delay, which never start at once
         self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, Entrant]] = {}
         # Of these sessions: those that may let theirs start, by the places of the first of them
         self.room_heads: Backlog[SessionActor | None] = Backlog()

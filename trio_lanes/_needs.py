@@ -303,6 +303,14 @@ def _room(entrant: Entrant) -> _Need:
     return _all(tuple(keys))
 
 
+def _start_from_line(entrant: Entrant) -> list[Key]:
+    """The start of a job that waits for room: it needs none if it may start at once."""
+    keys = start_of(entrant.job, entrant.session)
+    if entrant.job._options.delay:
+        keys.append((_room, entrant))
+    return keys
+
+
 def _fewer(subject: tuple[Actor, Entrant]) -> _Need:
     """That so many start, of those in a lane and those before in line for it, as are too many."""
     actor, entrant = subject
@@ -313,6 +321,6 @@ def _fewer(subject: tuple[Actor, Entrant]) -> _Need:
         before += actor.entrants()
     starts = chain(
         ((_all, tuple(start_of(job, job._session_lane))) for job in actor.waiting_jobs()),
-        ((_all, tuple(start_of(other.job, other.session))) for other in before),
+        ((_all, tuple(_start_from_line(other))) for other in before),
     )
     return _Need(actor.waiting + len(before) - most + 1, starts)

@@ -158,7 +158,7 @@ class Lines:
             actor.room_line = OrderedDict()
         actor.room_line[entrant.job] = entrant
         entrant.order = next(self._orders)
-        if isinstance(actor, LaneActor):
+        if isinstance(actor, LaneActor) and not entrant.job._options.delay:
             line = actor.room_by_session.setdefault(entrant.session, OrderedDict())
             line[entrant.job] = entrant
             if len(line) == 1:
@@ -172,7 +172,7 @@ class Lines:
         del actor.room_line[entrant.job]
         if not actor.room_line:
             actor.room_line = None
-        if isinstance(actor, LaneActor):
+        if isinstance(actor, LaneActor) and not entrant.job._options.delay:
             heads, of_session = actor.room_heads, actor.room_by_session[entrant.session]
             del of_session[entrant.job]
             if entrant.order in heads.items:
@@ -254,8 +254,8 @@ def _first_to_enter(lane: LaneActor) -> Entrant | None:
             return entrant
         if has_room and (session is None or session.has_room):
             return entrant
-        if not (has_room or job._options.delay) and _lets_start(job, session):
-            return None  # its lane does not
+        if not has_room and _lets_start(job, session):  # then its lane does not
+            return None
     return None
 
 
@@ -263,8 +263,6 @@ def _look_out(lane: LaneActor) -> None:
     """Have the first looked at again when it may enter, where nobody but a clock will say so."""
     if lane.may_start_newcomers:
         for entrant in _not_held(lane):
-            if entrant.job._options.delay:
-                continue  # it waits for nothing but room
             if _lets_start(entrant.job, entrant.session):
                 lane.look_out_for(entrant.job)
                 return

@@ -92,8 +92,8 @@ class SessionActor(Actor):
         """The jobs of it that have their room here, and wait for room in their global lanes."""
         if not self.entering:
             return []
-        lines = [lane.room_by_session.get(self) for lane in self.floor.lanes.values()]
-        return [one for line in lines if line for one in line.values()]
+        lines = [lane.room_line for lane in self.floor.lanes.values() if lane.room_line]
+        return [one for line in lines for one in line.values() if one.session is self]
 
     def stands_behind(self, job: AnyJob) -> bool:
         """Whether nothing here changes by the arrival of ``job``; then it has its place in line.
