@@ -1,10 +1,13 @@
 """`run`, when whoever called it is cancelled or had to wait for room."""
 
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes import (
+    Job,
     LaneConfig,
     open_lanes,
 )
@@ -123,6 +126,34 @@ async def test_a_value_that_comes_in_the_tick_of_the_cancellation_is_not_lost(
         with trio.move_on_at(1) as scope:
             value = await lanes.run(body)
         assert (value == "value") == (ended == 1) == (not scope.cancelled_caught)
+
+
+async def test_run_whose_caller_a_hook_cancels_as_the_job_ends_keeps_the_rule(
+    autojump_clock: MockClock,
+) -> None:
+    class Cancels:
+        def job_finished(self, job: Job[Any]) -> None:
+            scope.cancel()
+
+    async def returns_later() -> str:
+        await trio.sleep(1)
+        return "value"
+
+    async with open_lanes({"main": 1}, instruments=[Cancels()]) as lanes:
+        for body in (returns_at_once, returns_later):
+            with trio.CancelScope() as scope:
+                assert await lanes.run(body) == "value"
+            assert not scope.cancelled_caught
+        with trio.CancelScope() as scope, pytest.raises(BodyError):
+            await lanes.run(raises_at_once)
+        assert not scope.cancelled_caught
+        with trio.CancelScope() as scope:
+            await lanes.run(trio.sleep, 5, timeout=1)
+        assert scope.cancelled_caught
+        lanes.pause()
+        with trio.CancelScope() as scope:
+            await lanes.run(trio.sleep, 5, queue_timeout=1)
+        assert scope.cancelled_caught
 
 
 @pytest.mark.many_seeds(20)

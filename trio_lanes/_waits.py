@@ -148,6 +148,10 @@ async def park_as_caller(target: AnyJob) -> None:
 
     def abort(raise_cancel_: RaiseCancel) -> Abort:
         nonlocal raise_cancel
+        has_ended = target.done  # cancelled by a hook, or by another who is told: we are next
+        if has_ended:
+            raise_cancel = raise_cancel_
+            return Abort.FAILED
         waiters = target._waiters
         assert waiters is not None
         del waiters[wait.task]  # a job that settles in here must not wake this task
