@@ -227,6 +227,21 @@ async def test_of_many_waiters_all_return_and_a_cancelled_one_leaves_nothing_beh
     assert times == {f"idle{i}": 6.0 for i in range(50)} | {f"empty{i}": 5.0 for i in range(50)}
 
 
+async def test_of_two_waits_for_one_busy_lane_one_may_be_cancelled_and_the_other_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lanes.wait_idle)
+            with trio.move_on_after(0.5):
+                async with trio.open_nursery() as cancelled:
+                    cancelled.start_soon(lanes.wait_idle, "main")
+                    await wait_all_tasks_blocked()
+                    lanes.start_soon(trio.sleep, 1)  # both are looked at, and wait for the lane
+        assert trio.current_time() == 2
+
+
 async def test_a_lane_removed_in_the_moment_in_which_it_is_idle_was_idle(
     autojump_clock: MockClock,
 ) -> None:
