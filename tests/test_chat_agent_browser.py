@@ -276,6 +276,15 @@ async def test_as_opens_the_chat_of_that_session() -> None:
     await browse(drive)
 
 
+async def test_an_address_that_makes_no_sense_opens_the_usual_chats() -> None:
+    def drive(browser: Browser) -> None:
+        tab = browser.open("%", "ann")
+        expect(tab.chat("me")).to_be_visible()
+        expect(tab.chat("bob")).to_be_visible()
+
+    await browse(drive)
+
+
 async def test_what_users_write_is_shown_as_they_wrote_it_and_never_run() -> None:
     def drive(browser: Browser) -> None:
         browser.let_on(HOSTILE)
