@@ -33,6 +33,8 @@ INTERRUPT, REJECT, REPLACE = WhenBusy.INTERRUPT, WhenBusy.REJECT, WhenBusy.REPLA
         ({"debounce": float("nan")}, ValueError),
         ({"max_wait": -1}, ValueError),
         ({"max_wait": True}, TypeError),
+        ({"max_wait": float("nan")}, ValueError),
+        ({"max_wait": 10**309}, ValueError),  # more than fits a float
         ({"when_busy": "later"}, ValueError),
         ({"overflow": "burst"}, ValueError),
         ({"session": " "}, ValueError),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, final
 
 import attrs
@@ -39,6 +40,6 @@ def check_seconds(field: str, value: Any, most: float) -> float:
     """A length of time from 0 up, and no longer than ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} must be a number of seconds, not {value!r}")
-    if not 0 <= value <= most:
-        raise ValueError(f"{field} must be seconds from 0 up, got {value!r}")
+    if not 0 <= value <= min(most, sys.float_info.max) and value != most:
+        raise ValueError(f"{field} must be seconds from 0 up that fit a float, got {value!r}")
     return value
