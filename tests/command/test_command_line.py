@@ -192,6 +192,16 @@ def test_what_is_no_application_is_a_mistake(
     assert err.count("\n") == 1
 
 
+def test_an_application_that_ends_the_process_when_it_is_imported_is_a_mistake(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "only_a_program.py").write_text("import sys\nsys.exit('no settings')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, err = told(capsys, "worker", "only_a_program:lanes")
+    assert code == 2
+    assert err == "trio-lanes: only_a_program cannot be imported: SystemExit: no settings\n"
+
+
 def test_applications_are_found_from_the_current_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ def find_object(named: str) -> Any:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
         raise CommandError(f"{module_name} cannot be imported: {what}") from error
     for name in names.split("."):
