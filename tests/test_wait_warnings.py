@@ -107,6 +107,17 @@ async def test_times_that_are_no_binary_fractions_are_met_as_well(
     assert len(lines(caplog)) == 10
 
 
+@pytest.mark.parametrize("seconds", [0, 1e-300, 1e-9])
+async def test_a_warn_after_of_next_to_nothing_is_no_line_each_time_that_the_clock_is_looked_at(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    async with open_lanes({"main": LaneConfig(warn_after=seconds)}) as lanes:
+        await trio.sleep(1)
+        lanes.start_soon(trio.sleep, 4.5)
+        lanes.start_soon(trio.sleep, 0)
+    assert len(lines(caplog)) == 5
+
+
 async def test_warn_after_and_on_wait_of_a_job_that_ran_before_are_not_those_of_the_next(
     autojump_clock: MockClock,
 ) -> None:

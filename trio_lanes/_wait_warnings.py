@@ -22,6 +22,8 @@ from ._timers import Timers
 
 logger: Final = logging.getLogger("trio_lanes")
 
+_LEAST: Final = 0.001  # seconds: less may be nothing at all, added to the time of a clock
+
 
 @final
 class WaitWarnings:
@@ -101,5 +103,5 @@ def _due(job: AnyJob) -> float:
 
 
 def _pause(lane: LaneActor) -> float:
-    """Seconds between two lines about ``lane``: a ``warn_after`` of 0 cannot mean none."""
-    return lane.config.warn_after or 1.0
+    """Seconds between two lines about ``lane``: a ``warn_after`` next to 0 cannot mean none."""
+    return lane.config.warn_after if lane.config.warn_after >= _LEAST else 1.0
