@@ -82,6 +82,8 @@ class Closing:
                     scheduler.touch(actor)  # it may go now
                 for lane in scheduler.lanes.values():
                     lane.returning.update(dict.fromkeys(lane.returning, True))
+                    if scheduler.broken is not None:
+                        lane.let_go()  # which its next step would do
 
     def _refuse_entrants(self, *, by_jobs: bool) -> None:
         for actor in self._scheduler.actors():

@@ -116,7 +116,8 @@ class Crew:
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
         running = self._running
-        job: AnyJob | None = None  # taken, and not yet settled
+        job: AnyJob | None = None  # taken, and not yet ended
+        ended: AnyJob | None = None
         ready = True  # whether this worker counts in self._ready
         value: Any = _NO_VALUE
         error: BaseException | None = None
@@ -173,14 +174,14 @@ class Crew:
                             raise error
                         break
                     del running[task]
+                    ended, job = job, None  # what is raised from here on is not its body's
                     if error is None:
-                        self._foreman.returned(job, value)
+                        self._foreman.returned(ended, value)
                     else:
-                        error = self._foreman.raised(job, _shortened(error))
+                        error = self._foreman.raised(ended, _shortened(error))
+                    ended, value = None, _NO_VALUE
                     if error is not None:
-                        job = None
                         raise error
-                    job, value, error = None, _NO_VALUE, None
         except BaseException as exc:
             error = exc
             value = _NO_VALUE

@@ -302,6 +302,14 @@ class LaneActor(Actor):
             else:
                 self.group.returning.pop(self, None)
 
+    def let_go(self) -> None:
+        """Have nobody wait for a slot any more: no step is taken that could give one."""
+        if self.asker is not None:
+            self.asker.rest()
+        while self.returning:
+            job, _ = self.returning.popitem()
+            self.floor.goes_without(job)
+
     def take_tokens(self, job: AnyJob, *, charge: bool = True) -> None:
         """Give ``job`` a token of the limiter and one of the group, and charge it."""
         if self.asker is None:  # else one was taken before, on behalf of this job

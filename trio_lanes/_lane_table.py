@@ -1,4 +1,4 @@
-"""Which lanes there are, configured or coming and going, and what is charged in them later."""
+"""Which lanes there are, configured or coming and going, and what handles change in them later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import trio
 
+from . import _deadlock
 from ._actor import Actor
 from ._group import Group
 from ._instrument import Hooks
@@ -16,6 +17,7 @@ from ._meters import exact
 from ._plan import Plan
 from ._rate import costs_of
 from ._session import SessionActor, Spares
+from ._state import WAITING
 from ._transitions import Transitions
 
 if TYPE_CHECKING:
@@ -123,3 +125,21 @@ class LaneTable(Transitions):
             for actor in lane.metered(session):
                 actor.rates.correct(more, self.now, job._charged_at)
                 self.touch(actor)
+
+    def set_priority(self, job: AnyJob, priority: int) -> None:
+        """Give ``job``, which waits, another priority: it goes behind its new equals."""
+        scheduler = self._floor
+        with self.transition():
+            place, session = scheduler.next_arrival(), job._session_lane
+            if job.id in job._lane.delayed:
+                job._priority = priority
+            elif session is not None:
+                session.move(job, priority, place)
+                self.touch(session)
+            else:
+                job._lane.remove(job)
+                job._priority, job._arrival = priority, place
+                job._lane.mailbox.send(job)
+                self.touch(job._lane)
+        if scheduler.waits and job._state is WAITING:
+            _deadlock.moved(scheduler, job)

@@ -66,6 +66,8 @@ def open_lanes(
 
     Raises:
       TypeError, ValueError: for a bad configuration, at the call.
+      RuntimeError: in leaving, if something was raised in the middle of a step, such as a
+        `RecursionError` in a submission; whoever was in it got that very exception before.
     """
     plan = Plan(others=session_config(sessions)).changed(lanes, groups, opening=True)
     return _opened(plan, Hooks(instruments))
@@ -86,6 +88,8 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
                 await _let_work_end(scheduler)
             finally:
                 scheduler.stop("the block was left")
+        if scheduler.broken is not None:
+            raise RuntimeError("these lanes broke down") from scheduler.broken
 
 
 def _report_unseen(scheduler: Scheduler) -> None:

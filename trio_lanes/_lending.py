@@ -55,7 +55,9 @@ async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
         return
     lane = job._lane
     with scheduler.transition():
-        if not job._readmitting:  # else it gets one when the lane starts it
+        if scheduler.broken is not None:
+            lane.lending[job] = False
+        elif not job._readmitting:  # else it gets one when the lane starts it
             lane.lending[job] = True
             lane.returning[job] = scheduler.closing.shut
             scheduler.touch(lane)

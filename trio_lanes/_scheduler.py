@@ -79,25 +79,30 @@ class Scheduler(LaneTable):
     def accept(self, job: AnyJob) -> None:
         """Take ``job``, give it its place in line, and start whatever can start."""
         outermost = self.begin()
-        lane = job._lane
-        if lane.from_template:
-            lane = job._lane = self.lanes.setdefault(lane.name, lane)
-        job.id = self._next_id()
-        job.submitted_at = self.now
-        lane.waiting += 1
-        if job.session is not None:
-            session = job._session_lane = self.sessions.get(job.session) or self.awake(job.session)
-            session.waiting += 1
-        if self.tells:
-            self.has_changed(job)
-        if job._options.delay:
-            self._postpone(job)
-        else:
-            self._join(job, alone=outermost)
-        if self.hooks.job_submitted:
-            self.hooks.call(self.hooks.job_submitted, job)
-        if outermost:
-            self.serve()
+        try:
+            lane = job._lane
+            if lane.from_template:
+                lane = job._lane = self.lanes.setdefault(lane.name, lane)
+            job.id = self._next_id()
+            job.submitted_at = self.now
+            lane.waiting += 1
+            if job.session is not None:
+                session = self.sessions.get(job.session) or self.awake(job.session)
+                session.waiting += 1
+                job._session_lane = session
+            if self.tells:
+                self.has_changed(job)
+            if job._options.delay:
+                self._postpone(job)
+            else:
+                self._join(job, alone=outermost)
+            if self.hooks.job_submitted:
+                self.hooks.call(self.hooks.job_submitted, job)
+            if outermost:
+                self.serve()
+        except BaseException as error:
+            self.broke_down(error)
+            raise
         if self.waits and not job._options.yield_slot:
             _deadlock.accepted(self, job)
         if not job._options.queue_timeout:
@@ -295,20 +300,24 @@ class Scheduler(LaneTable):
 
     def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
         outermost = self.begin()
-        lane, session = job._lane, job._session_lane
-        if session is not None:  # first: its next job competes for the slot in the lane
-            session.ended(job)
-            self.touch(session)
-        if job._has_slot:
-            job._has_slot = False
-            lane.give_tokens_back(job)
-        else:
-            _lending.stop(self, job)
-        lane.active -= 1
-        lane.finished += 1
-        self._settle(job, state, value, error)
-        if outermost:
-            self.serve()
+        try:
+            lane, session = job._lane, job._session_lane
+            if session is not None:  # first: its next job competes for the slot in the lane
+                session.ended(job)
+                self.touch(session)
+            if job._has_slot:
+                job._has_slot = False
+                lane.give_tokens_back(job)
+            else:
+                _lending.stop(self, job)
+            lane.active -= 1
+            lane.finished += 1
+            self._settle(job, state, value, error)
+            if outermost:
+                self.serve()
+        except BaseException as exc:
+            self.broke_down(exc)
+            raise
 
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
@@ -334,19 +343,23 @@ class Scheduler(LaneTable):
     def withdraw(self, job: AnyJob, error: Exception) -> None:
         """Settle ``job``, which waits, with ``error``: it will never be called."""
         outermost = self.begin()
-        lane, session = job._lane, job._session_lane
-        if not self._forget_delay(job):
+        try:
+            lane, session = job._lane, job._session_lane
+            if not self._forget_delay(job) and self.broken is None:
+                if session is not None:
+                    session.remove(job)
+                else:
+                    lane.remove(job)
             if session is not None:
-                session.remove(job)
-            else:
-                lane.remove(job)
-        if session is not None:
-            self.touch(session)
-        self.touch(lane)
-        self._leave_line(job)
-        self._settle(job, CANCELLED, None, error)
-        if outermost:
-            self.serve()
+                self.touch(session)
+            self.touch(lane)
+            self._leave_line(job)
+            self._settle(job, CANCELLED, None, error)
+            if outermost:
+                self.serve()
+        except BaseException as exc:
+            self.broke_down(exc)
+            raise
 
     def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
         """Withdraw those of ``jobs`` that still wait, as one transition; how many there were."""
@@ -431,20 +444,3 @@ class Scheduler(LaneTable):
     async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None:
         """`Job.readmit`."""
         await _lending.readmit(self, job, cost)
-
-    def set_priority(self, job: AnyJob, priority: int) -> None:
-        """Give ``job``, which waits, another priority: it goes behind its new equals."""
-        with self.transition():
-            place, session = self.next_arrival(), job._session_lane
-            if job.id in job._lane.delayed:
-                job._priority = priority
-            elif session is not None:
-                session.move(job, priority, place)
-                self.touch(session)
-            else:
-                job._lane.remove(job)
-                job._priority, job._arrival = priority, place
-                job._lane.mailbox.send(job)
-                self.touch(job._lane)
-        if self.waits and job._state is WAITING:
-            _deadlock.moved(self, job)

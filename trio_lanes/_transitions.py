@@ -40,6 +40,8 @@ class Transitions:
         "_current_time",
         "_nursery",
         "_thread",
+        "_token",
+        "broken",
         "group_turns",
         "hooks",
         "lane_turns",
@@ -61,8 +63,10 @@ class Transitions:
         self._context: Final = copy_context()  # that of the lanes' own tasks
         self._current_time: Final = trio.lowlevel.current_clock().current_time
         self._thread: Final = get_ident()  # the only one in which anything may change
+        self._token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present transition began
         self.serving = False  # whether there is one
+        self.broken: BaseException | None = None  # what was raised in the middle of one
         # Sessions take their steps first: what a lane may start is what they let it have; and so
         # are lanes before groups, which start the best of what the lanes have to offer.
         self.session_turns: Final[Turns] = deque()
@@ -91,10 +95,23 @@ class Transitions:
         if get_ident() != self._thread:  # asked here as well, to spare every job a call
             self.check_thread()
         if self.serving:
+            if self.broken is not None:
+                self.broke_down(self.broken)
             return False
-        self.serving = True
         self.now = self._current_time()
+        self.serving = True
         return True
+
+    def broke_down(self, error: BaseException) -> None:
+        """``error`` was raised in the middle of a transition: end the lanes, for it never will.
+
+        It came from a stack that is too deep, from an object of the application that is a key here,
+        or from a bug. No actor takes a step any more; better that the lanes end than that they are
+        dead. Where the stack is too deep even for this, the next transition does it.
+        """
+        if self.broken is None:
+            self.broken = error
+        self._token.run_sync_soon(self._nursery.cancel_scope.cancel, idempotent=True)
 
     def check_thread(self) -> None:
         """Refuse to change anything in another thread, where it would leave the lanes dead."""
@@ -133,18 +150,22 @@ class Transitions:
         """End the outermost transition: whatever can act now acts."""
         sessions, lanes, groups = self.session_turns, self.lane_turns, self.group_turns
         lines, changed = self.lines, self._changed
-        while True:
-            while turns := sessions or lanes or groups:
-                actor = turns.popleft()
-                actor.touched = False
-                actor.step()
-                if lines.length:
-                    lines.look_at(actor, self.lanes.values())
-            if lines.length and lines.let_in():
-                continue
-            if not changed:
-                break
-            self._tell_of(next(iter(changed)))
+        try:
+            while True:
+                while turns := sessions or lanes or groups:
+                    actor = turns.popleft()
+                    actor.touched = False
+                    actor.step()
+                    if lines.length:
+                        lines.look_at(actor, self.lanes.values())
+                if lines.length and lines.let_in():
+                    continue
+                if not changed:
+                    break
+                self._tell_of(next(iter(changed)))
+        except BaseException as error:
+            self.broke_down(error)
+            raise
         self.serving = False
         if self.watches.due:
             self.watches.check()

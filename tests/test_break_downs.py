@@ -1,0 +1,146 @@
+"""What is raised in the middle of a step ends the lanes loudly, and leaves none of them dead."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_lanes import (
+    Job,
+    JobState,
+    LaneConfig,
+    Lanes,
+    LanesClosedError,
+    current_job,
+    open_lanes,
+)
+
+
+async def nothing() -> None:
+    pass
+
+
+def submit_for_ever(lanes: Lanes, handles: list[Job[None]]) -> None:
+    """Submit until the stack is too deep, which is first so in the middle of a transition."""
+    handles.append(lanes.submit_nowait(nothing, session=f"{len(handles)}"))
+    submit_for_ever(lanes, handles)
+
+
+async def test_lanes_end_with_an_error_where_a_stack_was_too_deep_to_submit(
+    autojump_clock: MockClock,
+) -> None:
+    handles: list[Job[None]] = []
+
+    async def recurses() -> None:
+        submit_for_ever(lanes, handles)
+
+    with pytest.raises(RuntimeError, match="these lanes broke down") as caught:
+        async with open_lanes({"main": 2}) as lanes:
+            job = lanes.submit_nowait(recurses)
+            await trio.sleep_forever()
+    assert isinstance(caught.value.__cause__, RecursionError)
+    assert isinstance(job.exception, RecursionError)
+    assert {one.state for one in handles} == {JobState.SUCCEEDED, JobState.CANCELLED}
+    assert isinstance(handles[-1].exception, LanesClosedError)
+
+
+async def test_lanes_end_with_an_error_where_a_stack_was_too_deep_to_cancel(
+    autojump_clock: MockClock,
+) -> None:
+    with pytest.raises(RuntimeError, match="these lanes broke down"):
+        async with open_lanes({"main": 1}) as lanes:
+            lanes.pause()
+            jobs = [lanes.submit_nowait(nothing, session=f"{n}") for n in range(2_000)]
+            left = iter(jobs)
+
+            def cancel_for_ever() -> None:
+                next(left).cancel()
+                cancel_for_ever()
+
+            with pytest.raises(RecursionError):
+                cancel_for_ever()
+            lanes.resume()  # there may have been no stack left to end the lanes then
+            await trio.sleep_forever()
+    assert {job.state for job in jobs} == {JobState.CANCELLED}
+
+
+async def test_lanes_that_broke_down_let_go_of_all_that_waits_shielded(
+    autojump_clock: MockClock,
+) -> None:
+    shared = trio.CapacityLimiter(1)
+    ended: list[str] = []
+
+    async def wants_its_slot_back() -> None:
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            await trio.sleep(1)
+        ended.append("with a slot that never came")
+
+    async def lends() -> None:
+        job = current_job()
+        assert job is not None
+        try:
+            async with job.yield_slot():
+                await trio.sleep_forever()
+        finally:
+            ended.append("lending")
+
+    config = {"main": 1, "side": 1, "shared": LaneConfig(limiter=shared)}
+    with pytest.raises(RuntimeError, match="these lanes broke down"):
+        async with shared, open_lanes(config) as lanes:
+            lanes.submit_nowait(nothing, lane="shared")  # whose token is asked for
+            lanes.pause_for("side", 1_000)  # until a timer
+            lanes.submit_nowait(wants_its_slot_back)
+            lanes.submit_nowait(trio.sleep_forever)
+            await trio.sleep(2)
+            lanes.configure({"third": 1})
+            lanes.submit_nowait(lends, lane="third")
+            await wait_all_tasks_blocked()
+            with pytest.raises(RecursionError):
+                submit_for_ever(lanes, [])
+            await trio.sleep_forever()
+    assert sorted(ended) == ["lending", "with a slot that never came"]
+    assert trio.current_time() == 2.0
+
+
+class Owner:
+    """Fails as a key when it is told to."""
+
+    fails = False
+
+    def __hash__(self) -> int:
+        if self.fails:
+            raise ValueError("no hash today")
+        return 1
+
+
+async def test_an_owner_that_is_no_key_any_more_ends_the_lanes_with_what_it_raises(
+    autojump_clock: MockClock,
+) -> None:
+    owner = Owner()
+    with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="no hash today")):
+        async with open_lanes({"main": LaneConfig(fair=True)}) as lanes:
+            lanes.submit_nowait(trio.sleep, 1)
+            job = lanes.submit_nowait(trio.sleep, 1, owner=owner)
+            await trio.sleep(0.5)
+            owner.fails = True
+            await trio.sleep_forever()
+    assert trio.current_time() == 1.0
+    assert isinstance(job.exception, LanesClosedError)
+
+
+async def test_a_job_whose_owner_is_no_key_any_more_cannot_be_cancelled_but_settles(
+    autojump_clock: MockClock,
+) -> None:
+    owner = Owner()
+    with pytest.raises(RuntimeError, match="these lanes broke down") as caught:
+        async with open_lanes({"main": LaneConfig(fair=True, paused=True)}) as lanes:
+            job = lanes.submit_nowait(trio.sleep, 1, owner=owner)
+            owner.fails = True
+            with pytest.raises(ValueError, match="no hash today") as raised:
+                job.cancel()
+            await trio.sleep_forever()
+    assert caught.value.__cause__ is raised.value
+    assert isinstance(job.exception, LanesClosedError)
