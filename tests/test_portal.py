@@ -705,6 +705,26 @@ async def test_nothing_that_a_thread_sends_can_end_the_run() -> None:
             logger.removeFilter(refuse_to_log)
 
 
+async def test_a_cancellation_that_breaks_a_step_off_ends_the_lanes_and_not_the_run() -> None:
+    class Owner:
+        fails = False
+
+        def __hash__(self) -> int:
+            if self.fails:
+                raise BodyError("of a key")
+            return 1
+
+    owner = Owner()
+    with pytest.raises(RuntimeError, match="these lanes broke down"):
+        async with open_lanes({"main": LaneConfig(concurrency=0, fair=True)}) as lanes:
+            future = await in_thread(partial(lanes.portal().submit, echo, 1, owner=owner))
+            await wait_all_tasks_blocked()
+            owner.fails = True
+            assert future.cancel()
+            await trio.sleep_forever()
+    assert (await settled(future)).cancelled()
+
+
 # ---- many threads at once
 
 
