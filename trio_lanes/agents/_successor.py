@@ -95,6 +95,7 @@ class Successor:
             name=self._name,
         )
         if not job.done:
+            # The one private thing of the core in here: no public one tells without a task.
             job._waiters = {**(job._waiters or {}), self._watch: self._watch}
         return job
 

@@ -239,15 +239,17 @@ async def serve(
     with listener:
         while True:
             config.bind = [f"fd://{listener.dup().detach()}"]
+            has_begun = False
             try:
                 async with trio.open_nursery() as nursery:
                     serving = partial(hypercorn.trio.serve, page.app(), config, mode="asgi")  # type: ignore[arg-type]
                     await nursery.start(serving)
+                    has_begun = True
                     task_status.started(url)
                     task_status = trio.TASK_STATUS_IGNORED
             except* Exception:
-                if task_status is not trio.TASK_STATUS_IGNORED:
-                    raise  # it has not begun at all
+                if not has_begun:
+                    raise  # and would not the next time
                 logger.exception("the server has failed, and begins anew")
 
 
