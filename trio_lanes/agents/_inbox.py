@@ -278,11 +278,7 @@ class Inbox:
     # ---- the successor
 
     def _secure(self) -> None:
-        """Have a successor come when the head of the line is due.
-
-        Raises:
-          LaneError: if there would be nobody to see to it in time; then nothing has changed.
-        """
+        """Have a successor come when the head of the line is due; raises as its `secure`."""
         self._successor.secure(self._line.due, self._next_context, self._turn is not None)
 
     def _arrange(self) -> None:
@@ -392,8 +388,7 @@ class Inbox:
         settled: Settled | None = None
         try:
             with turn._scope:
-                result = await call(self._handler, turn)
-                settled = Settled(SettledKind.RAN, result, turn=turn)
+                settled = Settled(SettledKind.RAN, await call(self._handler, turn), turn=turn)
             if settled is None:
                 aborted = JobCancelledError(turn._reason)
                 settled = Settled(SettledKind.CANCELLED, error=aborted, turn=turn)
