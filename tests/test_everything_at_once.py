@@ -152,7 +152,7 @@ class History:
             self.group = self.group_of(("main", "cron"), *plan.group)
         self.configs = {
             "main": LaneConfig(concurrency=plan.main, max_waiting=plan.bound),
-            "cron": LaneConfig(concurrency=1),
+            "cron": LaneConfig(concurrency=1, aging=plan.aging),
             "shared": LaneConfig(limiter=self.shared),
             "fair": LaneConfig(concurrency=2, fair=True, aging=plan.aging),
             "sub:*": LaneConfig(concurrency=1, max_waiting=plan.bound),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -268,6 +270,148 @@ async def test_a_head_for_which_only_reserved_tokens_are_left_is_passed_over(
         for i in range(2):
             lanes.submit_nowait(track.sleep, f"hook{i}", lane="hooks")
     assert track.started == ["blocker", "hook0", "hook1", "main"]
+
+
+@pytest.mark.parametrize(("aging", "stream_aging"), [(1, 1), (1, 4), (1, math.inf), (0.1, 0.1)])
+async def test_an_aging_job_of_low_priority_starts_in_time_under_a_stream_in_another_member(
+    autojump_clock: MockClock, aging: float, stream_aging: float
+) -> None:
+    track = Track()
+    group = LaneGroup(["main", "cron"], concurrency=1)
+    config = {"main": LaneConfig(aging=aging), "cron": LaneConfig(aging=stream_aging)}
+    async with open_lanes(config, groups={"g": group}) as lanes:
+        lanes.submit_nowait(track.sleep, "stream", lane="cron", priority=5)
+        lanes.submit_nowait(track.sleep, "low")
+        for _ in range(20):
+            lanes.submit_nowait(track.sleep, "stream", lane="cron", priority=5)
+            await trio.sleep(1)
+    # At worst it waits five steps longer than a job of the stream, and those wait for a second.
+    assert track.start_times["low"] <= 5 * aging + 2
+
+
+async def test_a_job_of_high_priority_does_not_wait_behind_an_aged_head_and_a_sibling(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    group = LaneGroup(["main", "cron"], concurrency=1)
+    async with open_lanes({"main": LaneConfig(aging=1), "cron": 1}, groups={"g": group}) as lanes:
+        lanes.submit_nowait(track.sleep, "first", 30, lane="cron")
+        lanes.submit_nowait(track.sleep, "low")
+        await trio.sleep(20)
+        lanes.submit_nowait(track.sleep, "high", priority=9)
+        for i in range(3):
+            lanes.submit_nowait(track.sleep, f"sibling{i}", lane="cron", priority=3)
+    assert track.started == ["first", "low", "high", "sibling0", "sibling1", "sibling2"]
+
+
+async def test_each_member_of_a_group_ages_by_its_own_aging_as_it_is_when_a_token_is_free(
+    autojump_clock: MockClock,
+) -> None:
+    """Of two heads, the one that is behind at first is ahead later."""
+    group = LaneGroup(["fast", "slow"], concurrency=1)
+    config = {"fast": LaneConfig(aging=1), "slow": LaneConfig(aging=2)}
+    for seconds, order in ((9, ["slow", "fast"]), (10, ["slow", "fast"]), (11, ["fast", "slow"])):
+        track = Track()
+        async with open_lanes(config, groups={"g": group}) as lanes:
+            lanes.submit_nowait(trio.sleep, seconds, lane="fast")
+            lanes.submit_nowait(track.sleep, "fast", lane="fast")
+            lanes.submit_nowait(track.sleep, "slow", lane="slow", priority=5)
+        assert track.started == order  # after 10 seconds it is a tie: the higher priority wins
+
+
+async def test_aging_does_not_change_the_order_of_equals_in_a_group(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    group = LaneGroup(["main", "cron"], concurrency=1)
+    config = {"main": LaneConfig(aging=1), "cron": LaneConfig(aging=100)}
+    async with open_lanes(config, groups={"g": group}) as lanes:
+        for i in range(3):
+            lanes.submit_nowait(track.sleep, f"alice{i}", session="alice")
+        await trio.sleep(0.5)
+        lanes.submit_nowait(track.sleep, "cron0", lane="cron")
+        lanes.submit_nowait(track.sleep, "cron1", lane="cron")
+    assert track.started == ["alice0", "cron0", "cron1", "alice1", "alice2"]
+
+
+async def test_a_member_that_is_configured_to_age_does_so_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    group = LaneGroup(["main", "cron"], concurrency=1)
+    async with open_lanes({"main": 1, "cron": 1}, groups={"g": group}) as lanes:
+        lanes.submit_nowait(track.sleep, "first", 9, lane="cron")
+        lanes.submit_nowait(track.sleep, "low")
+        lanes.submit_nowait(track.sleep, "better", lane="cron", priority=5)
+        await trio.sleep(1)
+        lanes.configure({"main": LaneConfig(aging=1)})
+    assert track.started == ["first", "low", "better"]
+
+
+AGINGS = st.sampled_from([math.inf, 0.1, 1.0, 3, 7.5])
+AGING_LANES = ("a", "b", "t:1", "t:2")
+
+
+def expected_order(
+    waiting: list[tuple[str, int, float]], agings: dict[str, float], seconds: list[float]
+) -> list[int]:
+    """The order in which a group with one token starts these (lane, priority, since)."""
+    order: list[int] = []
+    now = 5.0
+    while len(order) < len(waiting):
+        left = [index for index in range(len(waiting)) if index not in order]
+        urgencies = {}
+        for name in AGING_LANES:
+            aging = agings[name[0]]
+            of_priority: dict[int, Fraction] = {}
+            for lane, priority, since in (waiting[index] for index in left):
+                aged = Fraction(now) - Fraction(since)
+                gained = Fraction(0) if aging == math.inf else aged / Fraction(aging)
+                if lane == name:
+                    of_priority[priority] = max(of_priority.get(priority, gained), gained)
+            if of_priority:
+                urgencies[name] = max((one + gain, one) for one, gain in of_priority.items())
+        _, best = max(urgencies.values())
+        names = [name for name, (_, priority) in urgencies.items() if priority == best]
+        index = next(one for one in left if waiting[one][0] in names and waiting[one][1] == best)
+        now += seconds[index]
+        order.append(index)
+    return order
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.random_module(),
+    st.fixed_dictionaries(dict.fromkeys("abt", AGINGS)),
+    st.lists(
+        st.tuples(
+            st.sampled_from(AGING_LANES),
+            st.integers(-2, 3),
+            st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+            st.sampled_from([0.1, 0.5, 1.0, 3.0]),
+        ),
+        max_size=12,
+    ),
+)
+def test_a_group_starts_the_head_with_the_highest_aged_priority(
+    rnd: random.Random, agings: dict[str, float], plan: list[tuple[str, int, float, float]]
+) -> None:
+    async def main() -> None:
+        track = Track()
+        names = {"a": "a", "b": "b", "t": "t:*"}
+        config = {names[key]: LaneConfig(aging=aging) for key, aging in agings.items()}
+        group = LaneGroup(list(config), concurrency=1)
+        waiting = []
+        async with open_lanes(config, groups={"g": group}) as lanes:
+            lanes.submit_nowait(trio.sleep_until, 5, lane="a")
+            for index, (lane, priority, pause, seconds) in enumerate(plan):
+                await trio.sleep(pause / 4)
+                lanes.submit_nowait(track.sleep, index, seconds, lane=lane, priority=priority)
+                waiting.append((lane, priority, trio.current_time()))
+            assert trio.current_time() < 5
+        assert track.started == expected_order(waiting, agings, [one[3] for one in plan])
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 # ---- rates

@@ -403,6 +403,39 @@ async def test_a_cancelled_parent_gets_the_value_of_a_child_that_returns_one(
         assert await job.wait() == "value"
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_lane_that_gets_its_lenders_slot_from_the_group_then_starts_its_best_head(
+    autojump_clock: MockClock, at_once: bool
+) -> None:
+    track, back = Track(), trio.Event()
+
+    async def lender() -> None:
+        async with this_job().yield_slot():
+            await back.wait()
+        await jobs[-1].wait()
+
+    group = LaneGroup(["main", "cron"], concurrency=2)
+    async with open_lanes({"main": 2, "cron": 2}, groups={"all": group}) as lanes:
+        job = lanes.submit_nowait(lender)
+        await wait_all_tasks_blocked()
+        jobs = [lanes.submit_nowait(trio.sleep_forever, lane="cron") for _ in range(2)]
+        back.set()
+        await wait_all_tasks_blocked()
+        assert [blocker.kind for blocker in job.blocked_by()] == ["group"]
+        lanes.submit_nowait(track.sleep, "worse", lane="cron")
+        jobs.append(lanes.submit_nowait(track.sleep, "better", priority=1))
+        if at_once:
+            lanes.reset("cron")
+        else:
+            for running in jobs[:2]:
+                running.cancel()
+                await wait_all_tasks_blocked()
+        assert jobs[-1].state is JobState.RUNNING
+        await job.wait()
+    assert track.started == ["better", "worse"]
+    assert trio.current_time() == 2.0
+
+
 # ---- resets and ends
 
 

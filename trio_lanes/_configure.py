@@ -14,7 +14,6 @@ from ._control import pause, resume
 from ._group import Group
 from ._lane import LaneActor
 from ._plan import TEMPLATE_MARK, Plan
-from ._rate import rate_limits
 from ._scheduler import Scheduler
 
 
@@ -91,9 +90,9 @@ def _regroup(scheduler: Scheduler) -> None:
         group.dissolve()
     scheduler.groups.clear()
     for name, config in scheduler.plan.groups.items():
-        group = scheduler.groups[name] = Group(scheduler, name, config)
         if name in old:
-            group.rates = old[name].rates.reconfigured(rate_limits(config.rate), scheduler.now)
+            old[name].set_config(config)
+        scheduler.groups[name] = old.get(name) or Group(scheduler, name, config)
     for lane in scheduler.lanes.values():
         scheduler.join_group(lane)
         if lane.group is not None:

@@ -106,6 +106,29 @@ class FairLine(Generic[T]):
         self._left(priority, arrival, line)
         return item
 
+    def first_of(self, priority: int) -> T | None:
+        """Return the item of ``priority`` that is served before the others of it, if any waits."""
+        line = self._lines.get(priority)
+        return None if line is None else line.best()
+
+    def since(self) -> float | Fraction:
+        """Return when the longest wait in the best priority began; 0 without aging.
+
+        There must be an item.
+        """
+        oldest = self._lines[-self._order.lowest()].oldest
+        return 0 if oldest is None else oldest
+
+    def urgency(self, now: float) -> tuple[int | Fraction, int]:
+        """Return the best priority at ``now``: with what waiting adds to it, and without.
+
+        The higher is served first, also between lines of different aging. There must be an item.
+        """
+        priority = -self._order.lowest()
+        if self._aging is None:
+            return priority, priority
+        return priority + (Fraction(now) - Fraction(self.since())) / self._aging, priority
+
     def copy(self) -> FairLine[T]:
         """Another one, in which the same are served in the same order."""
         other: FairLine[T] = FairLine(fair=self._fair)

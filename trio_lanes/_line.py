@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from fractions import Fraction
 from typing import Protocol, final
 
 from ._backlog import Queue, rank
@@ -23,6 +24,9 @@ class Line(Protocol):
     def remove(self, job: AnyJob) -> None: ...
     def move(self, job: AnyJob, arrival: int) -> None: ...
     def best(self) -> AnyJob: ...
+    def since(self) -> float | Fraction:
+        """Return when the longest wait in the head's priority began; 0 without aging."""
+
     def before(self, job: AnyJob) -> list[AnyJob]: ...
     def pop(self) -> AnyJob: ...
 
@@ -44,6 +48,9 @@ class PlainLine:
 
     def jobs(self) -> Iterable[AnyJob]:
         return self._queue.items.values()
+
+    def since(self) -> float:
+        return 0
 
     def before(self, job: AnyJob) -> list[AnyJob]:
         mine, items = rank(job._priority, job._arrival), self._queue.items
@@ -102,6 +109,9 @@ class SharedLine:
 
     def best(self) -> AnyJob:
         return self._fair.best()
+
+    def since(self) -> float | Fraction:
+        return self._fair.since()
 
     def pop(self) -> AnyJob:
         return self._fair.pop()
