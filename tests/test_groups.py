@@ -539,6 +539,46 @@ async def test_a_group_that_waits_for_its_rate_is_looked_at_again_when_something
     assert track.start_times == {"better": 60.0, "later": 120.0}
 
 
+@pytest.mark.parametrize("change", ["joins", "leaves", "another", "anew", "the same"])
+async def test_what_a_job_used_corrects_the_group_that_charged_it(
+    autojump_clock: MockClock, change: str
+) -> None:
+    """Only a group that keeps its name in all configurations in between has that past."""
+    lane = LaneConfig(concurrency=9, rate=RateLimit(1000, unit="tokens", algorithm="sliding"))
+    group = {"g": LaneGroup(["main"], rate=TOKENS)}
+    before = {} if change == "joins" else group
+    between: dict[str, LaneGroup] = {} if change == "anew" else before
+    after = {"h": LaneGroup(["main"], rate=TOKENS)} if change == "another" else group
+    if change == "the same":
+        after = {"g": LaneGroup(["main"], concurrency=7, rate=TOKENS)}
+    elif change == "leaves":
+        after = {}
+    async with open_lanes({"main": lane}, groups=before) as lanes:
+        old = lanes.submit_nowait(trio.sleep, 1, cost={"tokens": 100})
+        lanes.configure(groups=between)
+        lanes.configure(groups=after)
+        jobs = [lanes.submit_nowait(trio.sleep, 1, cost={"tokens": 100}) for _ in range(2)]
+        await trio.sleep(5)
+        old.charge(tokens=0)
+        await lanes.wait_idle()
+        assert [job.started_at for job in jobs] == {
+            "leaves": [0.0, 0.0],
+            "the same": [5.0, 60.0 + 5.0],
+        }.get(change, [0.0, 60.0])
+
+
+async def test_a_unit_of_the_group_that_charged_a_job_is_known_to_it_for_good(
+    autojump_clock: MockClock,
+) -> None:
+    group = LaneGroup(["main"], rate=TOKENS)
+    async with open_lanes({"main": 9}, groups={"g": group}) as lanes:
+        jobs = [lanes.submit_nowait(trio.sleep, 1, cost={"tokens": 50}) for _ in range(2)]
+        lanes.configure(groups={})
+        jobs[0].charge(tokens=10)
+        with pytest.raises(ValueError, match="cost names 'bytes', which no rate limit counts"):
+            jobs[1].charge(bytes=10)
+
+
 # ---- templates
 
 

@@ -27,6 +27,7 @@ from ._state import RUNNING, SUCCEEDED, WAITING, JobState
 if TYPE_CHECKING:
     from ._config import RareOptions
     from ._errors import JobCancelledError
+    from ._group import Group
     from ._lane import LaneActor
     from ._room import Entrant
     from ._session import SessionActor
@@ -100,6 +101,7 @@ class Job(Generic[T_co]):
     _charged_at: float
     # What it was charged then; None if it was not, or if `charge` has made that good
     _charged: Mapping[str, float] | None
+    _charged_group: Group | None  # that was charged as well
     _progress_at: float
     _waits: dict[Task, Wait] | None
     _timers: list[Timer] | None  # of its wait
@@ -420,6 +422,7 @@ def make_job(
     job._slot_waiters = None
     job._charged_at = 0.0
     job._charged = None
+    job._charged_group = None
     job._progress_at = 0.0
     job._waits = None
     job._timers = None

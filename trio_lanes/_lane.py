@@ -333,17 +333,18 @@ class LaneActor(Actor):
             self.floor.touch(self.group)
         self.floor.touch(self)
 
-    def metered(self, session: Actor | None) -> list[Actor | Group]:
-        """Whatever charges a job that it runs for ``session``."""
-        return [actor for actor in (self, self.group, session) if actor is not None]
+    def check_cost(
+        self, costs: Mapping[str, float], session: Actor | None, charged: Group | None = None
+    ) -> None:
+        """Refuse ``costs`` in a unit that neither this lane, its group nor ``session`` counts.
 
-    def check_cost(self, costs: Mapping[str, float], session: Actor | None) -> None:
-        """Refuse ``costs`` in a unit that nothing counts.
+        ``charged`` is the group that was charged, if it may be another one.
 
         Raises:
           ValueError: naming the unit, and those that are counted.
         """
-        known = [actor.rates.units for actor in self.metered(session)]
+        counting = (self, self.group, session, charged)
+        known = [actor.rates.units for actor in counting if actor is not None]
         check_units(costs, frozenset().union(*known))
 
     def _token_came(self) -> None:

@@ -117,14 +117,16 @@ class LaneTable(Transitions):
         if charged is None:
             raise RuntimeError(f"{job!r} has not started, or has been charged before")
         lane, session = self.lanes_of(job)
-        lane.check_cost(costs_of(units), session)
+        lane.check_cost(costs_of(units), session, job._charged_group)
         with self.transition():
             job._charged = None
             self.let_remember(lane, session)
             more = {unit: exact(used) - exact(charged.get(unit, 0)) for unit, used in units.items()}
-            for actor in lane.metered(session):
-                actor.rates.correct(more, self.now, job._charged_at)
-                self.touch(actor)
+            # The group is the one that was charged; the lane may be in another by now.
+            for actor in (lane, session, job._charged_group):
+                if actor is not None:
+                    actor.rates.correct(more, self.now, job._charged_at)
+                    self.touch(actor)
 
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""

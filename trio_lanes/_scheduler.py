@@ -214,6 +214,7 @@ class Scheduler(LaneTable):
             self.touch(session)  # it may let the next one go
         job._charged = job._costs
         job._charged_at = self.now
+        job._charged_group = lane.group
         if job._state is RUNNING:
             _lending.readmitted(job)
             self._go_on(job)
