@@ -249,3 +249,93 @@ async def test_a_knot_that_would_be_none_the_looser_for_it_is_an_error_as_any_ot
     async with open_lanes({"main": 2}) as lanes:
         await lanes.run(outer, session="alice")
     assert cleaned_up == [2.0]  # with the slot that `outer` had
+
+
+async def lends_twice() -> None:
+    """Go on without a slot after the first block, since none can come, and lend again."""
+    try:
+        async with this_job().yield_slot():
+            await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            async with this_job().yield_slot():
+                await trio.sleep(1)
+
+
+@pytest.mark.parametrize("close", [close_the_lane, close_the_group])
+async def test_a_cancelled_job_that_lends_again_while_it_cleans_up_ends_without_a_slot(
+    autojump_clock: MockClock, close: Callable[[Lanes], None]
+) -> None:
+    async with open_lanes({"main": 1}, groups={"key": LaneGroup(["main"])}) as lanes:
+        job = lanes.submit_nowait(lends_twice)
+        await wait_all_tasks_blocked()
+        close(lanes)
+        job.cancel()
+        await job.wait_done()
+    assert trio.current_time() == 1.0
+
+
+async def test_a_cancelled_job_that_lends_again_while_another_waits_for_it_ends_without_a_slot(
+    autojump_clock: MockClock,
+) -> None:
+    async def cancels() -> None:
+        job.cancel()
+        await trio.sleep(0.5)
+        await job.wait_done()
+
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(lends_twice)
+        await wait_all_tasks_blocked()
+        await lanes.run(cancels)
+    assert trio.current_time() == 1.5
+
+
+async def test_a_cancelled_job_that_lends_again_waits_for_a_slot_that_can_come(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(lends_twice)
+        await wait_all_tasks_blocked()
+        close_the_lane(lanes)
+        job.cancel()
+        await trio.sleep(0.5)
+        narrow_the_lane(lanes)
+        lanes.submit_nowait(trio.sleep, 3)
+        await job.wait_done()
+    assert trio.current_time() == 3.5
+
+
+@pytest.mark.parametrize("when", [0.5, 1.5])
+async def test_a_shield_around_the_block_keeps_no_cancelled_job_from_going_on_without_a_slot(
+    autojump_clock: MockClock, when: float
+) -> None:
+    async def shielded() -> None:
+        with trio.CancelScope(shield=True):
+            async with this_job().yield_slot():
+                await trio.sleep(1)
+
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(shielded)
+        await wait_all_tasks_blocked()
+        close_the_lane(lanes)
+        await trio.sleep(when)
+        job.cancel()
+        await job.wait_done()
+    assert trio.current_time() == max(when, 1.0)
+
+
+async def test_a_cancelled_job_leaves_a_map_that_lends_though_no_slot_can_come(
+    autojump_clock: MockClock,
+) -> None:
+    async def maps() -> None:
+        async with lanes.map(trio.sleep, [10, 10], lane="sub", yield_slot=True) as results:
+            async for _ in results:
+                pass
+
+    async with open_lanes({"main": 1, "sub": 1}) as lanes:
+        job = lanes.submit_nowait(maps)
+        await trio.sleep(1)
+        close_the_lane(lanes)
+        job.cancel()
+        await job.wait_done()
+    assert trio.current_time() == 1.0

@@ -56,25 +56,38 @@ async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
     lane = job._lane
     with scheduler.transition():
         if scheduler.broken is not None:
-            lane.lending[job] = False
-        elif not job._readmitting:  # else it gets one when the lane starts it
-            lane.lending[job] = True
-            lane.returning[job] = scheduler.closing.shut
-            scheduler.touch(lane)
+            goes_without(job)
+        elif not job._readmitting:  # else it gets a slot when the lane starts it
+            _want_back(scheduler, job, is_cancelled=job.cancel_called)
     if job._waits:
         _deadlock.holds_on(scheduler, job)
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
-        if job in lane.returning:
-            with scheduler.transition():
-                lane.returning[job] = True
-                scheduler.touch(lane)
+        was_cancelled(scheduler, job)
         return Abort.FAILED
 
     if lane.lending.get(job):
         await _slot(job, abort)
     else:
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _want_back(scheduler: Scheduler, job: AnyJob, *, is_cancelled: bool) -> None:
+    """Have the lane of ``job`` give it a slot, before all jobs that wait for one."""
+    lane = job._lane
+    # A job that went on without its slot before does so again if none can come.
+    lane.returning[job] = is_cancelled or scheduler.closing.shut or not lane.lending[job]
+    lane.lending[job] = True
+    scheduler.touch(lane)
+
+
+def was_cancelled(scheduler: Scheduler, job: AnyJob) -> None:
+    """Let ``job``, which was cancelled, go on without its slot if none can come."""
+    returning = job._lane.returning
+    if returning.get(job) is False:
+        with scheduler.transition():
+            returning[job] = True
+            scheduler.touch(job._lane)
 
 
 def regained(job: AnyJob) -> None:

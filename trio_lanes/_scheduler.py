@@ -381,6 +381,7 @@ class Scheduler(LaneTable):
             job._interruption = error
         if scope is not None:
             scope.cancel(error.reason)
+        _lending.was_cancelled(self, job)  # a shield may keep the cancellation from its tasks
 
     def abandon(self, job: AnyJob, error: JobCancelledError) -> bool:
         """Cancel ``job``, which runs, and settle it now: what its body still does is its own.
