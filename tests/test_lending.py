@@ -1000,6 +1000,42 @@ async def test_a_readmission_that_is_cancelled_lets_those_behind_it_go_on(
     assert track.start_times == {"next": 5.0}
 
 
+@pytest.mark.parametrize("session", [None, "alice"])
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_a_cancelled_readmission_gets_its_slot_before_the_jobs_that_stood_behind_it(
+    autojump_clock: MockClock, session: str | None, grouped: bool
+) -> None:
+    groups = {"all": LaneGroup(["main"], concurrency=1)} if grouped else {}
+    recorder = LaneRecorder()
+    config = LaneConfig(concurrency=2 if grouped else 1, rate=SLIDING)
+    async with open_lanes({"main": config}, groups=groups, instruments=[recorder]) as lanes:
+        job = lanes.submit_nowait(readmitted, lanes, session=session, cost={"tokens": 90})
+        await wait_all_tasks_blocked()
+        behind = lanes.submit_nowait(trio.sleep, 100, cost={"tokens": 5})
+        await trio.sleep(5)
+        assert job.blocked_by()[0].kind == "rate"
+        job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.wait()
+        assert trio.current_time() == 5.0
+        await behind.wait()
+        assert behind.started_at == 5.0
+    recorder.check()
+
+
+async def test_a_cancelled_readmission_without_any_slot_to_come_is_over_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(readmitted, lanes, 30)
+        await wait_all_tasks_blocked()
+        lanes.lane("main").concurrency = 0
+        job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.wait()
+        assert trio.current_time() == 0.0
+
+
 @pytest.mark.many_seeds(10)
 async def test_a_readmission_may_be_cancelled_in_the_tick_in_which_it_comes(
     autojump_clock: MockClock,

@@ -157,21 +157,24 @@ async def readmit(
     if scheduler.waits:
         _deadlock.holds_on(scheduler, job)
     task = trio.lowlevel.current_task()
+    raise_cancel: RaiseCancel | None = None
 
-    def abort(raise_cancel: RaiseCancel) -> Abort:
+    def abort(raise_cancel_: RaiseCancel) -> Abort:
+        nonlocal raise_cancel
         with scheduler.transition():
-            assert job._slot_waiters is not None
-            job._slot_waiters.remove(task)
             _leave_line(job)
-            scheduler.touch(job._lane)
-        return Abort.SUCCEEDED
+            if job._lenders:  # another task of the job takes the slot back
+                assert job._slot_waiters is not None
+                job._slot_waiters.remove(task)
+                return Abort.SUCCEEDED
+            # In the same transition: no job that stood behind it takes the slot in between.
+            raise_cancel = raise_cancel_
+            _want_back(scheduler, job, is_cancelled=True)
+        return Abort.FAILED
 
-    try:
-        await _slot(job, abort)
-    except BaseException:
-        job._lenders += 1  # as one who lends no more: it cleans up with a slot
-        await take_back(scheduler, job)
-        raise
+    await _slot(job, abort)
+    if raise_cancel is not None:
+        raise_cancel()
 
 
 def _leave_line(job: AnyJob) -> None:
