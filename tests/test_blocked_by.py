@@ -133,6 +133,25 @@ async def test_a_job_waits_for_the_rate_of_its_session(autojump_clock: MockClock
         lanes.clear()
 
 
+async def test_with_a_rate_of_its_session_a_job_waits_for_the_jobs_that_are_readmitted_before_it(
+    autojump_clock: MockClock,
+) -> None:
+    async def turned_away() -> None:
+        lanes.pause("cron")
+        await this_job().readmit()
+
+    sessions = LaneConfig(concurrency=2, rate=RateLimit(10, 1))
+    async with open_lanes({"main": 4, "cron": 4}, sessions=sessions) as lanes:
+        alice = lanes.session("alice")
+        first = alice.submit_nowait(turned_away, lane="cron")
+        await trio.sleep(1)
+        assert first.blocked_by() == (Blocker("pause", "cron"),)
+        equal, better = (alice.submit_nowait(trio.sleep, 0, priority=one) for one in (0, 1))
+        await better.wait()
+        assert equal.blocked_by() == (Blocker("order", "session:alice", (first,)),)
+        lanes.resume("cron")
+
+
 # ---- in its lane
 
 

@@ -265,8 +265,7 @@ def _turn(subject: tuple[SessionActor, AnyJob]) -> _Need:
     if session.waiting:
         place = job._place or rank(job._priority, LAST)  # it may not have come yet
         before += [one for one in session.waiting_jobs() if one._place and one._place < place]
-    if session.rates.units:  # it forwards one at a time, and who is readmitted goes first
-        before += [one for one in session.readmitting if one._priority >= job._priority]
+    before += session.readmitted_before(job)
     # Those for the lane of the job itself can start if it can, as far as that lane goes.
     starts: list[Key] = [
         (_all, tuple(slot_of(one._lane))) for one in before if one._lane is not job._lane

@@ -130,7 +130,14 @@ class SessionActor(Actor):
         """The jobs that come before ``job``, which has its place in line."""
         self._take_mail()
         waiting = {**self.forwarded, **self.backlog.items}
-        return [waiting[place] for place in sorted(waiting) if place < job._place]
+        before = [waiting[place] for place in sorted(waiting) if place < job._place]
+        return self.readmitted_before(job) + before
+
+    def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs that are readmitted before a job that waits: with rates, one at a time."""
+        if not self.rates.units:
+            return []
+        return [one for one in self.readmitting if one._priority >= job._priority]
 
     def remove(self, job: AnyJob) -> None:
         """Take ``job``, which waits, out of line, and out of that of its global lane."""
