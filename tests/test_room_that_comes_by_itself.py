@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.track import Steps, Track
-from trio_lanes import JobState, LaneConfig, LaneGroup, RateLimit, open_lanes
+from trio_lanes import JobState, LaneConfig, LaneFullError, LaneGroup, RateLimit, open_lanes
 
 SLIDING = RateLimit(1, per=60, algorithm="sliding")
 
@@ -94,6 +94,35 @@ async def test_room_comes_when_the_rate_of_the_group_allows_it(autojump_clock: M
         await lanes.run(trio.sleep, 0, lane="cron")
         await lanes.run(trio.sleep, 0)
     assert trio.current_time() == 60.0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_job_that_must_not_overtake_the_head_of_its_group_waits_for_room_without_haste(
+    autojump_clock: MockClock, shared: bool
+) -> None:
+    """By its own cost it could start at once, but a sibling's head waits for the group's rate."""
+    tokens = RateLimit(10, per=60, unit="tokens", algorithm="sliding")
+    group = LaneGroup(["main", "cron"], rate=tokens)
+    limiter = trio.CapacityLimiter(5) if shared else None
+    cron = LaneConfig(max_waiting=0, limiter=limiter, warn_after=9e9)
+    main = LaneConfig(concurrency=5, warn_after=9e9)
+    async with open_lanes({"main": main, "cron": cron}, groups={"g": group}) as lanes:
+        lane, track = lanes.lane("cron"), Track()
+        await lanes.run(trio.sleep, 0, cost={"tokens": 6})
+        head = lanes.submit_nowait(track.sleep, "head", cost={"tokens": 6})
+        with pytest.raises(LaneFullError):
+            lane.submit_nowait(track.sleep, "cheap", cost={"tokens": 1})
+        better = lane.submit_nowait(track.sleep, "better", cost={"tokens": 1}, priority=1)
+        assert better.state is JobState.RUNNING
+        await better.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(lane.run, track.sleep, "cheap", cost={"tokens": 1}))
+            with Steps() as steps:
+                await trio.sleep(50)
+            assert steps.count <= 10
+            assert lane.waiting == 0
+        await head.wait()
+    assert track.start_times == {"better": 0.0, "head": 60.0, "cheap": 60.0}
 
 
 async def test_room_comes_when_a_sibling_leaves_its_token_to_the_group(

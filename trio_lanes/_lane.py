@@ -232,7 +232,7 @@ class LaneActor(Actor):
         if self.asker is not None and not self.asker.has_token_for(job):
             return False
         now = trio.current_time()
-        return self._charged_from(job, now) <= now
+        return self._charged_from(job, now) <= now and not self._stands_behind(job, now)
 
     @property
     def may_start_newcomers(self) -> bool:
@@ -246,11 +246,17 @@ class LaneActor(Actor):
     def look_out_for(self, job: AnyJob) -> None:
         """Look again when ``job``, which may not wait here, could start, for all it knows of."""
         now = trio.current_time()
+        if self._stands_behind(job, now):
+            return  # the step of the group that starts the head before it is looked at
         when = self._charged_from(job, now)
         if when > now:
             self._rate_timer = self.floor.touch_at(when, self, self._rate_timer)
         elif self.asker is not None:
             self.asker.ask_for(job)
+
+    def _stands_behind(self, job: AnyJob, now: float) -> bool:
+        """Whether the group has a head that ``job``, if it came now, must not overtake."""
+        return self.group is not None and self.group.has_before(job._priority, now)
 
     def _charged_from(self, job: AnyJob, now: float) -> float:
         """When the rates let ``job`` start."""
