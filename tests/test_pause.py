@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes import JobState, LaneConfig, UnknownLaneError, open_lanes
+from trio_lanes import JobState, LaneConfig, LaneGroup, UnknownLaneError, open_lanes
 
 from .track import Track
 
@@ -259,3 +259,29 @@ async def test_jobs_keep_their_order_over_a_pause(autojump_clock: MockClock) -> 
         await trio.sleep(10)
         lanes.resume("session:alice")
     assert track.started == ["running", "urgent", 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", [None, "sub:*"])
+async def test_pauses_that_end_at_the_same_time_let_the_best_head_of_a_group_start(
+    autojump_clock: MockClock, name: str | None
+) -> None:
+    track = Track()
+    group = LaneGroup(["sub:*"], concurrency=1)
+    async with open_lanes({"sub:*": 1}, groups={"g": group}) as lanes:
+        for lane in "ab":
+            lanes.submit_nowait(trio.sleep, 0, lane=f"sub:{lane}")
+        lanes.pause_for(name, 10)
+        lanes.submit_nowait(track.sleep, "worse", lane="sub:a")
+        lanes.submit_nowait(track.sleep, "better", lane="sub:b", priority=9)
+    assert track.start_times == {"better": 10.0, "worse": 11.0}
+
+
+async def test_pauses_of_sessions_that_end_at_the_same_time_let_the_best_of_them_start(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        for priority, key in enumerate(("worse", "better")):
+            lanes.session(key).submit_nowait(track.sleep, key, priority=priority, delay=1)
+            lanes.session(key).pause_for(10)
+    assert track.start_times == {"better": 10.0, "worse": 11.0}

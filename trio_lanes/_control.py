@@ -129,7 +129,7 @@ def pause_for(scheduler: Scheduler, actors: Iterable[Actor], delay: float) -> No
                 if actor.pause_timer is not None:
                     actor.pause_timer.cancel()
                 call = partial(_pause_is_over, scheduler, actor)
-                actor.pause_timer = scheduler.timers.call_at(until, call)
+                actor.pause_timer = scheduler.timers.call_at(until, call, alone=False)
             _update_pause(scheduler, actor)
 
 
@@ -143,9 +143,8 @@ def resume(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
 
 
 def _pause_is_over(scheduler: Scheduler, actor: Actor) -> None:
-    with scheduler.transition():
-        _end_timed_pause(actor)
-        _update_pause(scheduler, actor)
+    _end_timed_pause(actor)
+    _update_pause(scheduler, actor)
 
 
 def _end_timed_pause(actor: Actor) -> None:

@@ -1,5 +1,10 @@
 """What is due later: one heap of times, and one task that exists only while the heap is not empty.
 
+The timers of lanes that are due together are one transition: of all lanes whose pauses end or whose
+rates refill then, the best head starts, and not that of the lane whose timer was set first. They
+come before the timers of jobs that are due at the same time, so a job that may start then does so
+before its time to wait is over.
+
 The task sleeps under a cancel scope whose deadline is the earliest time of the heap, so setting
 a later timer wakes nobody and setting an earlier one only moves that deadline. It is shielded: who
 waits, shielded, for what a timer brings must get it though the lanes are cancelled meanwhile.
@@ -9,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, Final, final
 
@@ -48,24 +54,31 @@ class Timer:
 class Timers:
     """The timers of one `Lanes`. Calls are made in order of time, equals in order of setting."""
 
-    def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    def __init__(
+        self,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        transition: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._spawn: Final = spawn
-        self._heap: list[tuple[float, int, Timer]] = []
+        self._transition: Final = transition
+        # (when, whether it is made alone, the order of setting, timer)
+        self._heap: list[tuple[float, bool, int, Timer]] = []
         self._order: Final = count()
         self._waiting = 0  # timers in the heap that are not cancelled
         self._alive = False  # whether the task exists
         self._stopped = False
         self._sleep: trio.CancelScope | None = None  # what the task sleeps under
 
-    def call_at(self, when: float, call: Callable[[], None]) -> Timer:
+    def call_at(self, when: float, call: Callable[[], None], *, alone: bool = True) -> Timer:
         """Have ``call()`` made at ``when`` on Trio's clock, in a task of the lanes' nursery.
 
-        The call must not raise.
+        The call must not raise. If it is not made ``alone``, it is made before all that are, and in
+        one transition with the others that are due.
         """
         if self._stopped:
             return Timer(when, None, self)
         timer = Timer(when, call, self)
-        heapq.heappush(self._heap, (when, next(self._order), timer))
+        heapq.heappush(self._heap, (when, alone, next(self._order), timer))
         self._waiting += 1
         if not self._alive:
             self._alive = True
@@ -77,7 +90,7 @@ class Timers:
     def stop(self) -> None:
         """Make no call any more, neither those that are set nor those that will be."""
         self._stopped = True
-        for _, _, timer in self._heap.copy():
+        for *_, timer in self._heap.copy():
             timer.cancel()
 
     def _forget(self) -> None:
@@ -87,14 +100,17 @@ class Timers:
             if self._sleep is not None:
                 self._sleep.cancel()  # lets the task end
         elif len(self._heap) > 2 * self._waiting + 16:
-            self._heap = [entry for entry in self._heap if entry[2]._call is not None]
+            self._heap = [entry for entry in self._heap if entry[3]._call is not None]
             heapq.heapify(self._heap)
 
     def _skip_cancelled(self) -> bool:
         """Drop the cancelled timers that would be due next; whether any other is left."""
-        while self._heap and not self._heap[0][2].is_set:
+        while self._heap and not self._heap[0][3].is_set:
             heapq.heappop(self._heap)
         return bool(self._heap)
+
+    def _is_due(self, now: float) -> bool:
+        return bool(self._heap) and self._heap[0][0] <= now
 
     @enable_ki_protection
     async def _run(self) -> None:
@@ -104,8 +120,13 @@ class Timers:
                     await trio.sleep_forever()
                 self._sleep = None
                 now = trio.current_time()
-                while self._heap and self._heap[0][0] <= now:
-                    heapq.heappop(self._heap)[2]._fire()
+                while self._is_due(now):
+                    if self._heap[0][1]:
+                        heapq.heappop(self._heap)[3]._fire()
+                        continue
+                    with self._transition():
+                        while self._is_due(now) and not self._heap[0][1]:
+                            heapq.heappop(self._heap)[3]._fire()
         finally:
             self._alive = False
             self._sleep = None

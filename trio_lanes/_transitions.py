@@ -76,7 +76,7 @@ class Transitions:
         self.tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
         self._changed: Final[dict[Actor, None]] = {}  # where instruments may have to be told
         self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
-        self.timers: Final = Timers(self.spawn)
+        self.timers: Final = Timers(self.spawn, self.transition)
         self.watches: Final = Watches(jobs_by_task().watches)
         self.lanes: Final[dict[str, LaneActor]] = {}  # global ones, by name
 
@@ -136,15 +136,12 @@ class Transitions:
 
     def touch_at(self, when: float, actor: Steps, timer: Timer | None) -> Timer:
         """Have ``actor`` take a step at ``when``, instead of when ``timer`` is due."""
+        if timer is not None and timer.is_set and timer.when == when:
+            return timer
+        new = self.timers.call_at(when, partial(self.touch, actor), alone=False)
         if timer is not None:
-            if timer.when == when and timer.is_set:
-                return timer
-            timer.cancel()
-        return self.timers.call_at(when, partial(self._touch_now, actor))
-
-    def _touch_now(self, actor: Steps) -> None:
-        with self.transition():
-            self.touch(actor)
+            timer.cancel()  # last: without any timer, the task that waits for them would end
+        return new
 
     def serve(self) -> None:
         """End the outermost transition: whatever can act now acts."""
