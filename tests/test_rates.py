@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Literal
 
+import attrs
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, current_job, open_lanes
 
@@ -359,3 +361,67 @@ async def test_nothing_wakes_while_a_rate_limited_lane_has_nothing_to_start(
         assert steps.count <= 2  # this task's own
         trio.lowlevel.remove_instrument(steps)
         assert waits(lanes) == 1
+
+
+@pytest.mark.parametrize("where", ["lane", "group", "session", "room", "room in the session"])
+async def test_no_timer_outlives_the_job_that_waited_for_a_rate(
+    autojump_clock: MockClock, where: str
+) -> None:
+    rate, none = sliding(1, 1000), LaneConfig(concurrency=9, warn_after=9e9)
+    main = attrs.evolve(none, rate=rate if where in ("lane", "room") else ())
+    main = attrs.evolve(main, max_waiting=0 if where.startswith("room") else math.inf)
+    session = LaneConfig(concurrency=9, rate=rate if "session" in where else ())
+    groups = {"g": LaneGroup(["main"], rate=rate)} if where == "group" else {}
+    async with open_lanes({"main": main, "cron": none}, sessions=session, groups=groups) as lanes:
+        # While it runs, the session needs no timer to remember its rate.
+        lanes.submit_nowait(trio.sleep_forever, lane="cron", session="alice", cost=0)
+        await lanes.run(no_op, session="alice")
+        if where.startswith("room"):
+            with trio.move_on_after(1):
+                await lanes.run(no_op, session="alice" if "session" in where else None)
+        else:
+            job = lanes.submit_nowait(no_op, session="alice" if where == "session" else None)
+            await trio.sleep(1)
+            job.cancel()
+        await wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
+        lanes.reset()
+
+
+async def test_a_lane_that_lost_its_rate_while_a_job_waited_for_it_keeps_no_timer(
+    autojump_clock: MockClock,
+) -> None:
+    config = LaneConfig(concurrency=9, warn_after=math.inf)
+    async with open_lanes({"main": attrs.evolve(config, rate=sliding(1, 1000))}) as lanes:
+        for _ in range(2):
+            lanes.submit_nowait(trio.sleep_forever)
+        lanes.configure({"main": config})
+        await wait_all_tasks_blocked()
+        assert lanes.lane("main").active == 2
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
+        lanes.reset()
+
+
+async def test_rates_that_refill_at_the_same_time_let_the_best_head_of_a_group_start(
+    autojump_clock: MockClock,
+) -> None:
+    config = LaneConfig(rate=sliding(1, 10))
+    group = LaneGroup(["main", "cron"], concurrency=1)
+    async with open_lanes({"main": config, "cron": config}, groups={"g": group}) as lanes:
+        for lane in ("main", "cron"):
+            lanes.submit_nowait(no_op, lane=lane)
+            await lanes.wait_idle()
+        worse = lanes.submit_nowait(trio.sleep, 1)
+        better = lanes.submit_nowait(trio.sleep, 1, lane="cron", priority=9)
+        await lanes.wait_idle()
+        assert starts([better, worse]) == [10, 11]
+
+
+async def test_a_job_whose_rate_refills_when_its_queue_timeout_is_over_starts(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(rate=sliding(1, 10))}) as lanes:
+        await lanes.run(no_op)
+        job = lanes.submit_nowait(no_op, queue_timeout=10)
+        await job.wait()
+        assert starts([job]) == [10]

@@ -81,6 +81,7 @@ class Actor(ABC):
     """One lane, of either layer."""
 
     __slots__ = (
+        "_awaits_charge",
         "_rate_timer",
         "active",
         "bounded",
@@ -119,6 +120,7 @@ class Actor(ABC):
         self.paused_until: float | None = None  # when a pause ends by itself
         self.pause_timer: Timer | None = None
         self._rate_timer: Timer | None = None
+        self._awaits_charge = False  # whether that is set for a head, here or in line for room
         self.generation = 0  # how often it was reset
         self.touched = False  # whether it is in line for a step
         self.turns = turns  # the line for that
@@ -164,15 +166,28 @@ class Actor(ABC):
         return True
 
     def wait_for_rate(self, until: float) -> None:
-        """Look again when the head's charge is there."""
+        """Look again when the rates let the head start."""
         if self._rate_timer is None or self._rate_timer.when != until:
             self.floor.rate_limited(self, until)
-        self._rate_timer = self.floor.touch_at(until, self, self._rate_timer)
+        self.look_again_for_head(until)
+
+    def look_again_for_head(self, when: float) -> None:
+        """Take a step at ``when``, unless no head waits for a rate any more."""
+        self._rate_timer = self.floor.touch_at(when, self, self._rate_timer)
+        self._awaits_charge = True
+
+    def wait_for_no_rate(self) -> None:
+        """Cancel the timer that was set for a head, which is gone or waits for something else."""
+        if self._awaits_charge:
+            self._awaits_charge = False
+            assert self._rate_timer is not None
+            self._rate_timer.cancel()
 
     def set_config(self, config: LaneConfig) -> None:
         """Go on with another configuration; running jobs are not touched."""
         if config.rate != self.config.rate:
             self.rates = self.rates.reconfigured(rate_limits(config.rate), self.floor.now)
+            self.wait_for_no_rate()
         self.config = config
         self.wrap = config.wrap
         self.concurrency = config.concurrency

@@ -250,7 +250,7 @@ class LaneActor(Actor):
             return  # the step of the group that starts the head before it is looked at
         when = self._charged_from(job, now)
         if when > now:
-            self._rate_timer = self.floor.touch_at(when, self, self._rate_timer)
+            self.look_again_for_head(when)
         elif self.asker is not None:
             self.asker.ask_for(job)
 
@@ -265,14 +265,16 @@ class LaneActor(Actor):
 
     def ready_head(self) -> AnyJob | None:
         """The head of the line, if nothing of this lane but its limiter stops it."""
-        head = None
+        head, when = None, self.floor.now
         has_slot = self.asker is not None or self.slots < self.concurrency
         if has_slot and self.line and not self.paused and not self.returning:
             head = self.line.best()
             when = self.rates.ready_at(head._costs, self.floor.now)
-            if when > self.floor.now:
-                self.wait_for_rate(when)
-                head = None
+        if when > self.floor.now:
+            self.wait_for_rate(when)
+            head = None
+        else:
+            self.wait_for_no_rate()
         if head is None and self.asker is not None and not (self.returning or self.room_line):
             self.asker.rest()
         return head

@@ -192,14 +192,14 @@ class SessionActor(Actor):
             heads |= self.forwarded
             if self.backlog.items:
                 heads[self.backlog.best_rank()] = self.backlog.best()
-        if not heads:
-            return None
-        head = heads[min(heads)]
-        when = self.rates.ready_at(head._costs, self.floor.now)
-        if when <= self.floor.now:
-            return head
-        self.wait_for_rate(when)
-        return None
+        head = heads[min(heads)] if heads else None
+        if head is not None:
+            when = self.rates.ready_at(head._costs, self.floor.now)
+            if when > self.floor.now:
+                self.wait_for_rate(when)
+                return None
+        self.wait_for_no_rate()
+        return head
 
     @property
     def is_held(self) -> bool:
@@ -240,7 +240,7 @@ class SessionActor(Actor):
         now, timer = trio.current_time(), self._rate_timer
         when = self.rates.ready_at(job._costs, now)
         if when > now and not (timer is not None and timer.is_set and timer.when <= when):
-            self._rate_timer = self.floor.touch_at(when, self, timer)
+            self.look_again_for_head(when)
 
     def readmit(self, job: AnyJob) -> None:
         """``job``, which runs and keeps its slot here, is to be started again."""
