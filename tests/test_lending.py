@@ -1144,6 +1144,28 @@ async def test_a_lender_that_is_done_before_a_readmission_that_is_cancelled_gets
     assert times == [5.0, 5.0]
 
 
+async def test_a_readmission_that_is_cancelled_while_a_task_of_the_job_lends_waits_for_no_slot(
+    autojump_clock: MockClock,
+) -> None:
+    times: list[float] = []
+
+    async def lender() -> None:
+        await trio.sleep(1)
+        times.append(await lend(9))
+
+    async def body() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lender)
+            with trio.move_on_after(5):
+                await readmitted(lanes, 30)
+            times.append(trio.current_time())
+            assert lanes.lane("main").limiter.borrowed_tokens == 0
+
+    async with open_lanes({"main": 1}) as lanes:
+        await lanes.run(body)
+    assert times == [5.0, 10.0]
+
+
 async def test_a_job_that_is_readmitted_while_a_task_of_it_lends_goes_on_without_its_slot(
     autojump_clock: MockClock,
 ) -> None:
