@@ -140,6 +140,55 @@ async def test_others_have_their_turn_when_a_block_is_left_and_not_when_it_is_en
         await job.wait()
 
 
+@pytest.mark.parametrize("where", ["outside", "in another job", "in a thread"])
+@pytest.mark.parametrize("verb", ["yield_slot", "readmit"])
+async def test_a_task_that_is_not_inside_a_job_cannot_give_its_slot_away(
+    autojump_clock: MockClock, verb: str, where: str
+) -> None:
+    track = Track()
+    gate = trio.Event()
+
+    async def give_away() -> None:
+        with pytest.raises(RuntimeError):
+            if verb == "readmit":
+                await job.readmit()
+            async with job.yield_slot():
+                raise AssertionError
+
+    async with open_lanes({"main": 1, "side": 1}) as lanes:
+        job = lanes.submit_nowait(track.hold, "first", gate)
+        lanes.submit_nowait(track.hold, "second", gate)
+        await wait_all_tasks_blocked()
+        if where == "outside":
+            await give_away()
+        elif where == "in another job":
+            await lanes.run(give_away, lane="side")
+        else:
+            await trio.to_thread.run_sync(trio.run, give_away)
+        assert lanes.lane("main").limiter.borrowed_tokens == 1
+        gate.set()
+    assert track.peak == 1
+    assert track.ended == ["first", "second"]
+
+
+async def test_a_job_of_lanes_inside_a_job_is_inside_that_too_and_can_lend_its_slot(
+    autojump_clock: MockClock,
+) -> None:
+    async def lends(outer_job: Job[Any]) -> None:
+        async with outer_job.yield_slot():
+            await trio.sleep(3)
+
+    async def outer() -> None:
+        async with open_lanes({"main": 1}) as inner:
+            await inner.run(lends, this_job())
+
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(outer)
+        await lanes.run(trio.sleep, 2)
+        assert trio.current_time() == 2
+    assert trio.current_time() == 3
+
+
 async def test_only_a_job_that_has_started_can_lend_and_no_other_task_can(
     autojump_clock: MockClock,
 ) -> None:
@@ -482,21 +531,19 @@ async def test_a_job_that_has_ended_has_nothing_to_lend_and_nothing_to_take_back
 async def test_the_end_of_a_job_that_never_took_its_slot_back_lets_others_go_on(
     autojump_clock: MockClock,
 ) -> None:
-    """Lent by a task outside of it, which must not keep a lane from coming to its end."""
+    """The block in which it lent is left after its end, elsewhere."""
+    blocks = []
 
-    async def lend_from_outside() -> None:
-        async with job.yield_slot():
-            await trio.sleep(5)
+    async def lend_and_end() -> None:
+        blocks.append(this_job().yield_slot())
+        await blocks[0].__aenter__()
+        await trio.sleep(1)
 
-    async with trio.open_nursery() as nursery:
-        async with open_lanes({"main": 1, "sub:*": 1}) as lanes:
-            job = lanes.submit_nowait(trio.sleep, 1, lane="sub:a")
-            await wait_all_tasks_blocked()
-            nursery.start_soon(lend_from_outside)
-            await trio.sleep(2)
-            assert job.done
-            assert list(lanes.statistics().lanes) == ["main"]
-    assert trio.current_time() == 5.0
+    async with open_lanes({"main": 1, "sub:*": 1}) as lanes:
+        job = lanes.submit_nowait(lend_and_end, lane="sub:a")
+        await job.wait()
+        assert list(lanes.statistics().lanes) == ["main"]
+        await blocks[0].__aexit__(None, None, None)
 
 
 async def test_lanes_that_are_left_let_a_lender_take_its_slot_back(

@@ -7,6 +7,7 @@ nearest task above it that runs one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -60,6 +61,22 @@ def job_here(jobs: JobsByTask) -> AnyJob | None:
         nursery = task.parent_nursery
         task = None if nursery is None else nursery.parent_task
     return None
+
+
+def jobs_here(jobs: JobsByTask) -> Iterator[AnyJob]:
+    """The jobs that the current task is inside of, the innermost first.
+
+    There are several where a job opens lanes of its own: a task of a job of these is inside both.
+    """
+    if job_here(jobs) is None:
+        return
+    task: Task | None = trio.lowlevel.current_task()
+    while task is not None:
+        job = jobs.get(task)
+        if job is not None:
+            yield job
+        nursery = task.parent_nursery
+        task = None if nursery is None else nursery.parent_task
 
 
 def current_job() -> AnyJob | None:

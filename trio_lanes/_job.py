@@ -308,7 +308,9 @@ class Job(Generic[T_co]):
         Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
 
         Raises:
-          RuntimeError: if it does not run.
+          RuntimeError: if the job has not started; or if it runs and the calling task is not inside
+            it, which is neither the job's own task nor below that in the nursery tree. Nothing has
+            changed then.
         """
         if self.started_at is None:
             raise RuntimeError(f"{self!r} has no slot to lend")
@@ -327,7 +329,8 @@ class Job(Generic[T_co]):
         shielded, for a slot to clean up with.
 
         Raises:
-          RuntimeError: if it does not run, or lends its slot.
+          RuntimeError: if the job does not run, or lends its slot, or if the calling task is not
+            inside it, as for `yield_slot`. Nothing has changed then.
           TypeError, ValueError: for a bad cost.
         """
         if self._state is not RUNNING:

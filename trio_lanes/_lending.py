@@ -16,6 +16,7 @@ import trio
 from trio.lowlevel import Abort, enable_ki_protection
 
 from . import _deadlock
+from ._current import jobs_here
 from ._job import AnyJob
 from ._rate import costs_of
 from ._state import RUNNING
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 
 @enable_ki_protection
 def lend(scheduler: Scheduler, job: AnyJob) -> None:
-    """Another task of ``job`` lends its slot."""
+    """Another task of ``job`` lends its slot.
+
+    Raises:
+      RuntimeError: if the current task is not inside ``job``; then nothing has changed.
+    """
+    _check_inside(scheduler, job)
     with scheduler.transition():
         job._lenders += 1
         if job._has_slot:
@@ -36,6 +42,13 @@ def lend(scheduler: Scheduler, job: AnyJob) -> None:
             del job._lane.returning[job]
             scheduler.touch(job._lane)
             _wake(job)
+
+
+def _check_inside(scheduler: Scheduler, job: AnyJob) -> None:
+    """Refuse a task that is not inside ``job``: the body would go on without its slot."""
+    scheduler.check_thread()
+    if job._state is RUNNING and job not in jobs_here(scheduler.running):
+        raise RuntimeError(f"only a task inside {job!r} can give its slot away")
 
 
 def _give_away(job: AnyJob) -> None:
@@ -133,7 +146,12 @@ def _wake(job: AnyJob) -> None:
 async def readmit(
     scheduler: Scheduler, job: AnyJob, cost: float | Mapping[str, float] | None
 ) -> None:
-    """Give the slot back, and return when the lane would start ``job`` again."""
+    """Give the slot back, and return when the lane would start ``job`` again.
+
+    Raises:
+      RuntimeError: as `lend`, or if the job has lent its slot.
+    """
+    _check_inside(scheduler, job)
     if job._lenders or not job._has_slot:
         raise RuntimeError(f"{job!r} has lent its slot, so it cannot be readmitted now")
     if cost is None:
