@@ -1,6 +1,7 @@
 """Closing and draining."""
 
 import logging
+from typing import Literal
 
 import pytest
 import trio
@@ -363,6 +364,44 @@ async def test_drain_inside_a_job_leaves_out_that_job_and_those_that_wait_for_it
         assert reports == [DrainReport(finished=0, cancelled=1, abandoned=0)]
         assert type(other.exception) is JobCancelledError
         assert trio.current_time() == 5
+
+
+@pytest.mark.parametrize("waiting", ["finish", "cancel"])
+async def test_a_message_behind_a_drain_in_its_session_does_not_hold_that_up(
+    autojump_clock: MockClock, waiting: Literal["finish", "cancel"]
+) -> None:
+    async with open_lanes({"main": 4}) as lanes:
+
+        async def command() -> DrainReport:
+            return await lanes.drain(waiting=waiting)
+
+        drain = lanes.submit_nowait(command, session="alice")
+        behind = lanes.submit_nowait(returns, session="alice")
+        lanes.submit_nowait(trio.sleep, 1, session="bob")
+        cancelled = int(waiting == "cancel")
+        assert await drain.wait() == DrainReport(1, cancelled, 0)
+        assert trio.current_time() == 1
+    assert behind.state is (JobState.CANCELLED if cancelled else JobState.SUCCEEDED)
+
+
+async def test_a_message_behind_a_drain_in_its_session_is_cancelled_with_what_outlives_the_grace(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 4}) as lanes:
+
+        async def command() -> DrainReport:
+            return await lanes.drain(grace=3)
+
+        async def waits_for_it() -> None:
+            await behind.wait()
+
+        drain = lanes.submit_nowait(command, session="alice")
+        behind = lanes.submit_nowait(returns, session="alice")
+        lanes.submit_nowait(waits_for_it)
+        lanes.submit_nowait(never_ends)
+        assert await drain.wait() == DrainReport(1, 2, 0)
+        assert trio.current_time() == 3
+        assert type(behind.exception) is LanesClosedError
 
 
 async def test_drain_inside_a_job_gives_up_who_waits_for_that_job_no_more(

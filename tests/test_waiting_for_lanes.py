@@ -13,11 +13,13 @@ from trio_lanes import (
     JobCancelledError,
     JobState,
     LaneClearedError,
+    LaneConfig,
     LaneGroup,
     Lanes,
     LanesClosedError,
     QueueTimeoutError,
     UnknownLaneError,
+    current_job,
     open_lanes,
 )
 
@@ -550,6 +552,175 @@ async def test_a_job_of_other_lanes_is_no_reason_to_leave_out_anything(
                 return trio.current_time()
 
         assert await outer.run(body) == 1.0
+
+
+# ---- inside a job: jobs that cannot start or end before it
+
+
+async def wait_for(lanes: Lanes, verb: str) -> None:
+    if verb == "drain":
+        await lanes.drain()
+    elif verb == "wait_room":
+        await lanes.wait_room(1)
+    elif verb == "wait_active":
+        assert await lanes.wait_active() is True
+    else:
+        await getattr(lanes, verb)()
+
+
+@pytest.mark.parametrize("verb", ["drain", "wait_idle", "wait_empty", "wait_room"])
+@pytest.mark.parametrize("needs", ["its session", "its slot", "its token", "its group"])
+async def test_a_job_that_waits_for_its_lanes_leaves_out_those_that_need_what_it_holds(
+    autojump_clock: MockClock, verb: str, needs: str
+) -> None:
+    track = Track()
+    shared = trio.CapacityLimiter(1)
+    main: int | LaneConfig = 1 if needs == "its slot" else 4
+    if needs == "its token":
+        main = LaneConfig(limiter=shared)
+    groups = {"g": LaneGroup(["main", "cron"], concurrency=1)} if needs == "its group" else {}
+    session = "alice" if needs == "its session" else None
+    cron: int | LaneConfig = LaneConfig(limiter=shared) if needs == "its token" else 1
+    async with open_lanes({"main": main, "cron": cron, "side": 1}, groups=groups) as lanes:
+
+        async def body() -> float:
+            await wait_for(lanes, verb)
+            return trio.current_time()
+
+        job = lanes.submit_nowait(body, session=session)
+        lane = "main" if needs in ("its session", "its slot") else "cron"
+        behind = [lanes.submit_nowait(track.sleep, n, session=session, lane=lane) for n in (1, 2)]
+        lanes.submit_nowait(trio.sleep, 3, lane="side")
+        lanes.submit_nowait(trio.sleep, 2, lane="side")
+        end = 3 if verb in ("wait_empty", "wait_room") else 5
+        assert await job.wait() == end
+        await behind[1].wait()
+    assert track.ended == [1, 2]
+
+
+@pytest.mark.parametrize("verb", ["drain", "wait_idle", "wait_active"])
+async def test_a_job_that_waits_for_its_lanes_leaves_out_who_waits_for_a_job_behind_it(
+    autojump_clock: MockClock, verb: str
+) -> None:
+    async with open_lanes({"main": 3, "full": LaneConfig(max_waiting=0), "side": 1}) as lanes:
+
+        async def body() -> float:
+            await trio.sleep(1)
+            await wait_for(lanes, verb)
+            return trio.current_time()
+
+        async def waits_for_it() -> None:
+            await behind.wait()
+
+        async def waits_for_room() -> None:
+            await trio.sleep(2)  # the other waits for the lanes by then
+            await lanes.run(trio.sleep, 0, lane="full")
+
+        job = lanes.submit_nowait(body, session="alice")
+        behind = lanes.submit_nowait(trio.sleep, 0, session="alice", lane="side")
+        waits = lanes.submit_nowait(waits_for_it)
+        lanes.submit_nowait(waits_for_it, lane="full")
+        others = lanes.submit_nowait(waits_for_room)
+        assert await job.wait() == 2
+        await others.wait()
+        assert waits.done
+
+
+async def test_a_job_that_waits_for_its_lanes_leaves_out_who_wants_its_slot_back(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+
+        async def lends() -> float:
+            job = current_job()
+            assert job is not None
+            async with job.yield_slot():
+                await trio.sleep(1)
+            return trio.current_time()
+
+        async def body() -> float:
+            await trio.sleep(2)
+            await lanes.wait_idle()
+            return trio.current_time()
+
+        lender = lanes.submit_nowait(lends)
+        assert await lanes.run(body) == 2
+        assert await lender.wait() == 2
+
+
+async def test_two_jobs_that_wait_for_lanes_in_which_jobs_wait_for_the_other_leave_these_out(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 4, "a": 1, "b": 1}) as lanes:
+
+        async def first() -> float:
+            await lanes.wait_empty("b")
+            return trio.current_time()
+
+        async def second() -> float:
+            await trio.sleep(1)
+            await lanes.wait_idle("a")
+            return trio.current_time()
+
+        jobs = [lanes.submit_nowait(first, lane="a"), lanes.submit_nowait(second, lane="b")]
+        for lane in ("a", "b"):
+            lanes.submit_nowait(trio.sleep, 0, lane=lane)
+        assert [await job.wait() for job in jobs] == [1, 1]
+
+
+async def test_of_a_wide_session_only_what_cannot_start_yet_is_left_out(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = LaneConfig(concurrency=3)
+    track = Track()
+    async with open_lanes({"main": 1, "side": 1}, sessions=sessions) as lanes:
+
+        async def body() -> float:
+            await lanes.wait_idle()
+            return trio.current_time()
+
+        job = lanes.submit_nowait(body, session="alice")
+        lanes.submit_nowait(track.sleep, "needs its slot", session="alice")
+        lanes.submit_nowait(track.sleep, "need not wait", session="alice", lane="side")
+        lanes.submit_nowait(track.sleep, "needs its slot", session="alice")
+        lanes.submit_nowait(track.sleep, "comes behind both", session="alice", lane="side")
+        lanes.submit_nowait(track.sleep, "has another session", 3, session="bob", lane="side")
+        assert await job.wait() == 4
+    assert track.started[:3] == ["need not wait", "has another session", "needs its slot"]
+    assert "comes behind both" in track.ended
+
+
+async def test_a_job_of_lanes_inside_a_job_leaves_that_one_out_too(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 2}) as outer:
+
+        async def body() -> float:
+            async with open_lanes({"main": 1}) as inner:
+                await inner.run(outer.wait_idle)
+                await inner.run(outer.wait_active)
+                return trio.current_time()
+
+        outer.start_soon(trio.sleep, 1)
+        assert await outer.run(body, session="alice") == 1
+
+
+async def test_what_is_paused_or_has_no_width_is_waited_for(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": 2, "none": 0}) as lanes:
+
+        async def body() -> float:
+            await lanes.wait_empty()
+            return trio.current_time()
+
+        lanes.pause("session:alice")
+        job = lanes.submit_nowait(body)
+        lanes.submit_nowait(trio.sleep, 0, session="alice")
+        lanes.submit_nowait(trio.sleep, 0, lane="none")
+        await trio.sleep(1)
+        lanes.resume("session:alice")
+        await trio.sleep(1)
+        lanes.lane("none").concurrency = 1
+        assert await job.wait() == 2
 
 
 # ---- one job

@@ -30,6 +30,8 @@ from trio_lanes.testing import LaneRecorder
 
 LANES = ("main", "cron", "t-1", "t-2")
 NAMES = (None, *LANES, "t-*", "extra", "session:a", "session:b")
+GROUP = ("main", "t-*")
+BUDGET = 3
 WIDTHS = (1, 3, 0, inf)
 ROOMS = (0, 0, 1, 1, 3)  # 0: wait until it is idle, n: until fewer than n wait
 Act: TypeAlias = tuple[int, int, int]
@@ -88,9 +90,12 @@ class History:
         self.waits: list[Waiting] = []
         self.then = Then(self.act)
         self.numbers = count(1)
+        self.delays: dict[int, float] = {}  # of jobs, by their ids
+        self.grouped = False
 
     async def live(self, acts: Sequence[Act], grouped: bool) -> None:
-        groups = {"g": LaneGroup(["main", "t-*"], concurrency=3)} if grouped else {}
+        self.grouped = grouped
+        groups = {"g": LaneGroup(GROUP, concurrency=BUDGET)} if grouped else {}
         recorder = LaneRecorder()
         with trio.CancelScope() as scope:
             async with (
@@ -167,8 +172,11 @@ class History:
                 body = partial(trio.sleep, 1)
                 where["delay"] = 1 + next(self.numbers) / 1024  # no two end at once
             case _:
-                body = partial(self.wait_inside, Waiting(NAMES[(a * b) % 9], 0, None))
-        self.jobs.append(self.lanes.submit_nowait(body, **where))
+                room = 0 if b == 7 else ROOMS[a % 5]
+                body = partial(self.wait_inside, Waiting(NAMES[(a * b) % 9], room, None))
+        job = self.lanes.submit_nowait(body, **where)
+        self.delays[job.id] = where.get("delay", 0)
+        self.jobs.append(job)
 
     async def lend(self, seconds: float) -> None:
         async with this_job().yield_slot():
@@ -202,16 +210,17 @@ class History:
     # ---- what is true
 
     def look(self) -> None:
-        for wait in self.waits:
-            if not (wait.over or wait.was_true):
-                wait.was_true = self.is_true(wait)
+        waits = [wait for wait in self.waits if not (wait.over or wait.was_true)]
+        for wait in [wait for wait in waits if self.is_true(wait)]:
+            wait.was_true = True
 
     def is_true(self, wait: Waiting) -> bool:
+        left_out = self.left_out(wait.job)
         jobs = [job for job in self.lanes.jobs() if self.is_of(job, wait.name)]
-        waiting = [job for job in jobs if job.state is JobState.WAITING]
+        left = [job for job in jobs if job not in left_out]
         if wait.room:
-            return len(waiting) < wait.room
-        return not waiting and self.left_out(wait.job).issuperset(jobs)
+            return sum(job.state is JobState.WAITING for job in left) < wait.room
+        return not left
 
     def is_of(self, job: Job[Any], name: str | None) -> bool:
         if name == "t-*":
@@ -219,19 +228,61 @@ class History:
         return name in (None, job.lane, f"session:{job.session}")
 
     def left_out(self, job: Job[Any] | None) -> set[Job[Any]]:
-        """It, and who waits for it, for whoever waits for it, and so on."""
+        """It, and each job that cannot start or end before it has ended."""
         found = set() if job is None else {job}
-        while more := self.who_waits_for(found) - found:
+        jobs = self.lanes.jobs()
+        while found and (more := {job for job in jobs if self.needs(job, found)} - found):
             found |= more
         return found
 
-    def who_waits_for(self, jobs: set[Job[Any]]) -> set[Job[Any]]:
-        return {
-            wait.job
-            for wait in self.waits
-            if wait.job is not None and not wait.over
-            if any(self.is_of(job, wait.name) for job in jobs)
+    def needs(self, job: Job[Any], held: set[Job[Any]]) -> bool:
+        """Whether ``job`` cannot start or end as long as those that are held do not."""
+        if job.state is JobState.WAITING:
+            return self.is_full(job.lane, held) or self.has_no_turn(job, held)
+        if job not in self.lanes.lane(job.lane).limiter.statistics().borrowers:
+            if self.is_full(job.lane, held):
+                return True  # it has lent its slot
+        for wait in self.waits:
+            if wait.job is job and not (wait.over or wait.was_true):
+                of_it = [one for one in held if self.is_of(one, wait.name)]
+                waiting = [one for one in of_it if one.state is JobState.WAITING]
+                if (len(waiting) >= wait.room) if wait.room else of_it:
+                    return True
+        return False
+
+    def is_full(self, name: str, held: set[Job[Any]]) -> bool:
+        """Whether jobs that are held have all slots of that lane, or all tokens of its group."""
+        lane = self.lanes.lane(name)
+        holders = {
+            job: self.lanes.lane(job.lane)
+            for job in held
+            if job.state is JobState.RUNNING
+            if job in self.lanes.lane(job.lane).limiter.statistics().borrowers
         }
+        in_lane = sum(other.name == name for other in holders.values())
+        in_group = sum(other.label in GROUP for other in holders.values())
+        if self.grouped and lane.label in GROUP and in_group >= BUDGET:
+            return True
+        return 0 < lane.concurrency <= in_lane
+
+    def has_no_turn(self, job: Job[Any], held: set[Job[Any]]) -> bool:
+        """Whether jobs that are held, or that they keep from starting, have its session's slots."""
+        if job.session is None:
+            return False
+        of_session = [one for one in self.lanes.jobs() if one.session == job.session]
+        before = [
+            one
+            for one in of_session
+            if one.state is JobState.WAITING and self.due(one) < self.due(job)
+            if one.lane != job.lane and self.due(one)[0] <= trio.current_time()
+        ]
+        taken = sum(one.state is JobState.RUNNING and one in held for one in of_session)
+        taken += sum(self.is_full(one.lane, held) for one in before)
+        return 0 < self.lanes.session(job.session).config.concurrency <= taken
+
+    def due(self, job: Job[Any]) -> tuple[float, int]:
+        """Where ``job`` stands in its session."""
+        return job.submitted_at + self.delays.get(job.id, 0), job.id
 
 
 @pytest.mark.many_seeds(60)

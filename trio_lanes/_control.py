@@ -15,9 +15,10 @@ import trio
 
 from ._actor import Actor
 from ._check import count, finite_seconds, seconds
-from ._current import job_here
+from ._current import jobs_here
 from ._errors import LaneClearedError, LaneResetError, UnknownLaneError
 from ._job import AnyJob
+from ._left_out import LeftOut, most_left_out
 from ._names import SESSION_PREFIX, resolve_global_lane, session_key
 from ._scheduler import Scheduler
 from ._state import RUNNING
@@ -167,38 +168,22 @@ def _update_pause(scheduler: Scheduler, actor: Actor) -> None:
 # ---- waiting
 
 
-def onlookers(scheduler: Scheduler, job: AnyJob | None) -> set[AnyJob]:
-    """``job``, and those that wait for it, directly or not: they cannot end before it."""
-    found = set() if job is None else {job}
-    unseen = list(found)
-    while unseen:
-        job = unseen.pop()
-        waiting = {wait.job for wait in (job._waiters or {}).values() if wait.job is not None}
-        new = (waiting | scheduler.watches.waiting_for(job, found)) - found
-        found |= new
-        unseen += new
-    return found
+def _belongs(job: AnyJob, actors: Sequence[Actor]) -> bool:
+    """Whether ``job`` is in any of ``actors``."""
+    return job._lane in actors or job._session_lane in actors
 
 
-def _most_onlookers(scheduler: Scheduler) -> int:
-    """No more than that can be `onlookers` of a job: itself, and those that wait for anything.
-
-    Asked first, since it costs nothing: while many jobs wait for lanes, those are looked at often.
-    """
-    return 1 + len(scheduler.waits) + len(scheduler.watches.inside)
-
-
-def _belongs(job: AnyJob, actors: Iterable[Actor]) -> bool:
-    """Whether ``job`` is one of any of ``actors``."""
-    return any(actor is job._lane or actor is job._session_lane for actor in actors)
+def _count(jobs: Iterable[AnyJob], actors: Sequence[Actor]) -> int:
+    """How many of ``jobs`` are in any of ``actors``."""
+    return sum(_belongs(job, actors) for job in jobs)
 
 
 async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: float) -> bool:
     """Wait for the end of the jobs that run in ``actors`` now; whether they ended in time."""
     seconds("timeout", timeout)
     running = [job for actor in actors for job in actor.running_jobs()]
-    inside = job_here(scheduler.running)
-    if inside is None:
+    inside = tuple(jobs_here(scheduler.running))
+    if not inside:
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(timeout):
             for job in running:
@@ -208,12 +193,16 @@ async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: fl
 
     def are_left() -> bool:
         left = [job for job in running if not job.done]
-        if len(left) > _most_onlookers(scheduler):
+        if len(left) > most_left_out(scheduler, inside):
             return True
-        return not onlookers(scheduler, inside).issuperset(left)
+        return not set(LeftOut(scheduler, inside).running(scheduler)).issuperset(left)
+
+    def is_held_up(left_out: LeftOut) -> bool:
+        jobs = set(running)
+        return not (jobs.isdisjoint(left_out.held) and jobs.isdisjoint(left_out.running(scheduler)))
 
     with trio.move_on_after(timeout):
-        await scheduler.watches.wait(object(), Watch(are_left, inside, set(running).__contains__))
+        await scheduler.watches.wait(object(), Watch(are_left, inside, is_held_up))
     return not are_left()
 
 
@@ -226,7 +215,7 @@ async def wait_until(
 ) -> None:
     """Wait until fewer jobs than that wait where ``name`` says, and, if ``idle``, none runs."""
     named(scheduler, name)  # raises, if there is no such lane
-    inside = job_here(scheduler.running) if idle else None
+    inside = tuple(jobs_here(scheduler.running))
 
     def actors() -> Sequence[Actor]:
         try:
@@ -237,26 +226,37 @@ async def wait_until(
     def is_busy(actor: Actor) -> bool:
         return bool((idle and actor.active) or (fewer_than == 1 and actor.waiting))
 
-    each_alone = inside is None and fewer_than in (1, math.inf)
-
     def obstacle() -> Actor | bool:
-        if each_alone:  # the usual case
+        if not inside and fewer_than in (1, math.inf):  # the usual case
             return next(filter(is_busy, actors()), False)
-        if sum(actor.waiting for actor in actors()) >= fewer_than:
-            return True
-        if not idle:
+        found = actors()
+        active = [actor for actor in found if idle and actor.active]
+        waiting = sum(actor.waiting for actor in found)
+        if not active and waiting < fewer_than:
             return False
-        if any(actor.active > _most_onlookers(scheduler) for actor in actors()):
+        if not inside:
             return True
-        left_out = [job for job in onlookers(scheduler, inside) if job._state is RUNNING]
-        return any(
-            actor.active > sum(_belongs(job, (actor,)) for job in left_out) for actor in actors()
-        )
+        most = most_left_out(scheduler, inside)
+        if any(actor.active > most for actor in active):
+            return True
+        left_out = LeftOut(scheduler, inside)
+        running = left_out.running(scheduler) if active else ()
+        if any(actor.active > _count(running, (actor,)) for actor in active):
+            return True
+        if waiting < fewer_than:
+            return False
+        return waiting - _count(left_out.waiting(scheduler), found) >= fewer_than
 
-    def awaits(job: AnyJob) -> bool:
-        return _belongs(job, actors())
+    def is_held_up(left_out: LeftOut) -> bool:
+        found = actors()
+        if idle and any(_belongs(job, found) for job in left_out.held):
+            return True
+        if idle and any(_belongs(job, found) for job in left_out.running(scheduler)):
+            return True
+        return _count(left_out.waiting(scheduler), found) >= fewer_than
 
-    await scheduler.watches.wait((name, fewer_than, idle, inside), Watch(obstacle, inside, awaits))
+    watch = Watch(obstacle, inside, is_held_up)
+    await scheduler.watches.wait((name, fewer_than, idle, inside), watch)
 
 
 def check_room(n: object) -> int | float:

@@ -9,9 +9,10 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._check import seconds
-from ._control import all_jobs, give_up, onlookers, wait_until
-from ._current import job_here
+from ._control import all_jobs, give_up, wait_until
+from ._current import jobs_here
 from ._job import AnyJob
+from ._left_out import LeftOut
 from ._scheduler import Scheduler
 from ._state import CANCELLED, RUNNING
 
@@ -74,5 +75,5 @@ def _withdraw_waiting(scheduler: Scheduler) -> int:
 
 
 def _running(scheduler: Scheduler) -> list[AnyJob]:
-    left_out = onlookers(scheduler, job_here(scheduler.running))
+    left_out = set(LeftOut(scheduler, jobs_here(scheduler.running)).running(scheduler))
     return [job for job in all_jobs(scheduler) if job.state is RUNNING and job not in left_out]

@@ -264,26 +264,32 @@ class Lanes(Submitter):
         """Undo `pause`. What can start starts. Not a checkpoint."""
         _control.resume(self._scheduler, _control.alive(self._scheduler, name))
 
-    # ---- waiting; inside a job, all of these leave out that job and those that wait for it
+    # ---- waiting; inside a job, all of these leave out jobs that cannot go on before it has ended
 
     async def wait_active(self, name: str | None = None, *, timeout: float = math.inf) -> bool:
         """Wait for the end of the jobs that run now; True when they ended, False at the timeout.
 
-        Later jobs are not waited for. A checkpoint.
+        Later jobs are not waited for; inside a job, neither are those that `wait_idle` leaves out.
+        A checkpoint.
         """
         actors = _control.named(self._scheduler, name)
         return await _control.wait_active(self._scheduler, actors, timeout)
 
     async def wait_idle(self, name: str | None = None) -> None:
-        """Wait until nothing waits there and nothing runs. A checkpoint."""
+        """Wait until nothing waits there and nothing runs. A checkpoint.
+
+        Inside a job this leaves out the job itself and each job that cannot start or end before
+        that one has ended: it waits for that job, or needs the place in the session or the slot
+        that it holds. The job that is left out goes on once the caller's job has ended.
+        """
         await _control.wait_until(self._scheduler, name, idle=True)
 
     async def wait_empty(self, name: str | None = None) -> None:
-        """Wait until nothing waits there. A checkpoint."""
+        """Wait until nothing waits there; inside a job, as `wait_idle`. A checkpoint."""
         await _control.wait_until(self._scheduler, name)
 
     async def wait_room(self, n: int, name: str | None = None) -> None:
-        """Wait until fewer than ``n`` jobs wait there. A checkpoint.
+        """Wait until fewer than ``n`` jobs wait there; inside a job, as `wait_idle`. A checkpoint.
 
         Raises:
           TypeError, ValueError: if ``n`` is no whole number from 1 up.
@@ -338,7 +344,8 @@ class Lanes(Submitter):
 
         What is left after ``grace`` seconds is cancelled, and nothing starts any more; bodies that
         outlive that by ``cancel_grace`` seconds are given up as by `reset`. Cancelling the drain
-        leaves the lanes closed and the work running.
+        leaves the lanes closed and the work running. Inside a job this leaves out the same jobs as
+        `wait_idle`, so a job may drain its own lanes; what waits behind it runs after it.
 
         Args:
           waiting: whether jobs that wait now are waited for, or cancelled at once.

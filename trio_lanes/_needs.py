@@ -73,15 +73,23 @@ class _Need:
 
 @final
 class Search:
-    """What was found out so far, from one state of the lanes."""
+    """What was found out so far, from one state of the lanes.
 
-    def __init__(self) -> None:
-        self._needs: Final[dict[Key, _Need]] = {}
+    Args:
+      held: running jobs that are taken never to end.
+    """
+
+    def __init__(self, held: Iterable[AnyJob] = ()) -> None:
+        self._needs: Final[dict[Key, _Need]] = {(end_of, job): _Need(1) for job in held}
+        # Needs with parts that were not looked at yet. A search that ends early leaves some here,
+        # and the next one goes on with them if it has to.
+        self._path: Final[list[_Need]] = []
 
     def can_come(self, keys: list[Key]) -> bool:
         """Whether all of ``keys`` can come."""
         root = _all(tuple(keys))
-        path = [root]
+        path = self._path
+        path.append(root)
         while path and root.missing > 0:
             need = path[-1]
             key = next(need.parts, None) if need.missing > 0 else None
@@ -144,13 +152,15 @@ def needed_for(wait: Wait) -> list[Key]:
 def _needed_of(target: AnyJob, *, start_is_enough: bool = False) -> list[Key]:
     if target._state is WAITING:
         return start_of(target, target._session_lane)
-    if start_is_enough or goes_on(target):
+    if start_is_enough:
         return []
     return [(end_of, target)]
 
 
 def end_of(job: AnyJob) -> _Need:
     """The end of a job that runs."""
+    if goes_on(job):
+        return _Need(0)
     keys = [key for wait in (job._waits or {}).values() for key in needed_for(wait)]
     if wants_slot(job):
         keys += slot_of(job._lane, job)
@@ -203,8 +213,13 @@ def _token(subject: tuple[LaneActor, AnyJob | None]) -> _Need:
     missing = len(holders) - limiter.total_tokens + 1
     if missing <= 0 or limiter.total_tokens < 1:
         return _Need(0)
-    waiting = [job for job in holders if _waits(job)]
-    return _Need(missing - (len(holders) - len(waiting)), [(end_of, job) for job in waiting])
+    jobs = [holder for holder in holders if isinstance(holder, Job)]
+    return _Need(missing - (len(holders) - len(jobs)), _ends(jobs))
+
+
+def _ends(jobs: Iterable[AnyJob]) -> list[Key]:
+    """The ends of ``jobs``; first of those that go on, since few of these are mostly enough."""
+    return [(end_of, job) for job in sorted(jobs, key=goes_on, reverse=True)]
 
 
 @final
@@ -218,10 +233,7 @@ class _Budget(_Need):
         self._counting = counting  # {label: tokens of its lanes that count}
 
     def give(self, part: Key) -> None:
-        self.count(part[1]._lane.label)
-
-    def count(self, label: str) -> None:
-        """A token of a lane of that label comes back."""
+        label = part[1]._lane.label
         if self._counting[label]:
             self._counting[label] -= 1
             self.missing -= 1
@@ -249,11 +261,12 @@ def _budget(subject: tuple[LaneActor, AnyJob | None]) -> _Need:
     if missing <= 0 or sum(kept.values()) >= group.config.concurrency:
         return _Need(0)
     counting = {label: max(0, tokens - kept.get(label, 0)) for label, tokens in used.items()}
-    need = _Budget(missing, [(end_of, job) for job in holders if not goes_on(job)], counting)
-    for job in holders:
-        if goes_on(job):
-            need.count(job._lane.label)
-    return need
+    return _Budget(missing, _ends(holders), counting)
+
+
+def place_of(job: AnyJob) -> int:
+    """The place of a waiting job in its session, now or when it comes there."""
+    return job._place or rank(job._priority, LAST)
 
 
 def _turn(subject: tuple[SessionActor, AnyJob]) -> _Need:
@@ -263,7 +276,7 @@ def _turn(subject: tuple[SessionActor, AnyJob]) -> _Need:
         return _Need(0)
     before: list[AnyJob] = []
     if session.waiting:
-        place = job._place or rank(job._priority, LAST)  # it may not have come yet
+        place = place_of(job)
         before += [one for one in session.waiting_jobs() if one._place and one._place < place]
     before += session.readmitted_before(job)
     # Those for the lane of the job itself can start if it can, as far as that lane goes.
@@ -278,7 +291,7 @@ def _turn(subject: tuple[SessionActor, AnyJob]) -> _Need:
 def _width(subject: tuple[SessionActor, tuple[Key, ...]]) -> _Need:
     """That of the jobs that a session runs, and of these, too, so many come as are too many."""
     session, starts = subject
-    ends: list[Key] = [(end_of, job) for job in session.running_jobs() if not goes_on(job)]
+    ends = _ends(session.running_jobs())
     return _Need(len(ends) + len(starts) - session.concurrency + 1, [*ends, *starts])
 
 

@@ -431,7 +431,7 @@ class Scheduler(LaneTable):
             self.lines.refuse(entrant, error)
 
     def awaited(self) -> None:
-        """A job has begun to wait for another: who waits for lanes in that one leaves it out."""
+        """A job has begun to wait: waits for lanes inside of jobs may have to leave it out."""
         if self.watches.inside:
             self.watches.check_inside()
 

@@ -82,8 +82,7 @@ class Wait:
         except BaseException:
             self.end()
             raise
-        if self.entrant is None:
-            self.job._keeper.awaited()
+        self.job._keeper.awaited()
 
     def end(self) -> None:
         """Forget it."""

@@ -2,14 +2,14 @@
 
 Whoever waits for the same condition waits in one place. A condition that is not true because a lane
 is busy is looked at again when that lane runs nothing or nothing waits in it any more, so that a
-thousand waiters cost a busy lane nothing. Others are looked at after each transition. Inside a job,
-those that wait for that job do not count, whether they began to before or begin to meanwhile; so
-these conditions are looked at as well when a job begins to wait for another.
+thousand waiters cost a busy lane nothing. Others are looked at after each transition. A wait inside
+a job leaves out the jobs that cannot go on before that job has ended; so these conditions are
+looked at as well when a job begins to wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final, final
 
 import attrs
@@ -20,6 +20,7 @@ from ._job import AnyJob
 
 if TYPE_CHECKING:
     from ._actor import Actor
+    from ._left_out import LeftOut
 
 
 @final
@@ -30,10 +31,10 @@ class Watch:
     obstacle: Callable[[], Actor | bool]
     """What keeps the condition from being true: an actor if it is not before that one runs nothing
     or nothing waits there; True if that may end with any transition; False if it is true."""
-    job: AnyJob | None = None
-    """The job inside which it is waited for."""
-    awaits: Callable[[AnyJob], bool] = lambda job: False
-    """Whether that is a wait for the end of a job, which runs."""
+    jobs: tuple[AnyJob, ...] = ()
+    """The jobs inside which it is waited for, the innermost first."""
+    is_held_up: Callable[[LeftOut], bool] = lambda left_out: False
+    """Whether the condition cannot come true as long as some jobs cannot go on."""
     behind: Actor | None = attrs.field(default=None, init=False)
     """The obstacle, if it is an actor."""
     lot: ParkingLot = attrs.field(factory=ParkingLot, init=False)
@@ -57,7 +58,7 @@ class Watches:
 
         Equal keys must mean the same condition. Cancelling it leaves nothing behind.
         """
-        if not watch.obstacle():
+        if not watch.jobs and not watch.obstacle():
             await trio.lowlevel.checkpoint()
             return
         if key in self._watched:
@@ -66,9 +67,13 @@ class Watches:
             self._watched[key] = watch
             self.due[watch] = key
         try:
-            if watch.job is not None:
+            if watch.jobs:
                 self.inside[watch] = self
-                self.check_inside()  # those for whom its job waits leave that out from now on
+                has_come = not watch.obstacle()
+                self.check_inside()  # of two jobs that wait for each other, both go on
+                if has_come:
+                    await trio.lowlevel.checkpoint()
+                    return
             await watch.lot.park()
         finally:
             if not watch.lot and self._watched.get(key) is watch:
@@ -84,14 +89,6 @@ class Watches:
             if not self._behind[actor]:
                 self.look_at(actor)
 
-    def waiting_for(self, job: AnyJob, known: Collection[AnyJob]) -> set[AnyJob]:
-        """The jobs, but for those ``known``, inside which lanes are waited for that run ``job``."""
-        return {
-            watch.job
-            for watch in self.inside
-            if watch.job is not None and watch.job not in known and watch.awaits(job)
-        }
-
     def look_at(self, actor: Actor) -> None:
         """``actor`` is no obstacle any more: what else is will be seen after the transition."""
         actor.watched = False
@@ -105,10 +102,9 @@ class Watches:
             watches.check()
 
     def check(self) -> None:
-        """Wake whoever waits for what is true now."""
+        """Wake the tasks that wait for what is true now."""
+        true: list[tuple[Watch, Hashable]] = []
         for watch, key in list(self.due.items()):
-            if watch not in self.due:  # one of Trio's hooks that is told of who is woken was here
-                continue
             obstacle = watch.obstacle()
             if obstacle is True:
                 continue
@@ -118,5 +114,8 @@ class Watches:
                 watch.behind = obstacle
                 self._behind.setdefault(obstacle, {})[watch] = key
             elif watch.lot:
+                true.append((watch, key))
+        for watch, key in true:  # after all were looked at: a job that is woken goes on
+            if watch in self.due:  # else one of Trio's hooks that is told of a wake-up was here
                 self._forget(key, watch)
                 watch.lot.unpark_all()
