@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -248,6 +249,50 @@ async def test_what_is_no_exception_goes_before_an_error_of_the_block(
                     await trio.sleep_forever()
                 finally:
                     raise BodyError
+
+
+# ---- leaving
+
+
+@pytest.mark.many_seeds(5)
+@pytest.mark.parametrize("how", ["after a result", "by an error", "at once"])
+async def test_nothing_is_read_or_submitted_after_the_block_is_left(
+    autojump_clock: MockClock, how: str
+) -> None:
+    """The source gives its items without awaiting anything, as the rows of a page do."""
+    read = []
+
+    async def rows() -> AsyncIterator[float]:
+        for seconds in (1, 100, 100, 100, 100, 100, 100):
+            read.append(seconds)
+            yield seconds
+
+    async with open_lanes({"main": 2}) as lanes:
+        with suppress(BodyError):
+            async with lanes.map(sleeps, rows()) as results:
+                if how != "at once":
+                    assert await anext(results) == 1
+                count, left_at = len(read), trio.current_time()
+                if how == "by an error":
+                    raise BodyError
+        assert len(read) == count
+        assert trio.current_time() == left_at
+        assert lanes.jobs() == []
+
+
+async def test_an_item_whose_reading_outlasts_the_block_is_not_submitted(
+    autojump_clock: MockClock,
+) -> None:
+    async def items() -> AsyncIterator[float]:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+        yield 100
+
+    async with open_lanes({"main": 2}) as lanes:
+        async with lanes.map(sleeps, items()):
+            await wait_all_tasks_blocked()
+        assert trio.current_time() == 1
+        assert lanes.jobs() == []
 
 
 # ---- closing

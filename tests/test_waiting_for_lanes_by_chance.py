@@ -239,9 +239,9 @@ class History:
         """Whether ``job`` cannot start or end as long as those that are held do not."""
         if job.state is JobState.WAITING:
             return self.is_full(job.lane, held) or self.has_no_turn(job, held)
-        if job not in self.lanes.lane(job.lane).limiter.statistics().borrowers:
-            if self.is_full(job.lane, held):
-                return True  # it has lent its slot
+        has_slot = job in self.lanes.lane(job.lane).limiter.statistics().borrowers
+        if not has_slot and self.is_full(job.lane, held):
+            return True
         for wait in self.waits:
             if wait.job is job and not (wait.over or wait.was_true):
                 of_it = [one for one in held if self.is_of(one, wait.name)]

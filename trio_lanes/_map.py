@@ -167,7 +167,8 @@ class Window(Generic[T_co]):
 
     @property
     def _wants_item(self) -> bool:
-        return self._has_more and self._entrant is None and self.outstanding < self._size
+        may_come = self._has_more and not self._left and self._entrant is None
+        return may_come and self.outstanding < self._size
 
     def _fill(self) -> None:
         """Submit items until there are no more, or the window or their lane is full."""
@@ -302,7 +303,10 @@ class Window(Generic[T_co]):
                 while True:
                     while not self._wants_item:
                         await self._resting.park()
-                    self._submit(await _next_of(items))
+                    item = await _next_of(items)
+                    if self._left:  # while it was being read
+                        break
+                    self._submit(item)
                     self._wake()  # it may wait for nothing but this
         except StopAsyncIteration:
             pass
