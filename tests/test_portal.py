@@ -9,7 +9,7 @@ import logging
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from functools import partial
@@ -896,4 +896,63 @@ async def test_in_another_thread_whatever_would_change_lanes_is_refused_and_harm
         assert (waiting.priority, running.cancel_called) == (0, False)
         gate.set()
         await lanes.run(trio.sleep, 0)
+        assert (running.exception, waiting.exception) == (None, None)
+
+
+async def test_in_a_trio_run_of_another_thread_every_wait_is_refused_and_harms_nobody() -> None:
+    gate = trio.Event()
+    config = {"main": 1, "full": LaneConfig(concurrency=0, max_waiting=0), "t-*": 1}
+    async with open_lanes(config) as lanes:
+        ended = lanes.submit_nowait(trio.sleep, 0)
+        await ended.wait()
+        running = lanes.submit_nowait(gate.wait)
+        waiting = lanes.submit_nowait(trio.sleep, 0)
+        lane = lanes.lane("main")
+
+        async def take() -> None:
+            await anext(results)
+
+        async def take_of_another_map() -> None:
+            async with lanes.map(echo, [1]) as others:
+                await anext(others)
+
+        async def pause() -> None:
+            lanes.pause("t-1")
+
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            running.wait,
+            running.wait_done,
+            waiting.wait_started,
+            ended.wait,
+            lanes.wait_idle,
+            lanes.wait_empty,
+            partial(lanes.wait_room, 9),
+            lanes.wait_active,
+            partial(lanes.wait_active, timeout=0),
+            lane.wait_idle,
+            lanes.wait_closing,
+            lanes.drain,
+            running.readmit,
+            partial(lanes.run, echo, 1),
+            partial(lanes.submit, echo, 1),
+            partial(lanes.run, echo, 1, lane="full"),
+            partial(lanes.submit, echo, 1, lane="full"),
+            take,
+            take_of_another_map,
+            pause,
+        ]
+        async with lanes.map(echo, [1], max_outstanding=1) as results:
+            before = lanes.statistics()
+            for verb in verbs:
+                with pytest.raises(RuntimeError, match=r"portal\(\)"):
+                    await in_thread(trio.run, verb)
+            after = lanes.statistics()
+            assert attrs.evolve(after, oldest_wait=0, lanes={}) == attrs.evolve(
+                before, oldest_wait=0, lanes={}
+            )
+            assert list(after.lanes) == ["main", "full"]
+            lanes.check_open()
+            gate.set()
+            assert await anext(results) == 1
+        await lanes.wait_idle()
         assert (running.exception, waiting.exception) == (None, None)

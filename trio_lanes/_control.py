@@ -53,6 +53,7 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
 
 def alive(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
     """As `named`, but the one lane that is meant is alive now, until its next step at least."""
+    scheduler.check_thread()
     actors = named(scheduler, name)
     if actors or name is None or name in scheduler.plan.lanes:
         return actors
@@ -181,6 +182,7 @@ def _count(jobs: Iterable[AnyJob], actors: Sequence[Actor]) -> int:
 async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: float) -> bool:
     """Wait for the end of the jobs that run in ``actors`` now; whether they ended in time."""
     seconds("timeout", timeout)
+    scheduler.check_thread()
     running = [job for actor in actors for job in actor.running_jobs()]
     inside = tuple(jobs_here(scheduler.running))
     if not inside:
@@ -215,6 +217,7 @@ async def wait_until(
 ) -> None:
     """Wait until fewer jobs than that wait where ``name`` says, and, if ``idle``, none runs."""
     named(scheduler, name)  # raises, if there is no such lane
+    scheduler.check_thread()
     inside = tuple(jobs_here(scheduler.running))
 
     def actors() -> Sequence[Actor]:

@@ -44,6 +44,7 @@ async def drain(
     seconds("cancel_grace", cancel_grace)
     if waiting not in ("finish", "cancel"):
         raise ValueError(f"waiting must be 'finish' or 'cancel', not {waiting!r}")
+    scheduler.check_thread()
     before = scheduler.finished
     cancelled = abandoned = 0
     scheduler.closing.close(reason)

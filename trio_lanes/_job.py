@@ -48,6 +48,7 @@ class Keeper(Protocol):
     def running(self) -> Mapping[Task, AnyJob]: ...
     @property
     def waits(self) -> dict[Wait, None]: ...
+    def check_thread(self) -> None: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
     def charge(self, job: AnyJob, units: Mapping[str, float]) -> None: ...
@@ -238,6 +239,7 @@ class Job(Generic[T_co]):
           JobCancelledError, QueueTimeoutError, LanesClosedError: if it never will, as in `wait`.
           LaneDeadlockError: as `wait`.
         """
+        self._keeper.check_thread()
         if self._state is WAITING:
             await _waits.park(self, until_started=True)
         else:
@@ -252,6 +254,7 @@ class Job(Generic[T_co]):
         Raises:
           LaneDeadlockError: as `wait`.
         """
+        self._keeper.check_thread()
         if self.done:
             await trio.lowlevel.checkpoint()
         else:
@@ -342,6 +345,7 @@ class Job(Generic[T_co]):
             return
         if self._scope is not None and self._scope.cancel_called:
             return  # too late: what ends it is decided
+        self._keeper.check_thread()
         self._progress_at = trio.current_time() if self._has_slot else math.inf
         if self._scope is not None:
             self._scope.deadline = self._deadline

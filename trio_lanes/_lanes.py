@@ -124,7 +124,8 @@ class Lanes(Submitter):
     """All lanes of one `open_lanes`. Nothing but that makes one.
 
     They and their jobs belong to the thread in which they were opened: in another one, whatever
-    would change something is a `RuntimeError`. There, use `portal`.
+    would change something, or wait, is a `RuntimeError`, and nothing has changed. There, use
+    `portal`.
 
     Wherever a ``name`` is taken it is that of a global lane, or of a session lane if it begins
     with ``session:``. A global lane that does not exist is an `UnknownLaneError`.
@@ -331,6 +332,7 @@ class Lanes(Submitter):
 
     async def wait_closing(self) -> None:
         """Wait until the lanes close: for a server's shutdown trigger. A checkpoint."""
+        self._scheduler.check_thread()
         await self._scheduler.closing.begun.wait()
 
     async def drain(

@@ -117,6 +117,7 @@ class Window(Generic[T_co]):
 
     async def take(self) -> Job[T_co] | Exception | None:
         """The next result: a settled job, why an item is none, or None at the end."""
+        self._scheduler.check_thread()
         if self._taking:
             raise trio.BusyResourceError("another task is taking a result of this map")
         self._taking = True

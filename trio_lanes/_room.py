@@ -110,6 +110,7 @@ class Lines:
         self, job: AnyJob, inside: AnyJob | None, tell: Callable[[outcome.Maybe[None]], None]
     ) -> Entrant:
         """Put ``job`` in line; ``tell`` is called when it is accepted or refused."""
+        self._scheduler.check_thread()
         session = None if job.session is None else self._scheduler.awake(job.session)
         entrant = Entrant(job, inside, session, tell)
         lane = job._lane

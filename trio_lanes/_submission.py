@@ -181,6 +181,7 @@ class Submitter:
         boolean("ordered", ordered)
         if max_outstanding is not None and whole("max_outstanding", max_outstanding) < 1:
             raise ValueError(f"max_outstanding must be at least 1, got {max_outstanding!r}")
+        self._scheduler.check_thread()
         lender = _lender(self._scheduler, options)
         checked: dict[str, Any] = {**options}
         if session is not None:
