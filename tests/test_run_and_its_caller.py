@@ -9,6 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from trio_lanes import (
     Job,
     LaneConfig,
+    LaneDeadlockError,
     open_lanes,
 )
 
@@ -188,3 +189,58 @@ async def test_run_that_waited_for_room_and_is_cancelled_keeps_the_rule(
             value = await lanes.run(body)
         await lanes.wait_idle()
         assert (value == "value") == (ended == 1) == (not scope.cancelled_caught)
+
+
+@pytest.mark.many_seeds(5)
+async def test_run_that_would_never_end_ends_only_when_its_job_has(
+    autojump_clock: MockClock,
+) -> None:
+    """The job has started before that is known, since it had waited for room."""
+    seen: list[str] = []
+
+    async def child() -> None:
+        try:
+            await lanes.run(trio.sleep, 0, session="alice")
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+            seen.append("child")
+
+    async def parent() -> None:
+        with pytest.raises(LaneDeadlockError):  # its own, or the child's, whichever waits last
+            await lanes.run(child, lane="full")
+        seen.append("parent")
+
+    full = LaneConfig(concurrency=1, max_waiting=0)
+    async with open_lanes({"main": 2, "full": full}) as lanes:
+        lanes.submit_nowait(trio.sleep, 1, lane="full")
+        await lanes.run(parent, session="alice")
+        assert seen == ["child", "parent"]
+        assert trio.current_time() == 2
+
+
+@pytest.mark.many_seeds(5)
+async def test_run_that_would_never_end_does_not_wait_for_a_job_that_waits_for_its_caller_anyway(
+    autojump_clock: MockClock,
+) -> None:
+    ended: dict[str, float] = {}
+
+    async def child() -> None:
+        try:
+            with trio.CancelScope(shield=True):
+                await lanes.run(trio.sleep, 1, session="alice")
+        finally:
+            ended["child"] = trio.current_time()
+
+    async def parent() -> None:
+        with pytest.raises(LaneDeadlockError):  # its own, or the child's, whichever waits last
+            await lanes.run(child, lane="full")
+        ended["parent"] = trio.current_time()
+
+    full = LaneConfig(concurrency=1, max_waiting=0)
+    async with open_lanes({"main": 2, "full": full}) as lanes:
+        lanes.submit_nowait(trio.sleep, 1, lane="full")
+        await lanes.run(parent, session="alice")
+        await lanes.wait_idle()
+        assert ended["parent"] == 1
+        assert ended["child"] in (1, 2)

@@ -64,7 +64,8 @@ class Submitter:
         raised, else `trio.Cancelled`.
 
         Raises:
-          LaneDeadlockError: inside a job, if this would never end; the job is withdrawn.
+          LaneDeadlockError: inside a job, if this would never end. A job that waits is withdrawn; a
+            running one is cancelled, and has ended unless it waits for the caller even then.
           RuntimeError: for ``yield_slot`` outside of a job.
         """
         caller = _lender(self._scheduler, options)

@@ -8,6 +8,7 @@ waits for many jobs, or is no task, has each of them tell it by a `Waiter` of it
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import attrs
@@ -138,11 +139,6 @@ async def park_as_caller(target: AnyJob) -> None:
         return
     keeper = target._keeper
     wait = Wait(trio.lowlevel.current_task(), keeper.waiting_job(), target)
-    try:
-        wait.begin()
-    except BaseException:
-        keeper.cancel(target, _FOR_EVER)
-        raise
     raise_cancel: RaiseCancel | None = None
 
     def abort(raise_cancel_: RaiseCancel) -> Abort:
@@ -163,12 +159,21 @@ async def park_as_caller(target: AnyJob) -> None:
         return Abort.FAILED
 
     try:
+        wait.begin()
         await trio.lowlevel.wait_task_rescheduled(abort)
-    except LaneDeadlockError:
+    except Exception:  # a deadlock
         keeper.cancel(target, _FOR_EVER)
+        await _end_of_cancelled(target)
         raise
     if raise_cancel is not None and not _body_had_its_say(target):
         raise_cancel()
+
+
+async def _end_of_cancelled(target: AnyJob) -> None:
+    """Wait, shielded, for the end of ``target``, unless that waits for this job even now."""
+    with trio.CancelScope(shield=True), suppress(LaneDeadlockError):
+        if not target.done:
+            await park(target)
 
 
 def _body_had_its_say(job: AnyJob) -> bool:
