@@ -1,6 +1,7 @@
 """Closing and draining."""
 
 import logging
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -25,9 +26,15 @@ from .bodies import (
     never_ends,
     raises,
     returns,
+    returns_at_once,
     returns_in_spite_of_all,
 )
 from .track import Track
+
+
+async def sleeps(seconds: float) -> float:
+    await trio.sleep(seconds)
+    return seconds
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
@@ -137,6 +144,49 @@ async def test_a_job_of_other_lanes_is_outside(autojump_clock: MockClock) -> Non
 
         with pytest.raises(LanesClosedError):
             await others.run(body)
+
+
+async def test_a_job_of_lanes_inside_a_running_job_may_submit_while_the_outer_ones_close(
+    autojump_clock: MockClock,
+) -> None:
+    full = LaneConfig(concurrency=1, max_waiting=0)
+    async with open_lanes({"main": 3, "full": full}) as outer:
+
+        async def leaf() -> list[object]:
+            outer.check_open()
+            handle = outer.submit_nowait(returns_at_once)
+            async with outer.map(sleeps, [1, 2], lane="full") as results:
+                mapped = [result async for result in results]
+            return [await handle.wait(), await outer.run(sleeps, 1, lane="full"), *mapped]
+
+        async def body() -> list[object]:
+            async with open_lanes({"main": 1}) as inner:
+                return await inner.run(leaf)
+
+        job = outer.submit_nowait(body)
+        await settle_down()
+        outer.close()
+        assert await job.wait() == ["value", 1, 1, 2]
+        with pytest.raises(LanesClosedError):
+            outer.check_open()
+
+
+async def test_a_job_of_lanes_inside_a_running_job_may_wait_for_room_while_the_outer_ones_close(
+    autojump_clock: MockClock,
+) -> None:
+    full = LaneConfig(concurrency=1, max_waiting=0)
+    async with open_lanes({"main": 1, "full": full}) as outer:
+
+        async def body() -> float:
+            async with open_lanes({"main": 1}) as inner:
+                return await inner.run(partial(outer.run, sleeps, 1, lane="full"))
+
+        outer.submit_nowait(trio.sleep, 2, lane="full")
+        job = outer.submit_nowait(body)
+        await trio.sleep(1)
+        outer.close()
+        assert await job.wait() == 1
+        assert trio.current_time() == 3
 
 
 async def test_a_job_that_was_reset_is_outside(autojump_clock: MockClock) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
+from ._current import jobs_here
 from ._errors import LanesClosedError
-from ._job import AnyJob
 from ._state import RUNNING
 
 if TYPE_CHECKING:
@@ -39,15 +39,17 @@ class Closing:
         assert told is not None
         return LanesClosedError(told.reason, told.retry_after)
 
-    def inside(self, parent: AnyJob | None) -> AnyJob | None:
-        """``parent``, if it is a running job of these very lanes."""
-        if parent is None or parent._keeper is not self._scheduler:
-            return None
-        return parent if parent._state is RUNNING else None
+    @property
+    def inside(self) -> bool:
+        """Whether the current task is inside a running job of these lanes."""
+        return any(
+            job._keeper is self._scheduler and job._state is RUNNING
+            for job in jobs_here(self._scheduler.running)
+        )
 
-    def check(self, parent: AnyJob | None) -> None:
-        """Refuse a submission by ``parent``, unless that is a running job of these lanes."""
-        if self.inside(parent) is not None and not self.shut:
+    def check(self) -> None:
+        """Refuse a submission by the current task, unless that is inside a running job."""
+        if not self.shut and self.inside:
             return
         self._refused += 1
         if self._refused == 1:
@@ -90,5 +92,5 @@ class Closing:
             for entrant in list((actor.room_line or {}).values()):
                 # One that is told may cancel another, which then stands in line no more.
                 is_there = entrant.job in (actor.room_line or {})
-                if is_there and (by_jobs or entrant.inside is None):
+                if is_there and (by_jobs or not entrant.inside):
                     self._scheduler.lines.refuse(entrant, self.error())

@@ -16,7 +16,6 @@ from . import _control
 from ._check import finite_seconds
 from ._config import LaneConfig, LaneGroup, session_config
 from ._configure import apply, configure
-from ._current import job_here
 from ._drain import DrainReport, drain
 from ._errors import UnknownLaneError
 from ._instrument import Hooks, LaneInstrument
@@ -328,7 +327,7 @@ class Lanes(Submitter):
             shut.
         """
         if not self._scheduler.closing.is_open:
-            self._scheduler.closing.check(job_here(self._scheduler.running))
+            self._scheduler.closing.check()
 
     async def wait_closing(self) -> None:
         """Wait until the lanes close: for a server's shutdown trigger. A checkpoint."""

@@ -201,8 +201,7 @@ class Window(Generic[T_co]):
             self._unsettled[job] = None
             scheduler.accept(job)
         else:
-            inside = scheduler.closing.inside(job.parent)
-            self._entrant = scheduler.lines.join(job, inside, self._told_of_room)
+            self._entrant = scheduler.lines.join(job, self._told_of_room)
 
     def _told_of_room(self, what: outcome.Maybe[None]) -> None:
         entrant, self._entrant = self._entrant, None

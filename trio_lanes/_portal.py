@@ -181,7 +181,7 @@ class LanesPortal:
 
     def _count_refusal(self) -> None:
         try:
-            self._scheduler.closing.check(None)
+            self._scheduler.closing.check()
         except BaseException:
             pass
 
@@ -301,7 +301,7 @@ class _Submission:
         if scheduler.lines.no_room_for(job) is None:
             scheduler.accept(job)
         else:
-            self._entrant = scheduler.lines.join(job, None, self._told_of_room)
+            self._entrant = scheduler.lines.join(job, self._told_of_room)
 
     def _told_of_room(self, what: outcome.Maybe[None]) -> None:
         self._entrant = None

@@ -43,8 +43,8 @@ class Entrant:
 
     job: AnyJob
     """What is accepted when there is room; nobody else knows it until then."""
-    inside: AnyJob | None
-    """The running job of these lanes that submits it; it may do that while they close."""
+    inside: bool
+    """Whether a running job of these lanes submits it, as it may while they close."""
     session: SessionActor | None
     tell: Callable[[outcome.Maybe[None]], None]
     """Tells it that the job was accepted, or why it will not be; never raises."""
@@ -75,7 +75,7 @@ class Lines:
         session = None if job.session is None else scheduler.session_lane(job.session)
         return _in_the_way(job, lane, session, settled=not scheduler.serving)
 
-    async def wait(self, job: AnyJob, inside: AnyJob | None, *, runs: bool) -> None:
+    async def wait(self, job: AnyJob, *, runs: bool) -> None:
         """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted.
 
         Args:
@@ -83,7 +83,7 @@ class Lines:
 
         Raises:
           LaneDeadlockError: if that would never be.
-          LanesClosedError: if the lanes close meanwhile, unless it is submitted ``inside`` of them.
+          LanesClosedError: if the lanes close meanwhile, unless one of their jobs submits it.
         """
         task = trio.lowlevel.current_task()
 
@@ -91,7 +91,7 @@ class Lines:
             wait.end()
             trio.lowlevel.reschedule(task, what)
 
-        entrant = self.join(job, inside, tell)
+        entrant = self.join(job, tell)
         wait = Wait(task, job_here(self._scheduler.running), entrant=entrant, runs=runs)
         try:
             wait.begin()
@@ -106,13 +106,11 @@ class Lines:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    def join(
-        self, job: AnyJob, inside: AnyJob | None, tell: Callable[[outcome.Maybe[None]], None]
-    ) -> Entrant:
+    def join(self, job: AnyJob, tell: Callable[[outcome.Maybe[None]], None]) -> Entrant:
         """Put ``job`` in line; ``tell`` is called when it is accepted or refused."""
         self._scheduler.check_thread()
         session = None if job.session is None else self._scheduler.awake(job.session)
-        entrant = Entrant(job, inside, session, tell)
+        entrant = Entrant(job, self._scheduler.closing.inside, session, tell)
         lane = job._lane
         if lane.from_template:  # alive, so that those who change something find it
             lane = job._lane = self._scheduler.lanes.setdefault(lane.name, lane)

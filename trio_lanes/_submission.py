@@ -235,7 +235,7 @@ class Submitter:
             raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
         parent = job_here(scheduler.running) if scheduler.running else None
         if not scheduler.closing.is_open:
-            scheduler.closing.check(parent)
+            scheduler.closing.check()
         actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
         if options.cost is not ONE_REQUEST:
             actor.check_cost(
@@ -273,8 +273,7 @@ class Submitter:
         if self._enters_at_once(job):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            closing = self._scheduler.closing
-            await self._scheduler.lines.wait(job, closing.inside(job.parent), runs=runs)
+            await self._scheduler.lines.wait(job, runs=runs)
 
 
 def _as_one(**options: Any) -> dict[str, Any]:
