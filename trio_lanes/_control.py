@@ -18,7 +18,7 @@ from ._check import count, finite_seconds, seconds
 from ._current import jobs_here
 from ._errors import LaneClearedError, LaneResetError, UnknownLaneError
 from ._job import AnyJob
-from ._left_out import LeftOut, most_left_out
+from ._left_out import LeftOut, may_leave_out_waiting, most_left_out
 from ._names import SESSION_PREFIX, resolve_global_lane, session_key
 from ._scheduler import Scheduler
 from ._state import RUNNING
@@ -241,6 +241,8 @@ async def wait_until(
             return True
         most = most_left_out(scheduler, inside)
         if any(actor.active > most for actor in active):
+            return True
+        if waiting >= fewer_than and not may_leave_out_waiting(scheduler, inside):
             return True
         left_out = LeftOut(scheduler, inside)
         running = left_out.running(scheduler) if active else ()

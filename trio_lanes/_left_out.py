@@ -19,6 +19,7 @@ Two jobs that wait for each other's lanes so leave out each other.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, final
@@ -43,6 +44,34 @@ def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
     return len([*inside]) + len(scheduler.waits) + watching + lending
 
 
+def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> bool:
+    """Whether a wait inside those jobs may leave out any job of these lanes that waits.
+
+    Asked first as well: a job that submits many others and waits for room is looked at for each.
+    """
+    jobs = _may_be_held(scheduler, inside)
+    if any(job._session_lane is not None and job._session_lane.waiting for job in jobs):
+        return True
+    held = Counter(job._lane for job in jobs)
+    return any(
+        lane.group is not None or lane.asker is not None or lane.concurrency <= held[lane]
+        for lane in scheduler.lanes.values()
+        if lane.waiting
+    )
+
+
+def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]:
+    """The running jobs of these lanes that a wait inside those jobs may leave out."""
+    watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
+    waiting = (wait.job for wait in scheduler.waits)
+    lending = chain.from_iterable(lane.lending for lane in scheduler.lanes.values())
+    return [
+        job
+        for job in dict.fromkeys(chain(inside, watching, waiting, lending))
+        if job is not None and job._keeper is scheduler and job._state is RUNNING
+    ]
+
+
 @final
 class LeftOut:
     """The jobs that cannot go on before all of some running jobs have ended."""
@@ -62,13 +91,9 @@ class LeftOut:
 
     def running(self, scheduler: Scheduler) -> list[AnyJob]:
         """The running jobs of these lanes that are left out."""
-        watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
-        waiting = (wait.job for wait in scheduler.waits)
-        lending = chain.from_iterable(lane.lending for lane in scheduler.lanes.values())
         return [
             job
-            for job in dict.fromkeys(chain(self.held, watching, waiting, lending))
-            if job is not None and job._keeper is scheduler and job._state is RUNNING
+            for job in _may_be_held(scheduler, self.held)
             if job in self.held or not self._search.can_come([(end_of, job)])
         ]
 
