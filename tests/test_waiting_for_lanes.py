@@ -668,6 +668,28 @@ async def test_two_jobs_that_wait_for_lanes_in_which_jobs_wait_for_the_other_lea
         assert [await job.wait() for job in jobs] == [1, 1]
 
 
+async def test_a_job_that_waits_for_a_lane_in_which_a_job_waits_for_another_is_left_out_by_that(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 2, "side": 1}) as lanes:
+
+        async def first() -> float:
+            await trio.sleep(1)
+            await lanes.wait_idle()
+            return trio.current_time()
+
+        async def waits_for_the_first() -> None:
+            await job.wait()
+
+        async def waits_for_its_lane() -> None:
+            await lanes.wait_idle("side")
+
+        job = lanes.submit_nowait(first)
+        lanes.submit_nowait(waits_for_the_first, lane="side")
+        lanes.submit_nowait(waits_for_its_lane)
+        assert await job.wait() == 1
+
+
 async def test_of_a_wide_session_only_what_cannot_start_yet_is_left_out(
     autojump_clock: MockClock,
 ) -> None:

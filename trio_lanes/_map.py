@@ -219,11 +219,6 @@ class Window(Generic[T_co]):
 
     # ---- waiting
 
-    @property
-    def job(self) -> AnyJob | None:
-        """As a waiter of its jobs: the job inside which their results are waited for now."""
-        return None if self._parked is None else self._parked.job
-
     def tell(self, target: AnyJob) -> None:
         """As a waiter of its jobs: ``target`` has settled."""
         assert target._waiters is not None

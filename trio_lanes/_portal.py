@@ -284,8 +284,7 @@ class _JobFuture(Future[T]):
 class _Submission:
     """One that has arrived, and has not settled: in line for room, or accepted."""
 
-    job: Final = None  # as a waiter of its job it is inside of none
-    until_started: Final = False
+    until_started: Final = False  # as a waiter of its job it wants the end
 
     def __init__(self, portal: LanesPortal, future: _JobFuture[Any]) -> None:
         self._portal: Final = portal

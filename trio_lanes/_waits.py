@@ -32,10 +32,6 @@ class Waiter(Protocol):
     """Who is told of a job what has come: its end or, if that is enough, its start."""
 
     @property
-    def job(self) -> AnyJob | None:
-        """The job that waits for it now, if one does."""
-
-    @property
     def until_started(self) -> bool:
         """Whether its start is enough."""
 
