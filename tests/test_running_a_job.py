@@ -5,19 +5,22 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
+from tricycle import TreeVar
 from trio.lowlevel import Task
 from trio.testing import (
     MockClock,
 )
 
-from trio_lanes import Job, JobState, current_job, open_lanes
+from trio_lanes import Job, JobState, LaneInstrument, current_job, open_lanes
 
 from .bodies import returns_at_once
 
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+tree_user: TreeVar[str] = TreeVar("tree_user", default="nobody")
 
 blocking_or_not = pytest.mark.parametrize("blocks", [False, True], ids=["at once", "blocking"])
 
@@ -65,6 +68,78 @@ async def test_the_task_of_a_job_has_the_jobs_context_after_its_first_step(
 
     async with open_lanes() as lanes:
         assert await lanes.run(body) == ("before", "after")
+
+
+@blocking_or_not
+async def test_the_task_of_a_job_has_the_jobs_context_from_its_first_step(
+    blocks: bool, autojump_clock: MockClock
+) -> None:
+    async def body() -> list[object]:
+        user.set("alice")
+        seen: list[object] = [trio.lowlevel.current_task().context[user]]
+        if blocks:
+            await trio.sleep(1)
+        seen.append(trio.lowlevel.current_task().context[user])
+        return seen
+
+    async def next_body() -> object:
+        return trio.lowlevel.current_task().context.get(user)
+
+    async with open_lanes({"main": 1}) as lanes:
+        job, next_job = lanes.submit_nowait(body), lanes.submit_nowait(next_body)
+        assert await job.wait() == ["alice", "alice"]
+        assert await next_job.wait() is None
+
+
+@blocking_or_not
+async def test_a_tree_variable_that_a_job_sets_lasts_as_long_as_the_job(
+    blocks: bool, autojump_clock: MockClock
+) -> None:
+    async def body(name: str) -> list[str]:
+        seen = [tree_user.get()]
+        with tree_user.being(name):
+            seen.append(tree_user.get())
+            if blocks:
+                await trio.sleep(1)
+            seen.append(tree_user.get())
+        seen.append(tree_user.get())
+        return seen
+
+    async def sets(name: str) -> None:
+        tree_user.set(name)
+        if blocks:
+            await trio.sleep(1)
+
+    async with open_lanes({"main": 1}) as lanes:
+        jobs = [lanes.submit_nowait(body, "alice"), lanes.submit_nowait(body, "bob")]
+        assert await jobs[0].wait() == ["nobody", "alice", "alice", "nobody"]
+        assert await jobs[1].wait() == ["nobody", "bob", "bob", "nobody"]
+        lanes.submit_nowait(sets, "carol")
+        assert (await lanes.run(body, "dave"))[0] == "nobody"
+        assert tree_user.get() == "nobody"
+
+
+@blocking_or_not
+async def test_job_finished_is_told_while_the_task_has_the_jobs_context(
+    blocks: bool, autojump_clock: MockClock
+) -> None:
+    class Sees(LaneInstrument):
+        def job_finished(self, job: Job[object]) -> None:
+            seen.append(trio.lowlevel.current_task().context[user])
+
+    async def body(*, fails: bool) -> None:
+        user.set("alice")
+        if blocks:
+            await trio.sleep(1)
+        if fails:
+            raise ValueError("failed")
+
+    seen: list[str] = []
+    async with open_lanes({"main": 1}, instruments=[Sees()]) as lanes:
+        await lanes.run(partial(body, fails=False))
+        with pytest.raises(ValueError, match="failed"):
+            await lanes.run(partial(body, fails=True))
+    assert seen == ["alice", "alice"]
 
 
 async def test_children_and_threads_of_a_job_inherit_its_context(autojump_clock: MockClock) -> None:

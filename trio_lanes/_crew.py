@@ -10,8 +10,9 @@ first step of a job, up to the first time that it blocks, without knowing which 
   it leaves behind (a lock, an open cancel scope, an abandoned async generator) dies with that
   task and is found, if at all, before the job settles.
 
-The first step is taken by ``context.run``; after it the context is that of the task, which Trio
-enters at every later step. A job that spoilt the scope of its worker (it was cancelled, is past its
+The first step is taken by ``context.run``, and the context is then that of the task, too: code that
+looks at ``current_task().context`` finds the context that it runs in. Trio enters it at every later
+step; a job that never blocked gives the task its former context back. A job that spoilt the scope of its worker (it was cancelled, is past its
 deadline, or left a scope of its own open) keeps that worker as if it had blocked.
 """
 
@@ -115,6 +116,7 @@ class Crew:
     @enable_ki_protection
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
+        own_context = task.context
         running = self._running
         job: AnyJob | None = None  # taken, and not yet ended
         ended: AnyJob | None = None
@@ -152,6 +154,7 @@ class Crew:
                         body = _body(job._fn, job._args)
                     else:
                         body = _wrapped(job)
+                    task.context = context
                     try:
                         trap = context.run(body.send, None)
                     except StopIteration as stop:
@@ -161,7 +164,6 @@ class Crew:
                     else:  # it has blocked
                         self._leave()
                         ready = False
-                        task.context = context
                         task.name = job.name
                         value = await _Resumed(body, trap)
                         break
@@ -180,6 +182,7 @@ class Crew:
                     else:
                         error = self._foreman.raised(ended, _shortened(error))
                     ended, value = None, _NO_VALUE
+                    task.context = own_context  # after job_finished, which is told in the job's
                     if error is not None:
                         raise error
         except BaseException as exc:
