@@ -12,8 +12,9 @@ first step of a job, up to the first time that it blocks, without knowing which 
 
 The first step is taken by ``context.run``, and the context is then that of the task, too: code that
 looks at ``current_task().context`` finds the context that it runs in. Trio enters it at every later
-step; a job that never blocked gives the task its former context back. A job that spoilt the scope of its worker (it was cancelled, is past its
-deadline, or left a scope of its own open) keeps that worker as if it had blocked.
+step; a job that never blocked gives the task its former context back. A job that spoilt the scope
+of its worker (it was cancelled, is past its deadline, or left a scope of its own open) keeps that
+worker as if it had blocked.
 """
 
 from __future__ import annotations
@@ -254,7 +255,8 @@ class _Resumed:
     """Awaits the rest of a coroutine whose first step, which gave ``trap``, was taken before.
 
     All but the first step goes straight to the coroutine's own methods. `trio` looks through it
-    at the coroutine's frames, as through any coroutine, by ``cr_frame`` and ``cr_await``.
+    at the coroutine's frames, as through any coroutine, by ``cr_frame`` and ``cr_await``;
+    `stackscope` by ``_stackscope_install_glue_``.
     """
 
     __slots__ = ("_coro", "_trap", "close", "send", "throw")
@@ -281,6 +283,13 @@ class _Resumed:
     @property
     def cr_await(self) -> Any:
         return self._coro.cr_await
+
+
+def _stackscope_install_glue_() -> None:
+    """Let `stackscope`, which calls this, show the frames of a job that has blocked."""
+    from stackscope import unwrap_stackitem
+
+    unwrap_stackitem.register(_Resumed, lambda resumed: resumed._coro)
 
 
 OWN_CODE.update({Crew._work.__code__, _body.__code__})

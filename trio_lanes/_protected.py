@@ -4,15 +4,19 @@ Those of `contextlib.asynccontextmanager` drive their generator from frames of t
 Ctrl-C may raise although the generator is protected: between the entry and the block, so that the
 block is never left, or at its end, before the generator goes on. Here these frames are protected
 too. The block itself is the user's, and is not.
+
+The class is derived from that of `contextlib`, and does not wrap one: tools that walk the tree of
+tasks, such as `stackscope`, find a nursery through the context managers that are open, and know how
+to look into the generator of that class.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, _AsyncGeneratorContextManager
 from functools import wraps
 from types import TracebackType
-from typing import Final, ParamSpec, TypeVar, final
+from typing import ParamSpec, TypeVar, final
 
 from trio.lowlevel import enable_ki_protection
 
@@ -21,15 +25,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @final
-class _Protected(AbstractAsyncContextManager[T_co]):
-    """Another async context manager, entered and left under protection."""
-
-    def __init__(self, inner: AbstractAsyncContextManager[T_co]) -> None:
-        self._inner: Final = inner
+class _Protected(_AsyncGeneratorContextManager[T_co]):
+    """The context manager of an async generator, entered and left under protection."""
 
     @enable_ki_protection
     async def __aenter__(self) -> T_co:
-        return await self._inner.__aenter__()
+        return await super().__aenter__()
 
     @enable_ki_protection
     async def __aexit__(
@@ -38,17 +39,17 @@ class _Protected(AbstractAsyncContextManager[T_co]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        return await self._inner.__aexit__(kind, error, traceback)
+        return await super().__aexit__(kind, error, traceback)
 
 
 def protected_context(
     fn: Callable[P, AsyncIterator[T_co]],
 ) -> Callable[P, AbstractAsyncContextManager[T_co]]:
     """As `contextlib.asynccontextmanager`, but Ctrl-C raises only in the block."""
-    make = asynccontextmanager(enable_ki_protection(fn))
+    enable_ki_protection(fn)
 
     @wraps(fn)
     def protected(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T_co]:
-        return _Protected(make(*args, **kwargs))
+        return _Protected(fn, args, kwargs)  # type: ignore[arg-type]  # it is an async generator
 
     return protected
