@@ -285,7 +285,7 @@ class _Resumed:
         return self._coro.cr_await
 
 
-def _stackscope_install_glue_() -> None:
+def _stackscope_install_glue_() -> None:  # pragma: no cover - not on Python 3.13: see its test
     """Let `stackscope`, which calls this, show the frames of a job that has blocked."""
     from stackscope import unwrap_stackitem
 
