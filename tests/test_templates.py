@@ -86,6 +86,28 @@ async def test_a_template_is_reconfigured_with_all_of_its_lanes(autojump_clock: 
             lanes.lane("t:x")
 
 
+async def test_the_concurrency_set_of_a_templates_lane_stays_until_its_template_is_configured(
+    autojump_clock: MockClock,
+) -> None:
+    template = LaneConfig(concurrency=4)
+    async with open_lanes({"main": 1, "t:*": template, "u:*": 1}) as lanes:
+        for _ in range(8):
+            lanes.submit_nowait(trio.sleep, 1, lane="t:x")
+        lane = lanes.lane("t:x")
+        lane.concurrency = 6
+        lanes.lane("main").concurrency = 2
+        lanes.configure({"u:*": 3, "session:vip": 2, "t:y": 1})
+        lanes.configure(groups={"g": LaneGroup(["main", "t:*"], concurrency=20)})
+        assert (lane.concurrency, lane.config.concurrency, lane.active) == (6, 6, 6)
+        for same in (4, template):  # named, though the template itself does not change
+            lane.concurrency = 6
+            lanes.configure({"t:*": same})
+            assert lane.concurrency == lane.config.concurrency == 4
+        lane.concurrency = 6
+        lanes.configure({"t:x*": 5})  # a template that matches better
+        assert (lane.label, lane.concurrency) == ("t:x*", 5)
+
+
 async def test_a_template_is_no_lane_and_the_error_says_so() -> None:
     async with open_lanes({"main": 1, "t:*": 1}) as lanes:
         calls: list[Callable[[], object]] = [

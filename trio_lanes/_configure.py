@@ -50,7 +50,7 @@ def _check_change(lane: LaneActor, plan: Plan) -> None:
 
 def apply(scheduler: Scheduler, plan: Plan) -> None:
     """Go on as ``plan`` says, which is known to be possible, inside a transition."""
-    scheduler.plan = plan
+    old, scheduler.plan = scheduler.plan, plan
     switched: list[Actor] = []  # those that are to pause, or to go on
     for name, lane in list(scheduler.lanes.items()):
         label = plan.label_of(name)
@@ -59,8 +59,14 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
         else:
             if lane.watched:  # as one of a template, which it may not be any more
                 scheduler.watches.look_at(lane)
+            config, former = plan.lanes[label], old.lanes.get(lane.label)
             lane.label, lane.from_template = label, label != name
-            switched += _change(scheduler, lane, plan.lanes[label])
+            # Compared with the former plan: a template's lane may have a concurrency of its own,
+            # which stays unless its template is named.
+            if config is former:
+                scheduler.touch(lane)
+            else:
+                switched += _change(scheduler, lane, config)
     for name, config in plan.lanes.items():
         if name not in scheduler.lanes and not name.endswith(TEMPLATE_MARK):
             scheduler.lanes[name] = LaneActor(scheduler, name, name, config)

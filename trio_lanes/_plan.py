@@ -17,7 +17,11 @@ TEMPLATE_MARK: Final = "*"
 @final
 @attrs.frozen
 class Plan:
-    """What is configured. A changed plan is a new one, so a rejected change changes nothing."""
+    """What is configured. A changed plan is a new one, so a rejected change changes nothing.
+
+    A changed plan has the same objects as the former one for the lanes that the change did not
+    name, and new objects for those that it named, even if these are equal.
+    """
 
     lanes: Mapping[str, LaneConfig] = attrs.field(factory=dict)
     """Global lanes, and templates of such: their names end with ``*``."""
@@ -144,4 +148,4 @@ def _change(
         if old.limiter is not None:
             raise ValueError(f"lane {name!r} has a shared limiter; replace its LaneConfig instead")
         config = attrs.evolve(old, concurrency=config.concurrency)
-    configs[key] = config
+    configs[key] = attrs.evolve(config)  # another object: that tells that this lane was named

@@ -82,7 +82,8 @@ class Lane(Submitter):
     def concurrency(self) -> int | float:
         """How many jobs it runs at once; may be set at any time.
 
-        What can start after a raise starts at once; lowering it stops no running job.
+        What can start after a raise starts at once; lowering it stops no running job. The value
+        that is set for a template's lane counts until that lane goes, or its template is configured.
 
         Raises:
           TypeError, ValueError: if set to what is neither a whole number from 0 up nor `math.inf`.
