@@ -10,7 +10,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes import LaneConfig, LaneGroup, RateLimit, UnknownLaneError, open_lanes
+from trio_lanes import (
+    Lane,
+    LaneConfig,
+    LaneGroup,
+    LaneInstrument,
+    RateLimit,
+    SessionLane,
+    UnknownLaneError,
+    open_lanes,
+)
 
 
 async def no_op() -> str:
@@ -120,23 +129,154 @@ async def test_a_template_is_no_lane_and_the_error_says_so() -> None:
                 call()
 
 
-async def test_a_pause_of_a_template_is_of_its_lanes_that_are_alive_and_a_paused_one_of_all(
-    autojump_clock: MockClock,
+@pytest.mark.parametrize("name", [None, "t:*"])
+@pytest.mark.parametrize("timed", [False, True])
+async def test_a_pause_of_a_template_or_of_all_lanes_is_of_those_that_come_later_too(
+    name: str | None, timed: bool, autojump_clock: MockClock
 ) -> None:
     async with open_lanes({"t:*": 1}) as lanes:
-        alive = lanes.submit_nowait(trio.sleep, 1, lane="t:alive")
-        waiting = lanes.submit_nowait(trio.sleep, 1, lane="t:alive")
-        lanes.pause("t:*")
-        await lanes.run(trio.sleep, 1, lane="t:later")
-        assert (alive.done, waiting.started_at) == (True, None)
-        lanes.configure({"t:*": LaneConfig(paused=True)})
-        later = lanes.submit_nowait(trio.sleep, 1, lane="t:later")
+        running = lanes.submit_nowait(trio.sleep, 1, lane="t:alive")
+        waiting = lanes.submit_nowait(no_op, lane="t:alive")
+        if timed:
+            lanes.pause_for(name, 60)
+        else:
+            lanes.pause(name)
+        later = lanes.submit_nowait(no_op, lane="t:later")
         assert lanes.lane("t:later").paused
-        await trio.sleep(1)
-        lanes.configure({"t:*": LaneConfig()})
+        assert lanes.lane("t:not alive").paused
+        assert lanes.lane("t:later").statistics().paused_until == (60 if timed else None)
+        await running.wait()
+        if not timed:
+            await trio.sleep_until(60)
+            lanes.resume(name)
         await waiting.wait()
         await later.wait()
-    assert trio.current_time() == 3.0
+        assert waiting.started_at == later.started_at == 60
+        assert not lanes.lane("t:not alive").paused
+        assert lanes.statistics().lanes == {}
+
+
+async def test_a_paused_template_keeps_no_lane_that_has_no_job(autojump_clock: MockClock) -> None:
+    async with open_lanes({"t:*": 1}) as lanes:
+        for pause in (lanes.pause, partial(lanes.pause_for, seconds=60)):
+            running = lanes.submit_nowait(trio.sleep, 1, lane="t:alive")
+            pause("t:*")
+            for n in range(5):
+                lanes.submit_nowait(no_op, lane=f"t:{n}")
+            assert lanes.clear() == 5
+            assert set(lanes.statistics().lanes) == {"t:alive"}
+            await running.wait()
+            assert lanes.statistics().lanes == {}
+            lanes.resume()
+
+
+@pytest.mark.parametrize("timed", [False, True])
+async def test_a_lane_that_was_resumed_or_paused_by_its_name_stays_so_until_its_template_is(
+    timed: bool, autojump_clock: MockClock
+) -> None:
+    async with open_lanes({"t:*": 1}) as lanes:
+        if timed:
+            lanes.pause_for(None, 60)
+            lanes.pause_for("t:longer", 70)
+        else:
+            lanes.pause()
+        lanes.resume("t:x")
+        for _ in range(2):  # it is not forgotten in between
+            await lanes.run(no_op, lane="t:x")
+            assert "t:x" in lanes.statistics().lanes
+        waiting = lanes.submit_nowait(no_op, lane="t:y")
+        await trio.sleep_until(60)
+        if not timed:
+            assert waiting.started_at is None
+            lanes.resume("t:*")
+        await waiting.wait()
+        assert set(lanes.statistics().lanes) == ({"t:longer"} if timed else set())
+        await trio.sleep_until(71)
+        lanes.pause("t:x")
+        await lanes.run(no_op, lane="t:y")
+        lanes.pause("t:*")
+        lanes.resume("t:*")
+        assert not lanes.lane("t:x").paused
+        assert lanes.statistics().lanes == {}
+
+
+async def test_a_lane_may_be_paused_for_longer_than_its_template(autojump_clock: MockClock) -> None:
+    async with open_lanes({"t:*": 1}) as lanes:
+        lanes.pause_for("t:*", 60)
+        jobs = [lanes.submit_nowait(no_op, lane=f"t:{name}") for name in "abc"]
+        lanes.pause_for("t:a", 30)
+        lanes.pause_for("t:b", 90)
+        for job in jobs:
+            await job.wait()
+        assert [job.started_at for job in jobs] == [60, 90, 60]
+        assert lanes.statistics().lanes == {}
+
+
+async def test_a_template_that_is_configured_paused_is_resumed_by_its_name(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1, "t:*": LaneConfig(paused=True)}) as lanes:
+        waiting = lanes.submit_nowait(no_op, lane="t:x")
+        await trio.sleep(1)
+        assert waiting.started_at is None
+        lanes.resume("t:*")
+        await lanes.run(no_op, lane="t:later")
+        lanes.configure({"main": 2})
+        assert not lanes.lane("t:x").paused
+        lanes.configure({"t:*": LaneConfig()})
+        lanes.configure({"t:*": LaneConfig(paused=True)})
+        assert lanes.lane("t:x").paused
+        lanes.configure({"t:*": LaneConfig()})
+        assert not lanes.lane("t:x").paused
+        await waiting.wait()
+
+
+async def test_a_template_that_was_removed_leaves_no_pause_behind(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1, "t:*": 1}) as lanes:
+        lanes.pause_for("t:*", 60)
+        job = lanes.submit_nowait(no_op, lane="t:x")
+        lanes.configure({"t:x": 1})  # a lane by itself, with the pause that it had
+        lanes.configure({"t:*": None})
+        lanes.configure({"t:*": 1})
+        await lanes.run(no_op, lane="t:y")
+        assert trio.current_time() == 0
+        await job.wait()
+        assert trio.current_time() == 60
+
+
+async def test_instruments_are_told_of_pauses_of_lanes_and_not_of_templates(
+    autojump_clock: MockClock,
+) -> None:
+    class Told(LaneInstrument):
+        def lane_paused(self, lane: Lane | SessionLane) -> None:
+            seen.append(f"{lane.name} paused")
+
+        def lane_resumed(self, lane: Lane | SessionLane) -> None:
+            seen.append(f"{lane.name} resumed")
+
+    seen: list[str] = []
+    async with open_lanes({"t:*": 1}, instruments=[Told()]) as lanes:
+        lanes.submit_nowait(trio.sleep, 1, lane="t:x")
+        lanes.pause()
+        job = lanes.submit_nowait(no_op, lane="t:y")
+        lanes.resume()
+        await job.wait()
+    assert seen == ["t:x paused", "t:x resumed", "t:y resumed"]
+
+
+@pytest.mark.parametrize("name", ["t:x", "session:alice"])
+async def test_a_pause_for_a_bad_time_brings_no_lane_to_life(name: str) -> None:
+    async with open_lanes({"t:*": 1}) as lanes:
+        views = [lanes.lane("t:x"), lanes.session("alice")]
+        with pytest.raises(ValueError, match="seconds"):
+            lanes.pause_for(name, -1)
+        for view in views:
+            with pytest.raises(ValueError, match="seconds"):
+                view.pause_for(-1)
+        assert lanes.statistics().lanes == {}
+        assert lanes.sessions() == []
 
 
 async def test_a_template_may_be_a_member_of_a_group(autojump_clock: MockClock) -> None:

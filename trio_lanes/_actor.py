@@ -24,6 +24,7 @@ from ._timers import Timer
 if TYPE_CHECKING:
     from ._lane import LaneActor
     from ._room import Entrant
+    from ._template import Template
     from ._watch import Watches
 
 
@@ -54,6 +55,10 @@ class Floor(Protocol):
     @property
     def lanes(self) -> Mapping[str, LaneActor]:
         """The global ones that are alive, by name."""
+
+    @property
+    def templates(self) -> Mapping[str, Template]:
+        """The templates of global lanes, by name."""
 
     @property
     def watches(self) -> Watches: ...
@@ -153,10 +158,7 @@ class Actor(ABC):
     @property
     def is_idle(self) -> bool:
         """Whether it can be forgotten: nothing in it, nobody at it, and nothing to remember."""
-        if self.waiting or self.active or self.room_line or self.paused_by_hand:
-            return False
-        # When the lanes are shut, no timer is set any more: there is no time to wait for.
-        if self.pause_timer is not None and self.pause_timer.is_set:
+        if self.waiting or self.active or self.room_line or self.pause != self.pause_at_birth:
             return False
         if self.rates.units:
             full = self.rates.refilled_at(self.floor.now)
@@ -164,6 +166,18 @@ class Actor(ABC):
                 self._rate_timer = self.floor.touch_at(full, self, self._rate_timer)
                 return not self._rate_timer.is_set
         return True
+
+    @property
+    def pause(self) -> tuple[bool, float | None]:
+        """Whether it is paused until it is resumed, and until when it is paused by a timer."""
+        # When the lanes are shut, no timer is set any more: there is no time to wait for.
+        timed = self.pause_timer is not None and self.pause_timer.is_set
+        return self.paused_by_hand, self.paused_until if timed else None
+
+    @property
+    def pause_at_birth(self) -> tuple[bool, float | None]:
+        """The pause with which it can be forgotten, since it would come to life with it again."""
+        return False, None
 
     def wait_for_rate(self, until: float) -> None:
         """Look again when the rates let the head start."""

@@ -15,6 +15,7 @@ from ._group import Group
 from ._lane import LaneActor
 from ._plan import TEMPLATE_MARK, Plan
 from ._scheduler import Scheduler
+from ._template import Template
 
 
 def configure(
@@ -67,9 +68,16 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
                 scheduler.touch(lane)
             else:
                 switched += _change(scheduler, lane, config)
+    for name in scheduler.templates.keys() - plan.lanes.keys():
+        resume(scheduler, (scheduler.templates.pop(name),))
     for name, config in plan.lanes.items():
-        if name not in scheduler.lanes and not name.endswith(TEMPLATE_MARK):
-            scheduler.lanes[name] = LaneActor(scheduler, name, name, config)
+        if not name.endswith(TEMPLATE_MARK):
+            if name not in scheduler.lanes:
+                scheduler.lanes[name] = LaneActor(scheduler, name, name, config)
+        elif name not in scheduler.templates:
+            scheduler.templates[name] = Template(scheduler, name, config)
+        else:
+            switched += _change(scheduler, scheduler.templates[name], config)
     configs = [*plan.sessions.values(), plan.others]
     scheduler.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
     for key, session in scheduler.sessions.items():

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -20,9 +20,12 @@ from ._errors import LaneClearedError, LaneResetError, UnknownLaneError
 from ._job import AnyJob
 from ._left_out import LeftOut, may_leave_out_waiting, most_left_out
 from ._names import SESSION_PREFIX, resolve_global_lane, session_key
-from ._scheduler import Scheduler
 from ._state import RUNNING
 from ._watch import Watch
+
+if TYPE_CHECKING:
+    from ._lane import LaneActor
+    from ._scheduler import Scheduler
 
 ANY_OWNER: Final = ...
 
@@ -52,18 +55,25 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
 
 
 def alive(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
-    """As `named`, but the one lane that is meant is alive now, until its next step at least."""
+    """As `named`, but what is meant is there now, until its next step at least.
+
+    A single lane is alive. A template means itself too, and so its lanes that come to life later;
+    without a name all templates are meant.
+    """
     scheduler.check_thread()
     actors = named(scheduler, name)
-    if actors or name is None or name in scheduler.plan.lanes:
-        return actors
+    if name is None:
+        return [*actors, *scheduler.templates.values()]
     name = resolve_global_lane(name)
+    if name in scheduler.templates:
+        return [*actors, scheduler.templates[name]]
+    if actors:
+        return actors
     if name.startswith(SESSION_PREFIX):
         return (scheduler.awake(session_key(name)),)
     lane = scheduler.find_lane(name)
     assert lane is not None
-    scheduler.lanes[name] = lane
-    return (lane,)
+    return (scheduler.bring_to_life(lane),)
 
 
 def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: str | None) -> int:
@@ -120,9 +130,10 @@ def pause(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
             _update_pause(scheduler, actor)
 
 
-def pause_for(scheduler: Scheduler, actors: Iterable[Actor], delay: float) -> None:
-    """Have ``actors`` start nothing for that long, at least."""
-    finite_seconds("seconds", delay)
+def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
+    """Have the lanes that ``name`` means start nothing for that long, at least."""
+    finite_seconds("seconds", delay)  # before a lane is brought to life for it
+    actors = alive(scheduler, name)
     with scheduler.transition():
         until = scheduler.now + delay
         for actor in actors:
@@ -144,6 +155,13 @@ def resume(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
             _update_pause(scheduler, actor)
 
 
+def end_inherited_pause(scheduler: Scheduler, lane: LaneActor) -> None:
+    """Have the pause that ``lane`` came to life with end in time, if it has an end."""
+    if lane.paused_until is not None:
+        call = partial(_pause_is_over, scheduler, lane)
+        lane.pause_timer = scheduler.timers.call_at(lane.paused_until, call, alone=False)
+
+
 def _pause_is_over(scheduler: Scheduler, actor: Actor) -> None:
     _end_timed_pause(actor)
     _update_pause(scheduler, actor)
@@ -162,7 +180,7 @@ def _update_pause(scheduler: Scheduler, actor: Actor) -> None:
     if actor.paused is not paused:
         actor.paused = paused
         hooks = scheduler.hooks.lane_paused if paused else scheduler.hooks.lane_resumed
-        if hooks:
+        if hooks and actor.name not in scheduler.templates:  # a template is no lane
             scheduler.hooks.call(hooks, scheduler.view(actor))
 
 

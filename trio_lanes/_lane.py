@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ._group import Group
     from ._room import Entrant
     from ._session import SessionActor
+    from ._template import Template
 
 
 @final
@@ -102,6 +103,17 @@ class LaneActor(Actor):
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def pause_at_birth(self) -> tuple[bool, float | None]:
+        template = self.floor.templates.get(self.label)
+        return super().pause_at_birth if template is None else template.pause
+
+    def inherit_pause(self, template: Template) -> None:
+        """Begin with the pause of ``template``; the timer is set when this lane is alive."""
+        self.paused_by_hand = template.paused_by_hand
+        self.paused_until = template.paused_until
+        self.paused = template.paused
 
     def set_config(self, config: LaneConfig) -> None:
         if self.warning is not None and config.warn_after != self.config.warn_after:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import trio
 
-from . import _deadlock
+from . import _control, _deadlock
 from ._actor import Actor
 from ._group import Group
 from ._instrument import Hooks
@@ -18,6 +18,7 @@ from ._plan import Plan
 from ._rate import costs_of
 from ._session import SessionActor, Spares
 from ._state import WAITING
+from ._template import Template
 from ._transitions import Transitions
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ class LaneTable(Transitions):
         "plan",
         "sessions",
         "spares",
+        "templates",
     )
 
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
         super().__init__(nursery, hooks)
         self.plan = Plan()
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor}
+        self.templates: Final[dict[str, Template]] = {}  # of global lanes, by name
         self.groups: Final[dict[str, Group]] = {}
         self.bounded_sessions = False  # whether any session has a bound
         self.spares: Final = Spares()
@@ -55,8 +58,18 @@ class LaneTable(Transitions):
             label = self.plan.label_of(name)
             if label is not None:
                 lane = LaneActor(self._floor, name, label, self.plan.lanes[label])
+                lane.inherit_pause(self.templates[label])
                 self.join_group(lane)
         return lane
+
+    def bring_to_life(self, lane: LaneActor) -> LaneActor:
+        """Return the global lane of that name that is alive: ``lane``, unless there is another."""
+        alive = self.lanes.get(lane.name)
+        if alive is None:
+            self.check_thread()
+            alive = self.lanes[lane.name] = lane
+            _control.end_inherited_pause(self._floor, lane)
+        return alive
 
     def join_group(self, lane: LaneActor) -> None:
         """Put ``lane`` into the group that the plan says, if any."""
@@ -93,7 +106,7 @@ class LaneTable(Transitions):
     def let_remember(self, lane: LaneActor, session: SessionActor | None) -> None:
         """Have these lanes alive if there are rates of theirs, which are about to be charged."""
         if lane.from_template and lane.rates.units:
-            self.lanes.setdefault(lane.name, lane)
+            self.bring_to_life(lane)
         if session is not None and session.rates.units:
             self.sessions.setdefault(session.key, session)
 

@@ -243,7 +243,8 @@ class Lanes(Submitter):
     def pause(self, name: str | None = None) -> None:
         """Start no more jobs in that lane, or in any global lane, until `resume`.
 
-        Running jobs are not touched. Not a checkpoint.
+        Running jobs are not touched. The name of a template means all of its lanes, including those
+        that come to life later; so does a call without a name for every template. Not a checkpoint.
         """
         _control.pause(self._scheduler, _control.alive(self._scheduler, name))
 
@@ -251,17 +252,23 @@ class Lanes(Submitter):
     def pause_for(self, name: str | None, seconds: float) -> None:
         """Start no more jobs in that lane, or in any global lane, for so many seconds from now.
 
-        For a Retry-After. It only ever extends such a pause; `resume` ends it too. Not a
-        checkpoint.
+        For a Retry-After. It only ever extends such a pause; `resume` ends it too. Lanes of a
+        template that come to life later are paused as by `pause`. Not a checkpoint.
 
         Raises:
           TypeError, ValueError: if ``seconds`` is no finite number from 0 up.
         """
-        _control.pause_for(self._scheduler, _control.alive(self._scheduler, name), seconds)
+        _control.pause_for(self._scheduler, name, seconds)
 
     @enable_ki_protection
     def resume(self, name: str | None = None) -> None:
-        """Undo `pause`. What can start starts. Not a checkpoint."""
+        """Undo `pause` and `pause_for`. What can start starts. Not a checkpoint.
+
+        With the name of a template, or without a name, lanes that come to life later are not paused
+        either, even if they are configured so. A lane that was resumed by its own name while its
+        template is paused stays alive, and not paused, until the template is resumed or its timed
+        pause ends.
+        """
         _control.resume(self._scheduler, _control.alive(self._scheduler, name))
 
     # ---- waiting; inside a job, all of these leave out jobs that cannot go on before it has ended

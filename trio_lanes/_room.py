@@ -113,7 +113,7 @@ class Lines:
         entrant = Entrant(job, self._scheduler.closing.inside, session, tell)
         lane = job._lane
         if lane.from_template:  # alive, so that those who change something find it
-            lane = job._lane = self._scheduler.lanes.setdefault(lane.name, lane)
+            lane = job._lane = self._scheduler.bring_to_life(lane)
         self.length += 1
         lane.entrants += 1
         self._stand(entrant, session if session is not None and _full(session) else lane)

@@ -82,7 +82,7 @@ class Scheduler(LaneTable):
         try:
             lane = job._lane
             if lane.from_template:
-                lane = job._lane = self.lanes.setdefault(lane.name, lane)
+                lane = job._lane = self.bring_to_life(lane)
             job.id = self._next_id()
             job.submitted_at = self.now
             lane.waiting += 1

@@ -82,8 +82,8 @@ class Lane(Submitter):
     def concurrency(self) -> int | float:
         """How many jobs it runs at once; may be set at any time.
 
-        What can start after a raise starts at once; lowering it stops no running job. The value
-        that is set for a template's lane counts until that lane goes, or its template is configured.
+        What can start after a raise starts at once; lowering it stops no running job. What is
+        set for a template's lane counts until that lane goes, or its template is configured.
 
         Raises:
           TypeError, ValueError: if set to what is neither a whole number from 0 up nor `math.inf`.
@@ -139,8 +139,7 @@ class Lane(Submitter):
     @enable_ki_protection
     def pause_for(self, seconds: float) -> None:
         """`Lanes.pause_for` for this lane."""
-        actors = _control.alive(self._scheduler, self._name)
-        _control.pause_for(self._scheduler, actors, seconds)
+        _control.pause_for(self._scheduler, self._name, seconds)
 
     @enable_ki_protection
     def resume(self) -> None:
@@ -235,8 +234,7 @@ class SessionLane(Submitter):
     @enable_ki_protection
     def pause_for(self, seconds: float) -> None:
         """`Lanes.pause_for` for this session."""
-        actors = _control.alive(self._scheduler, self.name)
-        _control.pause_for(self._scheduler, actors, seconds)
+        _control.pause_for(self._scheduler, self.name, seconds)
 
     @enable_ki_protection
     def resume(self) -> None:
