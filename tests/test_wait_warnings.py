@@ -217,6 +217,33 @@ async def test_a_lane_that_was_idle_in_between_is_still_quiet_for_warn_after(
         assert len(lines(caplog)) == 2
 
 
+async def test_a_templates_lane_that_was_gone_in_between_is_still_quiet_for_warn_after(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_lanes({"sub:*": LaneConfig(warn_after=60)}) as lanes:
+        for _ in range(30):
+            lanes.submit_nowait(trio.sleep, 3, lane="sub:x")
+            lanes.submit_nowait(trio.sleep, 0, lane="sub:x", warn_after=1)
+            await lanes.wait_idle()
+            assert lanes.statistics().lanes == {}
+            await trio.sleep(1)
+    assert trio.current_time() == 120
+    assert lines(caplog) == ["lane 'sub:x': 1 waiting, the longest for 1.0 s"] * 2
+
+
+async def test_lanes_of_a_template_are_quiet_each_for_itself_however_many_there_are(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_lanes({"sub:*": LaneConfig(warn_after=60)}) as lanes:
+        for begin in (0, 25, 75):
+            await trio.sleep_until(begin)
+            for n in range(200):
+                lanes.submit_nowait(trio.sleep, 3, lane=f"sub:{n}")
+                lanes.submit_nowait(trio.sleep, 0, lane=f"sub:{n}", warn_after=1)
+                await trio.sleep(0.125)
+    assert len(lines(caplog)) == 2 * len(set(lines(caplog))) == 400
+
+
 @pytest.mark.parametrize(
     ("of_the_lane", "own"), [(math.inf, None), (2.0, math.inf), (0.0, math.inf)]
 )

@@ -54,7 +54,6 @@ class LaneActor(Actor):
         "line",
         "mailbox",
         "plain",
-        "quiet_until",
         "readmitting",
         "returning",
         "room_by_session",
@@ -95,7 +94,6 @@ class LaneActor(Actor):
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
-        self.quiet_until = -float("inf")
         super().__init__(floor, floor.lane_turns, config)
         self.limiter = trio.CapacityLimiter(config.concurrency)
         self.set_config(config)

@@ -22,6 +22,8 @@ from ._timers import Timers
 
 logger: Final = logging.getLogger("trio_lanes")
 
+_FEW_QUIET: Final = 64
+
 _LEAST: Final = 0.001  # seconds: less may be nothing at all, added to the time of a clock
 
 
@@ -32,6 +34,10 @@ class WaitWarnings:
     def __init__(self, timers: Timers, hooks: Hooks) -> None:
         self._timers: Final = timers
         self._hooks: Final = hooks
+        # {name of a lane: until when the log has no other line about it}. By name, since a lane of
+        # a template may be another object by then.
+        self._quiet: dict[str, float] = {}
+        self._most_quiet = _FEW_QUIET  # with more entries, those that are over are dropped
 
     def watch(self, job: AnyJob) -> None:
         """Give ``job``, which begins to wait, a timer of its own if it needs one."""
@@ -47,7 +53,7 @@ class WaitWarnings:
         oldest = lane.oldest
         assert oldest is not None  # whoever asks for this has looked
         due = oldest._waiting_since + lane.config.warn_after
-        self._look_at(lane, max(due, lane.quiet_until))
+        self._look_at(lane, max(due, self._quiet_until(lane)))
 
     def _look_at(self, lane: LaneActor, when: float) -> None:
         if when != float("inf"):
@@ -76,7 +82,7 @@ class WaitWarnings:
         again = now + _pause(lane)  # later than now in any case, or the timers never come to rest
         for job in lane.bound.values():
             if job._options.warn_after is None:  # the others have said what they want
-                due = max(_due(job), lane.quiet_until)
+                due = max(_due(job), self._quiet_until(lane))
                 if due <= now:
                     self._say(lane)
                 else:
@@ -88,12 +94,21 @@ class WaitWarnings:
     def _say(self, lane: LaneActor) -> None:
         now = trio.current_time()
         oldest = lane.oldest
-        if oldest is not None and lane.quiet_until <= now:
-            lane.quiet_until = now + _pause(lane)
+        if oldest is not None and self._quiet_until(lane) <= now:
+            self._quiet[lane.name] = now + _pause(lane)
+            self._drop_what_is_over(now)
             waited = now - oldest._waiting_since
             logger.warning(
                 "lane %r: %d waiting, the longest for %.1f s", lane.name, lane.waiting, waited
             )
+
+    def _quiet_until(self, lane: LaneActor) -> float:
+        return self._quiet.get(lane.name, -float("inf"))
+
+    def _drop_what_is_over(self, now: float) -> None:
+        if len(self._quiet) > self._most_quiet:
+            self._quiet = {name: until for name, until in self._quiet.items() if until > now}
+            self._most_quiet = 2 * len(self._quiet) + _FEW_QUIET
 
 
 def _due(job: AnyJob) -> float:
