@@ -1,5 +1,6 @@
 """Warnings about long waits: what a job is told, and how little goes to the log."""
 
+import contextvars
 import logging
 import math
 
@@ -10,6 +11,9 @@ from trio.testing import MockClock
 from trio_lanes import Job, JobState, LaneConfig, open_lanes
 
 from .track import Track
+
+
+user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -55,6 +59,30 @@ async def test_on_wait_is_not_called_for_a_job_that_starts_or_is_cancelled_befor
         await trio.sleep(4)
         cancelled.cancel()
     assert told.calls == []
+
+
+@pytest.mark.parametrize("session", [None, "alice"])
+async def test_on_wait_is_called_in_the_context_of_the_submission(
+    session: str | None, autojump_clock: MockClock
+) -> None:
+    def on_wait(job: Job[None], waited: float) -> None:
+        seen.append(user.get())
+        user.set("set by on_wait")
+
+    async def body() -> None:
+        seen.append(user.get())
+
+    seen: list[str] = []
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.submit_nowait(trio.sleep, 10, session=session)
+        for name in ("alice", "bob"):
+            user.set(name)
+            lanes.submit_nowait(body, session=session, on_wait=on_wait)
+        user.set("carol")
+        await trio.sleep(5)
+        assert seen == ["alice", "bob"]
+    assert seen == ["alice", "bob", "set by on_wait", "set by on_wait"]
+    assert user.get() == "carol"
 
 
 async def test_an_on_wait_that_raises_changes_nothing_and_is_logged(

@@ -65,10 +65,11 @@ class WaitWarnings:
 
     def _too_long(self, job: AnyJob) -> None:
         waited = trio.current_time() - job._waiting_since
-        on_wait = job._options.on_wait
+        on_wait, context = job._options.on_wait, job._context
         if on_wait is not None:
+            assert context is not None  # nothing has entered it: the job waits
             try:
-                on_wait(job, waited)
+                context.run(on_wait, job, waited)
             except Exception:
                 logger.exception("on_wait of %r raised", job)
         if self._hooks.job_waiting_long:
