@@ -141,6 +141,32 @@ async def test_a_job_without_a_session_is_not_forwarded(autojump_clock: MockCloc
     ]
 
 
+@pytest.mark.parametrize("change", ["the dear job is raised", "the cheap job is lowered"])
+async def test_a_job_that_the_rate_of_its_session_stops_is_not_told_as_forwarded(
+    change: str, autojump_clock: MockClock
+) -> None:
+    notes = Notes()
+    rate = RateLimit(10, 100.0, unit="tokens", algorithm="sliding")
+    sessions = LaneConfig(concurrency=3, rate=rate)
+    async with open_lanes({"main": 1}, sessions=sessions, instruments=[notes]) as lanes:
+        alice = lanes.session("alice")
+        await alice.run(trio.sleep, 0, cost={"tokens": 8})
+        lanes.pause("main")
+        cheap = alice.submit_nowait(trio.sleep, 0, name="cheap", cost={"tokens": 1})
+        dear = alice.submit_nowait(trio.sleep, 0, name="dear", cost={"tokens": 9}, priority=-1)
+        notes.calls.clear()
+        if change == "the dear job is raised":
+            dear.priority = 1
+        else:
+            cheap.priority = -2
+        assert notes.calls == []
+        assert lanes.lane("main").statistics().waiting_in_lane == 0
+        assert [blocker.kind for blocker in dear.blocked_by()] == ["rate"]
+        lanes.resume("main")
+        await cheap.wait()
+        assert notes.of("forwarded") == [("forwarded", "dear"), ("forwarded", "cheap")]
+
+
 async def test_a_job_that_is_taken_back_and_forwarded_again_is_told_again(
     autojump_clock: MockClock,
 ) -> None:

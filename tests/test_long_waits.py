@@ -12,7 +12,6 @@ from trio_lanes import Job, JobState, LaneConfig, open_lanes
 
 from .track import Track
 
-
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
 

@@ -152,9 +152,7 @@ class SessionActor(Actor):
         has_news, self._has_news = self._has_news, False
         if has_news:
             self._take_mail()
-        room = 0 if self.paused else self.concurrency - self.active
-        if self.rates.units or self.readmitting:
-            room = self._admit(room)
+        room = self._room()
         while backlog.items and len(forwarded) < room:
             self.floor.forward(backlog.pop(), self.floor.next_arrival())
         if len(forwarded) > room:
@@ -166,6 +164,13 @@ class SessionActor(Actor):
             self.floor.watches.look_at(self)
         if not self.waiting and not self.active and not self.entering and self.is_idle:
             self.floor.retire(self)
+
+    def _room(self) -> int | float:
+        """How many jobs may be forwarded now; negative if more run than may."""
+        room = 0 if self.paused else self.concurrency - self.active
+        if self.rates.units or self.readmitting:
+            room = self._admit(room)
+        return room
 
     def _admit(self, room: int | float) -> int | float:
         """How many may be forwarded: with rates only the one that is charged next, if it may be.
@@ -285,7 +290,8 @@ class SessionActor(Actor):
     def move(self, job: AnyJob, priority: int, place: int) -> None:
         """Give ``job``, which waits, another priority and another place.
 
-        If that lets another job be the best, it takes the place of this one in its global lane.
+        If that lets another job be the best, it takes the place of this one in its global lane,
+        unless a rate of this session stops it: then the next step takes back what is forwarded.
         """
         self.is_ranked = True
         self._take_mail()
@@ -295,10 +301,12 @@ class SessionActor(Actor):
         job._priority, job._place = priority, rank(priority, place)
         self.backlog.add(job._place, job)
         if was_forwarded:
-            self._replace(job, arrival, self.backlog.pop())
+            if len(self.forwarded) < self._room():
+                self._replace(job, arrival, self.backlog.pop())
         elif self.forwarded and job._place < (worst := max(self.forwarded)):
-            self._take_back(worst)  # whose arrival nobody gets: this one goes behind its new equals
-            self.floor.forward(self.backlog.pop(), self.floor.next_arrival())
+            self._take_back(worst)  # its arrival is not reused: this job goes behind its new equals
+            if len(self.forwarded) < self._room():
+                self.floor.forward(self.backlog.pop(), self.floor.next_arrival())
 
     def running_jobs(self) -> list[AnyJob]:
         return sorted(self.running, key=lambda job: job.id)
