@@ -139,10 +139,11 @@ class Model:
 
     def clear(self) -> None:
         """The job that waits is cleared; one that was granted its slots is not."""
-        if not self.granted:
+        if not self.granted and self.line:  # without a message there is no job to clear
             self.cancel_line()
 
     def cancel_line(self) -> None:
+        self.summary = []
         for message in [*self.line]:
             self.settle(message, "cancelled")
 

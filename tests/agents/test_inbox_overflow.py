@@ -74,6 +74,30 @@ async def test_a_summary_is_never_given_to_a_turn_that_is_active(
     await stage.end()
 
 
+@pytest.mark.parametrize("how", ["abort", "clear", "abort of an empty line"])
+async def test_no_turn_is_given_a_summary_of_messages_that_were_aborted_or_cleared(
+    how: str, lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    inbox = await busy(lanes, stage, cap=1)
+    for text in ("a", "b"):
+        inbox.post(text)
+    if how == "abort of an empty line":
+        assert stage.turn.take() == ["b"]
+    if how == "clear":
+        assert lanes.session("alice").clear() == 1
+        await stage.end()
+    else:
+        assert await inbox.abort()
+    inbox.post("c")
+    await wait_all_tasks_blocked()
+    assert stage.turn.messages == ["c"]
+    for text in ("d", "e"):
+        inbox.post(text)
+    await stage.end()
+    assert stage.turn.messages == ["d", "e"]  # a later one has its summary
+    await stage.end()
+
+
 async def test_drop_oldest_drops_the_first_in_line(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:

@@ -248,8 +248,9 @@ class Inbox:
     async def abort(self, reason: str | None = None, timeout: float = 15.0) -> bool:
         """Cancel what waits, then the active turn, and wait for its end.
 
-        What is posted meanwhile runs after it. A checkpoint; cancelling it takes nothing back. A
-        turn that calls this is cancelled here.
+        The summary of messages that made room is dropped, too. What is posted meanwhile runs after
+        the turn. A checkpoint; cancelling it takes nothing back. A turn that calls this is
+        cancelled here.
 
         Args:
           reason: told to whoever waits for the messages.
@@ -332,6 +333,8 @@ class Inbox:
                 self._cancel_line(refusal)
 
     def _cancel_line(self, error: BaseException | None) -> None:
+        """Cancel all messages that wait, and drop the summary of those that made room."""
+        self._summary = []
         for entry in self._line.take_all():
             self._settle(entry.item, Settled(SettledKind.CANCELLED, error=error))
 

@@ -37,7 +37,7 @@ class SettledKind(enum.StrEnum):
     MERGED = "merged"
     """A turn was started with it and with older ones that it was collected with, and returned."""
     SUMMARIZED = "summarized"
-    """It made room for others; the next turn is given a line of it."""
+    """It made room for others; the next turn is given a line of it, unless that is aborted too."""
     DROPPED = "dropped"
     """It made room for others, or found none."""
     REJECTED = "rejected"
