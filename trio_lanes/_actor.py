@@ -82,7 +82,47 @@ class Floor(Protocol):
     def rate_limited(self, actor: Actor, until: float) -> None: ...
 
 
-class Actor(ABC):
+class Pausable(ABC):
+    """What can be paused: a lane of either layer, or a template of global lanes."""
+
+    __slots__ = (
+        "config",
+        "floor",
+        "pause_timer",
+        "paused",
+        "paused_by_hand",
+        "paused_until",
+        "touched",
+        "turns",
+    )
+
+    config: LaneConfig
+    floor: Floor
+    pause_timer: Timer | None
+    paused: bool
+    paused_by_hand: bool
+    paused_until: float | None  # when a pause ends by itself
+    touched: bool  # whether it is in line for a step
+    turns: Turns  # the line for that
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its full name; a session's begins with ``session:``."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Do what can be done now."""
+
+    @property
+    def pause(self) -> tuple[bool, float | None]:
+        """Whether it is paused until it is resumed, and until when it is paused by a timer."""
+        # When the lanes are shut, no timer is set any more: there is no time to wait for.
+        timed = self.pause_timer is not None and self.pause_timer.is_set
+        return self.paused_by_hand, self.paused_until if timed else None
+
+
+class Actor(Pausable):
     """One lane, of either layer."""
 
     __slots__ = (
@@ -91,19 +131,11 @@ class Actor(ABC):
         "active",
         "bounded",
         "concurrency",
-        "config",
-        "floor",
         "generation",
         "limiter",
-        "pause_timer",
-        "paused",
-        "paused_by_hand",
-        "paused_until",
         "rates",
         "room_line",
         "told",
-        "touched",
-        "turns",
         "waiting",
         "watched",
         "wrap",
@@ -122,29 +154,20 @@ class Actor(ABC):
         self.waiting = 0  # jobs that it answers for and that have not started, wherever they are
         self.active = 0  # jobs that run
         self.paused = self.paused_by_hand = config.paused
-        self.paused_until: float | None = None  # when a pause ends by itself
-        self.pause_timer: Timer | None = None
+        self.paused_until = None
+        self.pause_timer = None
         self._rate_timer: Timer | None = None
         self._awaits_charge = False  # whether that is set for a head, here or in line for room
         self.generation = 0  # how often it was reset
-        self.touched = False  # whether it is in line for a step
-        self.turns = turns  # the line for that
+        self.touched = False
+        self.turns = turns
         self.watched = False  # whether somebody waits for it to run nothing, or to be empty
         self.told = (False, False)  # whether instruments know of waiting, and of unended jobs
         self.room_line: OrderedDict[AnyJob, Entrant] | None = None  # who waits for room in it
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Its full name; a session's begins with ``session:``."""
-
     @abstractmethod
     def waiting_jobs(self) -> Iterable[AnyJob]:
         """The jobs that wait and that it answers for."""
-
-    @abstractmethod
-    def step(self) -> None:
-        """Do what can be done now."""
 
     @abstractmethod
     def running_jobs(self) -> list[AnyJob]:
@@ -166,13 +189,6 @@ class Actor(ABC):
                 self._rate_timer = self.floor.touch_at(full, self, self._rate_timer)
                 return not self._rate_timer.is_set
         return True
-
-    @property
-    def pause(self) -> tuple[bool, float | None]:
-        """Whether it is paused until it is resumed, and until when it is paused by a timer."""
-        # When the lanes are shut, no timer is set any more: there is no time to wait for.
-        timed = self.pause_timer is not None and self.pause_timer.is_set
-        return self.paused_by_hand, self.paused_until if timed else None
 
     @property
     def pause_at_birth(self) -> tuple[bool, float | None]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from ._actor import Actor
+from ._actor import Actor, Pausable
 from ._check import count
 from ._config import LaneConfig, LaneGroup
 from ._control import pause, resume
@@ -52,7 +52,7 @@ def _check_change(lane: LaneActor, plan: Plan) -> None:
 def apply(scheduler: Scheduler, plan: Plan) -> None:
     """Go on as ``plan`` says, which is known to be possible, inside a transition."""
     old, scheduler.plan = scheduler.plan, plan
-    switched: list[Actor] = []  # those that are to pause, or to go on
+    switched: list[Pausable] = []  # those that are to pause, or to go on
     for name, lane in list(scheduler.lanes.items()):
         label = plan.label_of(name)
         if label is None:
@@ -77,7 +77,10 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
         elif name not in scheduler.templates:
             scheduler.templates[name] = Template(scheduler, name, config)
         else:
-            switched += _change(scheduler, scheduler.templates[name], config)
+            template = scheduler.templates[name]
+            if config.paused is not template.config.paused:
+                switched.append(template)
+            template.config = config
     configs = [*plan.sessions.values(), plan.others]
     scheduler.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
     for key, session in scheduler.sessions.items():

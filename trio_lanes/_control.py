@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ._actor import Actor
+from ._actor import Actor, Pausable
 from ._check import count, finite_seconds, seconds
 from ._current import jobs_here
 from ._errors import LaneClearedError, LaneResetError, UnknownLaneError
@@ -54,7 +54,7 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
     return ()
 
 
-def alive(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
+def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
     """As `named`, but what is meant is there now, until its next step at least.
 
     A single lane is alive. A template means itself too, and so its lanes that come to life later;
@@ -122,7 +122,7 @@ def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = Non
     return given_up
 
 
-def pause(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
+def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Have ``actors`` start nothing until they are resumed."""
     with scheduler.transition():
         for actor in actors:
@@ -146,7 +146,7 @@ def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
             _update_pause(scheduler, actor)
 
 
-def resume(scheduler: Scheduler, actors: Iterable[Actor]) -> None:
+def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Have ``actors`` start jobs again."""
     with scheduler.transition():
         for actor in actors:
@@ -162,25 +162,25 @@ def end_inherited_pause(scheduler: Scheduler, lane: LaneActor) -> None:
         lane.pause_timer = scheduler.timers.call_at(lane.paused_until, call, alone=False)
 
 
-def _pause_is_over(scheduler: Scheduler, actor: Actor) -> None:
+def _pause_is_over(scheduler: Scheduler, actor: Pausable) -> None:
     _end_timed_pause(actor)
     _update_pause(scheduler, actor)
 
 
-def _end_timed_pause(actor: Actor) -> None:
+def _end_timed_pause(actor: Pausable) -> None:
     actor.paused_until = None
     if actor.pause_timer is not None:
         actor.pause_timer.cancel()
         actor.pause_timer = None
 
 
-def _update_pause(scheduler: Scheduler, actor: Actor) -> None:
+def _update_pause(scheduler: Scheduler, actor: Pausable) -> None:
     scheduler.touch(actor)  # also a session that was not paused: it may go
     paused = actor.paused_by_hand or actor.paused_until is not None
     if actor.paused is not paused:
         actor.paused = paused
         hooks = scheduler.hooks.lane_paused if paused else scheduler.hooks.lane_resumed
-        if hooks and actor.name not in scheduler.templates:  # a template is no lane
+        if hooks and isinstance(actor, Actor):  # and not a template
             scheduler.hooks.call(hooks, scheduler.view(actor))
 
 

@@ -8,34 +8,33 @@ paused or resumed by its own name, while its template was not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
-from ._actor import Actor, Floor
+from ._actor import Floor, Pausable
 
 if TYPE_CHECKING:
     from ._config import LaneConfig
-    from ._job import AnyJob
 
 
 @final
-class Template(Actor):
+class Template(Pausable):
     """What can be paused and resumed under the name of a template. It has no jobs."""
 
     __slots__ = ("_name",)
 
     def __init__(self, floor: Floor, name: str, config: LaneConfig) -> None:
-        super().__init__(floor, floor.lane_turns, config)
-        self._name = name
+        self._name: Final = name
+        self.floor = floor
+        self.config = config
+        self.paused = self.paused_by_hand = config.paused
+        self.paused_until = None
+        self.pause_timer = None
+        self.touched = False
+        self.turns = floor.lane_turns
 
     @property
     def name(self) -> str:
         return self._name
-
-    def waiting_jobs(self) -> tuple[AnyJob, ...]:
-        return ()
-
-    def running_jobs(self) -> list[AnyJob]:
-        return []
 
     def step(self) -> None:
         """Have its lanes look whether they can be forgotten: they are compared with it."""
