@@ -105,11 +105,6 @@ class Pausable(ABC):
     touched: bool  # whether it is in line for a step
     turns: Turns  # the line for that
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Its full name; a session's begins with ``session:``."""
-
     @abstractmethod
     def step(self) -> None:
         """Do what can be done now."""
@@ -164,6 +159,11 @@ class Actor(Pausable):
         self.watched = False  # whether somebody waits for it to run nothing, or to be empty
         self.told = (False, False)  # whether instruments know of waiting, and of unended jobs
         self.room_line: OrderedDict[AnyJob, Entrant] | None = None  # who waits for room in it
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its full name; a session's begins with ``session:``."""
 
     @abstractmethod
     def waiting_jobs(self) -> Iterable[AnyJob]:

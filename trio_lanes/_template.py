@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class Template(Pausable):
     """What can be paused and resumed under the name of a template. It has no jobs."""
 
-    __slots__ = ("_name",)
+    __slots__ = ("name",)
 
     def __init__(self, floor: Floor, name: str, config: LaneConfig) -> None:
-        self._name: Final = name
+        self.name: Final = name
         self.floor = floor
         self.config = config
         self.paused = self.paused_by_hand = config.paused
@@ -32,12 +32,8 @@ class Template(Pausable):
         self.touched = False
         self.turns = floor.lane_turns
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def step(self) -> None:
         """Have its lanes look whether they can be forgotten: they are compared with it."""
         for lane in self.floor.lanes.values():
-            if lane.label == self._name:
+            if lane.label == self.name:
                 self.floor.touch(lane)
