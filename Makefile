@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo test check docs bench clean
+.PHONY: $(VENV) demo test chaos check docs bench clean
 
 # The stamp, not the folder, says that the environment is complete: an installation that
 # broke off is done again, and so is one that is older than pyproject.toml.
@@ -33,6 +33,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage report --fail-under=100
+
+# The models, with twenty times the examples of a usual run.
+chaos: $(STAMP)
+	CHAOS=20 $(BIN)/pytest tests/test_model.py tests/test_everything_at_once.py tests/test_pairs_of_features.py $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether
 # there is a newer pyright, unless told not to.

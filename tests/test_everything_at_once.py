@@ -20,6 +20,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.chaos import examples
 from tests.everything import CONFIGURED, LANES, SESSIONS, Act, Plan, Spec, plans
 from trio_lanes import (
     Job,
@@ -496,7 +497,7 @@ def holders(borrowers: Any, name: str) -> list[Job[Any]]:
     ]
 
 
-@hypothesis.settings(max_examples=150, report_multiple_bugs=False)
+@hypothesis.settings(max_examples=examples(150), report_multiple_bugs=False)
 @hypothesis.given(st.random_module(), plans)
 def test_everything_at_once_keeps_the_contract(seed: object, plan: Plan) -> None:
     hypothesis.note(f"{plan}")

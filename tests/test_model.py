@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.chaos import examples
 from tests.model import Model
 from tests.model_jobs import Body, ModelJob
 from tests.model_lanes import ModelGroup
@@ -395,7 +396,7 @@ def oldest_wait(waiting: list[ModelJob], now: float) -> float:
     return max((now - job.submitted for job in waiting), default=0.0)
 
 
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=examples(400))
 @hypothesis.given(st.random_module(), plans)
 def test_lanes_do_what_the_model_says(seed: object, plan: Plan) -> None:
     hypothesis.note(f"{plan}")
