@@ -162,9 +162,9 @@ class Contract:
             if other.lane == lane or (group is facts.group(other.lane) is not None and free):
                 yield f"{known} started before {other}, which wants its slot back"
         for other in facts.waiting(lane):
-            if other.priority == known.priority and other.place < known.place:
-                if other.session == known.session and not (other.moved or known.moved):
-                    yield f"{known} started before its equal {other}"
+            equals = other.priority == known.priority and other.session == known.session
+            if equals and other.place < known.place and not (other.moved or known.moved):
+                yield f"{known} started before its equal {other}"
         mates = [known, *(mate for mate in facts.waiting(lane) if mate.priority == known.priority)]
         score = self.score(lane, mates, now)
         for sibling in [lane] if group is None else self.members(group):
@@ -233,12 +233,12 @@ class Contract:
         group = self.facts.group(lane)
         free = self.used(lane) < self.facts.width(lane)
         for known in running:
-            if known.wants and known.job not in borrowers:
-                if free and (group is None or self.budget_left(group) >= 1):
-                    yield f"{known} wants its slot back, and there is one"
-            if known.job.cancel_called and not self.facts.width(lane):
-                if any(blocker.kind == "concurrency" for blocker in known.job.blocked_by()):
-                    yield f"{known} is cancelled, and waits for a slot that cannot come"
+            kinds = [blocker.kind for blocker in known.job.blocked_by()]
+            has_budget = group is None or self.budget_left(group) >= 1
+            if known.wants and known.job not in borrowers and free and has_budget:
+                yield f"{known} wants its slot back, and there is one"
+            if known.job.cancel_called and not self.facts.width(lane) and "concurrency" in kinds:
+                yield f"{known} is cancelled, and waits for a slot that cannot come"
 
     def sleeping_lanes(self, now: float) -> Iterator[str]:
         """Work conservation: no lane sleeps, and no group, while a head of it could start."""

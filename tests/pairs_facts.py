@@ -32,12 +32,11 @@ class KnownJob:
     readmits: bool = False
     went_without: bool = False  # it was cancelled, and went on without a slot
     charged: bool = False  # whether it has said what it used since its last start
-    waits_inside: bool = False  # for other jobs, or for lanes
     unknown: bool = False  # whether it lends by itself: its body cannot say when
 
     def __repr__(self) -> str:
         what = self.job.state.name
-        for name in ("lenders", "wants_slot", "readmits", "went_without", "waits_inside"):
+        for name in ("lenders", "wants_slot", "readmits", "went_without"):
             if getattr(self, name):
                 what += f" {name}"
         if self.job.cancel_called:

@@ -75,6 +75,8 @@ class Mood(NamedTuple):
 
     acts: Sequence[str]
     bodies: Sequence[str]
+    rests: int
+    """How often time passes, to three jobs."""
 
 
 class Theme:
@@ -93,14 +95,14 @@ class Theme:
         raise NotImplementedError
 
     def act(self, mood: Mood, digits: Digits, body: Digits) -> Act:
-        verb = digits.pick(["submit", "submit", "submit", "sleep", "sleep", *mood.acts])
+        verb = digits.pick([*["submit"] * 3, *["sleep"] * mood.rests, *mood.acts])
         match verb:
             case "submit" | "enter":
                 return Act(verb, (self.spec(mood, digits, body),))
             case "sleep":
                 return Act(verb, (digits.pick([1.0, 0.0, 0.5, 2.0, 4.0]),))
             case "cancel":
-                return Act(verb, (digits.pick(range(5)),))
+                return Act(verb, (digits.pick(range(3)),))
             case "prioritize":
                 return Act(verb, (digits.pick(range(8)), digits.pick(self.priorities)))
             case "pause" | "resume":
@@ -138,10 +140,10 @@ class Theme:
         verb = digits.pick(mood.bodies)
         seconds = [1.0, 2.0, 0.5, 8.0]
         match verb:
-            case "lend_both":
+            case "lend_both" | "lend_and_sleep":
                 return Act(verb, (digits.pick(seconds), digits.pick(seconds)))
             case "wait_job":
-                return Act(verb, (digits.pick(range(5)),))
+                return Act(verb, (digits.pick(range(3)),))
             case "wait_idle":
                 return Act(verb, (digits.pick(self.pausable()),))
             case "run":
@@ -162,12 +164,19 @@ class Theme:
     def plan(self, number: int, numbers: list[tuple[int, int]]) -> Plan:
         digits = Digits(number)
         setting, mood = self.setting(digits), self.mood(digits)
-        return Plan(setting, [self.act(mood, Digits(act), Digits(body)) for act, body in numbers])
+        openings = self.openings([digits.pick([1.0, 2.0, 0.5, 4.0]) for _ in range(4)])
+        opening = digits.pick([[], *openings])
+        acts = [self.act(mood, Digits(act), Digits(body)) for act, body in numbers]
+        return Plan(setting, [*opening, *acts])
+
+    def openings(self, seconds: list[float]) -> Sequence[list[Act]]:
+        """How its features meet most often: what some histories begin with."""
+        return []
 
     def mood(self, digits: Digits) -> Mood:
         acts = digits.pick([self.acts, (), [digits.pick(self.acts)]])
         bodies = digits.pick([self.bodies, [digits.pick(self.bodies) for _ in range(2)]])
-        return Mood(acts, bodies)
+        return Mood(acts, bodies, digits.pick([2, 4]))
 
     def plans(self) -> st.SearchStrategy[Plan]:
         numbers = st.integers(0, 2**24 - 1)
@@ -175,6 +184,16 @@ class Theme:
         # Hypothesis makes short lists unless asked for long ones.
         lists = st.integers(0, 15).flatmap(lambda n: st.lists(acts, min_size=n, max_size=40))
         return st.builds(self.plan, numbers, lists)
+
+
+def submit(
+    lane: str, *acts: Act, cost: float = 1, session: str | None = None, priority: int = 0
+) -> Act:
+    return Act("submit", (Spec(lane, session, priority, cost, acts),))
+
+
+def sleep(seconds: float) -> Act:
+    return Act("sleep", (seconds,))
 
 
 def rate(limit: float, per: float) -> RateLimit:
@@ -185,35 +204,54 @@ class LendingAndCancellation(Theme):
     """Jobs that lend once, twice, from two tasks and while they clean up; limits of 0."""
 
     bodies = (
-        "lend",
-        "sleep",
-        "wait_job",
-        "lend_in_cleanup",
         "lend_twice_in_cleanup",
-        "run",
+        "wait_job",
+        "lend",
         "map",
+        "lend_in_cleanup",
+        "sleep",
+        "run",
         "lend_both",
     )
     acts = ("cancel", "cancel", "concurrency")
 
     def setting(self, digits: Digits) -> Setting:
-        width = digits.pick([1, 2])
+        width = digits.pick([1, 1, 2])
         return Setting({"main": LaneConfig(concurrency=width), "sub": LaneConfig()})
+
+    def openings(self, seconds: list[float]) -> Sequence[list[Act]]:
+        one, other, *_ = seconds
+        lender = submit("main", Act("lend_twice_in_cleanup", (one,)))
+        rest = [sleep(0.5), Act("cancel", (1,)), sleep(other)]
+        closed = [sleep(0.5), Act("concurrency", ("main", 0)), Act("cancel", (0,)), sleep(other)]
+        return [[lender, submit("main", Act("wait_job", (0,))), *rest], [lender, *closed]]
 
 
 class LendingInGroups(Theme):
     """Slots that come back through a group: its budget, its reservation, its pauses."""
 
     lanes = ("main", "cron")
-    bodies = ("lend", "sleep", "lend", "sleep", "wait_job", "lend_both")
+    bodies = ("lend_and_sleep", "sleep", "lend_both")
     acts = ("cancel", "pause", "resume", "concurrency")
 
     def setting(self, digits: Digits) -> Setting:
-        main, cron = digits.pick([2, 2, 1]), digits.pick([2, 2, 1])
-        budget, kept = digits.pick([(2, 0), (2, 0), (1, 0), (2, 1), (3, 1)])
+        main, cron = digits.pick([2, 3]), digits.pick([2, 3])
+        budget, kept = digits.pick([(2, 0), (3, 0), (2, 0), (3, 1)])
         group = LaneGroup(self.lanes, concurrency=budget, reserve={"cron": kept})
         lanes = {"main": LaneConfig(concurrency=main), "cron": LaneConfig(concurrency=cron)}
         return Setting(lanes, groups={"g": group})
+
+    def openings(self, seconds: list[float]) -> Sequence[list[Act]]:
+        lends, one, other, rests = seconds
+        return [
+            [
+                submit("main", Act("lend_and_sleep", (lends, 8.0))),
+                submit("cron", sleep(one)),
+                submit("cron", sleep(other)),
+                submit("main", sleep(1)),
+                *[sleep(rests)] * 3,
+            ]
+        ]
 
 
 class GroupsAndAging(Theme):
@@ -230,6 +268,13 @@ class GroupsAndAging(Theme):
         limits = digits.pick([(), (), (rate(2, 4),)])
         group = LaneGroup(self.lanes, concurrency=budget, reserve={"cron": kept}, rate=limits)
         return Setting({name: LaneConfig(aging=aging) for name in self.lanes}, groups={"g": group})
+
+    def openings(self, seconds: list[float]) -> Sequence[list[Act]]:
+        first, one, other, rests = seconds
+        aged = [submit("main", sleep(first)), submit("main", sleep(1)), sleep(rests)]
+        stream = [submit("cron", sleep(each), priority=1) for each in (one, other)]
+        paused = [Act("pause_for", (None, first)), submit("main", sleep(1))]
+        return [[*aged, *stream], [*paused, submit("cron", sleep(1), priority=5), sleep(rests)]]
 
 
 class GroupsAndRoom(Theme):
@@ -282,6 +327,26 @@ class Readmission(Theme):
             lanes, sessions, {"g": LaneGroup(self.lanes, concurrency=budget, rate=limits)}
         )
 
+    def openings(self, seconds: list[float]) -> Sequence[list[Act]]:
+        first, one, other, rests = seconds
+        again = [sleep(first), Act("readmit")]
+        return [
+            [
+                submit("main", *again),
+                submit("main", sleep(one), cost=0),
+                sleep(rests),
+                Act("cancel", (1,)),
+                sleep(other),
+            ],
+            [
+                submit("cron", *again, session="a"),
+                Act("pause", ("cron",)),
+                sleep(rests),
+                submit("main", sleep(one), session="a"),
+                sleep(other),
+            ],
+        ]
+
 
 class TemplatesAndConfigure(Theme):
     """Lanes of a template: they come and go, are resized live, paused, and configured by name."""
@@ -329,6 +394,18 @@ class RegroupingAndCharge(Theme):
             ("g", LaneGroup(("main",), rate=limit)),
             ("h", LaneGroup(("main", "cron"), rate=limit)),
             ("g", LaneGroup(("main", "cron"), concurrency=2, rate=limit)),
+        ]
+
+    def openings(self, seconds: list[float]) -> Sequence[list[Act]]:
+        first, one, other, rests = seconds
+        return [
+            [
+                submit("main", sleep(first), Act("charge", (0,)), cost=3),
+                Act("regroup", (self.regroupings()[1],)),
+                submit("main", sleep(one), cost=3),
+                submit("main", sleep(other), cost=3),
+                sleep(rests),
+            ]
         ]
 
 

@@ -211,6 +211,9 @@ class History(LaneInstrument):
                 await trio.sleep(seconds)
             case Act("lend", (seconds,)):
                 await self.lend(known, seconds)
+            case Act("lend_and_sleep", (seconds, more)):
+                await self.lend(known, seconds)
+                await trio.sleep(more)
             case Act("lend_in_cleanup", (seconds,)):
                 try:
                     await trio.sleep(seconds)
@@ -254,7 +257,8 @@ class History(LaneInstrument):
                     with trio.CancelScope(shield=True):
                         await trio.sleep(1)
             case Act("wait_job", (number,)):
-                for other in self.known(number):
+                others = [other for other in self.facts.jobs if other is not known]
+                for other in others[::-1][number : number + 1]:
                     await other.job.wait_done()
             case Act("wait_idle", (name,)):
                 await lanes.wait_idle(name)
@@ -399,7 +403,7 @@ def options(spec: Spec) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: type(theme).__name__)
-@hypothesis.settings(max_examples=examples(100), report_multiple_bugs=False)
+@hypothesis.settings(max_examples=examples(200), report_multiple_bugs=False)
 @hypothesis.given(data=st.data(), seed=st.random_module())
 def test_the_contract_holds_where_features_meet(theme: Theme, seed: object, data: Any) -> None:
     plan = data.draw(theme.plans())
