@@ -161,9 +161,10 @@ class Theme:
             case _:
                 return Act(verb, (digits.pick(seconds),))
 
-    def plan(self, number: int, numbers: list[tuple[int, int]]) -> Plan:
+    def plan(self, number: int, start: int, numbers: list[tuple[int, int]]) -> Plan:
         digits = Digits(number)
         setting, mood = self.setting(digits), self.mood(digits)
+        digits = Digits(start)
         openings = self.openings([digits.pick([1.0, 2.0, 0.5, 4.0]) for _ in range(4)])
         opening = digits.pick([[], *openings])
         acts = [self.act(mood, Digits(act), Digits(body)) for act, body in numbers]
@@ -183,7 +184,7 @@ class Theme:
         acts = st.tuples(numbers, numbers)
         # Hypothesis makes short lists unless asked for long ones.
         lists = st.integers(0, 15).flatmap(lambda n: st.lists(acts, min_size=n, max_size=40))
-        return st.builds(self.plan, numbers, lists)
+        return st.builds(self.plan, numbers, numbers, lists)
 
 
 def submit(
@@ -222,9 +223,9 @@ class LendingAndCancellation(Theme):
     def openings(self, seconds: list[float]) -> Sequence[list[Act]]:
         one, other, *_ = seconds
         lender = submit("main", Act("lend_twice_in_cleanup", (one,)))
-        rest = [sleep(0.5), Act("cancel", (1,)), sleep(other)]
+        waiter = submit("main", Act("wait_job", (0,)))
         closed = [sleep(0.5), Act("concurrency", ("main", 0)), Act("cancel", (0,)), sleep(other)]
-        return [[lender, submit("main", Act("wait_job", (0,))), *rest], [lender, *closed]]
+        return [[lender, Act("cancel", (0,)), waiter, sleep(other)], [lender, *closed]]
 
 
 class LendingInGroups(Theme):
