@@ -25,6 +25,7 @@ from ._map import MapResults as MapResults
 from ._names import is_probe_lane as is_probe_lane
 from ._names import resolve_global_lane as resolve_global_lane
 from ._names import resolve_session_lane as resolve_session_lane
+from ._nursery import LaneNursery as LaneNursery
 from ._portal import LanesPortal as LanesPortal
 from ._rate import RateLimit as RateLimit
 from ._retry_after import retry_after as retry_after

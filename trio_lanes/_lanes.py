@@ -21,6 +21,7 @@ from ._errors import UnknownLaneError
 from ._instrument import Hooks, LaneInstrument
 from ._job import AnyJob
 from ._names import resolve_global_lane, session_key
+from ._nursery import LaneNursery, opened
 from ._plan import Plan
 from ._portal import LanesPortal
 from ._protected import protected_context
@@ -185,6 +186,37 @@ class Lanes(Submitter):
           RuntimeError: in another thread.
         """
         return LanesPortal._create(self._scheduler, self._make)
+
+    def open_nursery(self) -> AbstractAsyncContextManager[LaneNursery]:
+        """Open a nursery whose children are jobs of these lanes.
+
+        ::
+
+            async with lanes.open_nursery() as jobs:
+                for url in urls:
+                    jobs.start_soon(fetch, url, session=host_of(url))
+
+        Leaving waits for all children. The failure of a child, an exception in the block, and the
+        cancellation of ``jobs.cancel_scope`` or of the task around it withdraw the children that
+        wait, cancel those that run, and wait until these have ended. What leaves is an
+        `ExceptionGroup`, as from a nursery of Trio. Entering is not a checkpoint. Leaving lets
+        other tasks run and, as in Trio, is itself not cancelled when no child is left.
+
+        What the end of a child is to the nursery:
+
+        * A value, also one that was returned in spite of a cancellation, is no failure.
+        * What the body raised, `JobTimeoutError`, `QueueTimeoutError`, `LaneResetError` and
+          `LanesClosedError` are failures; so is `JobCancelledError` where the body raised a
+          `BaseException` that is no `Exception`, which itself leaves `open_lanes`, or where the
+          lanes were cancelled and not the child.
+        * A child that was cancelled by `LaneNursery.clear`, `Job.cancel`, `clear` or `drain` while
+          the nursery was not, is no failure.
+
+        Inside a job the nursery waits for its children from the call that submits them: a
+        `LaneDeadlockError`, as a failure of the nursery, if that would never end. To lend the
+        job's slot meanwhile, open the nursery inside `Job.yield_slot`.
+        """
+        return opened(self)
 
     # ---- acting
 

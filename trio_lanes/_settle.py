@@ -30,6 +30,9 @@ from ._state import CANCELLED, FAILED, JobState, advance
 
 logger: Final = logging.getLogger("trio_lanes")
 
+LANES_CANCELLED: Final = "the lanes were cancelled"
+"""The reason in the error of a job that was cancelled by no name, but with the lanes."""
+
 
 class Verdict(NamedTuple):
     """What the end of a body that did not return makes of its job."""
@@ -52,7 +55,7 @@ def raised(error: BaseException) -> Verdict:
         if matched is not None:  # else `error` itself, not a copy of it
             outside, rest = matched, unmatched
     if rest is None:
-        return Verdict(CANCELLED, JobCancelledError("the lanes were cancelled"), outside)
+        return Verdict(CANCELLED, JobCancelledError(LANES_CANCELLED), outside)
     if isinstance(rest, Exception):
         return Verdict(FAILED, rest, outside)
     told = JobCancelledError(f"its body raised {type(rest).__name__}")

@@ -27,6 +27,7 @@ from trio_lanes import (
     LaneError,
     LaneFullError,
     LaneInstrument,
+    LaneNursery,
     LaneResetError,
     Lanes,
     LanesClosedError,
@@ -105,6 +106,22 @@ async def refused(lanes: Lanes) -> None:
     lanes.submit_nowait(nothing, sesion="alice")  # type: ignore[call-arg]
     lanes.start_soon(plain, "alice")  # type: ignore[arg-type]
     Lanes.submit_nowait(lanes, fn=nothing)  # type: ignore[call-arg]
+
+
+async def nurseries(lanes: Lanes) -> None:
+    async with lanes.open_nursery() as jobs:
+        assert_type(jobs, LaneNursery)
+        assert_type(jobs.submit_nowait(reply, "alice", 5, session="alice"), Job[bytes])
+        assert_type(jobs.submit_nowait(nothing, lane="cron", timeout=1), Job[None])
+        assert_type(jobs.start_soon(reply, "alice", 5), None)
+        assert_type(jobs.clear(), int)
+        assert_type(jobs.cancel_scope, trio.CancelScope)
+        jobs.start_soon(reply, "alice")  # type: ignore[arg-type]
+        jobs.start_soon(plain, "alice")  # type: ignore[arg-type]
+        jobs.submit_nowait(nothing, sesion="alice")  # type: ignore[call-arg]
+        await jobs.start_soon(nothing)  # type: ignore[misc]
+    with lanes.open_nursery():  # type: ignore[attr-defined]
+        pass
 
 
 async def options(lanes: Lanes) -> None:

@@ -1,0 +1,204 @@
+"""`open_nursery`: a Trio nursery whose children are jobs in lanes.
+
+Theory of operation. A `LaneNursery` is a client of the public verbs. It holds a Trio nursery, and
+submits each child by `submit_nowait`, so that the child has its place in line when the call
+returns. For each child a task of the Trio nursery waits for the end of the job, and fails if the
+job has failed. Everything else then follows from Trio's nursery: leaving waits for these tasks,
+the first failure cancels the others, and what leaves is one exception group.
+
+Invariants:
+
+* ``_children`` holds exactly the jobs whose waiting task has not ended, in the order of submission.
+* A waiting task ends only after its job has ended. So the Trio nursery, which waits for all of its
+  tasks, outlives each child. The one exception is a deadlock that the cancellation of a child does
+  not undo.
+* When a waiting task hears of a cancellation, or of a failure, it cancels all children at once and
+  not its own alone: the waiting children are withdrawn before a running one can give a slot to one
+  of them.
+
+What was tried and left: a Trio nursery whose children call `Lanes.run`. Trio starts tasks in random
+order, so the children lost the order of the calls.
+
+A waiting task notices a failure in the next pass of Trio's scheduler. Until then the lane may have
+given the slot of the failed job to another child. That child has started, and is cancelled as a
+running job is. A callback at the end of a job would close that gap, and make the tasks unnecessary;
+`Job` has no public one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, final
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ._config import JobOptions
+from ._errors import JobCancelledError, LaneDeadlockError, LaneResetError
+from ._job import AnyJob, Job
+from ._protected import protected_context
+from ._settle import LANES_CANCELLED
+from ._state import CANCELLED, WAITING
+from ._submission import Submitter
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_CLEARED: Final = "its nursery was cleared"
+_STOPPED: Final = "its nursery was cancelled"
+
+
+@final
+class LaneNursery:
+    """A nursery whose children are jobs: ``async with lanes.open_nursery() as jobs``.
+
+    Only `Lanes.open_nursery` makes one. How it ends, and which ends of a child are failures, is
+    said there.
+    """
+
+    _submitter: Submitter
+    _nursery: trio.Nursery
+    _children: dict[AnyJob, None]
+    _body_has_ended: bool
+    _stopping: bool
+
+    def __init__(self) -> None:
+        raise TypeError("only Lanes.open_nursery makes a LaneNursery")
+
+    @classmethod
+    def _create(cls, submitter: Submitter, nursery: trio.Nursery) -> LaneNursery:
+        jobs = cls.__new__(cls)
+        jobs._submitter = submitter
+        jobs._nursery = nursery
+        jobs._children = {}
+        jobs._body_has_ended = False
+        jobs._stopping = False
+        return jobs
+
+    def __repr__(self) -> str:
+        waiting = sum(job.state is WAITING for job in self._children)
+        active = sum(not job.done for job in self._children) - waiting
+        return f"<trio_lanes.LaneNursery at {id(self):#x}, {active} active, {waiting} waiting>"
+
+    @property
+    def cancel_scope(self) -> trio.CancelScope:
+        """The scope around the block and all children, as that of a `trio.Nursery`.
+
+        Its cancellation, or its deadline, withdraws the children that wait and cancels those that
+        run. With ``shield`` a cancellation from outside of the nursery reaches no child.
+        """
+        return self._nursery.cancel_scope
+
+    @enable_ki_protection
+    def start_soon(
+        self,
+        fn: Callable[[*Ts], Awaitable[object]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> None:
+        """Submit a child. Its place in line is taken at once.
+
+        Any task may call it until the nursery has closed, also the body of a child. Not a
+        checkpoint.
+
+        Raises:
+          LaneFullError: if a lane on its way is full, or other jobs wait for room in it.
+          RuntimeError: if the block was left and no child is there any more, if ``cancel_scope``
+            was cancelled, or if the children were, because of a failure or from outside.
+          TypeError, ValueError, UnknownLaneError, LanesClosedError: as `Lanes.submit_nowait`.
+        """
+        self._start(fn, args, options)
+
+    @enable_ki_protection
+    def submit_nowait(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> Job[T]:
+        """As `start_soon`, and return the handle.
+
+        The child is one like any other: if it fails, then the nursery fails, whether or not a task
+        waits for the handle. Raises what `start_soon` raises. Not a checkpoint.
+        """
+        job: Job[T] = self._start(fn, args, options)
+        return job
+
+    def _start(self, fn: Any, args: tuple[Any, ...], options: Any) -> AnyJob:
+        is_closed = self._body_has_ended and not self._children
+        if is_closed or self._stopping or self._nursery.cancel_scope.cancel_called:
+            raise RuntimeError("Nursery is closed to new arrivals")
+        job: AnyJob = self._submitter.submit_nowait(fn, *args, **options)
+        self._children[job] = None
+        self._nursery.start_soon(self._wait_for, job, name=job.name)
+        return job
+
+    @enable_ki_protection
+    def clear(self) -> int:
+        """Withdraw the children that have not started. Returns how many.
+
+        They settle with `JobCancelledError`, which is no failure of the nursery. Running children,
+        jobs of the same lanes that are no children, and the nursery itself are not touched. Not a
+        checkpoint.
+        """
+        return sum(job.cancel(_CLEARED) for job in self._last_first() if job.state is WAITING)
+
+    def _stop(self) -> None:
+        """Cancel all children."""
+        if not self._stopping:  # each waiting task calls this
+            self._stopping = True
+            for job in self._last_first():
+                job.cancel(_STOPPED)
+
+    def _last_first(self) -> list[AnyJob]:
+        """The children, the last in line first: a head that goes may let its successor start."""
+        return sorted(self._children, key=lambda job: (job.priority, -job.id))
+
+    @enable_ki_protection
+    async def _wait_for(self, job: AnyJob) -> None:
+        """Wait until ``job`` has ended, and raise if that is a failure of the nursery."""
+        try:
+            try:
+                await job.wait_done()
+            except (trio.Cancelled, LaneDeadlockError) as error:
+                self._stop()
+                with trio.CancelScope(shield=True):
+                    await job.wait_done()
+                # A body that has returned, or raised, in spite of its cancellation, has the word.
+                if job.state is CANCELLED or isinstance(error, LaneDeadlockError):
+                    raise
+        finally:
+            del self._children[job]
+        failure = _failure(job)
+        if failure is not None:
+            self._stop()
+            try:
+                raise failure
+            finally:
+                del failure, job, self  # this frame is in its traceback
+
+
+def _failure(job: AnyJob) -> BaseException | None:
+    """The error with which the end of ``job`` fails its nursery; None if it does not."""
+    error = job.exception
+    if job.state is not CANCELLED or not isinstance(error, JobCancelledError):
+        return error
+    if isinstance(error, LaneResetError) or error.reason is LANES_CANCELLED:
+        return error
+    return None  # it was cleared or cancelled by name
+
+
+@protected_context
+async def opened(submitter: Submitter) -> AsyncIterator[LaneNursery]:
+    """The block of a `LaneNursery`."""
+    async with trio.open_nursery(strict_exception_groups=True) as nursery:
+        jobs = LaneNursery._create(submitter, nursery)
+        try:
+            yield jobs
+        except BaseException:
+            jobs._stop()
+            raise
+        finally:
+            jobs._body_has_ended = True
