@@ -313,3 +313,46 @@ async def test_a_session_counts_its_slots_whatever_its_width_becomes_while_jobs_
             await lanes.wait_idle()
             assert lanes.sessions() == []
     recorder.check()
+
+
+# ---- the verbs of lanes, for a session
+
+
+async def test_the_view_of_a_session_waits_for_that_session_alone(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 4}) as lanes:
+        view = lanes.session("alice")
+        await view.wait_idle()
+        await view.wait_empty()
+        assert await view.wait_active()
+        assert lanes.sessions() == []
+        lanes.submit_nowait(trio.sleep, 100, session="bob")
+        for _ in range(4):
+            view.submit_nowait(trio.sleep, 10)
+        await view.wait_room(3)
+        assert trio.current_time() == 10
+        assert not await view.wait_active(timeout=5)
+        assert await view.wait_active()
+        assert trio.current_time() == 20
+        await view.wait_empty()
+        assert trio.current_time() == 30
+        await view.wait_idle()
+        assert trio.current_time() == 40
+        with pytest.raises(ValueError, match="n must be at least 1"):
+            await view.wait_room(0)
+
+
+async def test_the_view_of_a_session_resets_that_session_alone(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 4}) as lanes:
+        view = lanes.session("alice")
+        assert view.reset() == 0
+        other = lanes.submit_nowait(trio.sleep, 1, session="bob")
+        running = view.submit_nowait(trio.sleep_forever)
+        waiting = view.submit_nowait(trio.sleep, 1)
+        await trio.sleep(0.5)
+        assert view.reset() == 1
+        assert running.state is JobState.CANCELLED
+        assert (other.state, waiting.state) == (JobState.RUNNING, JobState.RUNNING)

@@ -19,11 +19,64 @@ from ._statistics import LaneStatistics, describe, lane_statistics
 from ._submission import Submitter
 
 
-@final
-class Lane(Submitter):
-    """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
+class OneLane(Submitter):
+    """The verbs of `Lanes` that act on one lane, for that lane."""
 
     _name: str
+
+    @property
+    def name(self) -> str:
+        """Its full name: that of a session's lane begins with ``session:``."""
+        return self._name
+
+    @enable_ki_protection
+    def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
+        """`Lanes.clear` for this lane."""
+        actors = _control.named(self._scheduler, self.name)
+        return _control.clear(self._scheduler, actors, owner, reason)
+
+    @enable_ki_protection
+    def reset(self) -> int:
+        """`Lanes.reset` for this lane."""
+        return _control.reset(self._scheduler, _control.named(self._scheduler, self.name))
+
+    @enable_ki_protection
+    def pause(self) -> None:
+        """`Lanes.pause` for this lane. A session's lane stays alive until it is resumed."""
+        _control.pause(self._scheduler, _control.alive(self._scheduler, self.name))
+
+    @enable_ki_protection
+    def pause_for(self, seconds: float) -> None:
+        """`Lanes.pause_for` for this lane."""
+        _control.pause_for(self._scheduler, self.name, seconds)
+
+    @enable_ki_protection
+    def resume(self) -> None:
+        """`Lanes.resume` for this lane."""
+        _control.resume(self._scheduler, _control.alive(self._scheduler, self.name))
+
+    async def wait_active(self, *, timeout: float = math.inf) -> bool:
+        """`Lanes.wait_active` for this lane."""
+        actors = _control.named(self._scheduler, self.name)
+        return await _control.wait_active(self._scheduler, actors, timeout)
+
+    async def wait_idle(self) -> None:
+        """`Lanes.wait_idle` for this lane."""
+        await _control.wait_until(self._scheduler, self.name, idle=True)
+
+    async def wait_empty(self) -> None:
+        """`Lanes.wait_empty` for this lane."""
+        await _control.wait_until(self._scheduler, self.name)
+
+    async def wait_room(self, n: int) -> None:
+        """`Lanes.wait_room` for this lane."""
+        await _control.wait_until(self._scheduler, self.name, fewer_than=_control.check_room(n))
+
+
+@final
+class Lane(OneLane):
+    """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
+
     _told_of: LaneActor | None  # what a hook was told of, which may be gone by then
 
     @classmethod
@@ -57,11 +110,6 @@ class Lane(Submitter):
         if actor is None:
             return f"<trio_lanes.Lane {self._name!r}, removed>"
         return describe("Lane", actor)
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._name
 
     @property
     def label(self) -> str:
@@ -119,54 +167,9 @@ class Lane(Submitter):
         """Itself at this moment."""
         return lane_statistics(self._actor)
 
-    @enable_ki_protection
-    def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
-        """`Lanes.clear` for this lane."""
-        return _control.clear(
-            self._scheduler, _control.named(self._scheduler, self._name), owner, reason
-        )
-
-    @enable_ki_protection
-    def reset(self) -> int:
-        """`Lanes.reset` for this lane."""
-        return _control.reset(self._scheduler, _control.named(self._scheduler, self._name))
-
-    @enable_ki_protection
-    def pause(self) -> None:
-        """`Lanes.pause` for this lane."""
-        _control.pause(self._scheduler, _control.alive(self._scheduler, self._name))
-
-    @enable_ki_protection
-    def pause_for(self, seconds: float) -> None:
-        """`Lanes.pause_for` for this lane."""
-        _control.pause_for(self._scheduler, self._name, seconds)
-
-    @enable_ki_protection
-    def resume(self) -> None:
-        """`Lanes.resume` for this lane."""
-        _control.resume(self._scheduler, _control.alive(self._scheduler, self._name))
-
-    async def wait_active(self, *, timeout: float = math.inf) -> bool:
-        """`Lanes.wait_active` for this lane."""
-        return await _control.wait_active(
-            self._scheduler, _control.named(self._scheduler, self._name), timeout
-        )
-
-    async def wait_idle(self) -> None:
-        """`Lanes.wait_idle` for this lane."""
-        await _control.wait_until(self._scheduler, self.name, idle=True)
-
-    async def wait_empty(self) -> None:
-        """`Lanes.wait_empty` for this lane."""
-        await _control.wait_until(self._scheduler, self.name)
-
-    async def wait_room(self, n: int) -> None:
-        """`Lanes.wait_room` for this lane."""
-        await _control.wait_until(self._scheduler, self.name, fewer_than=_control.check_room(n))
-
 
 @final
-class SessionLane(Submitter):
+class SessionLane(OneLane):
     """The lane of one session: ``lanes.session("alice")``. It need not be alive.
 
     A view: making one, or looking at it, does not bring the lane to life.
@@ -179,6 +182,7 @@ class SessionLane(Submitter):
         session = cls.__new__(cls)
         session._scheduler = scheduler
         session._key = key
+        session._name = SESSION_PREFIX + key
         session._bound = {"session": key}
         return session
 
@@ -187,11 +191,6 @@ class SessionLane(Submitter):
         if actor is None:
             return f"<trio_lanes.SessionLane {self.name!r}, not alive>"
         return describe("SessionLane", actor)
-
-    @property
-    def name(self) -> str:
-        """Its full name, which begins with ``session:``."""
-        return SESSION_PREFIX + self._key
 
     @property
     def key(self) -> str:
@@ -219,27 +218,6 @@ class SessionLane(Submitter):
     def paused(self) -> bool:
         """Whether it starts nothing until it is resumed."""
         return self._scheduler.session_lane(self._key).paused
-
-    @enable_ki_protection
-    def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
-        """`Lanes.clear` for this session."""
-        actors = _control.named(self._scheduler, self.name)
-        return _control.clear(self._scheduler, actors, owner, reason)
-
-    @enable_ki_protection
-    def pause(self) -> None:
-        """`Lanes.pause` for this session; its lane stays alive until it is resumed."""
-        _control.pause(self._scheduler, _control.alive(self._scheduler, self.name))
-
-    @enable_ki_protection
-    def pause_for(self, seconds: float) -> None:
-        """`Lanes.pause_for` for this session."""
-        _control.pause_for(self._scheduler, self.name, seconds)
-
-    @enable_ki_protection
-    def resume(self) -> None:
-        """`Lanes.resume` for this session."""
-        _control.resume(self._scheduler, _control.alive(self._scheduler, self.name))
 
 
 def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:
