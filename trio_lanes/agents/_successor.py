@@ -104,7 +104,6 @@ class Successor:
 class _Watch:
     """Is told when a job has settled, and has the inbox look what that means for it."""
 
-    job: Final = None  # as a waiter of its job it is inside of none
     until_started: Final = False
 
     def __init__(self, look: Callable[[], None]) -> None:
