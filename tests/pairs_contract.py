@@ -158,6 +158,8 @@ class Contract:
         for other in facts.jobs:
             if other is known or not (other.runs and other.wants) or self.holds(other):
                 continue
+            if other.job.cancel_called and not other.job.blocked_by():
+                continue  # it goes on without a slot, as none could come; its body is not told yet
             free = self.used(other.lane) < facts.width(other.lane)
             if other.lane == lane or (group is facts.group(other.lane) is not None and free):
                 yield f"{known} started before {other}, which wants its slot back"
