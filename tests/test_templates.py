@@ -21,6 +21,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+from .track import Track
+
 
 async def no_op() -> str:
     return "done"
@@ -285,6 +287,19 @@ async def test_a_template_may_be_a_member_of_a_group(autojump_clock: MockClock) 
         for name in ("main", "t:x", "t:y"):
             lanes.submit_nowait(trio.sleep, 1, lane=name)
         assert lanes.statistics().active == 2
+
+
+async def test_a_pause_that_lanes_came_to_life_with_ends_for_all_of_a_group_in_one_batch(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    group = LaneGroup(["main", "sub:*"], concurrency=1)
+    async with open_lanes({"main": 1, "sub:*": 1}, groups={"g": group}) as lanes:
+        lanes.pause_for(None, 10)
+        lanes.submit_nowait(track.sleep, "worst")
+        for lane, priority in (("sub:a", 5), ("sub:b", 9)):
+            lanes.submit_nowait(track.sleep, lane, lane=lane, priority=priority)
+    assert track.start_times == {"sub:b": 10.0, "sub:a": 11.0, "worst": 12.0}
 
 
 async def test_a_session_may_be_unlike_the_others(autojump_clock: MockClock) -> None:
