@@ -403,7 +403,7 @@ def options(spec: Spec) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: type(theme).__name__)
-@hypothesis.settings(max_examples=examples(200), report_multiple_bugs=False)
+@hypothesis.settings(max_examples=examples(125), report_multiple_bugs=False)
 @hypothesis.given(data=st.data(), seed=st.random_module())
 def test_the_contract_holds_where_features_meet(theme: Theme, seed: object, data: Any) -> None:
     plan = data.draw(theme.plans())

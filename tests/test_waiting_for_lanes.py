@@ -690,6 +690,41 @@ async def test_a_job_that_waits_for_a_lane_in_which_a_job_waits_for_another_is_l
         assert await job.wait() == 1
 
 
+async def test_jobs_whose_waits_for_lanes_hold_up_each_other_only_together_all_go_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 3}) as lanes:
+
+        async def lend() -> None:
+            job = current_job()
+            assert job is not None
+            async with job.yield_slot():
+                await trio.sleep(1)
+
+        lender = lanes.submit_nowait(lend, session="a")
+        waiters = [lanes.submit_nowait(lanes.wait_idle, f"session:{key}") for key in "abc"]
+        behind = [lanes.submit_nowait(trio.sleep, 1, session=key) for key in "bc"]
+        with trio.fail_after(9):
+            await lanes.wait_idle()
+    assert [waiter.finished_at for waiter in waiters] == [0.0, 0.0, 0.0]
+    assert [job.finished_at for job in (lender, *behind)] == [1.0, 1.0, 1.0]
+
+
+async def test_a_job_that_waits_for_lanes_waits_for_who_needs_a_wait_for_lanes_that_will_end(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 3}, sessions=LaneConfig(concurrency=3)) as lanes:
+
+        async def wait_for_idleness() -> None:
+            await lanes.wait_idle("session:b")
+
+        waiter = lanes.submit_nowait(lanes.wait_idle, "session:a")
+        other = lanes.submit_nowait(wait_for_idleness, session="b")
+        lanes.submit_nowait(trio.sleep, 2, session="b")
+        follower = lanes.submit_nowait(trio.sleep, 1, session="a")
+    assert (other.finished_at, follower.finished_at, waiter.finished_at) == (2.0, 3.0, 3.0)
+
+
 async def test_of_a_wide_session_only_what_cannot_start_yet_is_left_out(
     autojump_clock: MockClock,
 ) -> None:

@@ -18,7 +18,7 @@ from ._check import count, finite_seconds, seconds
 from ._current import jobs_here
 from ._errors import LaneClearedError, LaneResetError, UnknownLaneError
 from ._job import AnyJob
-from ._left_out import LeftOut, may_leave_out_waiting, most_left_out
+from ._left_out import Held, LeftOut, comes_true, may_leave_out_waiting, most_left_out
 from ._names import SESSION_PREFIX, resolve_global_lane, session_key
 from ._state import RUNNING
 from ._watch import Watch
@@ -215,9 +215,9 @@ async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: fl
         left = [job for job in running if not job.done]
         if len(left) > most_left_out(scheduler, inside):
             return True
-        return not set(LeftOut(scheduler, inside).running(scheduler)).issuperset(left)
+        return not comes_true(scheduler, inside, lambda left_out: all(map(left_out.has, left)))
 
-    def is_held_up(left_out: LeftOut) -> bool:
+    def is_held_up(left_out: Held) -> bool:
         jobs = set(running)
         return not (jobs.isdisjoint(left_out.held) and jobs.isdisjoint(left_out.running(scheduler)))
 
@@ -262,15 +262,18 @@ async def wait_until(
             return True
         if waiting >= fewer_than and not may_leave_out_waiting(scheduler, inside):
             return True
-        left_out = LeftOut(scheduler, inside)
-        running = left_out.running(scheduler) if active else ()
-        if any(actor.active > _count(running, (actor,)) for actor in active):
-            return True
-        if waiting < fewer_than:
-            return False
-        return waiting - _count(left_out.waiting(scheduler), found) >= fewer_than
 
-    def is_held_up(left_out: LeftOut) -> bool:
+        def is_true(left_out: LeftOut) -> bool:
+            running = left_out.running(scheduler) if active else ()
+            if any(actor.active > _count(running, (actor,)) for actor in active):
+                return False
+            if waiting < fewer_than:
+                return True
+            return waiting - _count(left_out.waiting(scheduler), found) < fewer_than
+
+        return not comes_true(scheduler, inside, is_true)
+
+    def is_held_up(left_out: Held) -> bool:
         found = actors()
         if idle and any(_belongs(job, found) for job in left_out.held):
             return True

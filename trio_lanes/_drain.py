@@ -12,7 +12,7 @@ from ._check import seconds
 from ._control import all_jobs, give_up, wait_until
 from ._current import jobs_here
 from ._job import AnyJob
-from ._left_out import LeftOut
+from ._left_out import all_left_out
 from ._scheduler import Scheduler
 from ._state import CANCELLED, RUNNING
 
@@ -76,5 +76,5 @@ def _withdraw_waiting(scheduler: Scheduler) -> int:
 
 
 def _running(scheduler: Scheduler) -> list[AnyJob]:
-    left_out = set(LeftOut(scheduler, jobs_here(scheduler.running)).running(scheduler))
+    left_out = set(all_left_out(scheduler, jobs_here(scheduler.running)).running(scheduler))
     return [job for job in all_jobs(scheduler) if job.state is RUNNING and job not in left_out]

@@ -14,15 +14,21 @@ Found by the search for deadlocks: the caller's jobs are taken never to end, and
 then is left out. Waits for lanes inside of other jobs are no part of that search. They are added
 one round after the other: a job whose wait for lanes cannot come true is taken never to end either.
 Two jobs that wait for each other's lanes so leave out each other.
+
+Some waits for lanes hold up each other only together: each waits for a job that needs a slot, and
+their own jobs hold all slots. For each of them alone, another could still give its slot. So if the
+caller's wait would come true with the jobs of all waits for lanes held, then the largest set of
+such jobs is looked for that hold up each other: a wait leaves that set if all that it waits for can
+come though the others are held, but for what it leaves out itself.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from ._job import AnyJob
 from ._needs import Search, end_of, place_of, slot_of, start_of
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from ._lane import LaneActor
     from ._scheduler import Scheduler
     from ._session import SessionActor
+    from ._watch import Watch
 
 
 def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
@@ -72,14 +79,75 @@ def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]
     ]
 
 
+def comes_true(
+    scheduler: Scheduler, inside: Iterable[AnyJob], is_true: Callable[[LeftOut], bool]
+) -> bool:
+    """Whether a wait inside those jobs, which ends if ``is_true`` of what is left out, ends."""
+    left_out = LeftOut(scheduler, inside)
+    if is_true(left_out):
+        return True
+    larger = _held_together(scheduler, left_out, is_true)
+    return larger is not None and is_true(larger)
+
+
+def all_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> LeftOut:
+    """Return what a wait inside those jobs leaves out, whatever it waits for."""
+    left_out = LeftOut(scheduler, inside)
+    return _held_together(scheduler, left_out, lambda larger: True) or left_out
+
+
+def _held_together(
+    scheduler: Scheduler, left_out: LeftOut, may_be_true: Callable[[LeftOut], bool]
+) -> LeftOut | None:
+    """Return what is left out with the waits that hold up each other only together.
+
+    None if there are none, or if what is left out would not be enough.
+    """
+    watches = scheduler.watches.inside
+    others = {watch: None for watch in watches if not left_out.held.keys() >= {*watch.jobs}}
+    owns: dict[Watch, LeftOut] = {}
+    while others:
+        jobs = chain(left_out.held, *(watch.jobs for watch in others))
+        larger = LeftOut(scheduler, jobs, with_watches=False)
+        if not may_be_true(larger):
+            return None
+        going = []
+        for watch in others:
+            if watch not in owns and watch.is_held_up(larger):
+                owns[watch] = LeftOut(scheduler, watch.jobs)
+            if watch not in owns or not watch.is_held_up(_Beyond(larger, owns[watch])):
+                going.append(watch)
+        if not going:
+            return larger
+        for watch in going:
+            del others[watch]
+    return None
+
+
+class Held(Protocol):
+    """Jobs that cannot go on."""
+
+    @property
+    def held(self) -> Iterable[AnyJob]:
+        """Running jobs that are known not to."""
+
+    def running(self, scheduler: Scheduler, /) -> list[AnyJob]:
+        """The running jobs of these lanes that cannot."""
+
+    def waiting(self, scheduler: Scheduler, /) -> list[AnyJob]:
+        """The waiting jobs of these lanes that cannot."""
+
+
 @final
 class LeftOut:
     """The jobs that cannot go on before all of some running jobs have ended."""
 
-    def __init__(self, scheduler: Scheduler, jobs: Iterable[AnyJob]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, jobs: Iterable[AnyJob], *, with_watches: bool = True
+    ) -> None:
         self.held = dict.fromkeys(jobs)
         """Running jobs that are known to be left out."""
-        watches = scheduler.watches.inside
+        watches = scheduler.watches.inside if with_watches else ()
         is_complete = False
         while not is_complete:
             self._search = Search(self.held)
@@ -89,13 +157,13 @@ class LeftOut:
                     self.held.update(dict.fromkeys(watch.jobs))
                     is_complete = False
 
+    def has(self, job: AnyJob) -> bool:
+        """Whether ``job``, which runs, is left out."""
+        return job in self.held or not self._search.can_come([(end_of, job)])
+
     def running(self, scheduler: Scheduler) -> list[AnyJob]:
         """The running jobs of these lanes that are left out."""
-        return [
-            job
-            for job in _may_be_held(scheduler, self.held)
-            if job in self.held or not self._search.can_come([(end_of, job)])
-        ]
+        return [job for job in _may_be_held(scheduler, self.held) if self.has(job)]
 
     def waiting(self, scheduler: Scheduler) -> list[AnyJob]:
         """The waiting jobs of these lanes that are left out."""
@@ -114,6 +182,26 @@ class LeftOut:
 
     def _cannot_start(self, job: AnyJob) -> bool:
         return not self._search.can_come(start_of(job, job._session_lane))
+
+
+@final
+class _Beyond:
+    """The jobs that are in one `LeftOut` and not in another."""
+
+    def __init__(self, left_out: LeftOut, but: LeftOut) -> None:
+        self._left_out = left_out
+        self._but = but
+
+    @property
+    def held(self) -> list[AnyJob]:
+        return [job for job in self._left_out.held if not self._but.has(job)]
+
+    def running(self, scheduler: Scheduler) -> list[AnyJob]:
+        return [job for job in self._left_out.running(scheduler) if not self._but.has(job)]
+
+    def waiting(self, scheduler: Scheduler) -> list[AnyJob]:
+        but = {*self._but.waiting(scheduler)}
+        return [job for job in self._left_out.waiting(scheduler) if job not in but]
 
 
 def _by_lane(session: SessionActor) -> dict[LaneActor, list[AnyJob]]:

@@ -20,7 +20,7 @@ from ._job import AnyJob
 
 if TYPE_CHECKING:
     from ._actor import Actor
-    from ._left_out import LeftOut
+    from ._left_out import Held
 
 
 @final
@@ -33,7 +33,7 @@ class Watch:
     or nothing waits there; True if that may end with any transition; False if it is true."""
     jobs: tuple[AnyJob, ...] = ()
     """The jobs inside which it is waited for, the innermost first."""
-    is_held_up: Callable[[LeftOut], bool] = lambda left_out: False
+    is_held_up: Callable[[Held], bool] = lambda left_out: False
     """Whether the condition cannot come true as long as some jobs cannot go on."""
     behind: Actor | None = attrs.field(default=None, init=False)
     """The obstacle, if it is an actor."""
