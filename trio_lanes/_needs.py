@@ -146,14 +146,13 @@ def needed_for(wait: Wait) -> list[Key]:
         assert entrant is not None
         after = start_of(entrant.job, entrant.session) if wait.runs else []
         return [(_room, entrant), *after]
-    return _needed_of(wait.target, start_is_enough=wait.until_started)
+    return _needed_of(wait.target)
 
 
-def _needed_of(target: AnyJob, *, start_is_enough: bool = False) -> list[Key]:
+def _needed_of(target: AnyJob) -> list[Key]:
     if target._state is WAITING:
         return start_of(target, target._session_lane)
-    if start_is_enough:
-        return []
+    # Also for a wait for its start, which is told in the same act: a new job waits for nothing.
     return [(end_of, target)]
 
 
