@@ -710,17 +710,15 @@ async def test_jobs_whose_waits_for_lanes_hold_up_each_other_only_together_all_g
     assert [job.finished_at for job in (lender, *behind)] == [1.0, 1.0, 1.0]
 
 
-async def test_a_job_that_waits_for_lanes_waits_for_who_needs_a_wait_for_lanes_that_will_end(
-    autojump_clock: MockClock,
+@pytest.mark.parametrize("session", [None, "b"])
+async def test_a_job_that_needs_the_slot_of_a_job_whose_wait_for_lanes_will_end_is_not_left_out(
+    autojump_clock: MockClock, session: str | None
 ) -> None:
-    async with open_lanes({"main": 3}, sessions=LaneConfig(concurrency=3)) as lanes:
-
-        async def wait_for_idleness() -> None:
-            await lanes.wait_idle("session:b")
-
+    wide = LaneConfig(concurrency=2)
+    async with open_lanes({"main": 2, "sub": 1}, sessions=wide) as lanes:
         waiter = lanes.submit_nowait(lanes.wait_idle, "session:a")
-        other = lanes.submit_nowait(wait_for_idleness, session="b")
-        lanes.submit_nowait(trio.sleep, 2, session="b")
+        other = lanes.submit_nowait(lanes.session("b").wait_idle, session=session)
+        lanes.submit_nowait(trio.sleep, 2, session="b", lane="sub")
         follower = lanes.submit_nowait(trio.sleep, 1, session="a")
     assert (other.finished_at, follower.finished_at, waiter.finished_at) == (2.0, 3.0, 3.0)
 
