@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes.durable import (
+    DurableJobError,
     MemoryStore,
     NoRetry,
     Retry,
@@ -39,6 +40,22 @@ async def act(what: Any) -> Any:
         raise ValueError("x" * 1000)
     if what == "stay":
         await trio.sleep_forever()
+
+
+async def test_a_line_has_nothing_that_a_terminal_obeys(
+    lines: Any, autojump_clock: MockClock
+) -> None:
+    async def act(what: Any) -> Any:
+        raise NoRetry("\x1b[31mred\x07\x9b2J\u202e\x00 ü")
+
+    name = "h\x1b[2J\r\n"
+    async with open_durable_lanes(MemoryStore(), {name: act}, {"main": 1, "l\x07": 1}) as lanes:
+        job = await lanes.submit(name, lane="l\x07")
+        with pytest.raises(DurableJobError):
+            await job.wait()
+    begins, ends = lines()
+    assert begins == f"h\\x1b[2J\\r\\n {job.id} begins in l\\x07, attempt 1"
+    assert ends.endswith("NoRetry: \\x1b[31mred\\x07\\x9b2J\\u202e\\x00 ü")
 
 
 async def test_how_a_run_begins_and_ends_is_one_line_each(

@@ -26,7 +26,8 @@ MOST: Final = 500
 def begun(run: DurableRun) -> None:
     """It was claimed, and stands in the line of its lane here."""
     if logger.isEnabledFor(logging.INFO):
-        logger.info("%s %d begins in %s, attempt %d", run.name, run.id, run.lane, run.attempt)
+        name, lane = one_line(run.name), one_line(run.lane)
+        logger.info("%s %d begins in %s, attempt %d", name, run.id, lane, run.attempt)
 
 
 def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
@@ -36,7 +37,8 @@ def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
         assert job.finished_at is not None
         ran = 0.0 if job.started_at is None else job.finished_at - job.started_at
         why = _why(job, outcome)
-        logger.log(level, "%s %d %s after %.3f s%s", run.name, run.id, _what(outcome), ran, why)
+        name = one_line(run.name)
+        logger.log(level, "%s %d %s after %.3f s%s", name, run.id, _what(outcome), ran, why)
 
 
 def _what(outcome: Outcome | None) -> str:
@@ -62,5 +64,11 @@ def _why(job: AnyJob, outcome: Outcome | None) -> str:
         told = json.loads(encode_error(job._error))
     else:
         return ""
-    # one line, whatever an error has to say
-    return f": {told['type']}: {' '.join(told['message'].split())}"[:MOST]
+    return one_line(f": {told['type']}: {' '.join(told['message'][:MOST].split())}"[:MOST])
+
+
+def one_line(text: str) -> str:
+    """The text with what a terminal obeys, or does not show, written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
