@@ -374,6 +374,18 @@ async def test_a_payload_with_a_longer_number_than_can_be_read_here_fails_alone(
             await lanes.job(unread.id).wait()
 
 
+async def test_a_payload_that_cannot_be_read_here_has_a_key_all_the_same() -> None:
+    from trio_lanes.durable._suite_bench import opening
+
+    store = MemoryStore()
+    async with store.open(opening()):
+        long = "1" * (sys.get_int_max_str_digits() + 1)
+        (id,) = await store.enqueue([Submission(name="echo", payload=long, key="k")])
+        assert await store.enqueue([Submission(name="echo", payload=long, key="k")]) == [id]
+        with pytest.raises(KeyConflictError):
+            await store.enqueue([Submission(name="echo", payload=long + "1", key="k")])
+
+
 async def test_a_job_that_fails_with_a_cancelled_job_of_its_own_has_failed() -> None:
     async def bad(payload: Any) -> None:
         raise JobCancelledError("of another")

@@ -30,6 +30,11 @@ class AcceptStories:
             await job.wait()
             assert (await lanes.submit("echo", {"a": 1}, session="s", key="k")).id == job.id
             assert bench.log == [{"a": 1}]
+            two = await lanes.submit("echo", {"a": {"b": 1, "c": 2}, "d": 3}, key="two")
+            again = await lanes.submit("echo", {"d": 3, "a": {"c": 2, "b": 1}}, key="two")
+            assert again.id == two.id  # fields have no order
+            await two.wait()
+            del bench.log[1:]
             for changes in (
                 {"name": "other"},
                 {"session": "t"},
@@ -41,7 +46,7 @@ class AcceptStories:
                 with bench.raises(KeyConflictError) as caught:
                     await lanes.submit(**asked)
                 assert (caught[0].id, caught[0].field) == (job.id, next(iter(changes)))
-            assert [one.id for one in await lanes.jobs()] == [job.id]
+            assert [one.id for one in await lanes.jobs()] == [job.id, two.id]
             await bench.advance(5.1, lanes)
             with bench.raises(ResultGoneError):
                 await job.wait()
