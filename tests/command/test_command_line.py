@@ -30,15 +30,14 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "Missing command."),
         (["dance"], "No such command 'dance'."),
-        (["status"], "Missing option '--store'"),
+        (["status"], "Missing option '--store', or TRIO_LANES_STORE"),
         (["cancel", "--store", "sqlite:x"], "Missing argument 'ID...'."),
         (["cancel", "x", "--store", "sqlite:x"], "Invalid value for 'ID...': 'x' is not a valid"),
         (["jobs", "--state", "odd", "--store", "s"], "Invalid value for '--state': 'odd'"),
         (["pause", "main", "--for", "x", "--store", "s"], "Invalid value for '--for': 'x' is no"),
         (["pause", "main", "--for", "inf", "--store", "s"], "Invalid value for '--for': 'inf' is"),
-        (["limit", "main", "-1", "--store", "s"], "No such option"),
+        (["limit", "main", "-1", "--store", "s"], "Invalid value for '[N|inf]': '-1' is neither"),
         (["limit", "main", "1.5", "--store", "s"], "Invalid value for '[N|inf]': '1.5' is neither"),
         (["worker", "app:x", "--processes", "0"], "Invalid value for '--processes': 0 is not in"),
         (["status", "--store", "jobs.db"], "'jobs.db' names no store; what does: sqlite:PATH"),
@@ -63,6 +62,28 @@ def test_the_store_may_be_named_by_the_environment(
     assert (code, err.count("\n")) == (3, 1)
     assert f"there is no store {tmp_path}/none.db: a worker makes it" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_typed_shows_the_help_and_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = told(capsys)
+    assert code == 2
+    assert "Usage: trio-lanes" in err
+    assert "requeue" in err
+
+
+def test_a_path_at_which_there_can_be_no_store_is_3(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app.py").write_text(
+        "from trio_lanes.durable import *\n"
+        "lanes = open_durable_lanes(SqliteStore('nowhere/jobs.db'), {})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "app", raising=False)
+    code, err = told(capsys, "worker", "app:lanes")
+    assert code == 3
+    assert "there is no folder" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("content", [b"not a database at all", b"SQLite format 3\0" + bytes(100)])

@@ -339,6 +339,16 @@ def test_what_a_terminal_obeys_is_written_out(shop: Shop) -> None:
     assert shop.say("clear", "session:a\x1b[2Jb ü")[1] == "cleared 1 job of session:a\\x1b[2Jb ü\n"
 
 
+def test_json_has_nothing_raw_that_a_terminal_obeys(shop: Shop) -> None:
+    session = "a\x1b\x07\x9b2J\u202e\x7f ü\U000e0001"
+    shop.submit(1, session=session)
+    code, out, _ = shop.say("jobs --json")
+    assert code == 0
+    assert all(c.isprintable() or c == "\n" for c in out)
+    assert "ü" in out
+    assert json.loads(out)[0]["session"] == session
+
+
 def test_a_locale_that_lacks_letters_is_told_all_the_same(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

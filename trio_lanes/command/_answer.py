@@ -40,6 +40,8 @@ class Answer:
 def to_json(document: Any, *, encoding: str = "utf-8") -> str:
     """The document as indented JSON, escaped if the encoding needs that. Infinity is null."""
     text = json.dumps(_plain(document), indent=2, ensure_ascii=False)
+    # what a terminal obeys, or does not show, is escaped; a line feed here is JSON's own
+    text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -13,7 +13,7 @@ from typing import Final
 import click
 import trio
 
-from ._exits import CRASHED, INTERRUPTED, exit_code, first_leaf, one_line
+from ._exits import CRASHED, INTERRUPTED, USAGE, exit_code, first_leaf, one_line
 from ._parameters import seconds
 from ._store_commands import add_store_commands
 
@@ -68,15 +68,18 @@ def _fail(error: BaseException, message: str, code: int, settings: dict[str, boo
 
 @click.group(
     epilog=EXIT_CODES,
-    no_args_is_help=False,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(version("trio-lanes"), message="%(prog)s %(version)s")
 @click.option("--traceback", is_flag=True, help="Show where an error comes from.")
-@click.pass_obj
-def cli(settings: dict[str, bool], traceback: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, traceback: bool) -> int:
     """Run durable lanes, look at their store, and act on it."""
-    settings["traceback"] = traceback
+    context.obj["traceback"] = traceback
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+    return USAGE
 
 
 # ---- the worker

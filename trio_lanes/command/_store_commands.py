@@ -111,6 +111,8 @@ def add_store_commands(group: click.Group) -> None:
                 callback=_on_store(act),
                 params=[*parameters, _STORE, _JSON],
                 help=text,
+                # so that `limit main -1` is told what is wrong with -1
+                context_settings={"ignore_unknown_options": act is _ask.limit},
             )
         )
 
@@ -118,7 +120,6 @@ def add_store_commands(group: click.Group) -> None:
 _STORE: Final = click.Option(
     ["--store"],
     envvar="TRIO_LANES_STORE",
-    required=True,
     metavar="sqlite:PATH",
     help="The store; or TRIO_LANES_STORE in the environment.",
 )
@@ -132,7 +133,9 @@ def _on_store(act: Act) -> Callable[..., int]:
         async with open_durable_lanes(find_store(store), {}, {}, worker=False) as lanes:
             return await act(lanes, **options)
 
-    def command(store: str, as_json: bool, **options: Any) -> int:
+    def command(store: str | None, as_json: bool, **options: Any) -> int:
+        if store is None:
+            raise click.UsageError("Missing option '--store', or TRIO_LANES_STORE")
         answer = trio.run(ask, store, options)
         show(answer, as_json=as_json)
         return answer.code
