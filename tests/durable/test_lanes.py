@@ -15,6 +15,7 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 import trio_lanes.durable as durable
 from trio_lanes import JobCancelledError, LaneConfig, LaneError, LaneGroup, RateLimit
 from trio_lanes.durable import (
+    CheckReport,
     DurableJobError,
     DurableState,
     JobDeadError,
@@ -544,7 +545,7 @@ async def test_check_finds_what_contradicts_itself_and_repairs_it(tmp_path: Path
         assert f"job {second.id} is on a list, though others stand before it" in text
         assert f"job {parked.id} is on a list, though it is parked" in text
         assert f"job {runs.id} runs, though others stand before it" in text
-        assert f"job {runs.id} runs on an instance that nobody knows" in text
+        assert f"job {runs.id} runs on an instance that is not in the store" in text
         assert f"job {lost.id} is bound for lane 'nowhere', which is not there" in text
         assert "the counts of jobs are not those of the jobs" in text
         assert report.repaired == 0
@@ -553,6 +554,45 @@ async def test_check_finds_what_contradicts_itself_and_repairs_it(tmp_path: Path
         assert f"job {first.id} " not in left
         assert f"job {second.id} " not in left
         assert "counts" not in left
+
+
+async def test_check_puts_a_head_on_its_list_and_nothing_is_repaired_twice() -> None:
+    store = MemoryStore()
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        job = store._tables.get((await lanes.submit("echo", session="s")).id)
+        assert job is not None
+        job.ready = None
+        assert (await lanes.check(repair=True)).repaired == 1
+        assert await lanes.check(repair=True) == CheckReport((), 0)
+
+
+async def test_check_of_a_sound_store_lets_others_write_while_it_looks(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path, busy_timeout=0.02), {}) as lanes:
+        await lanes.submit("echo")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # no write lock is to be had
+        assert await lanes.check(repair=True) == CheckReport((), 0)
+        other.close()
+
+
+async def test_check_gives_back_a_job_that_runs_on_no_instance(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}, worker=False) as lanes:
+        lost = await lanes.submit("echo", session="s")
+        connection = sqlite3.connect(path)
+        connection.execute("UPDATE jobs SET state = 'running', instance = 'x', ready = NULL")
+        connection.execute("UPDATE counts SET state = 'running'")
+        connection.commit()
+        connection.close()
+        report = await lanes.check(repair=True)
+        assert report.problems == (f"job {lost.id} runs on an instance that is not in the store",)
+        assert report.repaired == 1
+        assert (await lanes.check()).problems == ()
+        status = await lost.status()
+        assert (status.state, status.crashes) == (DurableState.WAITING, 1)
 
 
 async def test_a_finish_of_a_job_that_is_gone_is_stale() -> None:

@@ -206,9 +206,11 @@ class EngineStore(ABC):
         return await self._read(lambda engine: _inspection.instances(engine.tables))
 
     async def check(self, repair: bool) -> CheckReport:
-        if repair:
-            return await self._transact(lambda engine: _inspection.check(engine, repair=True))
-        return await self._read(lambda engine: _inspection.check(engine, repair=False), long=True)
+        # first without the write lock: it takes long, and there is most often nothing to repair
+        report = await self._read(lambda lines: _inspection.check(lines, repair=False), long=True)
+        if not repair or not report.problems:
+            return report
+        return await self._transact(lambda engine: _inspection.check(engine, repair=True))
 
 
 class _Watch:

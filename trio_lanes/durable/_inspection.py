@@ -104,6 +104,7 @@ def check(lines: Lines, *, repair: bool) -> CheckReport:
     repaired = 0
     known = {info.id for info in tables.instances()}
     lanes = tables.lanes()
+    lost: list[JobRecord] = []  # running, on no instance
     wrong: list[tuple[str, JobRecord, bool]] = []  # (what, who, whether it should be on the list)
     for session, in_session in groupby(tables.in_line(), key=lambda job: job.session):
         line = _checked_line(session, in_session)
@@ -112,7 +113,9 @@ def check(lines: Lines, *, repair: bool) -> CheckReport:
             if what is not None:
                 wrong.append((what, job, is_head and job.state is WAITING))
             if job.state is RUNNING and job.instance not in known:
-                problems.append(f"job {job.id} runs on an instance that nobody knows")
+                problems.append(f"job {job.id} runs on an instance that is not in the store")
+                if is_head:
+                    lost.append(job)
             if job.lane not in lanes:
                 problems.append(f"job {job.id} is bound for lane {job.lane!r}, which is not there")
     for what, job, on_list in wrong:
@@ -123,6 +126,9 @@ def check(lines: Lines, *, repair: bool) -> CheckReport:
             if on_list:
                 lines.show(job)
     if repair:
+        for job in lost:
+            repaired += 1
+            lines.crash(job)
         repaired += tables.recount()
     return CheckReport(tuple(problems), repaired)
 
