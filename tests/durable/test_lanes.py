@@ -505,7 +505,7 @@ async def test_a_drain_gives_back_at_its_grace(autojump_clock: MockClock) -> Non
 # ---- the table, and what contradicts itself
 
 
-def test_nothing_leaves_an_end_and_only_a_claim_starts() -> None:
+def test_only_a_failed_job_leaves_its_end_and_only_a_claim_starts() -> None:
     for before, allowed in TRANSITIONS.items():
         for after in DurableState:
             if after in allowed:

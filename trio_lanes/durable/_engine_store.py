@@ -158,8 +158,12 @@ class EngineStore(ABC):
     async def requeue(self, id: int) -> bool:
         return await self._transact(lambda engine: _orders.requeue(engine, id))
 
-    async def purge(self, id: int | None, lane: str | None, session: str | None) -> int:
-        act = partial(_orders.purge, id=id, lane=lane, session=session, limit=AT_ONCE)
+    async def purge(
+        self, id: int | None, lane: str | None, session: str | None, *, failed: bool = False
+    ) -> int:
+        act = partial(
+            _orders.purge, id=id, lane=lane, session=session, failed=failed, limit=AT_ONCE
+        )
         purged = number = await self._transact(act)
         while number == AT_ONCE:
             number = await self._transact(act)
@@ -193,8 +197,19 @@ class EngineStore(ABC):
         )
         return [_inspection.status_of(job) for job in jobs]
 
-    async def dead(self, lane: str | None, session: str | None, limit: int) -> list[DurableStatus]:
-        jobs = await self._read(lambda engine: engine.tables.dead(lane, session, limit), long=True)
+    async def dead(
+        self,
+        lane: str | None,
+        session: str | None,
+        limit: int,
+        *,
+        after: int = 0,
+        failed: bool = False,
+    ) -> list[DurableStatus]:
+        jobs = await self._read(
+            lambda engine: _orders.letters(engine, lane, session, after, limit, failed=failed),
+            long=True,
+        )
         return [_inspection.status_of(job) for job in jobs]
 
     async def statistics(self) -> DurableStatistics:

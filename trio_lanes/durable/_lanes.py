@@ -250,25 +250,46 @@ class DurableLanes(Endable):
 
     # ---- dead letters
 
-    async def dead(self, name: str | None = None, *, limit: int = 100) -> list[DurableStatus]:
-        """The oldest dead jobs: of all, or of that lane or session."""
-        return await self._store.dead(*_target(name), _number("limit", limit))
+    async def dead(
+        self,
+        name: str | None = None,
+        *,
+        limit: int = 100,
+        after: int = 0,
+        failed: bool = False,
+    ) -> list[DurableStatus]:
+        """The oldest dead jobs: of all, or of that lane or session.
+
+        Args:
+          after: only jobs with ids beyond this one.
+          failed: also jobs that failed for good; they are kept until ``result_ttl`` is over.
+        """
+        lane, session = _target(name)
+        limit, after = _number("limit", limit), _number("after", after)
+        _check.boolean("failed", failed)
+        return await self._store.dead(lane, session, limit, after=after, failed=failed)
 
     async def requeue(self, id: int) -> bool:
-        """Take a dead job back into line as if it were new; False if it is not dead.
+        """Take a dead or failed job back into line; False if it is neither.
 
         It stands at its session's tail, or in its old place if it held its session closed.
         """
         return await self._store.requeue(_check.whole("id", id))
 
-    async def purge(self, id: int | None = None, *, name: str | None = None) -> int:
-        """Forget that dead job, or all of them, or those of a lane or session. Returns how many.
+    async def purge(
+        self, id: int | None = None, *, name: str | None = None, failed: bool = False
+    ) -> int:
+        """Forget that dead or failed job; or all dead ones, or those of a lane or session.
 
-        Their keys are free again, and sessions that they held closed are open.
+        Their keys are free again, and sessions that they held closed are open. Returns how many.
+
+        Args:
+          failed: without an ``id``, forget failed jobs as well.
         """
         if id is not None:
             _check.whole("id", id)
-        return await self._store.purge(id, *_target(name))
+        _check.boolean("failed", failed)
+        return await self._store.purge(id, *_target(name), failed=failed)
 
     # ---- looking
 

@@ -25,6 +25,7 @@ from ._state import (
     CANCELLED,
     DEAD,
     ENDED,
+    FAILED,
     PARKED,
     RUNNING,
     WAITING,
@@ -111,8 +112,9 @@ class Lines:
             ready=None,
             due=self.now + self.opening.result_ttl,
             why=None,
-            payload="",
-            checkpoint=None,
+            # a failed job can be requeued until it is forgotten
+            payload=job.payload if state is FAILED else "",
+            checkpoint=job.checkpoint if state is FAILED else None,
             outcome=outcome,
         )
         self.ended.append((job.id, Ended(state, outcome)))

@@ -20,7 +20,7 @@ from ._records import (
     JobRecord,
     LaneLimit,
 )
-from ._state import DEAD, ENDED, PARKED, RUNNING, WAITING, DurableState
+from ._state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING, DurableState
 
 
 @final
@@ -136,9 +136,15 @@ class MemoryTables:
             jobs.sort(key=lambda job: job.place or 0)
         return jobs[-limit:]
 
-    def dead(self, lane: str | None, session: str | None, limit: int) -> list[JobRecord]:
-        dead = [job for job in self._jobs.values() if job.state is DEAD and _of(job, lane, session)]
-        return dead if limit < 0 else dead[:limit]
+    def dead(
+        self, lane: str | None, session: str | None, after: int, limit: int
+    ) -> list[JobRecord]:
+        return self.beyond({DEAD}, lane, session, after, limit, 0.0)
+
+    def failed(
+        self, lane: str | None, session: str | None, after: int, limit: int, now: float
+    ) -> list[JobRecord]:
+        return self.beyond({FAILED}, lane, session, after, limit, now)
 
     def beyond(
         self,

@@ -12,7 +12,7 @@ from .._errors import UnknownLaneError
 from . import _rates
 from ._lines import Lines
 from ._records import SESSION_PAUSED, GroupLimit, JobRecord, LaneLimit
-from ._state import CANCELLED, DEAD, ENDED, RUNNING, WAITING
+from ._state import CANCELLED, DEAD, ENDED, FAILED, RUNNING, WAITING
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ def clear(
     if len(jobs) == limit:
         return limit, min(job.id for job in jobs) if session is None else before
     if session is not None:
-        for job in tables.dead(None, session, -1):
+        for job in tables.dead(None, session, 0, -1):
             _open_session(lines, job)
     return len(jobs), None
 
@@ -163,17 +163,20 @@ _FORGETTABLE = {state.value for state in ENDED}
 
 
 def requeue(lines: Lines, id: int) -> bool:
-    """Take a dead job back into line: in its old place if it kept that, else at the tail."""
-    job = lines.tables.get(id)
-    if job is None or job.state is not DEAD:
+    """Take a dead or failed job back into line: in its old place if it has that, else at the tail.
+
+    Its attempts and crashes are counted anew; it finds its last checkpoint.
+    """
+    job = lines.known(id)
+    if job is None or job.state not in _LETTERS:
         return False
-    lines.tables.update(job, attempts=0, crashes=0, cancel=None)
+    lines.tables.update(job, attempts=0, crashes=0, cancel=None, due=None)
     revive(lines, job)
     return True
 
 
 def revive(lines: Lines, job: JobRecord) -> None:
-    """Take a dead job back to WAITING, with the attempts and crashes that it has."""
+    """Take a dead or failed job back to WAITING, with the attempts and crashes that it has."""
     held = job.place is not None
     if not held:
         lines.stand(job)
@@ -183,18 +186,41 @@ def revive(lines: Lines, job: JobRecord) -> None:
 
 
 def purge(
-    lines: Lines, id: int | None, lane: str | None, session: str | None, *, limit: int
+    lines: Lines,
+    id: int | None,
+    lane: str | None,
+    session: str | None,
+    *,
+    failed: bool = False,
+    limit: int,
 ) -> int:
-    """Forget dead jobs, and their keys; no more than ``limit``. Returns how many they were."""
+    """Forget dead jobs, and their keys; no more than ``limit``. Returns how many they were.
+
+    Also failed ones: that with the ``id``, or all if ``failed``.
+    """
     if id is not None:
-        job = lines.tables.get(id)
-        jobs = [] if job is None or job.state is not DEAD else [job]
+        job = lines.known(id)
+        jobs = [] if job is None or job.state not in _LETTERS else [job]
     else:
-        jobs = lines.tables.dead(lane, session, limit)
+        jobs = letters(lines, lane, session, 0, limit, failed=failed)
     for job in jobs:
         _open_session(lines, job)
         lines.tables.delete(job)
     return len(jobs)
+
+
+def letters(
+    lines: Lines, lane: str | None, session: str | None, after: int, limit: int, *, failed: bool
+) -> list[JobRecord]:
+    """Up to ``limit`` dead jobs, and failed ones if asked, in order of their ids."""
+    jobs = lines.tables.dead(lane, session, after, limit)
+    if failed:
+        jobs += lines.tables.failed(lane, session, after, limit, lines.now)
+        jobs.sort(key=lambda job: job.id)
+    return jobs if limit < 0 else jobs[:limit]
+
+
+_LETTERS = frozenset({DEAD, FAILED})
 
 
 def _open_session(lines: Lines, job: JobRecord) -> None:

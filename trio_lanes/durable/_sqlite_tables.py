@@ -300,12 +300,24 @@ class SqliteTables(SmallTables):
         )
         return in_line + delayed
 
-    def dead(self, lane: str | None, session: str | None, limit: int) -> list[JobRecord]:
+    def dead(
+        self, lane: str | None, session: str | None, after: int, limit: int
+    ) -> list[JobRecord]:
         self._flush()
         return self._rows.select(
             "state = 'dead' AND (?1 IS NULL OR lane = ?1) AND (?2 IS NULL OR session = ?2)"
-            " ORDER BY id LIMIT ?3",
-            (lane, session, limit),
+            " AND id > ?3 ORDER BY id LIMIT ?4",
+            (lane, session, after, limit),
+        )
+
+    def failed(
+        self, lane: str | None, session: str | None, after: int, limit: int, now: float
+    ) -> list[JobRecord]:
+        self._flush()
+        return self._rows.select(
+            "state = 'failed' AND (?1 IS NULL OR lane = ?1) AND (?2 IS NULL OR session = ?2)"
+            " AND id > ?3 AND due > ?5 AND due IS NOT NULL ORDER BY id LIMIT ?4",
+            (lane, session, after, limit, now),
         )
 
     def beyond(

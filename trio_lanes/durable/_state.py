@@ -3,7 +3,8 @@
 A job is accepted as WAITING, or as PARKED if it is not due yet. A claim, and nothing else, takes
 it to RUNNING. It leaves RUNNING under the fence of that claim: to an end, to PARKED (another
 attempt, later), or back to WAITING (it was given back, or its instance is no more). DEAD is kept
-for a person, who takes it back to WAITING or away. The ends are forgotten after ``result_ttl``.
+for a person, who takes it back to WAITING or away. The ends are forgotten after ``result_ttl``;
+until then a person can take a FAILED one back to WAITING, or away.
 
 All of it happens in one store's transactions, so a process that dies leaves a job in one of these
 states, and never in between.
@@ -28,7 +29,7 @@ class DurableState(enum.Enum):
     SUCCEEDED = "succeeded"
     """Its handler returned."""
     FAILED = "failed"
-    """It raised `NoRetry`, or what is not to be retried."""
+    """It raised `NoRetry`, or an exception that is not retried. `DurableLanes.requeue` runs it."""
     DEAD = "dead"
     """Its attempts or crashes are used up; it is kept for a person."""
     CANCELLED = "cancelled"
@@ -52,12 +53,12 @@ TRANSITIONS: Final[Mapping[DurableState, frozenset[DurableState]]] = {
     RUNNING: frozenset({SUCCEEDED, FAILED, DEAD, CANCELLED, PARKED, WAITING}),
     DEAD: frozenset({WAITING}),
     SUCCEEDED: frozenset(),
-    FAILED: frozenset(),
+    FAILED: frozenset({WAITING}),
     CANCELLED: frozenset(),
 }
 
 ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED})
-"""The states that nothing leaves."""
+"""The states of what is forgotten after a time. Only a person takes a FAILED job out of them."""
 
 
 def check_transition(before: DurableState, after: DurableState) -> None:

@@ -138,10 +138,18 @@ class Store(Protocol):
         """
 
     async def requeue(self, id: int) -> bool:
-        """Take a dead job back into line, as if it were new. False if it is not dead."""
+        """Take a dead or failed job back into line, with its attempts and crashes at 0.
 
-    async def purge(self, id: int | None, lane: str | None, session: str | None) -> int:
-        """Forget dead jobs: that one, or all, or all of a lane or session. Returns how many."""
+        False if it is neither.
+        """
+
+    async def purge(
+        self, id: int | None, lane: str | None, session: str | None, *, failed: bool = False
+    ) -> int:
+        """Forget dead jobs: all, or all of a lane or session; with ``failed`` also failed ones.
+
+        With an ``id``, that dead or failed job. Returns how many.
+        """
 
     # ---- inspection
 
@@ -164,8 +172,16 @@ class Store(Protocol):
     ) -> list[DurableStatus]:
         """Jobs in one of those states, with ids beyond ``after``, in order of their ids."""
 
-    async def dead(self, lane: str | None, session: str | None, limit: int) -> list[DurableStatus]:
-        """Dead jobs, the oldest first."""
+    async def dead(
+        self,
+        lane: str | None,
+        session: str | None,
+        limit: int,
+        *,
+        after: int = 0,
+        failed: bool = False,
+    ) -> list[DurableStatus]:
+        """Dead jobs with ids beyond ``after``, by id; with ``failed`` failed ones among them."""
 
     async def statistics(self) -> DurableStatistics:
         """How things stand."""

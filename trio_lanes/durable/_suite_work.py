@@ -253,6 +253,48 @@ class WorkStories:
             assert (await lanes.submit("echo", session="s", key="k")).id != job.id
 
     @story
+    async def test_a_failed_job_can_be_run_again_until_it_is_forgotten(self, bench: Bench) -> None:
+        async def send(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            if run.checkpoint_data is None:
+                await run.checkpoint("began")
+                raise NoRetry("a mistake of today")
+            return [payload, run.attempt, run.checkpoint_data]
+
+        async with bench.lanes(handlers={"send": send}, result_ttl=10) as lanes:
+            one = await lanes.submit("send", {"the only": "copy"}, session="s", key="k")
+            two = await lanes.submit("send", 2, lane="cron")
+            for job in (one, two):
+                with bench.raises(DurableJobError):
+                    await job.wait()
+            assert await lanes.dead() == []
+            assert [job.id for job in await lanes.dead(failed=True)] == [one.id, two.id]
+            assert [job.id for job in await lanes.dead(failed=True, limit=1)] == [one.id]
+            assert [job.id for job in await lanes.dead(failed=True, after=one.id)] == [two.id]
+            assert [job.id for job in await lanes.dead("cron", failed=True)] == [two.id]
+            assert [job.id for job in await lanes.dead("session:s", failed=True)] == [one.id]
+            assert await lanes.requeue(one.id)
+            assert await one.wait() == [{"the only": "copy"}, 1, "began"]
+            assert not await lanes.requeue(one.id)
+            assert (
+                await lanes.submit("send", {"the only": "copy"}, session="s", key="k")
+            ).id == one.id
+            assert await lanes.purge() == 0
+            assert await lanes.purge(failed=True) == 1
+            three = await lanes.submit("send", 3)
+            four = await lanes.submit("send", 4)
+            for job in (three, four):
+                with bench.raises(DurableJobError):
+                    await job.wait()
+            assert await lanes.purge(three.id) == 1
+            await bench.advance(10.1, lanes)
+            assert await lanes.dead(failed=True) == []
+            assert not await lanes.requeue(four.id)
+            assert await lanes.purge(four.id) == 0
+            assert (await lanes.check()).problems == ()
+
+    @story
     async def test_a_dead_job_that_is_held_keeps_its_place_until_a_person_decides(
         self, bench: Bench
     ) -> None:

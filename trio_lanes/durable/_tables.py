@@ -66,7 +66,16 @@ class Tables(Protocol):
         If that is more than ``limit``, the last of it: in the lane by id, in the session by place.
         """
 
-    def dead(self, lane: str | None, session: str | None, limit: int) -> list[JobRecord]: ...
+    def dead(
+        self, lane: str | None, session: str | None, after: int, limit: int
+    ) -> list[JobRecord]:
+        """The dead jobs with ids beyond ``after``, by id."""
+
+    def failed(
+        self, lane: str | None, session: str | None, after: int, limit: int, now: float
+    ) -> list[JobRecord]:
+        """The failed jobs with ids beyond ``after``, by id; none to be forgotten."""
+
     def beyond(
         self,
         states: Collection[DurableState],
