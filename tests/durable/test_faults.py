@@ -7,14 +7,16 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+import trio_lanes.durable._engine as durable_engine
 from tests.programs import PATIENCE
 from trio_lanes import UnknownLaneError
 from trio_lanes.durable import (
@@ -25,9 +27,11 @@ from trio_lanes.durable import (
     StoreLockedError,
     StoreUnavailableError,
     StoreVersionError,
+    Submission,
+    current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable._sqlite_schema import fill
+from trio_lanes.durable._sqlite_schema import fill, migrate
 from trio_lanes.durable._sqlite_tables import SqliteTables
 
 pytestmark = pytest.mark.real_processes
@@ -147,7 +151,111 @@ async def test_a_newer_schema_is_refused_and_untouched(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    await refused(path, StoreVersionError, "schema 99; this version of trio_lanes knows 1")
+    await refused(path, StoreVersionError, "schema 99; this version of trio_lanes knows 2")
+
+
+def make_older(path: Path) -> None:
+    """Have that file be as the first version of the schema was."""
+    connection = sqlite3.connect(path)
+    for column in ("store", "result_ttl", "max_crashes", "hold"):
+        connection.execute(f"ALTER TABLE meta DROP COLUMN {column}")
+    connection.execute("ALTER TABLE lanes DROP COLUMN proposed")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+
+
+async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_there(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        await lanes.pause("main")
+        job = await lanes.submit("echo", "x", session="s", key="k")
+    make_older(path)
+    with pytest.raises(StoreVersionError, match="schema 1; the next worker of this version"):
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False):
+            raise AssertionError
+    other = sqlite3.connect(path)
+    other.execute("SELECT count(*) FROM jobs").fetchone()  # has the file open
+    with pytest.raises(StoreUnavailableError, match="locked"):
+        async with open_durable_lanes(SqliteStore(path, busy_timeout=0.02), {"echo": echo}):
+            raise AssertionError
+    other.close()
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        assert (await lanes.submit("echo", "x", session="s", key="k")).id == job.id
+        assert len((await lanes.statistics()).store) == 32
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
+            await asking.resume("main")
+        assert await lanes.job(job.id).wait() == "x"
+        assert (await lanes.check()).problems == ()
+
+
+async def test_a_file_whose_worker_was_killed_while_it_brought_the_schema_up_to_date_is_opened(
+    tmp_path: Path, limited: None
+) -> None:
+    here, there = tmp_path / "here.db", tmp_path / "jobs.db"
+    await used(here)
+    make_older(here)
+
+    def on_statement(statement: str) -> None:
+        if statement == "COMMIT":  # the second page cannot be written any more
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))
+
+    connection = sqlite3.connect(here, isolation_level=None)
+    connection.set_trace_callback(on_statement)
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(connection)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    for suffix in ("", "-journal"):  # as a kill would leave them
+        there.with_name(there.name + suffix).write_bytes(
+            here.with_name(here.name + suffix).read_bytes()
+        )
+    connection.close()
+    assert any(there.with_name("jobs.db-journal").read_bytes()[:8])
+    await used(there)
+
+
+async def test_a_path_that_cannot_be_looked_at_is_not_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, path = os.stat, tmp_path / "jobs.db"
+
+    def fails(file: Any, **options: Any) -> Any:
+        if file == str(path):
+            raise OSError("Input/output error")
+        return stat(file, **options)
+
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        monkeypatch.setattr(os, "stat", fails)
+        with pytest.raises(StoreUnavailableError, match="Input/output error"):
+            await lanes.submit("echo")
+        monkeypatch.undo()
+        await lanes.submit("echo")
+
+
+async def test_a_schema_that_cannot_be_brought_up_to_date_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    make_older(path)
+    broken = {1: "ALTER TABLE meta ADD COLUMN store TEXT;\nDROP TABLE nothing;\n"}
+    monkeypatch.setattr("trio_lanes.durable._sqlite_schema.MIGRATIONS", broken)
+    with pytest.raises(sqlite3.OperationalError):
+        await used(path)
+    monkeypatch.undo()
+    await used(path)
+
+
+async def test_a_file_without_its_tables_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE meta")
+    connection.close()
+    with pytest.raises(StoreError, match="has not the tables of a store: no such table: meta"):
+        await used(path)
 
 
 async def test_a_file_of_another_program_is_refused_and_untouched(tmp_path: Path) -> None:
@@ -185,17 +293,39 @@ async def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
     await used(path)
 
 
-async def test_a_folder_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError):
-        await used(tmp_path)
-
-
-async def test_a_place_that_is_not_there_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match="unable to open"):
-        await used(tmp_path / "nowhere" / "jobs.db")
+async def test_a_path_that_no_time_makes_a_store_is_refused_for_good(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreUnavailableError, match="Not a directory"):
-        await used(tmp_path / "file" / "jobs.db")
+    for path, why in (
+        (tmp_path, "is a folder, not a file"),
+        (tmp_path / "nowhere" / "jobs.db", "there is no folder"),
+        (tmp_path / "file" / "jobs.db", "there is no folder"),
+    ):
+        with pytest.raises(StoreError, match=why) as caught:
+            await used(path)
+        assert type(caught.value) is StoreError
+    with pytest.raises(StoreUnavailableError, match="File name too long"):
+        await used(tmp_path / ("x" * 300))
+
+
+async def test_a_path_is_never_taken_for_a_uri(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "file:jobs.db?mode=memory"
+    assert await used(Path(name)) < await used(Path(name))
+    assert (tmp_path / name).is_file()
+
+
+async def test_a_file_that_is_made_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
+    path, shared = tmp_path / "jobs.db", tmp_path / "shared.db"
+    shared.touch()
+    shared.chmod(0o660)
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        await lanes.submit("echo")
+        for file in (path, tmp_path / "jobs.db-wal", tmp_path / "jobs.db-shm"):
+            assert file.stat().st_mode & 0o777 == 0o600
+    await used(shared)  # a person has decided who may read it
+    assert shared.stat().st_mode & 0o777 == 0o660
 
 
 async def test_a_store_is_opened_once(tmp_path: Path) -> None:
@@ -213,7 +343,7 @@ async def test_a_store_is_opened_once(tmp_path: Path) -> None:
 
 READ_ONLY = """
     import os, sys, trio
-    from trio_lanes.durable import SqliteStore, StoreUnavailableError, open_durable_lanes
+    from trio_lanes.durable import SqliteStore, StoreError, open_durable_lanes
 
     async def main():
         async with open_durable_lanes(SqliteStore(sys.argv[1]), {}):
@@ -223,8 +353,8 @@ READ_ONLY = """
         os.setuid(65534)
     try:
         trio.run(main)
-    except StoreUnavailableError as error:
-        print(error)
+    except StoreError as error:
+        print(type(error).__name__, error)
 """
 
 
@@ -246,7 +376,8 @@ def test_a_file_that_is_read_only_is_refused_and_untouched(tmp_path: Path) -> No
     )
     tmp_path.chmod(0o755)
     assert str(path) in told.stdout
-    assert "read" in told.stdout or "unable to open" in told.stdout
+    assert told.stdout.startswith("StoreError ")
+    assert "this user may not write it" in told.stdout
     assert path.read_bytes() == before
 
 
@@ -684,3 +815,238 @@ async def test_a_file_that_another_holds_on_to_is_not_available(tmp_path: Path) 
             raise AssertionError
     connection.close()
     await used(path)
+
+
+# ---- a file that goes back in time, or goes away
+
+
+def copied(path: Path, copy: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("VACUUM INTO ?", (str(copy),))
+    connection.close()
+
+
+@pytest.mark.parametrize("first", ["a worker", "one that asks"])
+async def test_numbers_and_fences_never_come_again_though_a_backup_is_restored(
+    tmp_path: Path, first: str
+) -> None:
+    path, backup = tmp_path / "jobs.db", tmp_path / "backup.db"
+    seen: list[int] = []
+
+    async def note(payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        seen.extend([run.id, run.fence])
+
+    async def done(n: int) -> None:
+        async with open_durable_lanes(SqliteStore(path), {"note": note}) as lanes:
+            for _ in range(n):
+                await (await lanes.submit("note")).wait()
+
+    await done(1)
+    copied(path, backup)
+    await done(3)
+    path.unlink()
+    backup.rename(path)
+    if first == "one that asks":
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
+            await asking.submit("note")
+    await done(2)
+    assert len(set(seen)) == len(seen)
+    assert seen == sorted(seen)
+    assert seen[-1] < 2**53  # JavaScript counts no further
+
+
+@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize("how", ["removed", "replaced", "its log removed"])
+async def test_a_file_that_is_removed_or_replaced_takes_nothing_more_and_ends_its_worker(
+    tmp_path: Path, worker: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    monkeypatch.setattr("trio_lanes.durable._sqlite.WORKER_LOOKS_EVERY", 0.02)
+    why = "was removed or replaced while this process worked with it"
+    handlers: dict[str, Any] = {"echo": echo} if worker else {}
+
+    async def live() -> None:
+        async with open_durable_lanes(SqliteStore(path), handlers, worker=worker) as lanes:
+            job = await lanes.submit("echo", delay=1000)
+            if how == "replaced":
+                copied(path, tmp_path / "copy.db")
+                (tmp_path / "copy.db").rename(path)
+            else:
+                for name in ("jobs.db-wal",) if how == "its log removed" else ("jobs.db",):
+                    (tmp_path / name).unlink()
+            if worker:
+                await trio.sleep_forever()  # until a slow look
+            with pytest.raises(StoreError, match=why):
+                await lanes.submit("echo")
+            with pytest.raises(StoreError, match=why):
+                await lanes.jobs()
+            await job.wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await live()
+    _, others = caught.value.split(StoreError)
+    assert others is None
+    assert why in "".join(traceback.format_exception(caught.value))
+
+
+# ---- a read that fails
+
+
+def damage() -> sqlite3.DatabaseError:
+    """What SQLite makes of a read that failed with EIO."""
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+class BadReads:
+    """Reads of a store that fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing = self.nothing_is_read = False
+        begin, connect = SqliteTables.begin, sqlite3.connect
+
+        def begins(tables: SqliteTables, *, write: bool = True) -> None:
+            if self.failing:
+                raise damage()
+            begin(tables, write=write)
+
+        def connects(*args: Any, **options: Any) -> Any:
+            if self.nothing_is_read:
+                raise damage()
+            return connect(*args, **options)
+
+        monkeypatch.setattr(SqliteTables, "begin", begins)
+        monkeypatch.setattr(sqlite3, "connect", connects)
+
+
+async def test_a_read_that_fails_is_no_damage_and_what_runs_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads, go_on = BadReads(monkeypatch), trio.Event()
+
+    async def wait(payload: Any) -> Any:
+        await go_on.wait()
+        return payload
+
+    store = SqliteStore(tmp_path / "jobs.db")
+    async with open_durable_lanes(store, {"echo": echo, "wait": wait}) as lanes:
+        running = await lanes.submit("wait", "ran through it", session="s")
+        while (await lanes.statistics()).running == 0:
+            await trio.lowlevel.checkpoint()
+        reads.failing = True
+        for reads.nothing_is_read, why in ((True, "cannot be read"), (False, "though it is sound")):
+            with pytest.raises(StoreUnavailableError, match=why):
+                await lanes.submit("echo")
+            with pytest.raises(StoreUnavailableError, match=why):
+                await lanes.jobs()
+        async with trio.open_nursery() as nursery:  # those of one transaction alike
+
+            async def submit() -> None:
+                with pytest.raises(StoreUnavailableError):
+                    await lanes.submit("echo")
+
+            for _ in range(5):
+                nursery.start_soon(submit)
+        go_on.set()
+        while "is not available" not in caplog.text:
+            await trio.lowlevel.checkpoint()
+        reads.failing = False
+        assert await running.wait() == "ran through it"
+        assert (await running.status()).crashes == 0
+        assert (await lanes.statistics()).waiting == 0
+
+
+DAMAGING = """
+    import sys
+    with open(sys.argv[1], "r+b") as file:
+        file.seek(4096 * 2)
+        file.write(b"\\xff" * (4096 * 8))
+"""
+
+
+async def test_a_file_that_a_check_finds_damaged_ends_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    reads = BadReads(monkeypatch)
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StoreError, match="is damaged"), flatten_subgroups=True
+    ) as caught:
+        async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+            await (await lanes.submit("echo")).wait()
+            connection = sqlite3.connect(path)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.close()
+            await trio.run_process([sys.executable, "-c", textwrap.dedent(DAMAGING), str(path)])
+            reads.failing = True
+            lanes._worker.look()  # type: ignore[union-attr]
+            await trio.sleep_forever()
+    assert not isinstance(caught.value, StoreUnavailableError)
+
+
+# ---- what only a loss of power, or a reader of the code, would notice
+
+
+@pytest.mark.parametrize(("synchronous", "number"), [("FULL", 2), ("NORMAL", 1)])
+async def test_commits_wait_for_the_disk_as_was_said_and_the_epoch_always_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synchronous: Any, number: int
+) -> None:
+    told: list[tuple[str, int]] = []  # (a statement that changes something, how it is synced)
+
+    class Connection(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> Any:
+            if statement.startswith(("UPDATE meta SET epoch", "INSERT INTO jobs", "COMMIT")):
+                (level,) = super().execute("PRAGMA synchronous").fetchone()
+                told.append((statement.split()[0], level))
+            return super().execute(statement, *values)
+
+    connect = sqlite3.connect
+
+    def connects(*args: Any, **options: Any) -> Any:
+        return connect(*args, **{"factory": Connection, **options})
+
+    monkeypatch.setattr(sqlite3, "connect", connects)
+    store = SqliteStore(tmp_path / "jobs.db", synchronous=synchronous)
+    async with open_durable_lanes(store, {}) as lanes:
+        (epoch,) = [level for what, level in told if what == "UPDATE"]
+        assert epoch == 2
+        told.clear()
+        await lanes.submit("echo")
+        assert {level for _, level in told} == {number}
+
+
+async def test_of_an_act_that_fails_halfway_nothing_is_kept_though_its_group_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    digest = durable_engine.digest
+
+    def fails(payload: str) -> str:
+        if payload == '"bad"':
+            raise ArithmeticError
+        return digest(payload)
+
+    monkeypatch.setattr(durable_engine, "digest", fails)
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+
+        async def fail() -> None:
+            batch = [Submission(name="half"), Submission(name="half", payload="bad", key="k")]
+            with pytest.raises(ArithmeticError):
+                await lanes.submit_many(batch)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lanes.submit, "first")  # waits for the other; the rest pile up
+            await wait_all_tasks_blocked()
+            for n in range(3):
+                nursery.start_soon(lanes.submit, f"whole {n}")
+            nursery.start_soon(fail)
+            await wait_all_tasks_blocked()
+            other.close()
+        names = sorted(job.name for job in await lanes.jobs())
+        assert names == ["first", "whole 0", "whole 1", "whole 2"]
+        assert (await lanes.check()).problems == ()

@@ -27,6 +27,7 @@ from trio_lanes.durable import (
     RetryPolicy,
     SqliteStore,
     StoreLockedError,
+    StoreRules,
     Submission,
     UnknownHandlerError,
     current_job,
@@ -246,9 +247,105 @@ async def test_a_difference_to_the_stores_lanes_is_logged(
     assert "group 'h' is not in the store, where its lanes are in another" in caplog.text
     assert "group 'g' has concurrency=inf in the store, which wins over the 2" in caplog.text
     assert (
-        "lane 'main' has concurrency=3 in the store, which wins over the 5 given here"
-        in caplog.text
+        "lane 'main' has concurrency=3 in the store, which wins over the 5 given here; "
+        "`trio-lanes limit` or DurableLanes.configure() changes it" in caplog.text
     )
+
+
+@pytest.mark.parametrize("sqlite", [False, True])
+async def test_the_rules_of_the_store_win_and_configure_changes_them(
+    sqlite: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = MemoryStore()
+
+    def store() -> Any:
+        return SqliteStore(tmp_path / "jobs.db") if sqlite else memory.another()
+
+    rules: Any = {"result_ttl": 900.0, "max_crashes": math.inf, "on_dead": "hold"}
+    async with open_durable_lanes(store(), {}, worker=False) as lanes:
+        assert await lanes.rules() == StoreRules(3600.0, 3, False)  # its own: there are none yet
+    async with open_durable_lanes(store(), {}, **rules) as lanes:
+        assert await lanes.rules() == StoreRules(900.0, math.inf, True)
+    async with open_durable_lanes(store(), {}, worker=False) as lanes:
+        assert await lanes.rules() == StoreRules(900.0, math.inf, True)
+    assert caplog.text == ""
+    async with open_durable_lanes(store(), {}) as lanes:
+        assert (
+            "the store has result_ttl=900.0 in the store, which wins over the 3600.0 given here; "
+            "`trio-lanes rules` or DurableLanes.configure() changes it" in caplog.text
+        )
+        await lanes.configure({}, result_ttl=5, max_crashes=10**400)
+        there = await lanes.rules()
+        assert (there.result_ttl, there.max_crashes > 10**18, there.hold) == (5.0, True, True)
+        await lanes.configure({}, on_dead="continue")
+        assert not (await lanes.rules()).hold
+        for bad in ({"result_ttl": -1}, {"max_crashes": 0}, {"on_dead": "x"}):
+            with pytest.raises(ValueError, match=next(iter(bad))):
+                await lanes.configure({}, **bad)
+
+
+@pytest.mark.parametrize("sqlite", [False, True])
+async def test_who_ends_a_job_keeps_it_as_long_as_the_store_says(
+    sqlite: bool, tmp_path: Path
+) -> None:
+    memory = MemoryStore()
+
+    def store() -> Any:
+        return SqliteStore(tmp_path / "jobs.db") if sqlite else memory.another()
+
+    async with open_durable_lanes(store(), {"echo": echo}, result_ttl=900.0):
+        pass
+    async with open_durable_lanes(store(), {}, worker=False, result_ttl=0.0) as asking:
+        job = await asking.submit("echo", key="k")
+        await asking.cancel(job.id)
+        assert (await asking.submit("echo", key="k")).id == job.id
+
+
+@pytest.mark.parametrize("sqlite", [False, True])
+async def test_the_lanes_of_who_does_not_work_are_a_proposal_that_a_worker_replaces(
+    sqlite: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = MemoryStore()
+
+    def store() -> Any:
+        return SqliteStore(tmp_path / "jobs.db") if sqlite else memory.another()
+
+    async with open_durable_lanes(store(), {}, {"main": 4, "cron": 1}, worker=False) as asking:
+        await asking.pause("main")
+        await asking.configure({"cron": 7})  # which is no proposal
+    async with open_durable_lanes(store(), {}, {"main": 9}, worker=False) as asking:
+        assert (await asking.statistics()).lanes["main"].concurrency == 4
+    async with open_durable_lanes(store(), {"echo": echo}, {"main": 50}) as lanes:
+        now = (await lanes.statistics()).lanes
+        assert (now["main"].concurrency, now["main"].paused) == (50, True)
+        assert now["cron"].concurrency == 7
+    async with open_durable_lanes(store(), {}, {"main": 9}, worker=False) as asking:
+        assert (await asking.statistics()).lanes["main"].concurrency == 50
+    assert caplog.text == ""
+    async with open_durable_lanes(store(), {"echo": echo}, {"main": 9, "cron": 1}):
+        assert "lane 'main' has concurrency=50 in the store" in caplog.text
+        assert "lane 'cron' has concurrency=7 in the store" in caplog.text
+
+
+async def test_groups_of_who_does_not_work_are_not_written(tmp_path: Path) -> None:
+    groups = {"g": LaneGroup(["main"])}
+    memory = MemoryStore()
+    async with open_durable_lanes(memory.another(), {}, groups=groups, worker=False):
+        async with open_durable_lanes(memory.another(), {}, groups={"h": LaneGroup(["main"])}):
+            assert list(await memory._open[0].groups()) == ["h"]
+
+
+async def test_names_are_not_longer_than_a_listing_can_bear() -> None:
+    long = "x" * 1_001
+    async with open_durable_lanes(MemoryStore(), {}, worker=False) as lanes:
+        await lanes.submit("echo", session="x" * 1_000, key="k" * 1_000)
+        for given in ({"session": long}, {"key": long}, {"lane": long}):
+            with pytest.raises(ValueError, match="at most 1,000 characters, got 1,001"):
+                await lanes.submit("echo", **given)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="name must have at most 1,000 characters"):
+            await lanes.submit(long)
+        with pytest.raises(ValueError, match="at most 1,000 characters"):
+            await lanes.pause(f"session:{long}")
 
 
 @pytest.mark.parametrize("sqlite", [False, True])

@@ -1,13 +1,21 @@
 """The time of a store in a file, while others do something to the clocks."""
 
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes.durable import DurableLanes, DurableState, SqliteStore, open_durable_lanes
+from trio_lanes.durable import (
+    DurableJob,
+    DurableLanes,
+    DurableState,
+    SqliteStore,
+    open_durable_lanes,
+)
 
 HOUR = 3600.0
 
@@ -73,3 +81,46 @@ async def test_time_goes_on_when_the_machine_has_been_started_again(
         until = (await later.status()).until
         assert until is not None
         assert until >= was - 2  # it is never set back, but by what is not written yet
+
+
+async def test_what_others_write_is_seen_within_a_second(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    path, results = tmp_path / "jobs.db", []
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
+            for n in range(3):
+                job = await asking.submit("echo", n)
+
+                async def wait(job: DurableJob = job) -> None:
+                    results.append(await job.wait())
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(wait)
+                    await settle(asking)
+                    mock_clock.jump(1.0)
+                    for _ in range(6):
+                        await wait_all_tasks_blocked()
+                        await lanes.rules()  # comes back after what was handed over
+                    assert (await lanes.job(job.id).status()).state is DurableState.SUCCEEDED
+                    mock_clock.jump(0.25)
+                    await settle(asking)
+                    assert results == list(range(n + 1))
+
+
+async def test_numbers_of_a_lost_log_do_not_come_again_where_the_clock_has_gone_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, boot, on_the_disk = tmp_path / "jobs.db", tmp_path / "boot", tmp_path / "copy.db"
+    monkeypatch.setattr("trio_lanes.durable._machine_time.BOOT_ID", boot)
+    boot.write_text("first\n")
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        connection = sqlite3.connect(path)
+        connection.execute("VACUUM INTO ?", (str(on_the_disk),))
+        connection.close()
+        lost = [(await lanes.submit("echo")).id for _ in range(5)]
+    on_the_disk.rename(path)
+    boot.write_text("second\n")
+    monkeypatch.setattr("time.time", lambda: 1000.0)  # a machine that has no clock of its own
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        assert (await lanes.submit("echo")).id > lost[-1]

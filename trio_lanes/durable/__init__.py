@@ -31,6 +31,7 @@ from ._records import Opening as Opening
 from ._records import Postponed as Postponed
 from ._records import Released as Released
 from ._records import Step as Step
+from ._records import StoreRules as StoreRules
 from ._records import Submission as Submission
 from ._records import Succeeded as Succeeded
 from ._retry import NoRetry as NoRetry

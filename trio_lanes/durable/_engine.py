@@ -79,12 +79,23 @@ class Engine(Lines):
         self.instance = ""
         self._unshelving = False  # whether there may be some whose names this instance has
         for name, limit in opening.lanes.items():
-            if name not in tables.lanes():
-                tables.put_lane(name, limit)
+            there = tables.lanes().get(name)
+            if there is None:
+                tables.put_lane(name, attrs.evolve(limit, proposed=not opening.worker))
+            elif there.proposed and opening.worker:
+                paused_until = there.paused_until or limit.paused_until
+                tables.put_lane(name, attrs.evolve(limit, paused_until=paused_until))
+        if opening.worker:
+            self._open_as_worker()
+
+    def _open_as_worker(self) -> None:
+        tables, opening = self.tables, self.opening
         grouped = {member for group in tables.groups().values() for member in group.members}
         for name, group in opening.groups.items():
             if name not in tables.groups() and grouped.isdisjoint(group.members):
                 tables.put_group(name, group)
+        if tables.rules() is None:
+            tables.put_rules(opening.rules)
 
     # ---- who is alive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -22,6 +22,7 @@ from ._records import (
     InstanceInfo,
     LaneLimit,
     Step,
+    StoreRules,
     Submission,
 )
 from ._state import DurableState
@@ -152,8 +153,9 @@ class EngineStore(ABC):
         self,
         lanes: Mapping[str, LaneLimit | int | float | None],
         groups: Mapping[str, GroupLimit] | None = None,
+        rules: Mapping[str, Any] | None = None,
     ) -> None:
-        await self._transact(lambda engine: _orders.configure(engine, lanes, groups))
+        await self._transact(lambda engine: _orders.configure(engine, lanes, groups, rules))
 
     async def requeue(self, id: int) -> bool:
         return await self._transact(lambda engine: _orders.requeue(engine, id))
@@ -178,6 +180,9 @@ class EngineStore(ABC):
 
     async def groups(self) -> Mapping[str, GroupLimit]:
         return await self._read(lambda engine: engine.tables.groups())
+
+    async def rules(self) -> StoreRules:
+        return await self._read(lambda engine: engine.rules)
 
     async def status(self, id: int) -> DurableStatus | None:
         job = await self._read(lambda engine: engine.known(id))

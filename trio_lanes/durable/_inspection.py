@@ -94,6 +94,7 @@ def statistics(tables: Tables, now: float) -> DurableStatistics:
         unhandled=sum(lane.unhandled for lane in lanes.values()),
         sessions=tables.sessions(),
         lanes=lanes,
+        store=tables.identity(),
     )
 
 

@@ -8,7 +8,7 @@ import math
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 from .. import _check
 from .._config import LaneConfig, LaneGroup, lane_config
@@ -18,13 +18,20 @@ from ._ending import Endable
 from ._errors import UnknownHandlerError
 from ._job import DurableJob
 from ._json import encode
-from ._limits import group_limit, lane_configs, lane_limit
+from ._limits import (
+    checked_crashes,
+    checked_hold,
+    group_limit,
+    lane_configs,
+    lane_limit,
+)
 from ._records import (
     CheckReport,
     DurableStatistics,
     DurableStatus,
     InstanceInfo,
     LaneLimit,
+    StoreRules,
     Submission,
 )
 from ._retry import RetryPolicy
@@ -37,6 +44,8 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 DEFAULT_RETRY: Final = RetryPolicy()
 GREATEST: Final = 2**63 - 1
 """No store counts further."""
+LONGEST_NAME: Final = 1_000
+"""Characters of a name, session or key: each listing and many a log line repeats it."""
 
 
 @final
@@ -222,12 +231,17 @@ class DurableLanes(Endable):
         self,
         lanes: Mapping[str, int | float | LaneConfig | None],
         groups: Mapping[str, LaneGroup] | None = None,
+        *,
+        result_ttl: float | None = None,
+        max_crashes: int | float | None = None,
+        on_dead: Literal["continue", "hold"] | None = None,
     ) -> None:
         """Set limits, for all instances; all of it, or nothing if anything of it is bad.
 
         A number changes only that lane's concurrency, a `LaneConfig` all of its limits, a new name
         is a new lane, None removes one; ``groups``, when given, replaces all groups. Running jobs
-        are not touched, and rates go on with their past.
+        are not touched, and rates go on with their past. The rules of the store hold for jobs that
+        end or die from then on; None leaves a rule as it is.
 
         Raises:
           TypeError, ValueError: for a bad limit, or the removal of a lane that has jobs or is in a
@@ -246,7 +260,18 @@ class DurableLanes(Endable):
         shared = None
         if groups is not None:
             shared = {name: group_limit(name, group) for name, group in groups.items()}
-        await self._store.configure(limits, shared)
+        rules: dict[str, object] = {}
+        if result_ttl is not None:
+            rules["result_ttl"] = _check.finite_seconds("result_ttl", result_ttl)
+        if max_crashes is not None:
+            rules["max_crashes"] = checked_crashes(max_crashes)
+        if on_dead is not None:
+            rules["hold"] = checked_hold(on_dead)
+        await self._store.configure(limits, shared, rules)
+
+    async def rules(self) -> StoreRules:
+        """The rules of the store that are no limits: the same for all instances."""
+        return await self._store.rules()
 
     # ---- dead letters
 
@@ -272,7 +297,8 @@ class DurableLanes(Endable):
     async def requeue(self, id: int) -> bool:
         """Take a dead or failed job back into line; False if it is neither.
 
-        It stands at its session's tail, or in its old place if it held its session closed.
+        Its attempts and crashes are counted from 0; its run finds its last checkpoint. The job
+        stands at its session's tail, or in its old place if it held its session closed.
         """
         return await self._store.requeue(_check.whole("id", id))
 
@@ -352,4 +378,7 @@ def text(field: str, value: Any) -> str:
         raise ValueError(f"{field} must be text that UTF-8 can write, got {value!r}") from None
     if not value:
         raise ValueError(f"{field} must not be empty, got {value!r}")
+    if len(value) > LONGEST_NAME:
+        most = f"{LONGEST_NAME:,} characters"
+        raise ValueError(f"{field} must have at most {most}, got {len(value):,}")
     return value

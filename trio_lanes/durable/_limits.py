@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from .. import _check
 from .._config import LaneConfig, LaneGroup
 from .._names import SESSION_PREFIX
 from .._plan import TEMPLATE_MARK, Plan
@@ -52,6 +54,20 @@ def group_limit(name: str, group: object) -> GroupLimit:
         raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
     rates = _rates(f"group {name!r}", group.rate)
     return GroupLimit(tuple(group.members), group.concurrency, dict(group.reserve), rates)
+
+
+def checked_crashes(max_crashes: Any) -> int | float:
+    """Return ``max_crashes``, which must be a count from 1 up."""
+    if _check.count("max_crashes", max_crashes) < 1:
+        raise ValueError(f"max_crashes must be at least 1, got {max_crashes!r}")
+    return max_crashes  # type: ignore[no-any-return]  # count() has looked at it
+
+
+def checked_hold(on_dead: str) -> bool:
+    """Return whether a dead job holds its session."""
+    if on_dead not in ("continue", "hold"):
+        raise ValueError(f"on_dead must be 'continue' or 'hold', not {on_dead!r}")
+    return on_dead == "hold"
 
 
 def _rates(whose: str, rate: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:

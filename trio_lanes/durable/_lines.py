@@ -20,6 +20,7 @@ from ._records import (
     Ended,
     JobRecord,
     Opening,
+    StoreRules,
 )
 from ._state import (
     CANCELLED,
@@ -54,6 +55,11 @@ class Lines:
         self.ended: list[tuple[int, Ended]] = []
         self.look = False
         self.look_elsewhere = False
+
+    @property
+    def rules(self) -> StoreRules:
+        """The rules of the store; this instance's own while no worker has set any."""
+        return self.tables.rules() or self.opening.rules
 
     def forget_effects(self) -> None:
         """They were told, or did not happen."""
@@ -110,7 +116,7 @@ class Lines:
             attempts=job.attempts + attempt,
             place=None,
             ready=None,
-            due=self.now + self.opening.result_ttl,
+            due=self.now + self.rules.result_ttl,
             why=None,
             # a failed job can be requeued until it is forgotten
             payload=job.payload if state is FAILED else "",
@@ -122,7 +128,7 @@ class Lines:
 
     def bury(self, job: JobRecord, error: str, *, attempt: int = 0) -> None:
         """It is dead: kept for a person, in its place if that closes its session."""
-        held = self.opening.hold and job.session is not None
+        held = self.rules.hold and job.session is not None
         self.advance(
             job,
             DEAD,
@@ -144,7 +150,7 @@ class Lines:
     def crash(self, job: JobRecord) -> None:
         """The process that ran it is no more."""
         self.tables.update(job, crashes=job.crashes + 1)
-        if job.cancel is None and job.crashes >= self.opening.max_crashes:
+        if job.cancel is None and job.crashes >= self.rules.max_crashes:
             times = "once" if job.crashes == 1 else f"{job.crashes} times"
             message = f"the process that ran it died, {times}"
             self.bury(job, json.dumps({"type": "crash", "message": message, "traceback": ""}))

@@ -17,8 +17,9 @@ class OwnerLock:
     """Held from `acquire` to `release`, or to the end of the process."""
 
     def __init__(self, path: Path) -> None:
+        # absolute, or SQLite may take it for a URI
         self._connection = sqlite3.connect(
-            path, timeout=0, isolation_level=None, check_same_thread=False
+            path.absolute(), timeout=0, isolation_level=None, check_same_thread=False
         )
 
     def acquire(self) -> bool:

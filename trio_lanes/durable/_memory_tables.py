@@ -6,6 +6,7 @@ with it.
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
@@ -19,6 +20,7 @@ from ._records import (
     InstanceInfo,
     JobRecord,
     LaneLimit,
+    StoreRules,
 )
 from ._state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING, DurableState
 
@@ -35,6 +37,8 @@ class MemoryTables:
         self._pauses: Final[dict[str, float]] = {}
         self._instances: Final[dict[str, InstanceInfo]] = {}
         self._numbers: Final = count(1)
+        self._identity: Final = uuid.uuid4().hex
+        self._rules: StoreRules | None = None
 
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
@@ -181,6 +185,15 @@ class MemoryTables:
     def sessions_of_lanes(self) -> Mapping[str, int]:
         in_line = {(job.lane, job.session) for job in self._jobs.values() if job.place is not None}
         return Counter(lane for lane, _ in in_line)
+
+    def identity(self) -> str:
+        return self._identity
+
+    def rules(self) -> StoreRules | None:
+        return self._rules
+
+    def put_rules(self, rules: StoreRules) -> None:
+        self._rules = rules
 
     def lanes(self) -> dict[str, LaneLimit]:
         return dict(self._lanes)

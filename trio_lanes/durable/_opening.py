@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import MappingProxyType
-from typing import Final, Literal, cast
+from typing import Final, Literal, TypeVar, cast
 
 import attrs
 import trio
@@ -18,8 +18,14 @@ from .._instrument import LaneInstrument
 from .._lanes import DEFAULT_LANES, open_lanes
 from ._lanes import DurableLanes, text
 from ._lease import Lease
-from ._limits import group_limit, lane_configs, lane_limit
-from ._records import GroupLimit, LaneLimit, Opening
+from ._limits import (
+    checked_crashes,
+    checked_hold,
+    group_limit,
+    lane_configs,
+    lane_limit,
+)
+from ._records import GroupLimit, LaneLimit, Opening, StoreRules
 from ._retry import RetryPolicy
 from ._store import Store
 from ._worker import Handler, Worker
@@ -63,13 +69,19 @@ def open_durable_lanes(
       store: where the jobs are kept.
       handlers: by name, the async function that is called with a job's payload; it returns JSON.
       lanes: limits over all instances. They are written to the store where they are absent; what
-        is there wins. Of a `LaneConfig`, ``concurrency``, ``max_waiting``, ``paused`` and ``rate``
+        is there wins, and a difference is logged: `DurableLanes.configure` and ``trio-lanes limit``
+        change it. With ``worker=False`` they are a proposal, so that jobs can be submitted before
+        a worker has come, and the limits of the first worker replace them.
+        Of a `LaneConfig`, ``concurrency``, ``max_waiting``, ``paused`` and ``rate``
         (of requests; every start is one) go there; ``fair``, ``aging`` and ``limiter`` are refused.
-      groups: limits that lanes share, over all instances; kept as the lanes are.
+      groups: limits that lanes share, over all instances; kept as the lanes are, by workers only.
       capacity: how many jobs this instance runs at once.
       retry: which failures are tried again, unless a job says otherwise.
-      max_crashes: a job is dead when so many processes have died while they ran it.
-      on_dead: whether a dead job's session goes on, or is closed until somebody deals with it.
+      max_crashes: a job is dead when this many processes have died while they ran it. This and
+        the next two are rules of the store: the first worker writes them, what is there wins, and
+        a difference is logged. `DurableLanes.configure` and ``trio-lanes rules`` change them.
+      on_dead: whether a dead job's session goes on, or is closed until the job is requeued, purged
+        or its session cleared.
       result_ttl: seconds for which an ended job and its key are remembered.
       lease_ttl: seconds after which an instance that is not heard of has lost its runs; not used
         by a store that takes one worker only.
@@ -92,20 +104,16 @@ def open_durable_lanes(
             raise TypeError(f"handler {name!r} must be an async function, not {handler!r}")
     if not isinstance(retry, RetryPolicy):
         raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
-    if on_dead not in ("continue", "hold"):
-        raise ValueError(f"on_dead must be 'continue' or 'hold', not {on_dead!r}")
     if _check.count("capacity", capacity) < 1:
         raise ValueError(f"capacity must be at least 1, got {capacity!r}")
-    if _check.count("max_crashes", max_crashes) < 1:
-        raise ValueError(f"max_crashes must be at least 1, got {max_crashes!r}")
     if _check.finite_seconds("lease_ttl", lease_ttl) == 0:
         raise ValueError(f"lease_ttl must not be 0, got {lease_ttl!r}")
     opening = Opening(
         names=frozenset(handlers) if _check.boolean("worker", worker) else frozenset(),
         lanes={name: lane_limit(name, config) for name, config in configs.items()},
         groups={name: group_limit(name, group) for name, group in groups.items()},
-        max_crashes=max_crashes,
-        hold=on_dead == "hold",
+        max_crashes=checked_crashes(max_crashes),
+        hold=checked_hold(on_dead),
         result_ttl=_check.finite_seconds("result_ttl", result_ttl),
         lease_ttl=lease_ttl,
         worker=worker,
@@ -128,7 +136,6 @@ def open_durable_lanes(
 @asynccontextmanager
 async def _asking(durable: DurableLanes, opening: Opening) -> AsyncIterator[DurableLanes]:
     async with durable._store.open(opening):
-        await _log_differences(durable._store, opening)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_hear, durable._store)
             yield durable
@@ -197,11 +204,21 @@ async def _log_differences(store: Store, opening: Opening) -> None:
             _log_difference(f"group {name!r}", groups[name], group)
         else:
             logger.warning("group %r is not in the store, where its lanes are in another", name)
+    _log_difference("the store", await store.rules(), opening.rules)
 
 
-def _log_difference(what: str, there: LaneLimit | GroupLimit, here: LaneLimit | GroupLimit) -> None:
+T = TypeVar("T", LaneLimit, GroupLimit, StoreRules)
+
+
+def _log_difference(what: str, there: T, here: T) -> None:
     for field in attrs.fields_dict(type(here)):
         wins, given = getattr(there, field), getattr(here, field)
-        if wins != given and field != "paused_until":
-            message = "%s has %s=%r in the store, which wins over the %r given here"
-            logger.warning(message, what, field, wins, given)
+        if wins == given or field == "paused_until":
+            continue
+        by = "DurableLanes.configure() changes it"
+        if field == "concurrency" and isinstance(here, LaneLimit):
+            by = "`trio-lanes limit` or " + by
+        elif isinstance(here, StoreRules):
+            by = "`trio-lanes rules` or " + by
+        message = "%s has %s=%r in the store, which wins over the %r given here; %s"
+        logger.warning(message, what, field, wins, given, by)

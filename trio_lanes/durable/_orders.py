@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -106,8 +106,9 @@ def configure(
     lines: Lines,
     lanes: Mapping[str, LaneLimit | int | float | None],
     groups: Mapping[str, GroupLimit] | None = None,
+    rules: Mapping[str, Any] | None = None,
 ) -> None:
-    """Set lanes, and replace all groups if some are given; all of it, or nothing."""
+    """Set lanes and rules, and replace all groups if some are given; all of it, or nothing."""
     tables = lines.tables
     before, groups_before = tables.lanes(), tables.groups()
     after = dict(before)
@@ -119,7 +120,7 @@ def configure(
         elif isinstance(value, LaneLimit):
             after[name] = value
         elif name in before:
-            after[name] = attrs.evolve(before[name], concurrency=value)
+            after[name] = attrs.evolve(before[name], concurrency=value, proposed=False)
         else:
             after[name] = LaneLimit(value)
     groups_after = groups_before if groups is None else groups
@@ -134,6 +135,8 @@ def configure(
         if is_now != was:
             tables.put_group(name, is_now)
             _replace(lines, _rates.group_meters, name, was, is_now)
+    if rules:
+        tables.put_rules(attrs.evolve(lines.rules, **rules))
     lines.look = True
 
 

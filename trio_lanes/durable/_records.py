@@ -48,6 +48,21 @@ class LaneLimit:
     paused_until: float | None = None
     """None: not paused. `math.inf`: until it is resumed."""
     rates: tuple[RateLimit, ...] = ()
+    proposed: bool = False
+    """Whether an instance that does not work wrote it: the first worker's limits replace it."""
+
+
+@final
+@attrs.frozen
+class StoreRules:
+    """What a store keeps for all instances besides limits."""
+
+    result_ttl: float
+    """Seconds for which an ended job and its key are remembered."""
+    max_crashes: int | float
+    """A job is dead when this many processes have died while they ran it."""
+    hold: bool
+    """Whether a dead job keeps its session closed."""
 
 
 @final
@@ -69,9 +84,9 @@ class Opening:
     names: frozenset[str]
     """The handlers that it has."""
     lanes: Mapping[str, LaneLimit]
-    """Written where absent; what is there wins."""
+    """Written where absent; what is there wins. A worker replaces what is only proposed."""
     groups: Mapping[str, GroupLimit] = attrs.field(factory=dict)
-    """The same."""
+    """Written where absent, by a worker; what is there wins. So are the three rules."""
     max_crashes: int | float
     hold: bool
     """Whether a dead job keeps its session closed."""
@@ -79,6 +94,11 @@ class Opening:
     lease_ttl: float
     worker: bool
     """Whether it claims; else it only submits and inspects."""
+
+    @property
+    def rules(self) -> StoreRules:
+        """The rules that a worker writes where the store has none."""
+        return StoreRules(self.result_ttl, self.max_crashes, self.hold)
 
 
 @final
@@ -255,6 +275,8 @@ class DurableStatistics:
     sessions: int
     """Sessions that have a job in line."""
     lanes: Mapping[str, DurableLaneStatistics]
+    store: str
+    """The identity of the store; a copy of it has the same."""
 
 
 @final

@@ -15,7 +15,7 @@ import random
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar, final
@@ -24,12 +24,20 @@ import trio
 
 from ._engine import Engine
 from ._engine_store import MAX_PAYLOAD, EngineStore
-from ._errors import StoreLockedError, StoreUnavailableError
+from ._errors import StoreError, StoreLockedError, StoreUnavailableError, StoreVersionError
 from ._lines import Lines
 from ._lock import OwnerLock
 from ._machine_time import Moment, this_moment
 from ._records import Opening
-from ._sqlite_schema import examine, fill, translated
+from ._sqlite_schema import (
+    SCHEMA_VERSION,
+    check_place,
+    examine,
+    fill,
+    looked_at_again,
+    migrate,
+    translated,
+)
 from ._sqlite_tables import SqliteTables, owner_of
 from ._writer import Writer
 
@@ -47,14 +55,14 @@ class SqliteStore(EngineStore):
 
     Args:
       path: the file. Beside it lie its log (``-wal``, ``-shm``) and its lock (``.lock``). It must
-        not be on a network file system.
+        not be on a network file system. A file that is made can be read by this user alone.
       synchronous: ``"FULL"``: what is accepted survives the loss of power. ``"NORMAL"``: that may
         lose the last moments; a crash of the process loses nothing.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
       busy_timeout: seconds to wait for another process that is writing.
 
     Raises:
-      ValueError: if ``path`` is none of a file, or ``synchronous`` is something else.
+      ValueError: if ``path`` is not that of a file, or ``synchronous`` is something else.
     """
 
     def __init__(
@@ -71,6 +79,9 @@ class SqliteStore(EngineStore):
         if os.fspath(path) in ("", ":memory:"):
             raise ValueError(f"path must be that of a file, got {path!r}; MemoryStore has none")
         self._path: Final = Path(path)
+        self._file: Final = os.path.abspath(path)  # which SQLite never takes for a URI
+        self._log = ""
+        self._files: list[tuple[int, int] | None] = []  # that were opened
         self._synchronous: Final = synchronous
         self._busy_timeout: Final = busy_timeout
         self._writer: Writer | None = None
@@ -90,7 +101,7 @@ class SqliteStore(EngineStore):
             raise RuntimeError(f"{self!r} is open already")
         lock = await trio.to_thread.run_sync(self._lock, opening.worker)
         try:
-            connections = await trio.to_thread.run_sync(self._connect)
+            connections = await trio.to_thread.run_sync(self._connect, opening.worker)
             try:
                 async with self._at_work(opening, *connections):
                     yield
@@ -113,7 +124,7 @@ class SqliteStore(EngineStore):
         engine, version, now = await trio.to_thread.run_sync(self._begin, tables, opening, moment)
         self._offset += now
         self._reader = Lines(SqliteTables(reading, str(self._path)), opening)
-        self._writer = writer = Writer(self._path, tables, engine, self._tell)
+        self._writer = writer = Writer(self._path, tables, engine, self._check_files, self._tell)
         writer.start()
         try:
             async with trio.open_nursery() as nursery:
@@ -127,6 +138,7 @@ class SqliteStore(EngineStore):
 
     def _lock(self, worker: bool) -> OwnerLock | None:
         """In a thread: take the lock, if that is for us to take."""
+        check_place(self._path)
         exists = examine(self._path)
         if not worker:
             return None
@@ -151,18 +163,17 @@ class SqliteStore(EngineStore):
         finally:
             connection.close()
 
-    def _connect(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+    def _connect(self, worker: bool) -> tuple[sqlite3.Connection, sqlite3.Connection]:
         """In a thread: two connections to a file that has its tables."""
         try:
-            if not examine(self._path):
-                # not write-ahead yet: then what a new file is would be in the log alone
-                connection = sqlite3.connect(
-                    self._path, timeout=self._busy_timeout, isolation_level=None
-                )
-                try:
-                    fill(connection)
-                finally:
-                    connection.close()
+            version = examine(self._path)
+            if version != SCHEMA_VERSION:
+                if version and not worker:
+                    raise StoreVersionError(
+                        f"{self._path} has schema {version}; the next worker of this version "
+                        f"of trio_lanes brings it to {SCHEMA_VERSION}"
+                    )
+                self._make(migrate if version else fill)
             with ExitStack() as opened:
                 connections = (
                     opened.enter_context(closing(self._connection())),
@@ -173,9 +184,24 @@ class SqliteStore(EngineStore):
         except sqlite3.Error as error:
             raise translated(self._path, error) from error
 
+    def _make(self, make: Callable[[sqlite3.Connection], None]) -> None:
+        """Bring the file to this version's schema, before it is (again) write-ahead.
+
+        Else its version would be in the log alone.
+        """
+        is_new = not os.path.exists(self._file)
+        connection = sqlite3.connect(self._file, timeout=self._busy_timeout, isolation_level=None)
+        try:
+            if is_new:
+                with suppress(OSError):  # not every file system knows who may read
+                    os.chmod(self._file, 0o600)
+            make(connection)
+        finally:
+            connection.close()
+
     def _connection(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self._path,
+            self._file,
             timeout=self._busy_timeout,
             isolation_level=None,
             check_same_thread=False,
@@ -184,7 +210,7 @@ class SqliteStore(EngineStore):
         with ExitStack() as opened:
             opened.enter_context(closing(connection))
             self._write_ahead(connection)
-            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA fullfsync = ON")  # macOS: what fsync() means elsewhere
             connection.execute("PRAGMA journal_size_limit = 67108864")
             opened.pop_all()
@@ -209,14 +235,47 @@ class SqliteStore(EngineStore):
         """In a thread: lock all earlier workers out, and write what lanes are missing."""
         try:
             if opening.worker:
-                tables.enter_epoch()
-            tables.begin()
-            now = tables.time_at(moment)
+                now = tables.enter_epoch(moment)
+                tables.begin()
+            else:
+                tables.begin()
+                now = tables.set_clock(moment)
             engine = Engine(tables, opening)
             tables.commit(0.0)
+            # from here on: the epoch of a worker is on the disk in any case
+            tables.set_synchronous(self._synchronous)
+            self._log = f"{os.path.realpath(self._file)}-wal"
+            self._files = self._present_files()
             return engine, tables.version(), now
         except sqlite3.Error as error:
-            raise translated(self._path, error) from error
+            told = translated(self._path, error)
+            if told is error:
+                told = StoreError(f"{self._path} has not the tables of a store: {error}")
+            raise told from error
+
+    def _present_files(self) -> list[tuple[int, int] | None]:
+        """Which files the path and that of the log lead to."""
+        files: list[tuple[int, int] | None] = []
+        for path in (self._file, self._log):
+            try:
+                there = os.stat(path)
+                files.append((there.st_dev, there.st_ino))
+            except (FileNotFoundError, NotADirectoryError):
+                files.append(None)
+            except OSError as error:
+                raise StoreUnavailableError(f"{path}: {error}") from error
+        return files
+
+    def _check_files(self) -> None:
+        """In a thread: see that others who open the path get what this instance works with.
+
+        Raises:
+          StoreError: if they do not.
+        """
+        if self._present_files() != self._files:
+            raise StoreError(
+                f"{self._path} or its log was removed or replaced while this process worked with it"
+            )
 
     async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
         # whoever else is written down is dead: the lock is ours
@@ -255,6 +314,7 @@ class SqliteStore(EngineStore):
         reader = self._reader
         assert reader is not None
         assert isinstance(reader.tables, SqliteTables)
+        self._check_files()
         try:
             reader.tables.begin(write=False)
             try:
@@ -263,7 +323,7 @@ class SqliteStore(EngineStore):
             finally:
                 reader.tables.rollback()
         except sqlite3.Error as error:
-            raise translated(self._path, error) from error
+            raise looked_at_again(self._path, error) from error
 
     async def _look_out(self, tables: SqliteTables, version: int, works: bool) -> None:
         """See, now and then, whether somebody else has written, if anybody wants to know."""

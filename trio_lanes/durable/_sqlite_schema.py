@@ -18,6 +18,7 @@ therefore nothing to undo but what SQLite undoes by itself, and opening reads no
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from typing import Any, Final
 from ._errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are looked through whenever they are opened."""
 
@@ -48,12 +49,17 @@ SCHEMA: Final = """
 CREATE TABLE meta (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     epoch INTEGER NOT NULL,     -- +1 whenever a worker opens the file
-    sequence INTEGER NOT NULL,  -- the last number that was given out
+    sequence INTEGER NOT NULL,  -- the last number that was given out; see `SqliteTables`
     clock REAL NOT NULL,        -- the store's time, as it was lately
     boot TEXT NOT NULL,         -- the start of the machine since which this holds:
-    ahead REAL NOT NULL         -- by how much the store's time is more than the machine's
+    ahead REAL NOT NULL,        -- by how much the store's time is more than the machine's
+    store TEXT NOT NULL DEFAULT '',  -- the identity of the store, which a copy of it shares
+    result_ttl REAL,            -- the rules of the store; NULL: no worker has set them
+    max_crashes,
+    hold INTEGER
 );
-INSERT INTO meta VALUES (1, 0, 0, 0.0, '', 0.0);
+INSERT INTO meta (id, epoch, sequence, clock, boot, ahead) VALUES (1, 0, 0, 0.0, '', 0.0);
+UPDATE meta SET store = lower(hex(randomblob(16)));
 
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY,
@@ -104,7 +110,8 @@ CREATE TABLE lanes (
     concurrency NOT NULL,
     max_waiting NOT NULL,
     paused_until REAL,
-    rates TEXT NOT NULL
+    rates TEXT NOT NULL,
+    proposed INTEGER NOT NULL DEFAULT 0  -- 1: a worker that has this lane replaces the limits
 ) WITHOUT ROWID;
 CREATE TABLE groups (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE marks (            -- what rate limits remember
@@ -125,50 +132,105 @@ CREATE TABLE instances (
 ) WITHOUT ROWID;
 """
 
+MIGRATIONS: Final = {
+    1: """
+ALTER TABLE meta ADD COLUMN store TEXT NOT NULL DEFAULT '';
+ALTER TABLE meta ADD COLUMN result_ttl REAL;
+ALTER TABLE meta ADD COLUMN max_crashes;
+ALTER TABLE meta ADD COLUMN hold INTEGER;
+UPDATE meta SET store = lower(hex(randomblob(16)));
+ALTER TABLE lanes ADD COLUMN proposed INTEGER NOT NULL DEFAULT 0;
+"""
+}
+"""By schema version, what makes the next version of it."""
+
 
 def translated(path: Path, error: sqlite3.Error) -> Exception:
     """What ``error`` means to users of the store; ``error`` itself, if it is a bug of ours."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
     if code & 0xFF in _UNAVAILABLE:
         return StoreUnavailableError(f"{path}: {error}")
-    if code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    if is_damage(error):
         return StoreError(f"{path} is damaged: {error}")
     return error
 
 
-def examine(path: Path) -> bool:
-    """Whether there is a file to go on with; else it is to be filled.
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether SQLite takes the file for damaged."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-    Changes nothing, but for undoing what a process had begun that died while it filled the file.
+
+def looked_at_again(path: Path, error: sqlite3.Error) -> Exception:
+    """What ``error`` means for a file that is in use, and was sound when it was opened.
+
+    SQLite reports a read that failed with EIO as a damaged file. So a file is believed to be
+    damaged only when a check, on a connection of its own, can read it and says so.
+    """
+    if not is_damage(error):
+        return translated(path, error)
+    try:
+        found = _problems(path, "integrity_check")
+    except sqlite3.Error as again:
+        return StoreUnavailableError(f"{path} cannot be read: {again}")
+    if found:
+        return StoreError(f"{path} is damaged: {'; '.join(found)}")
+    return StoreUnavailableError(f"{path} could not be read, though it is sound: {error}")
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path at which there can be no store, whatever time goes by.
+
+    Raises:
+      StoreError: if it is a folder, or in none, or may not be written by this user.
+    """
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    if os.path.isdir(real):
+        raise StoreError(f"{path} is a folder, not a file")
+    if not os.path.isdir(folder):
+        raise StoreError(f"{path}: there is no folder {folder}")
+    exists = os.path.exists(real)
+    if (exists and not os.access(real, os.R_OK | os.W_OK)) or not os.access(
+        folder, os.X_OK if os.path.exists(f"{real}-wal") else os.X_OK | os.W_OK
+    ):
+        raise StoreError(f"{path}: this user may not write it, or not in its folder")
+
+
+def examine(path: Path) -> int:
+    """Return the schema version of the file; 0 if there is none yet, and it is to be filled.
+
+    Changes nothing, but for undoing what a process had begun that died while it filled or migrated
+    the file.
 
     Raises:
       StoreVersionError: if it is of a newer schema, or of another program.
-      StoreError: if it is damaged.
+      StoreError: if it is damaged, or ``path`` cannot be a file.
       StoreUnavailableError: if it cannot be read.
     """
     if not _size(path):
-        return False
+        return 0
     header = _header(path)
-    if header == _OURS or isinstance(header, sqlite3.Error):
+    if isinstance(header, sqlite3.Error) or header in _OURS:
         _let_it_be_made(path)
         if not _size(path):
-            return False
+            return 0
         header = _header(path)  # what made it unreadable may be over
     if isinstance(header, sqlite3.Error):
         raise StoreError(f"{path} is damaged, or no store: {header}") from header
     application, version = header
     if application != APPLICATION_ID:
         raise StoreVersionError(f"{path} belongs to another program (application_id {application})")
-    if version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION and version not in MIGRATIONS:
         raise StoreVersionError(
             f"{path} has schema {version}; this version of trio_lanes knows {SCHEMA_VERSION}"
         )
     if _size(path) <= CHECKED_UP_TO:
         _look_through(path)
-    return True
+    return version
 
 
-_OURS: Final = (APPLICATION_ID, SCHEMA_VERSION)
+_OURS: Final = {(APPLICATION_ID, version) for version in (*MIGRATIONS, SCHEMA_VERSION)}
 
 
 def _size(path: Path) -> int:
@@ -197,9 +259,9 @@ def _header(path: Path) -> tuple[int, int] | sqlite3.Error:
 
 
 def _let_it_be_made(path: Path) -> None:
-    """Wait for whoever is filling it; if that process is no more, undo what it had begun.
+    """Wait for a process that fills or migrates it; if that has died, undo what it had begun.
 
-    Only while a store is being filled has it a rollback journal, which SQLite plays back.
+    Only while a store is filled or migrated has it a rollback journal, which SQLite plays back.
     """
     if Path(f"{path}-journal").exists():
         try:
@@ -218,12 +280,17 @@ def _ask(path: Path, how: str, question: str) -> list[tuple[Any, ...]]:
 
 def _look_through(path: Path) -> None:
     try:
-        # read-only, so that closing it moves nothing from the log into the file
-        found = [row[0] for row in _ask(path, "mode=ro", "PRAGMA quick_check(3)")]
+        found = _problems(path, "quick_check")
     except sqlite3.Error as error:
         raise translated(path, error) from error
-    if found != ["ok"]:
+    if found:
         raise StoreError(f"{path} is damaged: {'; '.join(found)}")
+
+
+def _problems(path: Path, check: str) -> list[str]:
+    # read-only, so that closing it moves nothing from the log into the file
+    found = [row[0] for row in _ask(path, "mode=ro", f"PRAGMA {check}(3)")]
+    return [] if found == ["ok"] else found
 
 
 def fill(connection: sqlite3.Connection) -> None:
@@ -235,6 +302,26 @@ def fill(connection: sqlite3.Connection) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file of an older schema to this version's.
+
+    The file leaves write-ahead logging first, or its new version would be in the log alone. That
+    needs every other connection to be closed; while there is one, SQLite says "locked".
+    """
+    connection.execute("PRAGMA journal_mode = DELETE")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        for older in range(version, SCHEMA_VERSION):
+            for statement in _statements(MIGRATIONS[older]):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

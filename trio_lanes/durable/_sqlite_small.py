@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ._rates import from_json, group_from_json, group_to_json, to_json
-from ._records import GroupLimit, InstanceInfo, LaneLimit
+from ._records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 
 
 class SmallTables:
@@ -32,19 +32,45 @@ class SmallTables:
         self._pauses: dict[str, float] | None = None
         self._instances: dict[str, InstanceInfo] | None = None
         self._marks: dict[str, deque[tuple[float, int]]] = {}
+        self._meta: tuple[str, StoreRules | None] | None = None
 
     def _write(self, statement: str, values: tuple[Any, ...]) -> None:
         self._small_writes += 1
         self._execute(statement, values)
 
+    def _identity_and_rules(self) -> tuple[str, StoreRules | None]:
+        if self._meta is None:
+            store, result_ttl, *others = self._execute(
+                "SELECT store, result_ttl, max_crashes, hold FROM meta"
+            ).fetchone()
+            max_crashes, hold = others
+            rules = None
+            if result_ttl is not None:
+                rules = StoreRules(result_ttl, max_crashes, bool(hold))
+            self._meta = store, rules
+        return self._meta
+
+    def identity(self) -> str:
+        return self._identity_and_rules()[0]
+
+    def rules(self) -> StoreRules | None:
+        return self._identity_and_rules()[1]
+
+    def put_rules(self, rules: StoreRules) -> None:
+        self._meta = None
+        self._write(
+            "UPDATE meta SET result_ttl = ?, max_crashes = ?, hold = ?",
+            (rules.result_ttl, _counted(rules.max_crashes), rules.hold),
+        )
+
     def lanes(self) -> Mapping[str, LaneLimit]:
         if self._lanes is None:
             rows = self._execute(
-                "SELECT name, concurrency, max_waiting, paused_until, rates FROM lanes"
+                "SELECT name, concurrency, max_waiting, paused_until, rates, proposed FROM lanes"
             )
             self._lanes = {
-                name: LaneLimit(concurrency, max_waiting, paused_until, from_json(rates))
-                for name, concurrency, max_waiting, paused_until, rates in rows
+                name: LaneLimit(most, room, paused_until, from_json(rates), bool(proposed))
+                for name, most, room, paused_until, rates, proposed in rows
             }
         return self._lanes
 
@@ -53,13 +79,10 @@ class SmallTables:
         if limit is None:
             self._write("DELETE FROM lanes WHERE name = ?", (name,))
             return
-        most, room = (
-            number if number < 2**63 else math.inf  # nothing counts so far, SQLite neither
-            for number in (limit.concurrency, limit.max_waiting)
-        )
+        most, room = map(_counted, (limit.concurrency, limit.max_waiting))
         self._write(
-            "REPLACE INTO lanes VALUES (?, ?, ?, ?, ?)",
-            (name, most, room, limit.paused_until, to_json(limit.rates)),
+            "REPLACE INTO lanes VALUES (?, ?, ?, ?, ?, ?)",
+            (name, most, room, limit.paused_until, to_json(limit.rates), limit.proposed),
         )
 
     def groups(self) -> Mapping[str, GroupLimit]:
@@ -150,3 +173,8 @@ class SmallTables:
     def drop_instance(self, id: str) -> None:
         self._by_id().pop(id, None)
         self._write("DELETE FROM instances WHERE id = ?", (id,))
+
+
+def _counted(number: int | float) -> int | float:
+    """The number as SQLite can keep it: it does not count beyond 63 bits."""
+    return number if number < 2**63 else math.inf

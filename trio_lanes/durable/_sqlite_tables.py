@@ -2,8 +2,19 @@
 
 What the statements must not do is look at the jobs that wait behind a head: their number is what
 grows. What is known, and when it is thrown away, says ``_sqlite_image``; how jobs are read and
-written, ``_sqlite_rows``; the other tables are in ``_sqlite_small``. Numbers are counted in memory
-inside of a transaction, and written at its end.
+written, ``_sqlite_rows``; the other tables are in ``_sqlite_small``.
+
+Numbers (ids, places, fences) are counted in memory inside of a transaction, and written at its end.
+A file can go back in time: a backup is restored, or the power fails and ``synchronous`` is NORMAL.
+The numbers that are lost then may be in use outside of the store, so they must not come again:
+
+* whoever opens the file goes on from no number below the store's time in microseconds. A store
+  gives out fewer than a million numbers in a second, so this is beyond all numbers of the past,
+  also of those that this file knows nothing of;
+* a worker leaves a gap besides, and that is on the disk before it gives out a number. So numbers
+  do not come again either where the machine starts with a clock that has gone back.
+
+They stay below 2**53, which JSON and JavaScript keep exact, until the year 2255.
 """
 
 from __future__ import annotations
@@ -35,6 +46,11 @@ from ._sqlite_small import SmallTables
 from ._state import ENDED, PARKED, DurableState
 from ._windows import Window
 
+GAP: Final = 2**16
+"""Numbers that a worker leaves out when it opens a file: more than a log has that is not synced.
+
+It is less than the microseconds that it takes to start a worker: or the gaps would outrun the time.
+"""
 CLOCK_STEP: Final = 1.0
 """Seconds by which the store's time may be younger than what is written of it."""
 _LIVE: Final = f"state IN ({', '.join(repr(state.value) for state in COUNTED)})"
@@ -50,6 +66,7 @@ class SqliteTables(SmallTables):
         self._rows: Final = Rows(connection)
         self._image = Image()
         self.epoch: int | None = None  # None: not the worker's
+        self.least_number = 0  # all numbers given out by this connection are greater
         self._version: int | None = None  # which one of the file is known; None: none
         self._number = self._number_before = 0
         self._clock = 0.0
@@ -72,6 +89,7 @@ class SqliteTables(SmallTables):
             if self.epoch is not None and self.epoch != epoch:
                 raise StoreLockedError(self._name, owner_of(self))
             self._version = version
+            self._number = max(self._number, self.least_number)
         self._number_before = self._number
 
     def commit(self, now: float) -> None:
@@ -113,15 +131,28 @@ class SqliteTables(SmallTables):
         """How often something was changed; so it can be told whether something was."""
         return self._small_writes + self._rows.writes
 
-    def enter_epoch(self) -> None:
-        """Have all workers before this one locked out."""
+    def enter_epoch(self, moment: Moment) -> float:
+        """Lock all earlier workers out, and leave a gap in the numbers; as `set_clock` else."""
         self.begin()
         self._execute("UPDATE meta SET epoch = epoch + 1")
-        self.commit(0.0)
+        now = self.set_clock(moment)
+        self._number += GAP
+        self.commit(now)
         self.epoch = self._execute("SELECT epoch FROM meta").fetchone()[0]
+        return now
 
-    def time_at(self, moment: Moment) -> float:
-        """The store's time at that moment, which is that of this transaction."""
+    def set_synchronous(self, mode: str) -> None:
+        """Between transactions: say which commits wait for the disk."""
+        self._execute(f"PRAGMA synchronous = {mode}")
+
+    def set_clock(self, moment: Moment) -> float:
+        """Return the store's time at that moment; numbers go on from there in microseconds."""
+        now = self._time_at(moment)
+        self.least_number = int(now * 1_000_000)
+        self._number = self._number_before = max(self._number, self.least_number)
+        return now
+
+    def _time_at(self, moment: Moment) -> float:
         clock: float
         boot: str
         ahead: float

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from ._records import (
     CheckReport,
@@ -34,6 +34,7 @@ from ._records import (
     LaneLimit,
     Opening,
     Step,
+    StoreRules,
     Submission,
 )
 from ._state import DurableState
@@ -127,11 +128,13 @@ class Store(Protocol):
         self,
         lanes: Mapping[str, LaneLimit | int | float | None],
         groups: Mapping[str, GroupLimit] | None = None,
+        rules: Mapping[str, Any] | None = None,
     ) -> None:
         """Set lanes: a number is the concurrency alone, None removes it. All of it, or nothing.
 
         Args:
-          groups: those that replace all that are there, if given.
+          groups: the groups that replace all others, if given.
+          rules: the fields of `StoreRules` to change, by name.
 
         Raises:
           ValueError: for the removal of a lane that has jobs, or is in a group; for a lane in two.
@@ -158,6 +161,9 @@ class Store(Protocol):
 
     async def groups(self) -> Mapping[str, GroupLimit]:
         """The groups and their limits."""
+
+    async def rules(self) -> StoreRules:
+        """The rules that hold for all instances."""
 
     async def status(self, id: int) -> DurableStatus | None:
         """That job; None if it is not known."""

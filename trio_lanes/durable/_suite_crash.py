@@ -41,12 +41,13 @@ class CrashStories:
 
     @story
     async def test_a_job_that_kills_its_process_is_dead_in_the_end(self, bench: Bench) -> None:
-        async with bench.doomed(Submission(name="echo", payload="poison", session="s")) as claims:
+        poison = Submission(name="echo", payload="poison", session="s")
+        async with bench.doomed(poison, max_crashes=2) as claims:
             pass
         (first,) = claims
         async with bench.doomed() as claims:
             assert [claim.crashes for claim in claims] == [1]
-        async with bench.lanes(max_crashes=2) as lanes:
+        async with bench.lanes() as lanes:
             with bench.raises(JobDeadError) as caught:
                 await lanes.job(first.id).wait()
             assert caught[0].type == "crash"

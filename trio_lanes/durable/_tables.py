@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ._records import GroupLimit, InstanceInfo, JobRecord, LaneLimit
+from ._records import GroupLimit, InstanceInfo, JobRecord, LaneLimit, StoreRules
 from ._state import DurableState
 
 
@@ -104,6 +104,13 @@ class Tables(Protocol):
         """By lane, how many sessions have somebody in line who is bound for it."""
 
     # ---- the rest
+    def identity(self) -> str:
+        """The store's name, given to it when it was made."""
+
+    def rules(self) -> StoreRules | None:
+        """The rules of the store; None: no worker has set them yet."""
+
+    def put_rules(self, rules: StoreRules) -> None: ...
     def lanes(self) -> Mapping[str, LaneLimit]: ...
     def put_lane(self, name: str, limit: LaneLimit | None) -> None: ...
     def groups(self) -> Mapping[str, GroupLimit]: ...

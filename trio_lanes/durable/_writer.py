@@ -25,7 +25,7 @@ from trio.lowlevel import Abort
 from ._engine import Engine
 from ._errors import StoreUnavailableError
 from ._records import Ended
-from ._sqlite_schema import translated
+from ._sqlite_schema import is_damage, looked_at_again
 from ._sqlite_tables import SqliteTables
 
 T = TypeVar("T")
@@ -60,11 +60,13 @@ class Writer:
         path: Path,
         tables: SqliteTables,
         engine: Engine,
+        check: Callable[[], None],
         tell: Callable[[list[int], list[tuple[int, Ended]], bool], None],
     ) -> None:
         self._path: Final = path
         self._tables: Final = tables
         self._engine: Final = engine
+        self._check: Final = check  # raises if this is not the file of that path any more
         self._tell: Final = tell
         self._handed_over: Final[SimpleQueue[_Act[Any] | None]] = SimpleQueue()
         self._outstanding = 0
@@ -140,20 +142,25 @@ class Writer:
         try:
             self._transact(acts)
         except BaseException as error:
-            failed: BaseException = error
             self._tables.rollback()
             self._engine.forget_effects()
-            if len(acts) > 1:
+            failed: BaseException = error
+            damaged = isinstance(error, sqlite3.Error) and is_damage(error)
+            if len(acts) > 1 and not damaged:
                 for act in acts:
                     self._do([act])
                 return
-            (act,) = acts
-            if isinstance(failed, sqlite3.Error):
-                failed = translated(self._path, failed)
-            act.outcome = outcome.Error(failed)
-            act.accepted, act.ended, act.look = [], [], False
+            if isinstance(error, sqlite3.Error):
+                failed = looked_at_again(self._path, error)  # once for all of them
+            for act in acts:
+                self._refuse(act, failed if len(acts) == 1 else type(failed)(*failed.args))
+
+    def _refuse(self, act: _Act[Any], error: BaseException) -> None:
+        act.outcome = outcome.Error(error)
+        act.accepted, act.ended, act.look = [], [], False
 
     def _transact(self, acts: list[_Act[Any]]) -> None:
+        self._check()
         tables = self._tables
         tables.begin(write=any(act.write for act in acts))
         for act in acts:
