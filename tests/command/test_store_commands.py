@@ -16,7 +16,13 @@ import trio
 
 from tests.command.app import act
 from trio_lanes.command import main
-from trio_lanes.durable import DurableLanes, RetryPolicy, SqliteStore, open_durable_lanes
+from trio_lanes.durable import (
+    DurableJobError,
+    DurableLanes,
+    RetryPolicy,
+    SqliteStore,
+    open_durable_lanes,
+)
 
 
 class Shop:
@@ -207,6 +213,9 @@ def test_dead_lists_the_oldest_first(shop: Shop) -> None:
     assert [job["id"] for job in shop.ask("dead --of session:b")] == [ids[1]]
     assert len(shop.ask("dead --limit 1")) == 1
     assert "ValueError: this one fails" in shop.say("dead")[1]
+    assert "shows more" not in shop.say("dead --limit 2")[1]
+    assert shop.say("dead --limit 1")[1].endswith(f"these are 1; --after {ids[0]} shows more\n")
+    assert [job["id"] for job in shop.ask(f"dead --after {ids[0]}")] == [ids[1]]
 
 
 def test_check_finds_and_repairs(shop: Shop) -> None:
@@ -234,7 +243,9 @@ def test_dead_jobs_are_taken_back(shop: Shop) -> None:
     assert shop.ask("requeue --of session:b") == {"requeued": [ids[1]], "left": []}
     assert shop.ask("requeue --all") == {"requeued": [ids[2]], "left": []}
     code, out, _ = shop.say("requeue", str(ids[0]))
-    assert (code, out) == (1, f"requeued 0 jobs\njob {ids[0]} is not dead\n")
+    otherwise = "is neither dead nor failed, or is not known"
+    assert (code, out) == (1, f"requeued 0 jobs\njob {ids[0]} {otherwise}\n")
+    assert shop.say("requeue --all") == (1, "requeued 0 jobs\n", "")
     assert [job["state"] for job in shop.ask("jobs")] == ["waiting"] * 3
 
 
@@ -244,7 +255,46 @@ def test_dead_jobs_are_forgotten(shop: Shop) -> None:
     assert shop.say("purge --of session:b") == (0, "purged 1 job\n", "")
     assert shop.ask("purge --all") == {"purged": 1}
     assert shop.say("purge", str(ids[0]))[0] == 1
+    assert shop.say("purge --all") == (1, "purged 0 jobs\n", "")
     assert shop.ask("jobs") == []
+
+
+def test_failed_jobs_are_listed_taken_back_and_forgotten(shop: Shop) -> None:
+    async def go(lanes: DurableLanes) -> list[int]:
+        jobs = [await lanes.submit("act", "fail") for _ in range(3)]
+        for job in jobs:
+            with pytest.raises(DurableJobError):
+                await job.wait()
+        return [job.id for job in jobs]
+
+    policy = RetryPolicy(retry_on=KeyError)
+    ids = shop.lanes(go, worker=True, retry=policy)
+    assert shop.ask("dead") == []
+    assert [job["id"] for job in shop.ask("dead --failed")] == ids
+    assert shop.ask("requeue", str(ids[0])) == {"requeued": [ids[0]], "left": []}
+    assert shop.say("requeue --all")[0] == 1
+    assert shop.ask("purge", str(ids[1])) == {"purged": [ids[1]], "left": []}
+    assert shop.ask("requeue --all --failed") == {"requeued": [ids[2]], "left": []}
+    assert sorted(shop.lanes(go, worker=True, retry=policy)) != ids
+    assert shop.ask("purge --all --failed") == {"purged": 5}
+
+
+def test_rules_are_shown_and_changed(shop: Shop) -> None:
+    code, out, _ = shop.say("rules")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == [
+        "result_ttl 3,600 s",
+        "max_crashes 3",
+        "on_dead continue",
+    ]
+    assert shop.ask("rules --result-ttl 60 --max-crashes inf --on-dead hold") == {
+        "result_ttl": 60.0,
+        "max_crashes": None,
+        "on_dead": "hold",
+    }
+    assert "on_dead hold" in shop.say("rules")[1]
+    code, _, err = shop.say("rules --max-crashes 0")
+    assert (code, err) == (2, "trio-lanes: max_crashes must be at least 1, got 0\n")
 
 
 @pytest.mark.parametrize("command", ["requeue", "purge"])
@@ -262,7 +312,7 @@ def test_waiting_jobs_are_cancelled_and_cleared(shop: Shop) -> None:
     assert code == 1
     assert out == f"cancelled 1 job\njob {one} has ended, is dead, or is not known\n"
     assert shop.say("clear session:a") == (0, "cleared 2 jobs of session:a\n", "")
-    assert shop.ask("clear main --reason why") == {"cleared": 0}
+    assert shop.say("clear main --reason why") == (1, "cleared 0 jobs of main\n", "")
 
 
 def test_lanes_and_sessions_are_paused_and_resumed(shop: Shop) -> None:

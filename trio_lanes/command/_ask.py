@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 from .._errors import UnknownLaneError
 from .._names import SESSION_PREFIX, resolve_global_lane
@@ -48,6 +49,7 @@ async def status(lanes: DurableLanes) -> Answer:
     document = {
         **{what: getattr(now, what) for what in counts},
         "sessions": now.sessions,
+        "store": now.store,
         "lanes": now.lanes,
         "instances": [_instance(one) for one in instances],
     }
@@ -141,12 +143,18 @@ async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     return Answer(found, [_jobs_table(found), *lines], NO if lines else DONE)
 
 
-async def dead(lanes: DurableLanes, name: str | None, limit: int) -> Answer:
-    """The oldest dead jobs."""
+async def dead(
+    lanes: DurableLanes, name: str | None, failed: bool, after: int, limit: int
+) -> Answer:
+    """The oldest dead jobs; with ``failed``, failed ones among them."""
     await _check_name(lanes, name)
     async with progress("reading"):
-        found = await lanes.dead(name, limit=limit)
-    return Answer(found, [_jobs_table(found)] if found else ["no dead jobs"])
+        found = await lanes.dead(name, limit=limit + 1, after=after, failed=failed)
+    more = []
+    if len(found) > limit:
+        del found[limit:]
+        more = [f"these are {limit:,}; --after {found[-1].id} shows more"]
+    return Answer(found, [_jobs_table(found), *more] if found else ["no dead jobs"])
 
 
 def _jobs_table(found: Sequence[DurableStatus]) -> Table:
@@ -199,31 +207,38 @@ async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) ->
     return _done("cancelled", done, ids, "has ended, is dead, or is not known")
 
 
-async def requeue(lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool) -> Answer:
+async def requeue(
+    lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool, failed: bool
+) -> Answer:
     """Take dead jobs back into line: those, or all of a lane, a session, or the store."""
     _check_selection(ids, name, all_)
     if not ids:
         await _check_name(lanes, name)
-        ids = [one.id for one in await lanes.dead(name, limit=-1)]
+        ids = [one.id for one in await lanes.dead(name, limit=-1, failed=failed)]
     done = []
     async with progress("taking back", len(ids)) as advance:
         for id in ids:  # the oldest first, so that they keep their order
             if await lanes.requeue(id):
                 done.append(id)
             advance(1)
-    return _done("requeued", done, ids, "is not dead")
+    return _done("requeued", done, ids, NO_LETTER)
 
 
-async def purge(lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool) -> Answer:
+async def purge(
+    lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool, failed: bool
+) -> Answer:
     """Forget dead jobs: those, or all of a lane, a session, or the store."""
     _check_selection(ids, name, all_)
     if ids:
         done = [id for id in ids if await lanes.purge(id)]
-        return _done("purged", done, ids, "is not dead")
+        return _done("purged", done, ids, NO_LETTER)
     await _check_name(lanes, name)
     async with progress("forgetting dead jobs"):
-        count = await lanes.purge(name=name)
-    return Answer({"purged": count}, [f"purged {counted(count, 'job')}"])
+        count = await lanes.purge(name=name, failed=failed)
+    return Answer({"purged": count}, [f"purged {counted(count, 'job')}"], DONE if count else NO)
+
+
+NO_LETTER: Final = "is neither dead nor failed, or is not known"
 
 
 def _check_selection(ids: Sequence[int], name: str | None, all_: bool) -> None:
@@ -234,14 +249,15 @@ def _check_selection(ids: Sequence[int], name: str | None, all_: bool) -> None:
 def _done(word: str, done: Sequence[int], asked: Sequence[int], otherwise: str) -> Answer:
     left = [id for id in asked if id not in set(done)]
     lines = [f"{word} {counted(len(done), 'job')}", *(f"job {id} {otherwise}" for id in left)]
-    return Answer({word: done, "left": left}, lines, NO if left else DONE)
+    return Answer({word: done, "left": left}, lines, NO if left or not done else DONE)
 
 
 async def clear(lanes: DurableLanes, name: str, reason: str | None) -> Answer:
     """Cancel what has not started in a lane or session."""
     async with progress(f"clearing {name}"):
         count = await lanes.clear(name, reason)
-    return Answer({"cleared": count}, [f"cleared {counted(count, 'job')} of {name}"])
+    line = f"cleared {counted(count, 'job')} of {name}"
+    return Answer({"cleared": count}, [line], DONE if count else NO)
 
 
 async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer:
@@ -282,6 +298,37 @@ async def limit(
     if before is not None:
         line += f", not {number(before)}"
     return Answer({"lane": name, "concurrency": concurrency, "before": before}, [line])
+
+
+async def rules(
+    lanes: DurableLanes,
+    result_ttl: float | None,
+    max_crashes: float | None,
+    on_dead: Literal["continue", "hold"] | None,
+) -> Answer:
+    """Show the rules of the store; and change some first, if asked."""
+    changes: dict[str, Any] = {
+        "result_ttl": result_ttl,
+        "max_crashes": max_crashes,
+        "on_dead": on_dead,
+    }
+    if any(value is not None for value in changes.values()):
+        try:
+            await lanes.configure({}, **changes)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+    now = await lanes.rules()
+    document = {
+        "result_ttl": now.result_ttl,
+        "max_crashes": now.max_crashes,
+        "on_dead": "hold" if now.hold else "continue",
+    }
+    lines = [
+        f"result_ttl {now.result_ttl:,g} s: how long an ended job and its key are remembered",
+        f"max_crashes {number(now.max_crashes)}: the crashes after which a job is dead",
+        f"on_dead {document['on_dead']}: what the session of a dead job does",
+    ]
+    return Answer(document, lines)
 
 
 async def _check_name(lanes: DurableLanes, name: str | None) -> None:

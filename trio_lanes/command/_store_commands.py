@@ -25,6 +25,12 @@ OF: Final = click.Option(
     help="Of that lane, or of the session session:KEY.",
 )
 ALL: Final = click.Option(["--all", "all_"], is_flag=True, help="All of the store.")
+FAILED: Final = click.Option(
+    ["--failed"], is_flag=True, help="Also jobs that failed for good and are still remembered."
+)
+AFTER: Final = click.Option(
+    ["--after"], type=click.IntRange(0), default=0, help="With ids beyond this one."
+)
 REASON: Final = click.Option(["--reason"], help="What whoever waits for the job is told.")
 
 
@@ -54,22 +60,20 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
                 type=click.Choice([state.value for state in DurableState]),
                 help="In that state; may be given more than once.",
             ),
-            click.Option(
-                ["--after"], type=click.IntRange(0), default=0, help="With ids beyond this one."
-            ),
+            AFTER,
             _limit(50),
         ),
     ),
-    (_ask.dead, "List dead jobs, the oldest first.", (OF, _limit(50))),
+    (_ask.dead, "List dead jobs, the oldest first.", (OF, FAILED, AFTER, _limit(50))),
     (
         _ask.requeue,
-        "Take dead jobs back into line, as if they were new.",
-        (_ids(required=False), OF, ALL),
+        "Take dead or failed jobs back into line, with attempts and crashes at 0.",
+        (_ids(required=False), OF, ALL, FAILED),
     ),
     (
         _ask.purge,
-        "Forget dead jobs, and their keys.",
-        (_ids(required=False), OF, ALL),
+        "Forget dead or failed jobs, and their keys.",
+        (_ids(required=False), OF, ALL, FAILED),
     ),
     (
         _ask.pause,
@@ -92,6 +96,29 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
             click.Argument(["concurrency"], type=count, required=False, metavar="[N|inf]"),
             click.Option(["--new"], is_flag=True, help="Make that lane."),
             click.Option(["--remove"], is_flag=True, help="Remove it; it must have no jobs."),
+        ),
+    ),
+    (
+        _ask.rules,
+        "Show what else holds for all workers, and change it.",
+        (
+            click.Option(
+                ["--result-ttl"],
+                type=seconds,
+                metavar="SECONDS",
+                help="How long an ended job and its key are remembered.",
+            ),
+            click.Option(
+                ["--max-crashes"],
+                type=count,
+                metavar="N|inf",
+                help="The crashes after which a job is dead.",
+            ),
+            click.Option(
+                ["--on-dead"],
+                type=click.Choice(["continue", "hold"]),
+                help="What the session of a dead job does.",
+            ),
         ),
     ),
     (
