@@ -333,7 +333,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.commit()
 
     def deal_with_the_dead(self, data: st.DataObject) -> None:
-        job = self.pick(data, "dead")
+        job = self.pick(data, data.draw(st.sampled_from(["dead", "dead", "failed"])))
         if job is None:
             return
         if data.draw(st.booleans()):
