@@ -307,6 +307,34 @@ async def test_a_path_that_no_time_makes_a_store_is_refused_for_good(tmp_path: P
         await used(tmp_path / ("x" * 300))
 
 
+@pytest.mark.parametrize("denied", ["the file", "its folder"])
+async def test_a_path_that_this_user_may_not_write_is_refused_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str
+) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    no = str(path if denied == "the file" else tmp_path)
+    monkeypatch.setattr(os, "access", lambda file, mode: file != no)  # root may do everything
+    await refused(path, StoreError, "this user may not write it, or not in its folder")
+
+
+async def test_a_file_whose_first_page_cannot_be_read_is_not_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, connect = tmp_path / "jobs.db", sqlite3.connect
+    await used(path)
+
+    def fails(file: Any, **options: Any) -> Any:
+        if str(file).startswith("file:"):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return connect(file, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", fails)
+    await refused(path, StoreUnavailableError, "disk I/O error")
+
+
 async def test_a_path_is_never_taken_for_a_uri(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
