@@ -1,6 +1,7 @@
 """What durable lanes do beside keeping jobs: arguments, errors, representations, ends."""
 
 import json
+import logging
 import math
 import sqlite3
 import sys
@@ -705,3 +706,212 @@ async def test_a_finish_of_a_job_that_is_gone_is_stale() -> None:
         with pytest.raises(NoRetry):
             raise NoRetry
         await store.leave()
+
+
+# ---- errors at the end of a run, which belong to that run alone
+
+
+class Unconstructed(Retry):
+    """Does not call the constructor of `Retry`."""
+
+    def __init__(self, response: str) -> None:
+        self.response = response
+
+
+class Raising(dict[str, int]):
+    """A mapping that raises when it is written as JSON."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(a=1)
+        self.error = error
+
+    def items(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("changed size"), MemoryError()])
+async def test_a_result_that_raises_when_it_is_encoded_fails_its_job_alone(
+    error: Exception,
+) -> None:
+    async def bad(payload: Any) -> Any:
+        return Raising(error)
+
+    store = MemoryStore()
+    async with open_durable_lanes(store, {"bad": bad, "echo": echo}, {"main": 1}) as lanes:
+        lost = await lanes.submit("bad")
+        with pytest.raises(DurableJobError, match="the result is not JSON") as caught:
+            await lost.wait()
+        assert str(error) in caught.value.message
+        assert (await lost.status()).state is DurableState.FAILED
+        assert await (await lanes.submit("echo", 1)).wait() == 1
+
+
+async def test_a_retry_without_its_attributes_is_tried_again_by_the_policy(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def bad(payload: Any) -> None:
+        raise Unconstructed("429")
+
+    policy = RetryPolicy(max_attempts=2, backoff=(5, 5), jitter=0)
+    handlers = {"bad": bad, "echo": echo}
+    async with open_durable_lanes(MemoryStore(), handlers, {"main": 1}, retry=policy) as lanes:
+        lost = await lanes.submit("bad")
+        with pytest.raises(JobDeadError, match="Unconstructed"):
+            await lost.wait()
+        assert trio.current_time() == 5
+        assert await (await lanes.submit("echo", 1)).wait() == 1
+    assert "a handler raised Unconstructed, which lacks what Retry sets" in caplog.text
+
+
+async def test_a_retry_policy_that_cannot_be_read_fails_its_job_alone() -> None:
+    async def bad(payload: Any) -> None:
+        raise ValueError("no")
+
+    store = MemoryStore()
+    async with open_durable_lanes(store, {"bad": bad, "echo": echo}) as lanes:
+        await lanes.pause("main")
+        lost = await lanes.submit("bad", retry=RetryPolicy())
+        record = store._tables.get(lost.id)
+        assert record is not None
+        record.retry = '"as from another program"'
+        await lanes.resume("main")
+        with pytest.raises(DurableJobError):
+            await lost.wait()
+        assert await (await lanes.submit("echo", 1)).wait() == 1
+
+
+async def test_a_logging_filter_that_raises_disturbs_no_run() -> None:
+    class Trips(logging.Filter):
+        def filter(self, record: Any) -> bool:
+            raise KeyError("user")
+
+    events, trips = logging.getLogger("trio_lanes.durable.events"), Trips()
+    before = events.level
+    events.setLevel(logging.INFO)
+    events.addFilter(trips)
+    try:
+        async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
+            for n in range(2):
+                assert await (await lanes.submit("echo", n)).wait() == n
+    finally:
+        events.setLevel(before)
+        events.removeFilter(trips)
+
+
+class Proxy:
+    """As a proxy of a context that is not there."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("outside of a request")
+
+
+async def test_jobs_of_the_core_never_disturb_the_worker() -> None:
+    async def with_the_meta_of_its_run(payload: Any) -> Any:
+        assert lanes.local is not None
+        return await lanes.local.run(echo, 5, meta=current_job())
+
+    handlers = {"echo": echo, "inner": with_the_meta_of_its_run}
+    async with open_durable_lanes(MemoryStore(), handlers) as lanes:
+        assert lanes.local is not None
+        assert await lanes.local.run(echo, 5, meta=Proxy()) == 5
+        assert await (await lanes.submit("inner")).wait() == 5
+        assert await (await lanes.submit("echo", 1)).wait() == 1
+
+
+async def test_lanes_that_cannot_report_an_end_are_ended_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*args: Any) -> None:
+        raise MemoryError
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(RuntimeError, match="the end of a run could not be reported"),
+        flatten_subgroups=True,
+    ):
+        async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
+            monkeypatch.setattr("trio_lanes.durable._worker.Worker._report", broken)
+            await lanes.submit("echo")
+            await wait_all_tasks_blocked()
+            monkeypatch.undo()
+            await trio.sleep_forever()
+
+
+# ---- groups of exceptions, as nurseries raise them
+
+
+async def raises(error: BaseException) -> None:
+    raise error
+
+
+async def in_nurseries(*errors: Exception) -> None:
+    async with trio.open_nursery() as outer:
+        async with trio.open_nursery() as nursery:
+            for error in errors:
+                nursery.start_soon(raises, error)
+        outer.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("errors", "retry_on", "state", "after"),
+    [
+        ([NoRetry("bad request")], Exception, DurableState.FAILED, 0),
+        ([Retry(60, counts=False)], Exception, DurableState.SUCCEEDED, 60),
+        ([Retry(60), Retry(90)], Exception, DurableState.SUCCEEDED, 90),
+        ([Retry(60), KeyError("x")], Exception, DurableState.SUCCEEDED, 60),
+        ([Retry(60), NoRetry()], Exception, DurableState.FAILED, 0),
+        ([OSError("x")], OSError, DurableState.SUCCEEDED, 10),
+        ([OSError("x"), KeyError("x")], OSError, DurableState.FAILED, 0),
+        ([OSError("x")], (ValueError, ExceptionGroup), DurableState.SUCCEEDED, 10),
+        ([NoRetry()], ExceptionGroup, DurableState.FAILED, 0),
+    ],
+)
+async def test_what_is_raised_below_a_nursery_decides_as_if_it_were_raised_by_the_handler(
+    errors: list[Exception],
+    retry_on: Any,
+    state: DurableState,
+    after: float,
+    autojump_clock: MockClock,
+) -> None:
+    async def first_raises(payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        if trio.current_time() == 0:
+            await in_nurseries(*errors)
+
+    policy = RetryPolicy(backoff=(10, 10), jitter=0, retry_on=retry_on)
+    async with open_durable_lanes(MemoryStore(), {"job": first_raises}, retry=policy) as lanes:
+        job = await lanes.submit("job")
+        try:
+            await job.wait()
+        except DurableJobError:
+            assert state is DurableState.FAILED
+        assert trio.current_time() == after
+        status = await job.status()
+        counted = not any(isinstance(error, Retry) and not error.counts for error in errors)
+        assert (status.state, status.attempt) == (state, 1 + (counted and after > 0))
+
+
+@pytest.mark.parametrize(
+    ("errors", "begins"),
+    [
+        ([ValueError("the cause")], "ValueError: the cause"),
+        ([ValueError("the cause"), KeyError()], "ExceptionGroup: Exceptions from Trio nursery"),
+    ],
+)
+async def test_what_is_kept_of_a_group_names_the_exceptions_in_it(
+    errors: list[Exception], begins: str, autojump_clock: MockClock
+) -> None:
+    async def bad(payload: Any) -> None:
+        await in_nurseries(*errors)
+
+    once = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(MemoryStore(), {"bad": bad}, retry=once) as lanes:
+        job = await lanes.submit("bad")
+        with pytest.raises(JobDeadError) as caught:
+            await job.wait()
+        assert "ValueError: the cause" in caught.value.traceback
+        kept = (await job.status()).error or ""
+        assert kept.startswith(begins)
+        for error in errors:
+            assert f"{type(error).__name__}: {str(error) or 'KeyError'}" in kept

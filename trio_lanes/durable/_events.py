@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from .._job import AnyJob
@@ -27,7 +28,7 @@ def begun(run: DurableRun) -> None:
     """It was claimed, and stands in the line of its lane here."""
     if logger.isEnabledFor(logging.INFO):
         name, lane = one_line(run.name), one_line(run.lane)
-        logger.info("%s %d begins in %s, attempt %d", name, run.id, lane, run.attempt)
+        _log(logging.INFO, "%s %d begins in %s, attempt %d", name, run.id, lane, run.attempt)
 
 
 def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
@@ -38,7 +39,12 @@ def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
         ran = 0.0 if job.started_at is None else job.finished_at - job.started_at
         why = _why(job, outcome)
         name = one_line(run.name)
-        logger.log(level, "%s %d %s after %.3f s%s", name, run.id, _what(outcome), ran, why)
+        _log(level, "%s %d %s after %.3f s%s", name, run.id, _what(outcome), ran, why)
+
+
+def _log(level: int, message: str, *args: object) -> None:
+    with suppress(Exception):  # raised by a handler or filter of the application's logging
+        logger.log(level, message, *args)
 
 
 def _what(outcome: Outcome | None) -> str:

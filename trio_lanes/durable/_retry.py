@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import attrs
 
 from .. import _check
+from ._json import leaves
+
+logger: Final = logging.getLogger("trio_lanes.durable")
 
 
 class Retry(Exception):
@@ -116,3 +120,38 @@ class RetryPolicy:
             jitter=jitter,
             order=order,
         )
+
+
+def again(policy: RetryPolicy, error: BaseException, attempt: int) -> tuple[float, bool] | None:
+    """When a job that raised ``error`` is tried again: (seconds, whether it was an attempt).
+
+    None: it is not. A nursery raises a group, so each exception in a group is asked: the job is
+    tried again if all of them allow it, after the longest of their delays.
+    """
+    types = policy.retry_on if isinstance(policy.retry_on, tuple) else (policy.retry_on,)
+    # a type of groups stands for all that is in such a group
+    of_group = isinstance(error, tuple(one for one in types if issubclass(one, ExceptionGroup)))
+    answers: list[tuple[float, bool]] = []
+    for one in leaves(error):
+        if isinstance(one, Retry):
+            answers.append(_asked(one) or (policy.delay(attempt), True))
+        elif isinstance(one, NoRetry) or not (of_group or isinstance(one, types)):
+            return None
+        else:
+            answers.append((policy.delay(attempt), True))
+    return max(delay for delay, _ in answers), any(counts for _, counts in answers)
+
+
+def _asked(error: Retry) -> tuple[float, bool] | None:
+    """What ``error`` asks for; None if its class has not called the constructor of `Retry`."""
+    try:
+        after = _check.finite_seconds("after", getattr(error, "after", None))
+        return after, _check.boolean("counts", getattr(error, "counts", None))
+    except (TypeError, ValueError) as bad:
+        logger.error(
+            "a handler raised %s, which lacks what Retry sets (%s): the job is tried again as its"
+            " policy says; call super().__init__(after, counts) in that class",
+            type(error).__qualname__,
+            bad,
+        )
+        return None

@@ -33,7 +33,7 @@ from ._records import (
     Released,
     Succeeded,
 )
-from ._retry import NoRetry, Retry, RetryPolicy
+from ._retry import RetryPolicy, again
 from ._run import DurableRun
 from ._store import Store
 
@@ -74,6 +74,7 @@ class Worker:
         self._asking = False  # whether the step that is under way may claim something
         self._idle = trio.Event()  # nothing runs, all is reported, and nothing is being claimed
         self._unavailable = False
+        self._broken: BaseException | None = None  # why the end of a run could not be reported
         self._term = 0  # what was claimed in an earlier one is not begun
         self.stopping: bool = False
         self.closed: bool = False
@@ -104,6 +105,8 @@ class Worker:
                 self._answered()
 
     async def _step(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError("the end of a run could not be reported") from self._broken
         self._changed = trio.Event()
         term = self._term
         finished, self._outbox = self._outbox, []
@@ -197,13 +200,28 @@ class Worker:
             return
         _events.begun(run)
 
+    @trio.lowlevel.enable_ki_protection
     def job_finished(self, job: AnyJob) -> None:
-        """A hook of the core: a run has ended."""
+        """Report a run that has ended: a hook of the core, which must not raise.
+
+        The core removes an instrument whose hook raises, and the worker would then hear of no
+        further end. So an error in here fails the job alone; and if that cannot be reported
+        either, the pump raises it, which ends the lanes.
+        """
         run = job.meta
-        if isinstance(run, DurableRun) and run.fence in self._runs:
-            outcome = self._outcome(run, job)
+        # the exact type: `isinstance` asks the class of a proxy, which may raise
+        if type(run) is not DurableRun or run._job is not job or run.fence not in self._runs:
+            return
+        try:
+            try:
+                outcome = self._outcome(run, job)
+            except BaseException as error:
+                outcome = Failed(self._told(run, error))
             self._report(run, outcome)
             _events.ended(run, job, outcome)
+        except BaseException as error:
+            self._broken = error
+            self._changed.set()
 
     def _report(self, run: DurableRun, outcome: Outcome | None) -> None:
         del self._runs[run.fence]
@@ -239,11 +257,10 @@ class Worker:
         claim, policy = run._claim, self._retry
         if claim.retry is not None:
             policy = policy.with_json(claim.retry)
-        delay, counts = policy.delay(run.attempt), True
-        if isinstance(error, Retry):
-            delay, counts = error.after, error.counts
-        elif isinstance(error, NoRetry) or not isinstance(error, policy.retry_on):
+        when = again(policy, error, run.attempt)
+        if when is None:
             return Failed(self._told(run, error))
+        delay, counts = when
         if counts and run.attempt >= policy.max_attempts:
             return Died(self._told(run, error))
         return Postponed(delay, counts, policy.order == "requeue")
