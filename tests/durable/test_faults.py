@@ -160,6 +160,8 @@ def make_older(path: Path) -> None:
     for column in ("store", "result_ttl", "max_crashes", "hold"):
         connection.execute(f"ALTER TABLE meta DROP COLUMN {column}")
     connection.execute("ALTER TABLE lanes DROP COLUMN proposed")
+    for column in ("alone", "company"):
+        connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
     connection.close()

@@ -71,6 +71,8 @@ class Job:
     delayed_until: float | None
     state: str = "waiting"
     crashes: int = 0
+    alone: int = 0
+    company: int = 0
     until: float = 0.0
     claim: Claim | None = None
     cancelling: bool = False
@@ -99,6 +101,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.lines: dict[str, list[int]] = defaultdict(list)  # the model's order of sessions
         self.limits = {"main": 3, "cron": 1}
         self.paused: set[str] = set()
+        self.isolated_since: dict[int, float] = {}
         self.tables = self.open_tables()
         self.start()
 
@@ -127,12 +130,14 @@ class StoreMachine(RuleBasedStateMachine):
         if job.session is not None and job.id in self.lines[job.session] and not held:
             self.lines[job.session].remove(job.id)
 
-    def crashed(self, job: Job) -> None:
+    def crashed(self, job: Job, company: int) -> None:
         job.crashes += 1
+        job.alone += company == 1
+        job.company = min(job.company or company, company)
         job.claim = None
         if job.cancelling:
             self.leave(job, "cancelled")
-        elif job.crashes >= 3:
+        elif job.alone >= 3:
             self.leave(job, "dead")
         else:
             job.state = "waiting"
@@ -217,15 +222,30 @@ class StoreMachine(RuleBasedStateMachine):
             assert job.session is None or f"session:{job.session}" not in self.paused
             assert claim.crashes == job.crashes
             job.state, job.claim = "running", claim
+            self.isolated_since[job.id] = self.now
         everywhere = sum(job.state == "running" for job in self.jobs.values())
         assert everywhere <= self.together
+        suspects = self.suspects("running")
+        if step.claims and suspects:
+            least = min(suspects, key=lambda job: job.company)
+            in_time = self.now < self.isolated_since[least.id] + 15 * 2**least.crashes
+            assert everywhere <= max(1, least.company // 2) or not in_time
         for lane, limit in self.limits.items():
             running = sum(j.lane == lane and j.state == "running" for j in self.jobs.values())
             claimed = any(claim.lane == lane for claim in step.claims)
             assert running <= limit or not claimed
+            if suspects or self.suspects("waiting"):
+                continue  # they keep others off, for a while
             may_start = running < limit and everywhere < self.together
             if may_start and len(step.claims) < room and lane not in self.paused:
                 assert not self.startable(lane)  # no slot stays empty while somebody could run
+
+    def suspects(self, state: str) -> list[Job]:
+        return [
+            job
+            for job in self.jobs.values()
+            if job.state == state and job.company and job.crashes >= 2
+        ]
 
     def startable(self, lane: str) -> list[int]:
         return [
@@ -277,6 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
             job.state, job.claim = "waiting", None
         else:
             job.state, job.until, job.claim = "parked", self.now + 5.0, None
+            job.company = 0
             if how == "p" and job.session is not None:
                 self.lines[job.session].remove(job.id)
 
@@ -343,15 +364,16 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert requeue(self.engine, job.id)
             job.state, job.crashes, job.cancelling = "waiting", 0, False
+            job.alone = job.company = 0
             if job.session is not None and job.id not in self.lines[job.session]:
                 self.lines[job.session].append(job.id)
         self.commit()
 
     def the_process_dies(self, data: st.DataObject) -> None:
         self.crash_tables()
-        for job in self.jobs.values():
-            if job.state == "running":
-                self.crashed(job)
+        running = [job for job in self.jobs.values() if job.state == "running"]
+        for job in running:
+            self.crashed(job, len(running))
         self.start()
 
     def the_process_dies_before_a_commit(self, data: st.DataObject) -> None:
@@ -378,6 +400,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert record is not None
             assert record.state.value == job.state
             assert record.crashes == job.crashes
+            assert (record.alone, record.company) == (job.alone, job.company)
         for session, line in self.lines.items():
             there = [
                 record.id

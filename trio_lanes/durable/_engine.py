@@ -155,17 +155,17 @@ class Engine(Lines):
             self.give_back(job)  # before anybody else found out
             return
         self.tables.update(job, crashes=max(0, job.crashes - 1))
-        if job.fence == fence and job.state is DEAD:  # of that very crash
-            revive(self, job)
+        if job.fence == fence:  # nothing has run it since
+            self.tables.update(job, alone=job.alone - (job.company == 1), company=0)
+            if job.state is DEAD:  # of that very crash
+                revive(self, job)
 
     def leave(self) -> None:
         """End this incarnation. It may be done again, should it be undone."""
         self._bury_instance(self.instance)
 
     def _bury_instance(self, id: str) -> None:
-        # the last first, since each goes to the front
-        for job in sorted(self.tables.running(id), key=lambda job: -job.fence):
-            self.crash(job)
+        self.crash(self.tables.running(id))
         self.tables.drop_instance(id)
         self.look = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -105,7 +105,7 @@ def check(lines: Lines, *, repair: bool) -> CheckReport:
     repaired = 0
     known = {info.id for info in tables.instances()}
     lanes = tables.lanes()
-    lost: list[JobRecord] = []  # running, on no instance
+    lost: defaultdict[str | None, list[JobRecord]] = defaultdict(list)  # runs of no instance
     wrong: list[tuple[str, JobRecord, bool]] = []  # (what, who, whether it should be on the list)
     for session, in_session in groupby(tables.in_line(), key=lambda job: job.session):
         line = _checked_line(session, in_session)
@@ -116,7 +116,7 @@ def check(lines: Lines, *, repair: bool) -> CheckReport:
             if job.state is RUNNING and job.instance not in known:
                 problems.append(f"job {job.id} runs on an instance that is not in the store")
                 if is_head:
-                    lost.append(job)
+                    lost[job.instance].append(job)
             if job.lane not in lanes:
                 problems.append(f"job {job.id} is bound for lane {job.lane!r}, which is not there")
     for what, job, on_list in wrong:
@@ -127,9 +127,9 @@ def check(lines: Lines, *, repair: bool) -> CheckReport:
             if on_list:
                 lines.show(job)
     if repair:
-        for job in lost:
-            repaired += 1
-            lines.crash(job)
+        for runs in lost.values():
+            repaired += len(runs)
+            lines.crash(runs)
         repaired += tables.recount()
     return CheckReport(tuple(problems), repaired)
 

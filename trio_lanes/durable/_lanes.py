@@ -297,8 +297,9 @@ class DurableLanes(Endable):
     async def requeue(self, id: int) -> bool:
         """Take a dead or failed job back into line; False if it is neither.
 
-        Its attempts and crashes are counted from 0; its run finds its last checkpoint. The job
-        stands at its session's tail, or in its old place if it held its session closed.
+        Its attempts and crashes are counted from 0. It stands at its session's tail, or in its old
+        place if it held its session closed. Its checkpoint data is kept: it may say which effects
+        are not to be repeated.
         """
         return await self._store.requeue(_check.whole("id", id))
 

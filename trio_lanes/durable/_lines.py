@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from typing import Final
 
 from ._records import (
     HOLDS_SLOT,
+    LENT_SLOT,
     ON_LIST,
     SESSION_PAUSED,
     Ended,
@@ -147,11 +149,27 @@ class Lines:
             self.advance(job, WAITING, lent=HOLDS_SLOT)
             self.show(job, first=True)
 
-    def crash(self, job: JobRecord) -> None:
-        """The process that ran it is no more."""
-        self.tables.update(job, crashes=job.crashes + 1)
-        if job.cancel is None and job.crashes >= self.rules.max_crashes:
-            times = "once" if job.crashes == 1 else f"{job.crashes} times"
+    def crash(self, runs: Collection[JobRecord]) -> None:
+        """Give back the jobs that one process ran when it died."""
+        holding = sum(job.lent != LENT_SLOT for job in runs)
+        # the last first, since each goes to the front
+        for job in sorted(runs, key=lambda job: -job.fence):
+            # a run that has lent its slot waits for the others: it is no company of theirs
+            self._crash(job, len(runs) if job.lent == LENT_SLOT else holding)
+
+    def _crash(self, job: JobRecord, company: int) -> None:
+        """Give back a job whose process died while it ran ``company`` jobs, this one included.
+
+        A crash in company is no proof against any job, so only those alone make it dead.
+        """
+        self.tables.update(
+            job,
+            crashes=job.crashes + 1,
+            alone=job.alone + (company == 1),
+            company=min(job.company or company, company),
+        )
+        if job.cancel is None and job.alone >= self.rules.max_crashes:
+            times = "once" if job.alone == 1 else f"{job.alone} times"
             message = f"the process that ran it died, {times}"
             self.bury(job, json.dumps({"type": "crash", "message": message, "traceback": ""}))
         else:
@@ -169,11 +187,22 @@ class Lines:
             why="retry",
             due=self.now + delay,
             attempts=job.attempts + counts,
+            company=0,
             place=None if leaves else job.place,
             lent=HOLDS_SLOT,
         )
         if leaves:
             self.show_next(job.session)
+
+    def together(self, job: JobRecord) -> int | float:
+        """How many jobs an instance may run while it runs ``job``, this one included.
+
+        Fewer than any number only for a suspect: a job that its next crash could make dead. Then
+        it is half of those that ran in the last crash, so that each crash halves the suspects.
+        """
+        if not job.company or job.crashes < max(1, self.rules.max_crashes - 1):
+            return math.inf
+        return max(1, job.company // 2)
 
     # ---- by the clock
 

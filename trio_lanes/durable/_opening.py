@@ -77,9 +77,10 @@ def open_durable_lanes(
       groups: limits that lanes share, over all instances; kept as the lanes are, by workers only.
       capacity: how many jobs this instance runs at once.
       retry: which failures are tried again, unless a job says otherwise.
-      max_crashes: a job is dead when this many processes have died while they ran it. This and
-        the next two are rules of the store: the first worker writes them, what is there wins, and
-        a difference is logged. `DurableLanes.configure` and ``trio-lanes rules`` change them.
+      max_crashes: a job is dead when this many processes have died while they ran it alone; a job
+        that is next to that runs in small company, and in the end alone. This and the next two are
+        rules of the store: the first worker writes them, what is there wins, and a difference is
+        logged. `DurableLanes.configure` and ``trio-lanes rules`` change them.
       on_dead: whether a dead job's session goes on, or is closed until the job is requeued, purged
         or its session cleared.
       result_ttl: seconds for which an ended job and its key are remembered.

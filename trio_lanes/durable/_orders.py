@@ -173,7 +173,7 @@ def requeue(lines: Lines, id: int) -> bool:
     job = lines.known(id)
     if job is None or job.state not in _LETTERS:
         return False
-    lines.tables.update(job, attempts=0, crashes=0, cancel=None, due=None)
+    lines.tables.update(job, attempts=0, crashes=0, alone=0, company=0, cancel=None, due=None)
     revive(lines, job)
     return True
 

@@ -343,6 +343,11 @@ class JobRecord:
     why: str | None = None
     attempts: int = 0
     crashes: int = 0
+    alone: int = 0
+    """How many of the crashes happened while nothing else ran in that process."""
+    company: int = 0
+    """How many jobs ran in the process that crashed last, this one included; 0 again as soon as
+    a run has ended without a crash."""
     fence: int = 0
     instance: str | None = None
     lent: int = 0

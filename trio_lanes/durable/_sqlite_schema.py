@@ -80,6 +80,8 @@ CREATE TABLE jobs (
     why TEXT,
     attempts INTEGER NOT NULL,
     crashes INTEGER NOT NULL,
+    alone INTEGER NOT NULL DEFAULT 0,
+    company INTEGER NOT NULL DEFAULT 0,
     fence INTEGER NOT NULL,
     instance TEXT,
     lent INTEGER NOT NULL,
@@ -140,6 +142,8 @@ ALTER TABLE meta ADD COLUMN max_crashes;
 ALTER TABLE meta ADD COLUMN hold INTEGER;
 UPDATE meta SET store = lower(hex(randomblob(16)));
 ALTER TABLE lanes ADD COLUMN proposed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN company INTEGER NOT NULL DEFAULT 0;
 """
 }
 """By schema version, what makes the next version of it."""

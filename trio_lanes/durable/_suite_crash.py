@@ -58,6 +58,51 @@ class CrashStories:
             assert await lanes.job(first.id).wait() == "poison"
 
     @story
+    async def test_a_job_that_kills_its_process_is_found_among_others_which_lose_nothing(
+        self, bench: Bench
+    ) -> None:
+        many = [
+            checked(
+                Submission(
+                    name="echo",
+                    payload="poison" if n == 5 else n,
+                    session=f"s{n}" if n % 2 else None,
+                    lane="cron" if n % 3 == 2 else "main",
+                    priority=n % 3 - 1,
+                )
+            )
+            for n in range(9)
+        ]
+        companies: list[int] = []  # of each crash, how many ran
+        ids: list[int] = []
+        idle = False
+        while not idle:
+            store = bench.store()
+            async with store.open(opening()):
+                await store.join()
+                ids = ids or await store.enqueue(many)
+                finished: list[Finish] = []
+                while True:
+                    claims = (await store.step(finished, 100)).claims
+                    idle = not claims
+                    if idle or any(claim.payload == '"poison"' for claim in claims):
+                        break
+                    finished = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
+                if idle:
+                    await store.leave()
+                else:
+                    companies.append(len(claims))
+            await bench.lease_over()
+            assert len(companies) < 9, companies
+        assert companies[-3:] == [1, 1, 1]
+        async with bench.lanes(worker=False) as lanes:
+            (dead,) = await lanes.dead()
+            assert (dead.id, dead.crashes) == (ids[5], len(companies))
+            for id in ids:
+                if id != dead.id:
+                    assert await lanes.job(id).wait() == 1
+
+    @story
     async def test_a_finish_that_comes_too_late_changes_nothing(self, bench: Bench) -> None:
         async with bench.doomed(Submission(name="echo", payload="x", session="s")) as claims:
             pass
