@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, Final, final
 
 from .._errors import JobCancelledError, LaneClearedError
+from ._deadlock import wait_inside
 from ._errors import DurableJobError, JobDeadError, ResultGoneError
 from ._json import decode
 from ._records import DurableStatus, Ended
+from ._run import current_job
 from ._state import CANCELLED, DEAD, SUCCEEDED
 from ._store import Store
 
@@ -37,11 +39,17 @@ class DurableJob:
         A checkpoint. Any number may wait; cancelling a wait does not cancel the job.
 
         Raises:
+          LaneDeadlockError: inside a handler, if the job needs the session or the slot of this run,
+            or of runs that wait in the same way, and so can never start or end.
           DurableJobError: if it failed; `JobDeadError` if its attempts or crashes are used up.
           JobCancelledError: if it was cancelled; `LaneClearedError` if it was cleared.
           ResultGoneError: if nothing is known of it any more.
         """
-        ended = await self._store.wait(self.id)
+        run = current_job()
+        if run is not None and run._store is self._store:
+            ended = await wait_inside(run, self.id)
+        else:
+            ended = await self._store.wait(self.id)
         if ended is None:
             raise ResultGoneError(self.id)
         if ended.state is SUCCEEDED:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import trio
 
 from .. import _current
 from .._errors import JobCancelledError
+from ._deadlock import Wait
 from ._json import decode, encode
 from ._records import Claim
 from ._store import Store
 
 if TYPE_CHECKING:
     from .._job import AnyJob
+
+
+class Peers(Protocol):
+    """The instance of a run, as far as a run needs it: the worker."""
+
+    @property
+    def running(self) -> list[DurableRun]:
+        """The runs of this instance that have not ended."""
+
+    @property
+    def capacity(self) -> int | float:
+        """How many runs this instance may have."""
+
+    def next_step(self) -> trio.Event:
+        """An event that is set when the step that is under way, or else the next, is over."""
 
 
 @final
@@ -34,7 +50,7 @@ class DurableRun:
       checkpoint_data: what was last given to `checkpoint` in this or an earlier run; else None.
     """
 
-    def __init__(self, claim: Claim, store: Store, next_step: Callable[[], trio.Event]) -> None:
+    def __init__(self, claim: Claim, store: Store, peers: Peers) -> None:
         self.id: Final = claim.id
         self.name: Final = claim.name
         self.session: Final = claim.session
@@ -45,7 +61,8 @@ class DurableRun:
         self.checkpoint_data: Any = None if claim.checkpoint is None else decode(claim.checkpoint)
         self._claim: Final = claim
         self._store: Final = store
-        self._next_step: Final = next_step
+        self._peers: Final = peers
+        self._waits: Final[list[Wait]] = []  # of its tasks, for the ends of other jobs
         self._job: AnyJob | None = None  # that runs it here
         self._cancelled = False  # whether its cancellation is recorded
         self._lenders = 0  # tasks in `yield_slot`
@@ -91,14 +108,14 @@ class DurableRun:
             if not self._lenders:
                 with trio.CancelScope(shield=True):
                     # taken before asking: a slot may be freed while the answer is on its way
-                    stepped = self._next_step()
+                    stepped = self._peers.next_step()
                     while await self._store.regain_slot(self.id, self.fence) is False:
                         if self._given_up:
                             break
                         await stepped.wait()
                         if self._lenders > 0:
                             break  # another task has lent it since, and will take it back
-                        stepped = self._next_step()
+                        stepped = self._peers.next_step()
 
     async def _lost(self) -> None:
         """Another run may have begun: this one is told by being cancelled."""

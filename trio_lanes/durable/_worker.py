@@ -62,7 +62,7 @@ class Worker:
         self._store: Final = store
         self._handlers: Final = handlers
         self._retry: Final = retry
-        self._capacity: Final = capacity
+        self.capacity: Final = capacity
         self._failed: Final = failed
         self._runs: Final[dict[int, DurableRun]] = {}  # {fence: what has not ended}
         self._unfinished: Final[set[int]] = set()  # fences of what the store still counts as run
@@ -111,7 +111,7 @@ class Worker:
         term = self._term
         finished, self._outbox = self._outbox, []
         busy = sum(not run._lenders for run in self._runs.values())
-        room = self._capacity - busy if self.claiming else 0
+        room = self.capacity - busy if self.claiming else 0
         asked = trio.current_time()
         self._asking = room > 0
         if self._asking and self._idle.is_set():
@@ -168,7 +168,7 @@ class Worker:
         assert core is not None
         self._unfinished.add(claim.fence)
         try:
-            run = DurableRun(claim, self._store, self.next_step)
+            run = DurableRun(claim, self._store, self)
             payload = decode(claim.payload)
         except (RecursionError, ValueError) as error:
             # whoever submitted it could go deeper, or has no limit for the digits of a number
