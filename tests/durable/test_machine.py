@@ -198,10 +198,26 @@ class StoreMachine(RuleBasedStateMachine):
             if delay:
                 job.state, job.until = "parked", self.now + delay
             elif session is not None:
+                self.promote_session(session)
                 self.lines[session].append(id)
 
     def promote(self) -> None:
-        due = [j for j in self.jobs.values() if j.state == "parked" and j.until <= self.now]
+        self.promote_some([job for job in self.jobs.values() if job.state == "parked"])
+
+    def promote_session(self, session: str) -> None:
+        """What is due joins its session's line before any other job does."""
+        self.promote_some(
+            [
+                job
+                for job in self.jobs.values()
+                if job.state == "parked"
+                and job.session == session
+                and job.id not in self.lines[session]
+            ]
+        )
+
+    def promote_some(self, parked: list[Job]) -> None:
+        due = [job for job in parked if job.until <= self.now]
         for job in sorted(due, key=lambda job: (job.until, job.id)):
             job.state = "waiting"
             if job.session is not None and job.id not in self.lines[job.session]:
@@ -366,6 +382,7 @@ class StoreMachine(RuleBasedStateMachine):
             job.state, job.crashes, job.cancelling = "waiting", 0, False
             job.alone = job.company = 0
             if job.session is not None and job.id not in self.lines[job.session]:
+                self.promote_session(job.session)
                 self.lines[job.session].append(job.id)
         self.commit()
 

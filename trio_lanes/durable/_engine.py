@@ -203,6 +203,8 @@ class Engine(Lines):
             if known is not None:
                 self.tables.delete(known)
         job = _record(item, self.now)
+        if job.session is not None and job.state is WAITING:
+            self.promote_session(job.session)
         job.id = self.tables.next_number()
         if job.state is WAITING:
             self.stand(job)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from ._records import (
@@ -36,6 +36,9 @@ from ._state import (
     check_transition,
 )
 from ._tables import Tables
+
+PROMOTED_AT_ONCE: Final = 1_000
+"""How many jobs that are due one look at the table finds at most."""
 
 
 class Lines:
@@ -206,9 +209,22 @@ class Lines:
 
     # ---- by the clock
 
-    def promote(self, limit: int = 1000) -> None:
-        """Have what is due wait, and end the pauses that are over."""
-        for job in self.tables.parked_due(self.now, limit):
+    def promote(self) -> None:
+        """Have the jobs that are due wait, and end the pauses that are over."""
+        self._promote(self.tables.parked_due(self.now, PROMOTED_AT_ONCE))
+        for session in self.tables.pauses_due(self.now):
+            self.resume_session(session)
+
+    def promote_session(self, session: str) -> None:
+        """Have the jobs of a session that are due stand in its line, before others join it.
+
+        Without it, a job that has fallen due while no worker took a step would be overtaken.
+        """
+        while due := self.tables.parked_due(self.now, PROMOTED_AT_ONCE, session):
+            self._promote(due)
+
+    def _promote(self, due: Iterable[JobRecord]) -> None:
+        for job in due:
             if job.place is None:
                 self.stand(job)
             else:
@@ -222,8 +238,6 @@ class Lines:
                 due=None,
                 why=None,
             )
-        for session in self.tables.pauses_due(self.now):
-            self.resume_session(session)
 
     def resume_session(self, session: str) -> None:
         """End the pause of that session; its head has kept its place."""

@@ -88,8 +88,14 @@ class MemoryTables:
         shelved = (job for job in self._jobs.values() if job.shelf == UNHANDLED)
         return [job for job in shelved if job.name in names][:limit]
 
-    def parked_due(self, now: float, limit: int) -> list[JobRecord]:
-        due = [job for job in self._jobs.values() if job.state is PARKED and _due(job) <= now]
+    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+        due = [
+            job
+            for job in self._jobs.values()
+            if job.state is PARKED
+            and _due(job) <= now
+            and (session is None or (job.session == session and job.place is None))
+        ]
         return sorted(due, key=lambda job: (_due(job), job.id))[:limit]
 
     def forget_due(self, now: float, limit: int) -> int:

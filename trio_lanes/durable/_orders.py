@@ -182,6 +182,8 @@ def revive(lines: Lines, job: JobRecord) -> None:
     """Take a dead or failed job back to WAITING, with the attempts and crashes that it has."""
     held = job.place is not None
     if not held:
+        if job.session is not None:
+            lines.promote_session(job.session)
         lines.stand(job)
     lines.advance(job, WAITING, place=job.place, ready=job.ready, shelf=job.shelf, outcome=None)
     if held:

@@ -244,9 +244,16 @@ class SqliteTables(SmallTables):
 
     # ---- times
 
-    def parked_due(self, now: float, limit: int) -> list[JobRecord]:
+    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         if self._parked_until() > now:
             return []
+        if session is not None:
+            self._flush()
+            return self._rows.select(
+                "session = ? AND state = 'parked' AND place IS NULL AND due <= ?"
+                " ORDER BY due, id LIMIT ?",
+                (session, now, limit),
+            )
         self._image.parked_until = None
         self._flush()
         return self._rows.select(

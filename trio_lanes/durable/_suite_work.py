@@ -137,6 +137,34 @@ class WorkStories:
             assert bench.log == ["a", "b begins", "b ends", "c", "late"]
 
     @story
+    async def test_what_falls_due_while_no_worker_lives_is_not_overtaken(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> None:
+            bench.log.append(payload)
+            if bench.log.count(payload) == 1:
+                raise ValueError("no")
+
+        later = RetryPolicy(backoff=(2.0, 2.0), jitter=0, order="requeue")
+        once = RetryPolicy(max_attempts=1)
+        async with bench.lanes(handlers={"bad": bad}) as lanes:
+            dead = await lanes.submit("bad", "dead", session="s", retry=once)
+            await lanes.submit("bad", "again", session="s", retry=later)
+            await bench.settle(lanes)
+            for n in range(2):
+                await lanes.submit("echo", f"delayed {n}", session="s", delay=2.5 - n)
+            assert bench.log == ["dead", "again"]
+        async with bench.lanes(worker=False) as lanes:
+            await bench.advance(3, lanes)
+            await lanes.submit("echo", "submitted", session="s")
+            await lanes.submit("echo", "late", session="s", delay=1.5)
+            await bench.advance(2, lanes)
+            assert await lanes.requeue(dead.id)
+        async with bench.lanes(handlers={"bad": bad}) as lanes:
+            await lanes.job(dead.id).wait()
+        assert bench.log[2:] == ["delayed 1", "again", "delayed 0", "submitted", "late", "dead"]
+
+    @story
     async def test_between_attempts_the_head_blocks_its_session_alone(self, bench: Bench) -> None:
         failures = iter([ValueError("once"), ValueError("twice")])
 

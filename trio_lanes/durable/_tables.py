@@ -40,7 +40,12 @@ class Tables(Protocol):
         """The unhandled ones of those names, up to a limit."""
 
     # ---- times
-    def parked_due(self, now: float, limit: int) -> list[JobRecord]: ...
+    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+        """The parked jobs that are due, in order of that time.
+
+        With a ``session``, those of it that have no place in its line.
+        """
+
     def forget_due(self, now: float, limit: int) -> int: ...
     def pauses_due(self, now: float) -> list[str]:
         """The sessions whose pause is over."""
