@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +411,106 @@ def test_a_file_that_is_read_only_is_refused_and_untouched(tmp_path: Path) -> No
     assert told.stdout.startswith("StoreError ")
     assert "this user may not write it" in told.stdout
     assert path.read_bytes() == before
+
+
+# ---- a sync that fails
+
+NO_SYNC = r"""
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int fail(void) { if (access(getenv("NO_SYNC"), F_OK)) return 0; errno = EIO; return -1; }
+int fsync(int fd) { return fail(); }
+int fdatasync(int fd) { return fail(); }
+"""
+
+REFUSED = """
+    import os, signal, sys, trio
+    from pathlib import Path
+    from trio_lanes.durable import SqliteStore, StoreUnavailableError, open_durable_lanes
+
+    async def main():
+        async with open_durable_lanes(SqliteStore(sys.argv[1]), {}, worker=False) as lanes:
+            print((await lanes.submit("echo", "accepted")).id)
+            Path(os.environ["NO_SYNC"]).touch()
+            try:
+                await lanes.submit("echo", "refused")
+            except StoreUnavailableError as error:
+                print("refused", error.unknown, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trio.run(main)
+"""
+
+
+async def test_a_submission_that_was_refused_since_a_sync_failed_is_not_there_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        assert not os.environ.get("CI")
+        pytest.skip("there is no gcc")
+    (tmp_path / "shim.c").write_text(NO_SYNC)
+    shim = tmp_path / "shim.so"
+    await trio.run_process([compiler, "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c"])
+    told = await trio.run_process(
+        [sys.executable, "-c", textwrap.dedent(REFUSED), str(tmp_path / "jobs.db")],
+        env=dict(os.environ, LD_PRELOAD=str(shim), NO_SYNC=str(tmp_path / "no_sync")),
+        capture_stdout=True,
+        check=False,
+    )
+    id, refused = told.stdout.split(maxsplit=1)
+    assert refused == b"refused False\n"
+    async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as lanes:
+        assert [job.id for job in await lanes.jobs()] == [int(id)]
+
+
+class Faulty(sqlite3.Connection):
+    """Its commits fail with these codes, one after the other."""
+
+    codes: tuple[int, ...] = ()
+
+    def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
+        if statement == "COMMIT" and self.codes:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode, *codes = self.codes
+            self.codes = tuple(codes)
+            raise error
+        return super().execute(statement, *args)
+
+
+@pytest.mark.parametrize(
+    ("codes", "unknown", "written"),
+    [
+        ((sqlite3.SQLITE_IOERR_WRITE,), False, False),  # the commit is not in the log
+        ((sqlite3.SQLITE_IOERR_FSYNC,), False, True),  # it is, and is written over
+        ((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_FSYNC), False, False),  # so it is here
+        ((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_WRITE), True, False),
+    ],
+)
+async def test_a_commit_that_failed_is_written_over_or_said_to_be_unknown(
+    codes: tuple[int, ...],
+    unknown: bool,
+    written: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", partial(real, factory=Faulty))
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        first = await lanes.submit("echo")
+        monkeypatch.setattr(Faulty, "codes", codes)
+        with pytest.raises(StoreUnavailableError, match="disk I/O error") as caught:
+            await lanes.submit("echo")
+        assert caught.value.unknown is unknown
+        monkeypatch.setattr(Faulty, "codes", ())
+        monkeypatch.setattr(sqlite3, "connect", real)
+        assert len(await lanes.jobs()) == 1
+        after = await lanes.submit("echo")
+        # the number that is used up shows that something was written
+        assert after.id - first.id == (3 if written else 2)
+        assert (await lanes.check()).problems == ()
 
 
 # ---- while it is in use

@@ -95,7 +95,13 @@ class StoreUnavailableError(StoreError):
     """The store could not do this now: disk full, an I/O error, no connection.
 
     What was asked for has not happened; trying again later is right.
+
+    Attributes:
+      unknown: True where it may have happened: the store could neither complete nor undo it. A job
+        with a key can be submitted again all the same.
     """
+
+    unknown: bool = False
 
 
 class StoreLockedError(StoreError):

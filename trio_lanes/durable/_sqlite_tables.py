@@ -70,6 +70,7 @@ class SqliteTables(SmallTables):
         self._version: int | None = None  # which one of the file is known; None: none
         self._number = self._number_before = 0
         self._clock = 0.0
+        self._in_doubt = False  # a commit was written to the log, and not synced
 
     # ---- transactions
 
@@ -99,16 +100,44 @@ class SqliteTables(SmallTables):
             if now > self._clock + CLOCK_STEP:
                 self._clock = now
             self._execute("UPDATE meta SET sequence = ?, clock = ?", (self._number, self._clock))
-        self._execute("COMMIT")
+        try:
+            self._execute("COMMIT")
+        except sqlite3.Error as error:
+            self._in_doubt = _is_of_sync(error)
+            raise
         if len(self._image.lines) > LINES or self._rows.payloads > PAYLOADS:
             self._image.forget_lists()
             self._rows.payloads = 0
 
-    def rollback(self) -> None:
-        """Undo it. If that fails, the next one cannot begin, and says why."""
+    def rollback(self) -> bool:
+        """Undo it. If that fails, the next one cannot begin, and says why.
+
+        Returns whether it is certain that a process which dies now leaves nothing of it.
+        """
         self._forget()
         with suppress(sqlite3.Error):  # some errors have done so already
             self._execute("ROLLBACK")
+        in_doubt, self._in_doubt = self._in_doubt, False
+        return not in_doubt or self._overwrite()
+
+    def _overwrite(self) -> bool:
+        """Take a commit that failed out of the log, where it may stand in whole.
+
+        A commit is written to the log, and then synced. If only the sync fails, the commit is in
+        the file: SQLite has not counted it, but would when it reads the log anew, which it does
+        after a crash. The next transaction is written over it, whatever becomes of its own sync.
+        """
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            self._execute(
+                "UPDATE meta SET sequence = sequence + 1"
+            )  # the same value writes nothing
+            self._execute("COMMIT")
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):
+                self._execute("ROLLBACK")
+            return _is_of_sync(error)
+        return True
 
     def _forget(self) -> None:
         self._version = None
@@ -446,6 +475,10 @@ class SqliteTables(SmallTables):
     def _live_counts(self) -> dict[tuple[str, str, str], int]:
         rows = self._execute("SELECT lane, state, name, n FROM counts WHERE n != 0")
         return {(lane, state, name): n for lane, state, name, n in rows}
+
+
+def _is_of_sync(error: sqlite3.Error) -> bool:
+    return error.sqlite_errorcode == sqlite3.SQLITE_IOERR_FSYNC
 
 
 def _beyond(window: Window) -> float:

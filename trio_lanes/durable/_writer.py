@@ -142,7 +142,7 @@ class Writer:
         try:
             self._transact(acts)
         except BaseException as error:
-            self._tables.rollback()
+            certain = self._tables.rollback()
             self._engine.forget_effects()
             failed: BaseException = error
             damaged = isinstance(error, sqlite3.Error) and is_damage(error)
@@ -153,9 +153,11 @@ class Writer:
             if isinstance(error, sqlite3.Error):
                 failed = looked_at_again(self._path, error)  # once for all of them
             for act in acts:
-                self._refuse(act, failed if len(acts) == 1 else type(failed)(*failed.args))
+                self._refuse(act, failed if len(acts) == 1 else type(failed)(*failed.args), certain)
 
-    def _refuse(self, act: _Act[Any], error: BaseException) -> None:
+    def _refuse(self, act: _Act[Any], error: BaseException, certain: bool) -> None:
+        if not certain and isinstance(error, StoreUnavailableError):
+            error.unknown = True
         act.outcome = outcome.Error(error)
         act.accepted, act.ended, act.look = [], [], False
 
