@@ -103,6 +103,50 @@ async def test_what_an_instance_runs_is_cancelled_before_its_lease_can_be_over(
         assert len(await lanes.instances()) == 2
 
 
+@pytest.mark.parametrize(("slow", "sent"), [("join", 0.0), ("beat", 3.0)])
+async def test_a_lease_counts_from_the_sending_and_not_from_the_answer(
+    slow: str, sent: float, autojump_clock: MockClock
+) -> None:
+    class SlowAnswer(Cut):
+        async def answer(self, name: str) -> Any:
+            answer = await getattr(self._inner, name)()
+            if name == slow and not self.cut:
+                await trio.sleep(2)
+                self.cut = True  # it is the last answer that comes
+            return answer
+
+        async def join(self, lost: object = ()) -> Any:
+            return await self.answer("join")
+
+        async def beat(self) -> Any:
+            if self.cut:
+                raise StoreUnavailableError("the network is cut")
+            return await self.answer("beat")
+
+    ends: list[float] = []
+
+    async def until_cancelled(payload: Any) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ends.append(trio.current_time())
+
+    memory = MemoryStore()
+    store: Any = SlowAnswer(memory.another())
+    handlers = {"until cancelled": until_cancelled}
+    async with open_durable_lanes(memory, {}, worker=False) as asking:
+        await asking.submit("until cancelled")
+        async with open_durable_lanes(store, handlers, lease_ttl=9, grace=0) as lanes:
+            if slow == "join":
+                store.cut = False
+                await trio.sleep(0.9)  # a step is taken
+                store.cut = True
+            await trio.sleep(20)
+            assert ends == [sent + 0.8 * 9]
+            store.cut = False
+            lanes.close()
+
+
 async def test_an_instance_whose_lease_was_ended_by_others_finds_out_at_its_next_beat(
     autojump_clock: MockClock,
 ) -> None:

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.programs import PATIENCE
-from trio_lanes import LanesClosedError
+from trio_lanes import LaneConfig, LanesClosedError, RateLimit
 from trio_lanes.durable import (
     CheckReport,
     DurableJobError,
@@ -19,6 +19,7 @@ from trio_lanes.durable import (
     JobDeadError,
     MemoryStore,
     ResultGoneError,
+    Retry,
     RetryPolicy,
     SqliteStore,
     Store,
@@ -37,6 +38,65 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 async def echo(payload: Any) -> Any:
     return payload
+
+
+# ---- what has to wake the worker: nothing else happens in these that could
+
+
+async def test_a_slot_that_is_lent_wakes_the_worker_for_a_job_that_waits_already(
+    autojump_clock: MockClock,
+) -> None:
+    async def parent(payload: Any) -> Any:
+        run = current_job()
+        assert run is not None
+        child = await lanes.submit("echo", "child")
+        await trio.sleep(5)  # the step that this submission brings has been taken
+        async with run.yield_slot():
+            return await child.wait()
+
+    handlers = {"echo": echo, "parent": parent}
+    async with open_durable_lanes(MemoryStore(), handlers, {"main": 1}, grace=0) as lanes:
+        with trio.fail_after(60):
+            assert await (await lanes.submit("parent")).wait() == "child"
+
+
+@pytest.mark.parametrize("name", ["main", "session:s"])
+async def test_a_pause_for_some_seconds_ends_by_itself(
+    name: str, autojump_clock: MockClock
+) -> None:
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}, {"main": 1}, grace=0) as lanes:
+        began = trio.current_time()
+        await lanes.pause_for(name, 5)
+        with trio.fail_after(60):
+            assert await (await lanes.submit("echo", 1, session="s")).wait() == 1
+        assert 5 <= trio.current_time() - began < 6
+
+
+async def test_a_rate_that_lets_a_job_start_wakes_the_worker(
+    autojump_clock: MockClock,
+) -> None:
+    rate = LaneConfig(concurrency=2, rate=RateLimit(1, per=10, algorithm="sliding"))
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}, {"main": rate}, grace=0) as lanes:
+        began = trio.current_time()
+        jobs = [await lanes.submit("echo", n) for n in range(2)]
+        with trio.fail_after(60):
+            assert [await job.wait() for job in jobs] == [0, 1]
+        assert 10 <= trio.current_time() - began < 11
+
+
+async def test_a_retry_that_counts_as_no_attempt_is_tried_again_after_the_last_attempt(
+    autojump_clock: MockClock,
+) -> None:
+    async def busy(payload: Any) -> float:
+        if trio.current_time() < 3:
+            raise Retry(1, counts=False)
+        return trio.current_time()
+
+    once = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(MemoryStore(), {"busy": busy}, retry=once) as lanes:
+        job = await lanes.submit("busy")
+        assert await job.wait() == 3
+        assert (await job.status()).attempt == 1
 
 
 async def settle(lanes: DurableLanes) -> None:

@@ -150,6 +150,21 @@ class ControlStories:
             assert bench.begun() == ["a", "b"]
 
     @story
+    async def test_a_head_keeps_its_turn_when_a_job_behind_it_is_cancelled(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.submit("gate", "a")
+            await lanes.submit("gate", "b", session="b")
+            behind = await lanes.submit("gate", "behind b", session="b")
+            await lanes.submit("gate", "c", session="c")
+            await bench.settle(lanes)
+            assert await lanes.cancel(behind.id)
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b"]
+
+    @story
     async def test_a_paused_session_keeps_its_place_while_others_are_given_back(
         self, bench: Bench
     ) -> None:

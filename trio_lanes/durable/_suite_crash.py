@@ -193,6 +193,19 @@ class CrashStories:
             assert bench.log == []
 
     @story
+    async def test_a_cancelled_job_is_cancelled_by_a_crash_that_would_make_it_dead(
+        self, bench: Bench
+    ) -> None:
+        poison = Submission(name="echo", payload="x")
+        async with bench.doomed(poison, max_crashes=1) as claims:
+            async with bench.lanes(worker=False) as lanes:
+                assert await lanes.cancel(claims[0].id)
+        async with bench.lanes(max_crashes=1) as lanes:
+            with bench.raises(JobCancelledError):
+                await lanes.job(claims[0].id).wait()
+            assert await lanes.dead() == []
+
+    @story
     async def test_a_cancelled_run_is_not_postponed_or_given_back(self, bench: Bench) -> None:
         store = bench.store()
         async with store.open(opening()):

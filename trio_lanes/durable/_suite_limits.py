@@ -169,6 +169,41 @@ class LimitStories:
             assert bench.log[-4:] == last
 
     @story
+    async def test_slots_return_in_the_order_in_which_the_runs_were_claimed(
+        self, bench: Bench
+    ) -> None:
+        async def parent(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            async with run.yield_slot():
+                await bench.gate(f"parent {payload}").wait()
+            bench.log.append(f"parent {payload} has it back")
+
+        groups = {"g": LaneGroup(["main", "cron"], concurrency=2)}
+        for lane, shared in (("main", {}), ("cron", groups)):
+            bench.log.clear()
+            async with bench.lanes(
+                lanes={"main": 2, "cron": 2}, handlers={"parent": parent}
+            ) as lanes:
+                await lanes.configure({}, shared)
+                for n in (1, 2):  # claimed in this order
+                    await lanes.submit("parent", f"{lane} {n}", lane="main" if n == 1 else lane)
+                    await bench.settle(lanes)
+                for name in ("a", "b"):
+                    await lanes.submit("gate", f"{lane} {name}")
+                await bench.settle(lanes)
+                assert len(bench.begun()) == 2
+                for n in (2, 1):  # and they ask in the other
+                    bench.gate(f"parent {lane} {n}").set()
+                    await bench.settle(lanes)
+                bench.gate(f"{lane} a").set()
+                await bench.settle(lanes)
+                back = [entry for entry in bench.log if entry.endswith("has it back")]
+                assert back == [f"parent {lane} {n} has it back" for n in (1, 2)]
+                bench.gate(f"{lane} b").set()
+                await bench.settle(lanes)
+
+    @story
     async def test_what_lends_its_slot_makes_room_on_its_instance(self, bench: Bench) -> None:
         async def parent(payload: Any) -> Any:
             run = current_job()
