@@ -137,10 +137,11 @@ class _Isolation:
 
     def begin(self, instance: str) -> None:
         """Count the runs of ``instance``."""
-        self._running, self._most, self.due = 0, math.inf, None
-        for job in self._lines.tables.running(instance):
-            if job.lent != LENT_SLOT:
-                self._count(job)
+        runs = [job for job in self._lines.tables.running(instance) if job.lent != LENT_SLOT]
+        self._running, self._most, self.due = len(runs), math.inf, None
+        for job in runs:
+            if job.company:
+                self._restrict(job)
 
     @property
     def has_room(self) -> bool:
@@ -153,11 +154,12 @@ class _Isolation:
 
     def add(self, job: JobRecord) -> None:
         """Count ``job``, which has just been claimed."""
-        self._since.pop(job.id, None)
-        self._count(job)
-
-    def _count(self, job: JobRecord) -> None:
         self._running += 1
+        if job.company:
+            self._since.pop(job.id, None)
+            self._restrict(job)
+
+    def _restrict(self, job: JobRecord) -> None:
         most = self._lines.together(job)
         if most < self._most and self._lasts(job):
             self._most = most
@@ -223,7 +225,7 @@ class _LaneTurn:
     def suspect(self) -> JobRecord | None:
         """A head that is a suspect."""
         for heads in self._heads.values():
-            if heads and self._lines.together(heads[0]) < math.inf:
+            if heads and heads[0].company and self._lines.together(heads[0]) < math.inf:
                 return heads[0]
         return None
 

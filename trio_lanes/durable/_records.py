@@ -60,7 +60,7 @@ class StoreRules:
     result_ttl: float
     """Seconds for which an ended job and its key are remembered."""
     max_crashes: int | float
-    """A job is dead when this many processes have died while they ran it."""
+    """A job is dead when this many processes have died while they ran it alone."""
     hold: bool
     """Whether a dead job keeps its session closed."""
 

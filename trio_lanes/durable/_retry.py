@@ -17,7 +17,7 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 
 class Retry(Exception):
-    """Raised by a handler: try this job again after some seconds.
+    """Raised by a handler, or below a nursery of it: try this job again after some seconds.
 
     Args:
       after: the seconds.
@@ -34,7 +34,7 @@ class Retry(Exception):
 
 
 class NoRetry(Exception):
-    """Raised by a handler: this job has failed, however many attempts are left."""
+    """Raised by a handler, or below a nursery of it: this job has failed for good."""
 
 
 def _attempts(instance: object, attribute: Any, value: Any) -> None:
@@ -84,7 +84,7 @@ class RetryPolicy:
         default=Exception, validator=_types
     )
     """What is tried again; anything else fails the job at once. A `JobTimeoutError` is one of
-    the things that a job may fail with."""
+    the things that a job may fail with. Of a group of exceptions, each is asked."""
     order: Literal["keep", "requeue"] = attrs.field(default="keep", validator=_order)
     """Between attempts the job keeps its place and blocks its session; or leaves it, and goes to
     its tail when it is due."""
