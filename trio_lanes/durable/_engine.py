@@ -154,11 +154,14 @@ class Engine(Lines):
         if job.fence == fence and job.state is RUNNING:
             self.give_back(job)  # before anybody else found out
             return
-        self.tables.update(job, crashes=max(0, job.crashes - 1))
-        if job.fence == fence:  # nothing has run it since
-            self.tables.update(job, alone=job.alone - (job.company == 1), company=0)
-            if job.state is DEAD:  # of that very crash
-                revive(self, job)
+        self.tables.update(
+            job,
+            crashes=max(0, job.crashes - 1),
+            alone=job.alone - (job.company == 1),
+            company=0,
+        )
+        if job.fence == fence and job.state is DEAD:  # of that very crash
+            revive(self, job)
 
     def leave(self) -> None:
         """End this incarnation. It may be done again, should it be undone."""
