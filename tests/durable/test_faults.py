@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -468,13 +468,13 @@ async def test_a_submission_that_was_refused_since_a_sync_failed_is_not_there_af
 class Faulty(sqlite3.Connection):
     """Its commits fail with these codes, one after the other."""
 
-    codes: tuple[int, ...] = ()
+    codes: ClassVar[tuple[int, ...]] = ()
 
     def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
         if statement == "COMMIT" and self.codes:
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode, *codes = self.codes
-            self.codes = tuple(codes)
+            type(self).codes = tuple(codes)
             raise error
         return super().execute(statement, *args)
 
@@ -511,6 +511,35 @@ async def test_a_commit_that_failed_is_written_over_or_said_to_be_unknown(
         # the number that is used up shows that something was written
         assert after.id - first.id == (3 if written else 2)
         assert (await lanes.check()).problems == ()
+
+
+async def test_of_a_group_whose_commit_is_in_doubt_each_submission_is_said_to_be_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", partial(real, factory=Faulty))
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+        other = real(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        codes = (sqlite3.SQLITE_IOERR_FSYNC, *[sqlite3.SQLITE_IOERR_WRITE] * 5)
+        monkeypatch.setattr(Faulty, "codes", codes)
+        unknown: list[bool] = []
+
+        async def submit(n: int) -> None:
+            with pytest.raises(StoreUnavailableError, match="disk I/O error") as caught:
+                await lanes.submit("echo", n)
+            unknown.append(caught.value.unknown)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(2):
+                nursery.start_soon(submit, n)
+            await wait_all_tasks_blocked()
+            other.close()
+        assert unknown == [True, True]
+        monkeypatch.undo()
+        after = await lanes.submit("echo")
+        assert [job.id for job in await lanes.jobs()] == [after.id]
 
 
 # ---- while it is in use

@@ -70,7 +70,7 @@ class SqliteTables(SmallTables):
         self._version: int | None = None  # which one of the file is known; None: none
         self._number = self._number_before = 0
         self._clock = 0.0
-        self._in_doubt = False  # a commit was written to the log, and not synced
+        self._in_doubt = False  # a commit may be in the log that was not synced, nor written over
 
     # ---- transactions
 
@@ -103,7 +103,7 @@ class SqliteTables(SmallTables):
         try:
             self._execute("COMMIT")
         except sqlite3.Error as error:
-            self._in_doubt = _is_of_sync(error)
+            self._in_doubt = self._in_doubt or _is_of_sync(error)
             raise
         if len(self._image.lines) > LINES or self._rows.payloads > PAYLOADS:
             self._image.forget_lists()
@@ -112,13 +112,14 @@ class SqliteTables(SmallTables):
     def rollback(self) -> bool:
         """Undo it. If that fails, the next one cannot begin, and says why.
 
-        Returns whether it is certain that a process which dies now leaves nothing of it.
+        Returns whether it is certain that a process which dies now leaves nothing of it, or of a
+        transaction before it that failed.
         """
         self._forget()
         with suppress(sqlite3.Error):  # some errors have done so already
             self._execute("ROLLBACK")
-        in_doubt, self._in_doubt = self._in_doubt, False
-        return not in_doubt or self._overwrite()
+        self._in_doubt = self._in_doubt and not self._overwrite()
+        return not self._in_doubt
 
     def _overwrite(self) -> bool:
         """Take a commit that failed out of the log, where it may stand in whole.
