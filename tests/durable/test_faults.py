@@ -11,9 +11,11 @@ import time
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -33,6 +35,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable._machine_time import Moment, this_moment
 from trio_lanes.durable._sqlite_schema import fill, migrate
 from trio_lanes.durable._sqlite_tables import SqliteTables
 
@@ -989,10 +992,16 @@ def copied(path: Path, copy: Path) -> None:
 
 @pytest.mark.parametrize("first", ["a worker", "one that asks"])
 async def test_numbers_and_fences_never_come_again_though_a_backup_is_restored(
-    tmp_path: Path, first: str
+    tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, backup = tmp_path / "jobs.db", tmp_path / "backup.db"
     seen: list[int] = []
+    openings = count(1)
+
+    def later() -> Moment:  # a second between two openings
+        return attrs.evolve(this_moment(), machine=time.monotonic() + next(openings))
+
+    monkeypatch.setattr("trio_lanes.durable._sqlite.this_moment", later)
 
     async def note(payload: Any) -> None:
         run = current_job()

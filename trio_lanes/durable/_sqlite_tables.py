@@ -11,8 +11,9 @@ The numbers that are lost then may be in use outside of the store, so they must 
 * whoever opens the file goes on from no number below the store's time in microseconds. A store
   gives out fewer than a million numbers in a second, so this is beyond all numbers of the past,
   also of those that this file knows nothing of;
-* a worker leaves a gap besides, and that is on the disk before it gives out a number. So numbers
-  do not come again either where the machine starts with a clock that has gone back.
+* a worker goes on at least a gap beyond the last number in the file, and has that on the disk
+  before it gives out a number. So numbers do not come again either where the machine starts with a
+  clock that has gone back.
 
 They stay below 2**53, which JSON and JavaScript keep exact, until the year 2255.
 """
@@ -162,11 +163,13 @@ class SqliteTables(SmallTables):
         return self._small_writes + self._rows.writes
 
     def enter_epoch(self, moment: Moment) -> float:
-        """Lock all earlier workers out, and leave a gap in the numbers; as `set_clock` else."""
+        """Lock all earlier workers out, and leave a gap in the numbers; else as `set_clock`."""
         self.begin()
         self._execute("UPDATE meta SET epoch = epoch + 1")
+        beyond_gap = self._number + GAP
         now = self.set_clock(moment)
-        self._number += GAP
+        self._number = max(self._number, beyond_gap)
+        self._number_before = 0  # so that it is written in any case
         self.commit(now)
         self.epoch = self._execute("SELECT epoch FROM meta").fetchone()[0]
         return now
