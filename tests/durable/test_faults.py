@@ -159,6 +159,17 @@ async def test_a_newer_schema_is_refused_and_untouched(tmp_path: Path) -> None:
     await refused(path, StoreVersionError, "schema 99; this version of trio_lanes knows 2")
 
 
+def columns(path: Path) -> set[tuple[Any, ...]]:
+    """The columns of all tables, whatever their order."""
+    connection = sqlite3.connect(path)
+    found = connection.execute(
+        "SELECT t.name, c.name, c.type, c.[notnull], c.dflt_value, c.pk"
+        " FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
+    ).fetchall()
+    connection.close()
+    return set(found)
+
+
 def make_older(path: Path) -> None:
     """Have that file be as the first version of the schema was."""
     connection = sqlite3.connect(path)
@@ -179,6 +190,7 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
         await lanes.pause("main")
         job = await lanes.submit("echo", "x", session="s", key="k")
+    new = columns(path)
     make_older(path)
     with pytest.raises(StoreVersionError, match="schema 1; the next worker of this version"):
         async with open_durable_lanes(SqliteStore(path), {}, worker=False):
@@ -196,6 +208,7 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
             await asking.resume("main")
         assert await lanes.job(job.id).wait() == "x"
         assert (await lanes.check()).problems == ()
+    assert columns(path) == new
 
 
 async def test_a_file_whose_worker_was_killed_while_it_brought_the_schema_up_to_date_is_opened(

@@ -325,7 +325,7 @@ async def rules(
     }
     lines = [
         f"result_ttl {now.result_ttl:,g} s: how long an ended job and its key are remembered",
-        f"max_crashes {number(now.max_crashes)}: the crashes after which a job is dead",
+        f"max_crashes {number(now.max_crashes)}: the crashes of a job alone that make it dead",
         f"on_dead {document['on_dead']}: what the session of a dead job does",
     ]
     return Answer(document, lines)

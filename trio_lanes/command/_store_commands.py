@@ -112,7 +112,7 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
                 ["--max-crashes"],
                 type=count,
                 metavar="N|inf",
-                help="The crashes after which a job is dead.",
+                help="The crashes that make a job dead, while nothing else ran.",
             ),
             click.Option(
                 ["--on-dead"],
