@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trio_lanes._fair import FairLine
+from trio_lanes._queue.fair import FairLine
 
 
 @attrs.define(eq=False)

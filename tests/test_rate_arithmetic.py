@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_lanes._rate import RateLimit, Rates, check_units, costs_of, rate_limits
+from trio_lanes._limits.rate import RateLimit, Rates, check_units, costs_of, rate_limits
 
 ONE = {"requests": 1}
 

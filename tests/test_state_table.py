@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from trio_lanes import Job, JobState, Lane, Lanes, SessionLane
-from trio_lanes._state import TRANSITIONS, advance
+from trio_lanes._actors.state import TRANSITIONS, advance
 
 ALLOWED = {
     ("WAITING", "RUNNING"),

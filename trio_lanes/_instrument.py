@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
-from ._check import optional_sync
+from ._config.check import optional_sync
 
 if TYPE_CHECKING:
-    from ._job import AnyJob
+    from ._actors.job import AnyJob
     from ._views import Lane, SessionLane
 
 logger: Final = logging.getLogger("trio_lanes")

@@ -12,21 +12,21 @@ from typing import Final, Literal, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from . import _control
-from ._check import finite_seconds
-from ._config import LaneConfig, LaneGroup, session_config
-from ._configure import apply, configure
-from ._drain import DrainReport, drain
-from ._errors import UnknownLaneError
+from ._lifecycle import control as _control
+from ._config.check import finite_seconds
+from ._actors.options import LaneConfig, LaneGroup, session_config
+from ._lifecycle.configure import apply, configure
+from ._lifecycle.drain import DrainReport, drain
+from ._config.errors import UnknownLaneError
 from ._instrument import Hooks, LaneInstrument
-from ._job import AnyJob
-from ._names import resolve_global_lane, session_key
+from ._actors.job import AnyJob
+from ._config.names import resolve_global_lane, session_key
 from ._nursery import LaneNursery, opened
-from ._plan import Plan
+from ._actors.plan import Plan
 from ._portal import LanesPortal
-from ._protected import protected_context
-from ._scheduler import Scheduler
-from ._statistics import LanesStatistics, lanes_statistics
+from ._config.protected import protected_context
+from ._flow.scheduler import Scheduler
+from ._observe.statistics import LanesStatistics, lanes_statistics
 from ._submission import Submitter
 from ._views import Lane, SessionLane, view_of
 

@@ -17,12 +17,12 @@ import outcome
 import trio
 from trio.lowlevel import Abort, ParkingLot, disable_ki_protection, enable_ki_protection
 
-from ._current import job_here
-from ._job import AnyJob, Job
-from ._protected import protected_context
-from ._room import Entrant
-from ._scheduler import Scheduler
-from ._waits import RaiseCancel, Wait
+from ._waiting.current import job_here
+from ._actors.job import AnyJob, Job
+from ._config.protected import protected_context
+from ._waiting.room import Entrant
+from ._flow.scheduler import Scheduler
+from ._waiting.waits import RaiseCancel, Wait
 
 T_co = TypeVar("T_co", covariant=True)
 

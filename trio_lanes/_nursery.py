@@ -33,12 +33,12 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._config import JobOptions
-from ._errors import JobCancelledError, LaneDeadlockError, LaneResetError
-from ._job import AnyJob, Job
-from ._protected import protected_context
-from ._settle import LANES_CANCELLED
-from ._state import CANCELLED, WAITING
+from ._actors.options import JobOptions
+from ._config.errors import JobCancelledError, LaneDeadlockError, LaneResetError
+from ._actors.job import AnyJob, Job
+from ._config.protected import protected_context
+from ._flow.settle import LANES_CANCELLED
+from ._actors.state import CANCELLED, WAITING
 from ._submission import Submitter
 
 T = TypeVar("T")

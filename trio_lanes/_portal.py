@@ -18,14 +18,14 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast, final
 import outcome
 import trio
 
-from ._check import refuse_like_trio, whole
-from ._config import JobOptions, rare_options
-from ._errors import LanesClosedError, UnknownLaneError
-from ._job import AnyJob
-from ._names import resolve_global_lane, session_key
-from ._room import Entrant
-from ._scheduler import Scheduler
-from ._settle import Unseen
+from ._config.check import refuse_like_trio, whole
+from ._actors.options import JobOptions, rare_options
+from ._config.errors import LanesClosedError, UnknownLaneError
+from ._actors.job import AnyJob
+from ._config.names import resolve_global_lane, session_key
+from ._waiting.room import Entrant
+from ._flow.scheduler import Scheduler
+from ._flow.settle import Unseen
 
 logger: Final = logging.getLogger("trio_lanes")
 

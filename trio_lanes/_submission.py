@@ -11,17 +11,17 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._check import boolean, optional_sync, refuse_like_trio, whole
-from ._config import NO_OPTIONS, JobOptions, MapOptions, rare_options
-from ._current import job_here
-from ._errors import LaneFullError, UnknownLaneError
-from ._job import AnyJob, Job, make_job
-from ._lane import LaneActor
+from ._config.check import boolean, optional_sync, refuse_like_trio, whole
+from ._actors.options import NO_OPTIONS, JobOptions, MapOptions, rare_options
+from ._waiting.current import job_here
+from ._config.errors import LaneFullError, UnknownLaneError
+from ._actors.job import AnyJob, Job, make_job
+from ._actors.lane import LaneActor
 from ._map import MapResults, Window, opened
-from ._names import resolve_global_lane, session_key
-from ._rate import ONE_REQUEST, REQUESTS, costs_of
-from ._scheduler import Scheduler
-from ._waits import park_as_caller
+from ._config.names import resolve_global_lane, session_key
+from ._limits.rate import ONE_REQUEST, REQUESTS, costs_of
+from ._flow.scheduler import Scheduler
+from ._waiting.waits import park_as_caller
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

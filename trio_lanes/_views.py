@@ -8,14 +8,14 @@ from typing import Any, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from . import _control
-from ._config import LaneConfig
-from ._configure import set_concurrency
-from ._errors import UnknownLaneError
-from ._lane import LaneActor
-from ._names import SESSION_PREFIX
-from ._scheduler import Scheduler
-from ._statistics import LaneStatistics, describe, lane_statistics
+from ._lifecycle import control as _control
+from ._actors.options import LaneConfig
+from ._lifecycle.configure import set_concurrency
+from ._config.errors import UnknownLaneError
+from ._actors.lane import LaneActor
+from ._config.names import SESSION_PREFIX
+from ._flow.scheduler import Scheduler
+from ._observe.statistics import LaneStatistics, describe, lane_statistics
 from ._submission import Submitter
 
 

@@ -41,16 +41,16 @@ import attrs
 import trio
 
 from ._instrument import LaneInstrument
-from ._job import AnyJob
-from ._names import resolve_global_lane
-from ._state import RUNNING, TRANSITIONS, WAITING, JobState
+from ._actors.job import AnyJob
+from ._config.names import resolve_global_lane
+from ._actors.state import RUNNING, TRANSITIONS, WAITING, JobState
 from .durable._suite import durable_store_suite as durable_store_suite
 
 if TYPE_CHECKING:
-    from ._actor import Actor
-    from ._lane import LaneActor
-    from ._scheduler import Scheduler
-    from ._session import SessionActor
+    from ._actors.actor import Actor
+    from ._actors.lane import LaneActor
+    from ._flow.scheduler import Scheduler
+    from ._actors.session import SessionActor
 
 A = TypeVar("A")
 

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from trio_lanes import LaneGroup, RateLimit
-from trio_lanes._rate import ONE_REQUEST, Rates
+from trio_lanes._limits.rate import ONE_REQUEST, Rates
 from trio_lanes.durable._memory_tables import MemoryTables
 from trio_lanes.durable._rates import (
     charge,

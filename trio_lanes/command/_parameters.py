@@ -6,7 +6,7 @@ import math
 
 import click
 
-from .._names import SESSION_PREFIX
+from .._config.names import SESSION_PREFIX
 
 
 def seconds(text: str | float) -> float:

@@ -15,8 +15,8 @@ from typing import Final, final
 import attrs
 import trio
 
-from .._drain import DrainReport
-from .._shutdown import shutdown_on_signals
+from .._lifecycle.drain import DrainReport
+from .._lifecycle.shutdown import shutdown_on_signals
 from ..durable import DurableLanes
 from ._application import find_object, open_application
 from ._children import Line

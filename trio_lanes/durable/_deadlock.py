@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import attrs
 
-from .._errors import LaneDeadlockError
+from .._config.errors import LaneDeadlockError
 from ._records import DurableStatus, Ended
 from ._state import DEAD, ENDED, RUNNING
 from ._store import Store

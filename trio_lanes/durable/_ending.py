@@ -9,9 +9,9 @@ import math
 
 import trio
 
-from .. import _check
-from .._drain import DrainReport
-from .._errors import LanesClosedError
+from .._config import check as _check
+from .._lifecycle.drain import DrainReport
+from .._config.errors import LanesClosedError
 from .._lanes import Lanes
 from ._run import current_job
 from ._worker import GIVE_UP_AFTER, Worker

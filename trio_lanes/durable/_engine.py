@@ -20,7 +20,7 @@ from typing import Final, final
 
 import attrs
 
-from .._errors import LaneFullError, UnknownLaneError
+from .._config.errors import LaneFullError, UnknownLaneError
 from ._budget import Budget
 from ._claims import Claims
 from ._errors import KeyConflictError

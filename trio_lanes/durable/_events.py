@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from .._job import AnyJob
+from .._actors.job import AnyJob
 from ._json import encode_error
 from ._records import Cancelled, Died, Failed, Outcome, Postponed, Released, Succeeded
 from ._run import DurableRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from .._errors import JobCancelledError, LaneClearedError
+from .._config.errors import JobCancelledError, LaneClearedError
 from ._deadlock import wait_inside
 from ._errors import DurableJobError, JobDeadError, ResultGoneError
 from ._json import decode

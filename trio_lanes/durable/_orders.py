@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from .._errors import UnknownLaneError
+from .._config.errors import UnknownLaneError
 from . import _rates
 from ._lines import Lines
 from ._records import SESSION_PAUSED, GroupLimit, JobRecord, LaneLimit

@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 
 import attrs
 
-from .._rate import RateLimit
+from .._limits.rate import RateLimit
 from ._state import DurableState
 
 # ---- what lanes ask

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from .. import _check
+from .._config import check as _check
 from ._json import leaves
 
 logger: Final = logging.getLogger("trio_lanes.durable")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import trio
 
-from .. import _current
-from .._errors import JobCancelledError
+from .._waiting import current as _current
+from .._config.errors import JobCancelledError
 from ._deadlock import Wait
 from ._json import decode, encode
 from ._records import Claim
 from ._store import Store
 
 if TYPE_CHECKING:
-    from .._job import AnyJob
+    from .._actors.job import AnyJob
 
 
 class Peers(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .._errors import JobCancelledError
+from .._config.errors import JobCancelledError
 from ._errors import JobDeadError
 from ._records import Finish, Postponed, Released, Submission, Succeeded
 from ._state import DurableState

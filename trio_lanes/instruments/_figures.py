@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Final, Literal, NamedTuple
 
-from .._errors import (
+from .._config.errors import (
     JobTimeoutError,
     LaneClearedError,
     LaneResetError,
@@ -17,8 +17,8 @@ from .._errors import (
     QueueTimeoutError,
 )
 from .._instrument import LaneInstrument
-from .._job import AnyJob
-from .._state import CANCELLED, SUCCEEDED
+from .._actors.job import AnyJob
+from .._actors.state import CANCELLED, SUCCEEDED
 from .._views import Lane, SessionLane
 from ._labels import job_label, lane_label
 

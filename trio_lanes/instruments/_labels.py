@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._job import AnyJob
-from .._names import SESSION_PREFIX
+from .._actors.job import AnyJob
+from .._config.names import SESSION_PREFIX
 from .._views import Lane, SessionLane
 
 SESSIONS: Final = SESSION_PREFIX + "*"

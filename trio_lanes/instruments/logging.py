@@ -35,7 +35,7 @@ import logging
 from typing import Final, final
 
 from .._instrument import LaneInstrument
-from .._job import AnyJob
+from .._actors.job import AnyJob
 from .._views import Lane, SessionLane
 from ._labels import job_label, lane_label
 

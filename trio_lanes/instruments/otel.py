@@ -38,8 +38,8 @@ from typing import Final, final
 
 from opentelemetry import context, metrics, trace
 
-from .._job import AnyJob
-from .._state import FAILED
+from .._actors.job import AnyJob
+from .._actors.state import FAILED
 from ._figures import FIGURES, Figure, LaneFigures, outcome
 from ._labels import job_label
 

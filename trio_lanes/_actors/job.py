@@ -1,0 +1,444 @@
+"""The handle of one submitted job.
+
+A job keeps what happened to it; it changes nothing itself. Its state is changed by the table in
+``_state``, its places in line by the lanes, its outcome by ``_settle``.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
+from contextvars import Context
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
+
+import attrs
+import trio
+from trio.lowlevel import Task, enable_ki_protection
+
+from .._waiting import waits as _waits
+from .._waiting.blockers import Blocker, blockers
+from .._config.check import whole
+from .options import SESSION_IS_OWNER
+from .._config.protected import protected_context
+from .state import RUNNING, SUCCEEDED, WAITING, JobState
+
+if TYPE_CHECKING:
+    from .options import RareOptions
+    from .._config.errors import JobCancelledError
+    from .group import Group
+    from .lane import LaneActor
+    from .._waiting.room import Entrant
+    from .session import SessionActor
+    from .._flow.settle import Unseen
+    from .._queue.timers import Timer
+    from .._waiting.waits import Wait, Waiter
+
+T_co = TypeVar("T_co", covariant=True)
+
+OWN_CODE: Final[set[CodeType]] = set()
+"""Code of this library that stands between a job's task and its body."""
+
+
+class Keeper(Protocol):
+    """Whoever keeps a job: what a handle may ask of the lanes that it belongs to."""
+
+    @property
+    def running(self) -> Mapping[Task, AnyJob]: ...
+    @property
+    def waits(self) -> dict[Wait, None]: ...
+    def check_thread(self) -> None: ...
+    def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
+    def set_priority(self, job: AnyJob, priority: int) -> None: ...
+    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None: ...
+    def lend(self, job: AnyJob) -> None: ...
+    async def take_back(self, job: AnyJob) -> None: ...
+    async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None: ...
+    def waiting_job(self) -> AnyJob | None: ...
+    def check(self, wait: Wait) -> None: ...
+    def awaited(self) -> None: ...
+    def refuse(self, entrant: Entrant, error: Exception) -> None: ...
+
+
+@final
+@attrs.define(eq=False, repr=False, init=False, weakref_slot=True)
+class Job(Generic[T_co]):
+    """One submitted call: look at it, wait for it, cancel it. Only lanes make jobs.
+
+    Attributes:
+      id: its number in the order of submission, unique in its lanes.
+      name: for people; the function's name unless one was given.
+      session: the key of the session that it goes through, or None.
+      submitted_at, started_at, finished_at: times of `trio.current_time`, None until then.
+    """
+
+    _keeper: Keeper
+    name: str
+    session: str | None
+    _fn: Callable[..., Coroutine[Any, Any, T_co]] | None  # None when it has settled
+    _args: tuple[Any, ...]
+    _context: Context | None  # None when it has settled
+    _lane: LaneActor
+    _session_lane: SessionActor | None  # None when it has settled
+    _priority: int
+    _options: RareOptions
+    _parent: weakref.ref[AnyJob] | None
+    _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
+    _costs: Mapping[str, float]  # what its start is to be charged, by unit
+
+    id: int
+    submitted_at: float
+    started_at: float | None
+    finished_at: float | None
+    _state: JobState
+    _place: int  # its rank in its session
+    _arrival: int  # in its global lane; 0: it is not there
+    _waiting_since: float
+    _has_slot: bool  # of its lane, and group
+    _lenders: int  # tasks of it that lend its slot
+    _readmitting: bool  # in line again, while it runs
+    _slot_waiters: list[Task] | None  # want it back
+    _charged_at: float
+    # What it was charged then; None if it was not, or if `charge` has made that good
+    _charged: Mapping[str, float] | None
+    _charged_group: Group | None  # that was charged as well
+    _progress_at: float
+    _waits: dict[Task, Wait] | None
+    _timers: list[Timer] | None  # of its wait
+    _task: Task | None  # that runs its body
+    _scope: trio.CancelScope | None  # of its body
+    _interruption: JobCancelledError | None
+    _waiters: dict[object, Waiter] | None
+    _value: Any
+    _error: BaseException | None
+    _traceback: TracebackType | None
+    _unseen: Unseen | None
+
+    def __init__(self) -> None:
+        raise TypeError("only lanes make a Job")
+
+    def __repr__(self) -> str:
+        session = f", session {self.session!r}" if self.session is not None else ""
+        return (
+            f"<trio_lanes.Job {self.id} {self.name!r} at {id(self):#x}, "
+            f"{self._state.value} in {self.lane!r}{session}>"
+        )
+
+    @property
+    def lane(self) -> str:
+        """The name of the global lane that runs it."""
+        return self._lane.name
+
+    @property
+    def owner(self) -> Hashable:
+        """Whom it counts for in a fair lane: as given with ``owner=``, else its session."""
+        owner = self._options.owner
+        return self.session if owner is SESSION_IS_OWNER else owner
+
+    @property
+    def _actors(self) -> tuple[LaneActor, SessionActor | None]:
+        return self._lane, self._session_lane
+
+    @property
+    def meta(self) -> Any:
+        """Whatever ``meta=`` was given; None if nothing was."""
+        return self._options.meta
+
+    @property
+    def parent(self) -> AnyJob | None:
+        """The job that submitted it; None if no job did, or if that one is no more.
+
+        A child does not keep its parent alive, so a job that submits its successor for ever
+        is no chain that grows.
+        """
+        return None if self._parent is None else self._parent()
+
+    @property
+    def state(self) -> JobState:
+        """Where it is in its life."""
+        return self._state
+
+    @property
+    def done(self) -> bool:
+        """Whether it has settled: its body has ended, or it never will be called."""
+        return self._state is not WAITING and self._state is not RUNNING
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What `wait` would raise; None if it succeeded, or has not settled.
+
+        Reading it counts as looking at a failure.
+        """
+        self._seen()
+        return self._error
+
+    @property
+    def priority(self) -> int:
+        """Higher is served first. It can be set while the job waits.
+
+        A new value puts it behind those that have that priority already; the same value keeps
+        its place.
+
+        Raises:
+          TypeError, ValueError: if set to what is no whole number.
+          RuntimeError: if set when the job no longer waits.
+        """
+        return self._priority
+
+    @priority.setter
+    @enable_ki_protection
+    def priority(self, value: int) -> None:
+        value = whole("priority", value)
+        if self._state is not WAITING:
+            raise RuntimeError(f"the priority of {self!r} can be set only while it waits")
+        if value != self._priority:
+            self._keeper.set_priority(self, value)
+
+    @property
+    def cancel_called(self) -> bool:
+        """Whether it was asked to stop: cancelled, cleared or reset, or its deadline is over."""
+        if self._interruption is not None or self._state is JobState.CANCELLED:
+            return True
+        return self._scope is not None and self._scope.cancel_called
+
+    @enable_ki_protection
+    def cancel(self, reason: str | None = None) -> bool:
+        """Cancel it; True if it had not ended.
+
+        A waiting job settles at once and is never called. The body of a running one is
+        cancelled, as by a `trio.CancelScope` around it, and the job settles when the body has
+        ended: as SUCCEEDED or FAILED if it returned or raised all the same. Not a checkpoint.
+        """
+        return self._keeper.cancel(self, reason)
+
+    async def wait(self) -> T_co:
+        """Wait until it has settled, and return what its body returned. A checkpoint.
+
+        Any number of tasks may wait, any number of times. Cancelling a waiter does not cancel
+        the job.
+
+        Raises:
+          Exception: that very exception with which the body failed.
+          JobTimeoutError, QueueTimeoutError: if it ran or waited for too long.
+          JobCancelledError: if it was cancelled; `LaneClearedError` and `LaneResetError` say how.
+          LanesClosedError: if the lanes ended before it started.
+          LaneDeadlockError: inside a job, if the wait would never end.
+        """
+        await self.wait_done()
+        try:
+            return self._result()
+        finally:
+            del self  # this frame is in the traceback of what was raised
+
+    @enable_ki_protection
+    async def wait_started(self) -> None:
+        """Wait until it has started. A checkpoint; cancelling the wait leaves nothing behind.
+
+        Raises:
+          JobCancelledError, QueueTimeoutError, LanesClosedError: if it never will, as in `wait`.
+          LaneDeadlockError: as `wait`.
+        """
+        self._keeper.check_thread()
+        if self._state is WAITING:
+            await _waits.park(self, until_started=True)
+        else:
+            await trio.lowlevel.checkpoint()
+        if self.started_at is None:
+            self._result()
+
+    @enable_ki_protection
+    async def wait_done(self) -> None:
+        """Wait until it has settled, however. A checkpoint; cancelling it leaves nothing behind.
+
+        Raises:
+          LaneDeadlockError: as `wait`.
+        """
+        self._keeper.check_thread()
+        if self.done:
+            await trio.lowlevel.checkpoint()
+        else:
+            await _waits.park(self)
+
+    def blocked_by(self) -> tuple[Blocker, ...]:
+        """What it waits for now: to start, or, while it runs, for other jobs and for its slot.
+
+        Empty if it waits for nothing. Not a checkpoint.
+        """
+        return blockers(self, trio.current_time())
+
+    def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
+        """The frames of its body and their lines, outermost first, as of a `trio.lowlevel.Task`.
+
+        Empty while the body is not being run, or has ended.
+        """
+        if self._task is not None:
+            for frame, line in self._task.iter_await_frames():
+                if frame.f_code not in OWN_CODE:
+                    yield frame, line
+
+    # ---- inside it
+
+    @enable_ki_protection
+    def progress(self) -> None:
+        """Say that it gets on: its ``idle_timeout`` counts from now. Not a checkpoint."""
+        if self._state is RUNNING:
+            self._restart_idle_clock()
+
+    @enable_ki_protection
+    def charge(self, **units: float) -> None:
+        """Say what it really used: the difference to what its start was charged is made good.
+
+        Once for each start, before it ends or after. Debt makes later jobs wait. Units that are not
+        named stay as they were charged. Not a checkpoint.
+
+        Raises:
+          RuntimeError: if it has not started, or was told this before.
+          TypeError, ValueError: for a unit that none of its rate limits knows, or a bad number.
+        """
+        self._keeper.charge(self, units)
+
+    @protected_context
+    async def yield_slot(self) -> AsyncIterator[None]:
+        """Lend its slot in the lane, and in the lane's group, for as long as the block.
+
+        For waiting, inside the job, for something that needs such a slot, or takes long. Its
+        session's slot is kept. Several tasks of the job may lend at once: it lends from the first
+        to the last. Taking the slot back goes before all that waits, ignores pauses and
+        reservations, respects the limit, and is shielded from cancellation, as in
+        `trio.Condition.wait`; a job that is cancelled goes on without one only if none can come,
+        since limits were lowered. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
+        Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
+
+        Raises:
+          RuntimeError: if the job has not started; or if it runs and the calling task is not inside
+            it, which is neither the job's own task nor below that in the nursery tree. Nothing has
+            changed then.
+        """
+        if self.started_at is None:
+            raise RuntimeError(f"{self!r} has no slot to lend")
+        self._keeper.lend(self)
+        try:
+            yield
+        finally:
+            await self._keeper.take_back(self)
+
+    async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
+        """Give its slot back, and return when its lane would start it again, first of its priority.
+
+        For a 429 with Retry-After: ``lanes.pause_for(...)``, then this. The limit, and pauses and
+        rate limits also of its session, are waited for as at the start, and ``cost`` is charged
+        again; as at the start unless said. A checkpoint. If it is cancelled, the job waits,
+        shielded, for a slot to clean up with.
+
+        Raises:
+          RuntimeError: if the job does not run, or lends its slot, or if the calling task is not
+            inside it, as for `yield_slot`. Nothing has changed then.
+          TypeError, ValueError: for a bad cost.
+        """
+        if self._state is not RUNNING:
+            raise RuntimeError(f"{self!r} does not run")
+        await self._keeper.readmit(self, cost)
+
+    def _restart_idle_clock(self) -> None:
+        if self._options.idle_timeout == math.inf:
+            return
+        if self._scope is not None and self._scope.cancel_called:
+            return  # too late: what ends it is decided
+        self._keeper.check_thread()
+        self._progress_at = trio.current_time() if self._has_slot else math.inf
+        if self._scope is not None:
+            self._scope.deadline = self._deadline
+
+    @property
+    def _deadline(self) -> float:
+        """When its body is to end, whichever of its limits that is."""
+        assert self.started_at is not None
+        options = self._options
+        return min(self.started_at + options.timeout, self._progress_at + options.idle_timeout)
+
+    def _result(self) -> T_co:
+        """What ``wait`` gives, now that it has settled."""
+        if self._state is SUCCEEDED:
+            return self._value  # type: ignore[no-any-return]  # what the body returned
+        self._seen()
+        error = self._error
+        assert error is not None
+        try:
+            # Raised anew for each waiter, it would grow by the frames of all of them.
+            raise BaseException.with_traceback(error, self._traceback)
+        finally:
+            del error, self
+
+    def _seen(self) -> None:
+        if self._unseen is not None:
+            self._unseen.seen()
+            self._unseen = None
+
+
+AnyJob: TypeAlias = Job[Any]
+
+
+def keep_timer(job: AnyJob, timer: Timer) -> None:
+    """Have ``timer``, which has just been set, cancelled when ``job`` waits no more."""
+    if job._state is WAITING:
+        job._timers = [*(job._timers or ()), timer]
+    else:  # one of Trio's hooks was told of the task in which timers sleep, and has acted
+        timer.cancel()
+
+
+def make_job(
+    keeper: Keeper,
+    name: str,
+    session: str | None,
+    fn: Callable[..., Coroutine[Any, Any, Any]],
+    args: tuple[Any, ...],
+    context: Context,
+    lane: LaneActor,
+    priority: int,
+    options: RareOptions,
+    parent: weakref.ref[AnyJob] | None,
+) -> AnyJob:
+    """A job that nobody knows yet."""
+    # By hand: an `__init__` of attrs looks each default up by name, at twice the price.
+    job: AnyJob = Job.__new__(Job)
+    job._keeper = keeper
+    job.name = name
+    job.session = session
+    job._fn = fn
+    job._args = args
+    job._context = context
+    job._lane = lane
+    job._session_lane = None
+    job._priority = priority
+    job._options = options
+    job._parent = parent
+    job._unhandled = False
+    job._costs = options.cost
+    job.id = 0
+    job.submitted_at = 0.0
+    job.started_at = None
+    job.finished_at = None
+    job._state = WAITING
+    job._place = 0
+    job._arrival = 0
+    job._waiting_since = 0.0
+    job._has_slot = False
+    job._lenders = 0
+    job._readmitting = False
+    job._slot_waiters = None
+    job._charged_at = 0.0
+    job._charged = None
+    job._charged_group = None
+    job._progress_at = 0.0
+    job._waits = None
+    job._timers = None
+    job._task = None
+    job._scope = None
+    job._interruption = None
+    job._waiters = None
+    job._value = None
+    job._error = None
+    job._traceback = None
+    job._unseen = None
+    return job

@@ -1,0 +1,234 @@
+"""What a lane and a job are told: validated once, where it was given, and read-only after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+import attrs
+import trio
+
+from .._config import check as _check
+from .._config.names import resolve_global_lane
+from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
+
+if TYPE_CHECKING:
+    from .job import Job
+
+_SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "rate", "wrap", "paused"})
+
+Wrap = Callable[["Job[Any]", Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+
+def _members(value: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(f"members must be some names of lanes, not {value!r}")
+    members = tuple(resolve_global_lane(member) for member in value)
+    if len(set(members)) != len(members):
+        raise ValueError(f"members must not be named twice, got {members!r}")
+    return members
+
+
+def _reserve(value: Mapping[str, int]) -> Mapping[str, int]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"reserve must be a mapping of members to tokens, not {value!r}")
+    return {resolve_global_lane(member): tokens for member, tokens in value.items()}
+
+
+@attrs.frozen(kw_only=True)
+class LaneConfig:
+    """How a lane behaves. Every field can be read back.
+
+    Raises:
+      TypeError, ValueError: for a bad value, naming the field and the value.
+    """
+
+    concurrency: int | float = attrs.field(default=1, validator=_check.field(_check.count))
+    """How many jobs it runs at once: a whole number, or `math.inf`. 0 admits nothing until it
+    is raised."""
+    limiter: trio.CapacityLimiter | None = attrs.field(
+        default=None, validator=_check.field(_check.optional_limiter)
+    )
+    """A limiter that the application shares between lanes and its own code, instead of one of the
+    lane's own; its tokens are the concurrency then."""
+    max_waiting: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
+    """How many jobs may wait that are bound for it, in whichever layer; `math.inf` for no bound."""
+    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
+    """What its jobs may use of something in a length of time; all of several limits hold."""
+    aging: float = attrs.field(default=math.inf, validator=_check.field(_check.positive_seconds))
+    """Seconds of waiting that are worth one step of priority; `math.inf` for none."""
+    fair: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
+    """Whether the owners of jobs take turns, inside a priority."""
+    warn_after: float = attrs.field(default=2.0, validator=_check.field(_check.seconds))
+    """Seconds of waiting after which a job of it is warned about, unless the job says otherwise."""
+    overdue_after: float = attrs.field(default=10.0, validator=_check.field(_check.seconds))
+    """Seconds by which a body may outlive its cancellation before instruments are told."""
+    paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
+    """Whether it begins paused."""
+    wrap: Wrap | None = attrs.field(default=None, validator=_check.field(_check.optional_callable))
+    """Runs around the body, inside slot, scope and context, as ``await wrap(job, body)``; ``body``
+    is to be called without arguments and awaited: once, or, for retries, several times."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.limiter is not None and self.concurrency != 1:
+            raise ValueError(
+                f"concurrency must be left out where there is a limiter, got {self.concurrency!r}: "
+                "it is the limiter's total_tokens"
+            )
+
+
+@attrs.frozen
+class LaneGroup:
+    """Global lanes, or templates of such, that share a budget and rate limits.
+
+    Raises:
+      TypeError, ValueError: for a bad value, naming the field and the value.
+    """
+
+    members: Sequence[str] = attrs.field(converter=_members)
+    """The names of the lanes or templates. A lane is in at most one group."""
+    concurrency: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
+    """How many jobs of all of them run at once."""
+    reserve: Mapping[str, int] = attrs.field(factory=dict, converter=_reserve)
+    """Tokens of the budget that only that member can take."""
+    rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
+    """What the jobs of all of them may use of something in a length of time."""
+
+    @reserve.validator
+    def _check_reserve(self, attribute: object, value: Mapping[str, int]) -> None:
+        for member, tokens in value.items():
+            if member not in self.members:
+                raise ValueError(f"reserve names {member!r}, which is no member")
+            if _check.whole(f"reserve[{member!r}]", tokens) < 0:
+                raise ValueError(f"reserve[{member!r}] must not be negative, got {tokens!r}")
+        if sum(value.values()) > self.concurrency:
+            raise ValueError(f"reserve keeps more than the concurrency, got {value!r}")
+
+
+def session_config(config: LaneConfig, what: str = "sessions") -> LaneConfig:
+    """``config`` as that of session lanes, which know only some of the fields.
+
+    Raises:
+      TypeError: if it is no `LaneConfig`.
+      ValueError: if another field is not at its default.
+    """
+    if not isinstance(config, LaneConfig):
+        raise TypeError(f"{what} must be a LaneConfig, not {config!r}")
+    for field in attrs.fields(LaneConfig):
+        value = getattr(config, field.name)
+        if field.name not in _SESSION_FIELDS and value != field.default:
+            raise ValueError(f"{what} cannot have {field.name}={value!r}")
+    return config
+
+
+def lane_config(name: str, value: object) -> LaneConfig:
+    """The configuration that ``{name: value}`` gives a lane: a number is its concurrency."""
+    if isinstance(value, LaneConfig):
+        return value
+    try:
+        return LaneConfig(concurrency=value)  # type: ignore[arg-type]  # the validator looks
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"lane {name!r}: {error}") from None
+
+
+SESSION_IS_OWNER: Final = object()
+
+
+class MapOptions(TypedDict, total=False):
+    """The keywords that jobs of a ``map`` have in common; all are optional."""
+
+    lane: str
+    """The global lane that runs it; ``"main"`` unless said."""
+    priority: int
+    """Higher first, in both layers; 0 unless said."""
+    owner: Hashable
+    """Whom it counts for in a `fair` lane, and in ``clear``; its session unless said."""
+    delay: float
+    """Seconds after which it takes its place in line; it is WAITING until then."""
+    timeout: float
+    """Seconds that it may *run*, counted from its start."""
+    queue_timeout: float
+    """Seconds that it may *wait*, over both layers; 0: it starts in this call or not at all."""
+    idle_timeout: float
+    """Seconds that it may run without ``current_job().progress()``."""
+    warn_after: float
+    """Seconds of waiting after which it is warned about; the global lane's unless said."""
+    on_wait: Callable[[Job[Any], float], None] | None
+    """Called once, with the job and the seconds waited, when the wait exceeds ``warn_after``."""
+    cost: float | Mapping[str, float]
+    """What it takes from the rate limits of its session, lane and group. A number is requests; a
+    mapping is by unit, and costs one request where it does not say."""
+    yield_slot: bool
+    """In ``run``, inside a job: lend that job's slot while waiting."""
+    name: str
+    """For people and hooks; the function's own name unless said."""
+    meta: Any
+    """For people and hooks; never looked at."""
+
+
+class JobOptions(MapOptions, total=False):
+    """The keywords of everything that submits a function; all are optional."""
+
+    session: str | None
+    """The session lane that the job goes through; None for none."""
+
+
+@attrs.frozen(kw_only=True)
+class RareOptions:
+    """The options that few jobs use, kept together so that all other jobs can share one of it.
+
+    Only `rare_options` makes one: it checks what was given, and spares a job the checks of all
+    that was not.
+    """
+
+    owner: Hashable = SESSION_IS_OWNER
+    delay: float = 0.0
+    timeout: float = math.inf
+    queue_timeout: float = math.inf
+    idle_timeout: float = math.inf
+    warn_after: float | None = None
+    on_wait: Callable[[Job[Any], float], None] | None = None
+    cost: Mapping[str, float] = ONE_REQUEST
+    yield_slot: bool = False
+    name: str | None = None
+    meta: Any = None
+
+    limits_run: bool = attrs.field(init=False)  # whether there is a limit to how long it may run
+
+    @limits_run.default
+    def _limits_run(self) -> bool:
+        return self.timeout != math.inf or self.idle_timeout != math.inf
+
+
+# What an option that does not exist is refused by: its `TypeError` names the function.
+RareOptions.__init__.__qualname__ = JobOptions.__name__
+
+NO_OPTIONS: Final = RareOptions()
+
+_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "owner": _check.hashable,
+    "delay": _check.finite_seconds,
+    "timeout": _check.seconds,
+    "queue_timeout": _check.seconds,
+    "idle_timeout": _check.seconds,
+    "warn_after": _check.optional_seconds,
+    "on_wait": _check.optional_sync,
+    "cost": lambda _, value: costs_of(value),
+    "yield_slot": _check.boolean,
+    "name": _check.optional_text,
+}
+
+
+def rare_options(given: Mapping[str, Any]) -> RareOptions:
+    """Those options, checked.
+
+    Raises:
+      TypeError: for one that does not exist or is of the wrong type.
+      ValueError: for a bad value.
+    """
+    checked = {
+        name: _CHECKS[name](name, value) if name in _CHECKS else value
+        for name, value in given.items()
+    }
+    return RareOptions(**checked)

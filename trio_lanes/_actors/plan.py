@@ -1,0 +1,151 @@
+"""A whole configuration: lanes, templates, sessions and groups, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, final
+
+import attrs
+
+from .options import LaneConfig, LaneGroup, lane_config, session_config
+from .._config.errors import UnknownLaneError
+from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
+
+TEMPLATE_MARK: Final = "*"
+
+
+@final
+@attrs.frozen
+class Plan:
+    """What is configured. A changed plan is a new one, so a rejected change changes nothing.
+
+    A changed plan has the same objects as the former one for the lanes that the change did not
+    name, and new objects for those that it named, even if these are equal.
+    """
+
+    lanes: Mapping[str, LaneConfig] = attrs.field(factory=dict)
+    """Global lanes, and templates of such: their names end with ``*``."""
+    sessions: Mapping[str, LaneConfig] = attrs.field(factory=dict)
+    """By key, or by template of keys: sessions that are unlike the others."""
+    others: LaneConfig = LaneConfig()
+    """What all other sessions are like."""
+    groups: Mapping[str, LaneGroup] = attrs.field(factory=dict)
+
+    @groups.validator
+    def _check_groups(self, attribute: object, groups: Mapping[str, LaneGroup]) -> None:
+        if not isinstance(groups, Mapping):
+            raise TypeError(f"groups must be a mapping of names to LaneGroups, not {groups!r}")
+        group_of: dict[str, str] = {}
+        for name, group in groups.items():
+            if not isinstance(name, str):
+                raise TypeError(f"a group name must be a string, not {name!r}")
+            if not isinstance(group, LaneGroup):
+                raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
+            for member in group.members:
+                if member not in self.lanes:
+                    raise ValueError(f"group {name!r} has the member {member!r}, which is no lane")
+                if member in group_of:
+                    raise ValueError(
+                        f"lane {member!r} is in two groups: {group_of[member]!r}, {name!r}"
+                    )
+                group_of[member] = name
+
+    def changed(
+        self,
+        lanes: Mapping[str, object],
+        groups: Mapping[str, LaneGroup] | None = None,
+        *,
+        opening: bool = False,
+    ) -> Plan:
+        """This plan with other lanes, and with other groups if some are given.
+
+        Args:
+          opening: whether there is no lane yet that None could remove.
+
+        Raises:
+          TypeError, ValueError: if anything of it is bad.
+        """
+        if not isinstance(lanes, Mapping):
+            raise TypeError(f"lanes must be a mapping of names to limits, not {lanes!r}")
+        new_lanes, new_sessions = dict(self.lanes), dict(self.sessions)
+        seen: set[str] = set()
+        for given, value in lanes.items():
+            name = _lane_name(given)
+            if name in seen:
+                raise ValueError(f"lane {name!r} is named twice")
+            seen.add(name)
+            if name.startswith(SESSION_PREFIX):
+                key = session_key(name)
+                base = self.of_session(key)
+                _change(new_sessions, key, name, value, opening=opening, base=base)
+                if key in new_sessions:
+                    session_config(new_sessions[key], f"lane {name!r}")
+            else:
+                _change(new_lanes, name, name, value, opening=opening)
+        new_groups = self.groups if groups is None else groups
+        return Plan(new_lanes, new_sessions, self.others, new_groups)
+
+    def label_of(self, name: str) -> str | None:
+        """The configured name, or the longest template, that ``name`` comes from, if any."""
+        if name in self.lanes:
+            return None if name.endswith(TEMPLATE_MARK) else name
+        return _template_of(name, self.lanes)
+
+    def of_session(self, key: str) -> LaneConfig:
+        """What the session ``key`` is like."""
+        if not self.sessions:
+            return self.others
+        label = key if key in self.sessions else _template_of(key, self.sessions)
+        return self.others if label is None else self.sessions[label]
+
+    def group_of(self, label: str) -> str | None:
+        """The name of the group that the lanes of ``label`` are in, if any."""
+        return next((name for name, group in self.groups.items() if label in group.members), None)
+
+
+def _template_of(name: str, configured: Iterable[str]) -> str | None:
+    """The longest template among those names that ``name`` matches, if any."""
+    templates = (
+        label
+        for label in configured
+        if label.endswith(TEMPLATE_MARK) and name.startswith(label[:-1])
+    )
+    return max(templates, key=len, default=None)
+
+
+def _lane_name(given: Any) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"a lane name must be a string, not {given!r}")
+    if not given.strip():
+        raise ValueError(f"a lane name must not be blank, got {given!r}")
+    name = resolve_global_lane(given)
+    return SESSION_PREFIX + session_key(name) if name.startswith(SESSION_PREFIX) else name
+
+
+def _change(
+    configs: dict[str, LaneConfig],
+    key: str,
+    name: str,
+    value: Any,
+    *,
+    opening: bool,
+    base: LaneConfig | None = None,
+) -> None:
+    """Set ``configs[key]`` as ``configure`` says: a number is only another concurrency.
+
+    Args:
+      base: what it is like as long as nothing is set.
+    """
+    if value is None and not opening:
+        if key not in configs:
+            prefix = name.removesuffix(key)  # of sessions, which are here without it
+            raise UnknownLaneError(name, [prefix + known for known in configs])
+        del configs[key]
+        return
+    config = lane_config(name, value)
+    old = configs.get(key, base)
+    if old is not None and not isinstance(value, LaneConfig):
+        if old.limiter is not None:
+            raise ValueError(f"lane {name!r} has a shared limiter; replace its LaneConfig instead")
+        config = attrs.evolve(old, concurrency=config.concurrency)
+    configs[key] = attrs.evolve(config)  # another object: that tells that this lane was named

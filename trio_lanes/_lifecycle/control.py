@@ -1,0 +1,301 @@
+"""The verbs that act on lanes as they are: clear, reset, pause, and waiting for them.
+
+Each takes the actors that a name means; None means every global lane, which is every job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from .._actors.actor import Actor, Pausable
+from .._config.check import count, finite_seconds, seconds
+from .._waiting.current import jobs_here
+from .._config.errors import LaneClearedError, LaneResetError, UnknownLaneError
+from .._actors.job import AnyJob
+from .._waiting.left_out import Held, LeftOut, comes_true, may_leave_out_waiting, most_left_out
+from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
+from .._actors.state import RUNNING
+from .._waiting.watch import Watch
+
+if TYPE_CHECKING:
+    from .._actors.lane import LaneActor
+    from .._flow.scheduler import Scheduler
+
+ANY_OWNER: Final = ...
+
+
+def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
+    """The lanes that ``name`` means: none for a session, or a template's lane, not alive.
+
+    A template means those of its lanes that are alive.
+
+    Raises:
+      UnknownLaneError: if it is a global lane that does not exist.
+    """
+    if name is None:
+        return [*scheduler.lanes.values()]
+    name = resolve_global_lane(name)
+    if name.startswith(SESSION_PREFIX):
+        session = scheduler.sessions.get(session_key(name))
+        return () if session is None else (session,)
+    lane = scheduler.lanes.get(name)
+    if lane is not None:
+        return (lane,)
+    if name in scheduler.plan.lanes:
+        return [lane for lane in scheduler.lanes.values() if lane.label == name]
+    if scheduler.plan.label_of(name) is None:
+        raise UnknownLaneError(name, scheduler.plan.lanes)
+    return ()
+
+
+def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
+    """As `named`, but what is meant is there now, until its next step at least.
+
+    A single lane is alive. A template means itself too, and so its lanes that come to life later;
+    without a name all templates are meant.
+    """
+    scheduler.check_thread()
+    actors = named(scheduler, name)
+    if name is None:
+        return [*actors, *scheduler.templates.values()]
+    name = resolve_global_lane(name)
+    if name in scheduler.templates:
+        return [*actors, scheduler.templates[name]]
+    if actors:
+        return actors
+    if name.startswith(SESSION_PREFIX):
+        return (scheduler.awake(session_key(name)),)
+    lane = scheduler.find_lane(name)
+    assert lane is not None
+    return (scheduler.bring_to_life(lane),)
+
+
+def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: str | None) -> int:
+    """Cancel what waits in ``actors``, of ``owner`` only if one is given; how many."""
+    with scheduler.transition():
+        cleared = 0
+        for actor in actors:
+            name = actor.name
+            jobs = actor.waiting_jobs()
+            if owner is not ANY_OWNER:
+                jobs = [job for job in jobs if job.owner == owner]
+            withdrawn = scheduler.withdraw_all(jobs, _cleared(name, reason))
+            cleared += withdrawn
+            if scheduler.hooks.lane_cleared:
+                scheduler.hooks.call(
+                    scheduler.hooks.lane_cleared, scheduler.view(actor), withdrawn, reason
+                )
+    return cleared
+
+
+def _cleared(name: str, reason: str | None) -> Callable[[AnyJob], LaneClearedError]:
+    return lambda job: LaneClearedError(name, reason)
+
+
+def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
+    """Give up what runs in ``actors``; how many jobs that were."""
+    with scheduler.transition():
+        total = 0
+        for actor in actors:
+            actor.generation += 1
+            given_up = give_up(scheduler, actor.running_jobs(), actor.name)
+            total += given_up
+            if scheduler.hooks.lane_reset:
+                scheduler.hooks.call(scheduler.hooks.lane_reset, scheduler.view(actor), given_up)
+    return total
+
+
+def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
+    """Settle those of ``jobs`` that run, whatever their bodies still do; how many there were."""
+    with scheduler.transition():
+        given_up = 0
+        for job in jobs:
+            if job._state is RUNNING:
+                error = LaneResetError(job.lane if name is None else name)
+                given_up += scheduler.abandon(job, error)
+    return given_up
+
+
+def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
+    """Have ``actors`` start nothing until they are resumed."""
+    with scheduler.transition():
+        for actor in actors:
+            actor.paused_by_hand = True
+            _update_pause(scheduler, actor)
+
+
+def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
+    """Have the lanes that ``name`` means start nothing for that long, at least."""
+    finite_seconds("seconds", delay)  # before a lane is brought to life for it
+    actors = alive(scheduler, name)
+    with scheduler.transition():
+        until = scheduler.now + delay
+        for actor in actors:
+            if actor.paused_until is None or actor.paused_until < until:
+                actor.paused_until = until
+                if actor.pause_timer is not None:
+                    actor.pause_timer.cancel()
+                call = partial(_pause_is_over, scheduler, actor)
+                actor.pause_timer = scheduler.timers.call_at(until, call, alone=False)
+            _update_pause(scheduler, actor)
+
+
+def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
+    """Have ``actors`` start jobs again."""
+    with scheduler.transition():
+        for actor in actors:
+            actor.paused_by_hand = False
+            _end_timed_pause(actor)
+            _update_pause(scheduler, actor)
+
+
+def end_inherited_pause(scheduler: Scheduler, lane: LaneActor) -> None:
+    """Have the pause that ``lane`` came to life with end in time, if it has an end."""
+    if lane.paused_until is not None:
+        call = partial(_pause_is_over, scheduler, lane)
+        lane.pause_timer = scheduler.timers.call_at(lane.paused_until, call, alone=False)
+
+
+def _pause_is_over(scheduler: Scheduler, actor: Pausable) -> None:
+    _end_timed_pause(actor)
+    _update_pause(scheduler, actor)
+
+
+def _end_timed_pause(actor: Pausable) -> None:
+    actor.paused_until = None
+    if actor.pause_timer is not None:
+        actor.pause_timer.cancel()
+        actor.pause_timer = None
+
+
+def _update_pause(scheduler: Scheduler, actor: Pausable) -> None:
+    scheduler.touch(actor)  # also a session that was not paused: it may go
+    paused = actor.paused_by_hand or actor.paused_until is not None
+    if actor.paused is not paused:
+        actor.paused = paused
+        hooks = scheduler.hooks.lane_paused if paused else scheduler.hooks.lane_resumed
+        if hooks and isinstance(actor, Actor):  # and not a template
+            scheduler.hooks.call(hooks, scheduler.view(actor))
+
+
+# ---- waiting
+
+
+def _belongs(job: AnyJob, actors: Sequence[Actor]) -> bool:
+    """Whether ``job`` is in any of ``actors``."""
+    return job._lane in actors or job._session_lane in actors
+
+
+def _count(jobs: Iterable[AnyJob], actors: Sequence[Actor]) -> int:
+    """How many of ``jobs`` are in any of ``actors``."""
+    return sum(_belongs(job, actors) for job in jobs)
+
+
+async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: float) -> bool:
+    """Wait for the end of the jobs that run in ``actors`` now; whether they ended in time."""
+    seconds("timeout", timeout)
+    scheduler.check_thread()
+    running = [job for actor in actors for job in actor.running_jobs()]
+    inside = tuple(jobs_here(scheduler.running))
+    if not inside:
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(timeout):
+            for job in running:
+                if not job.done:
+                    await job.wait_done()
+        return all(job.done for job in running)
+
+    def are_left() -> bool:
+        left = [job for job in running if not job.done]
+        if len(left) > most_left_out(scheduler, inside):
+            return True
+        return not comes_true(scheduler, inside, lambda left_out: all(map(left_out.has, left)))
+
+    def is_held_up(left_out: Held) -> bool:
+        jobs = set(running)
+        return not (jobs.isdisjoint(left_out.held) and jobs.isdisjoint(left_out.running(scheduler)))
+
+    with trio.move_on_after(timeout):
+        await scheduler.watches.wait(object(), Watch(are_left, inside, is_held_up))
+    return not are_left()
+
+
+async def wait_until(
+    scheduler: Scheduler,
+    name: str | None,
+    *,
+    fewer_than: float = 1,
+    idle: bool = False,
+) -> None:
+    """Wait until fewer jobs than that wait where ``name`` says, and, if ``idle``, none runs."""
+    named(scheduler, name)  # raises, if there is no such lane
+    scheduler.check_thread()
+    inside = tuple(jobs_here(scheduler.running))
+
+    def actors() -> Sequence[Actor]:
+        try:
+            return named(scheduler, name)
+        except UnknownLaneError:  # removed since; only an idle lane is
+            return ()
+
+    def is_busy(actor: Actor) -> bool:
+        return bool((idle and actor.active) or (fewer_than == 1 and actor.waiting))
+
+    def obstacle() -> Actor | bool:
+        if not inside and fewer_than in (1, math.inf):  # the usual case
+            return next(filter(is_busy, actors()), False)
+        found = actors()
+        active = [actor for actor in found if idle and actor.active]
+        waiting = sum(actor.waiting for actor in found)
+        if not active and waiting < fewer_than:
+            return False
+        if not inside:
+            return True
+        most = most_left_out(scheduler, inside)
+        if any(actor.active > most for actor in active):
+            return True
+        if waiting >= fewer_than and not may_leave_out_waiting(scheduler, inside):
+            return True
+
+        def is_true(left_out: LeftOut) -> bool:
+            running = left_out.running(scheduler) if active else ()
+            if any(actor.active > _count(running, (actor,)) for actor in active):
+                return False
+            if waiting < fewer_than:
+                return True
+            return waiting - _count(left_out.waiting(scheduler), found) < fewer_than
+
+        return not comes_true(scheduler, inside, is_true)
+
+    def is_held_up(left_out: Held) -> bool:
+        found = actors()
+        if idle and any(_belongs(job, found) for job in left_out.held):
+            return True
+        if idle and any(_belongs(job, found) for job in left_out.running(scheduler)):
+            return True
+        return _count(left_out.waiting(scheduler), found) >= fewer_than
+
+    watch = Watch(obstacle, inside, is_held_up)
+    await scheduler.watches.wait((name, fewer_than, idle, inside), watch)
+
+
+def check_room(n: object) -> int | float:
+    """``n`` as the argument of ``wait_room``."""
+    number = count("n", n)
+    if number < 1:
+        raise ValueError(f"n must be at least 1, got {n!r}")
+    return number
+
+
+def all_jobs(scheduler: Scheduler) -> list[AnyJob]:
+    """Every job that waits or runs, in the order of submission."""
+    jobs = chain.from_iterable(
+        chain(lane.waiting_jobs(), lane.running_jobs()) for lane in scheduler.lanes.values()
+    )
+    return sorted(jobs, key=lambda job: job.id)

@@ -1,0 +1,80 @@
+"""Ending: let work end within a grace, cancel what is left, give up what will not stop."""
+
+from __future__ import annotations
+
+from typing import Literal, final
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from .._config.check import seconds
+from .control import all_jobs, give_up, wait_until
+from .._waiting.current import jobs_here
+from .._actors.job import AnyJob
+from .._waiting.left_out import all_left_out
+from .._flow.scheduler import Scheduler
+from .._actors.state import CANCELLED, RUNNING
+
+
+@final
+@attrs.frozen
+class DrainReport:
+    """How the jobs ended that waited or ran when a drain began, or were submitted meanwhile."""
+
+    finished: int
+    """Jobs that ended by themselves."""
+    cancelled: int
+    """Jobs that the drain cancelled, before or after they had started."""
+    abandoned: int
+    """Jobs whose bodies outlived that, and were given up."""
+
+
+@enable_ki_protection
+async def drain(
+    scheduler: Scheduler,
+    *,
+    reason: str,
+    grace: float,
+    cancel_grace: float,
+    waiting: Literal["finish", "cancel"],
+) -> DrainReport:
+    """Close ``scheduler`` and wait until nothing waits or runs. See `Lanes.drain`."""
+    seconds("grace", grace)
+    seconds("cancel_grace", cancel_grace)
+    if waiting not in ("finish", "cancel"):
+        raise ValueError(f"waiting must be 'finish' or 'cancel', not {waiting!r}")
+    scheduler.check_thread()
+    before = scheduler.finished
+    cancelled = abandoned = 0
+    scheduler.closing.close(reason)
+    if waiting == "cancel":
+        cancelled += _withdraw_waiting(scheduler)
+    with trio.move_on_after(grace) as in_time:
+        await wait_until(scheduler, None, idle=True)
+    if in_time.cancelled_caught:
+        cancelled += _withdraw_waiting(scheduler)
+        scheduler.closing.shut_down(reason)  # a job that cleans up submits nothing more
+        running = _running(scheduler)
+        for job in running:
+            job.cancel(reason)
+        left: dict[AnyJob, None] = {}  # also those that do not wait for this job any more
+        with trio.move_on_after(cancel_grace) as in_time:
+            await wait_until(scheduler, None, idle=True)
+        if in_time.cancelled_caught:
+            left = dict.fromkeys(_running(scheduler))
+            abandoned = give_up(scheduler, left)
+        cancelled += sum(job.state is CANCELLED for job in running if job not in left)
+    return DrainReport(scheduler.finished - before, cancelled, abandoned)
+
+
+def _withdraw_waiting(scheduler: Scheduler) -> int:
+    return scheduler.withdraw_all(
+        [job for lane in scheduler.lanes.values() for job in lane.waiting_jobs()],
+        lambda job: scheduler.closing.error(),
+    )
+
+
+def _running(scheduler: Scheduler) -> list[AnyJob]:
+    left_out = set(all_left_out(scheduler, jobs_here(scheduler.running)).running(scheduler))
+    return [job for job in all_jobs(scheduler) if job.state is RUNNING and job not in left_out]

@@ -1,0 +1,261 @@
+"""Rate limits: how much may start in how much time, and what a job takes of it.
+
+Pure: nothing here knows a clock. Whoever asks says what time it is, and is told from when on a
+job may start; to charge it then is the caller's part, so that it can take rates and tokens in one
+step. The arithmetic of one limit is in ``_meters``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, final
+
+import attrs
+
+from .._config import check as _check
+from .meters import NEVER_USED, Bucket, Exact, Window
+
+REQUESTS: Final = "requests"
+
+_Meter: TypeAlias = Window | Bucket
+
+
+def _amount(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{field} must be a number, not {value!r}")
+    if not -math.inf < value < math.inf:  # also true of NaN
+        raise ValueError(f"{field} must be finite, got {value!r}")
+    return value
+
+
+def _positive(field: str, value: Any) -> float:
+    if _amount(field, value) <= 0:
+        raise ValueError(f"{field} must be above 0, got {value!r}")
+    return value  # type: ignore[no-any-return]  # _amount() has looked at it
+
+
+def _unit(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{field} must be a string, not {value!r}")
+    if not value.strip():
+        raise ValueError(f"{field} must not be blank, got {value!r}")
+    return value
+
+
+def _check_algorithm(value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f'algorithm must be "gcra" or "sliding", not {value!r}')
+    if value not in ("gcra", "sliding"):
+        raise ValueError(f'algorithm must be "gcra" or "sliding", got {value!r}')
+
+
+@attrs.frozen
+class RateLimit:
+    """At most ``limit`` of a unit in any ``per`` seconds.
+
+    ::
+
+        LaneConfig(
+            concurrency=8,
+            rate=[RateLimit(500), RateLimit(90_000, unit="tokens", burst=9_000)],
+        )
+
+    ``"gcra"`` spreads starts evenly after a burst. For whole numbers, ``burst`` and what refills
+    in ``per`` seconds are together ``limit + 1``, with which no half-open window ``[t, t + per)``
+    holds more than ``limit``, as long as no cost is above ``burst``. A larger one waits until
+    nothing is used and leaves a debt, so that a window may then hold ``cost - burst`` more.
+
+    ``"sliding"`` is exact, and lets start whatever fits: no half-open window ``[t, t + per)``
+    holds more than ``limit``, for every cost up to ``limit``. A larger one starts when the window
+    is empty. It remembers each start until it has left the window.
+
+    The arithmetic is exact: numbers are taken as they are written, so that ten times 0.1 is 1.
+
+    Raises:
+      TypeError, ValueError: for a bad value, naming the field and the value.
+    """
+
+    limit: float = attrs.field(validator=_check.field(_positive))
+    """How much, above 0."""
+    per: float = attrs.field(default=60.0, validator=_check.field(_positive))
+    """In how many seconds, above 0."""
+    unit: str = attrs.field(default=REQUESTS, kw_only=True, validator=_check.field(_unit))
+    """Of what; a job's ``cost`` says how much of it the job takes."""
+    burst: float | None = attrs.field(
+        default=None, kw_only=True, validator=attrs.validators.optional(_check.field(_positive))
+    )
+    """How much may start at once after a pause, for ``"gcra"``: up to ``limit``. None is a tenth
+    of the limit, and at least 1 where the limit is."""
+    algorithm: Literal["gcra", "sliding"] = attrs.field(default="gcra", kw_only=True)
+    """How it is kept."""
+
+    def __attrs_post_init__(self) -> None:
+        _check_algorithm(self.algorithm)
+        if self.burst is not None:
+            if self.algorithm != "gcra":
+                raise ValueError(f"burst is for gcra, not {self.algorithm}, got {self.burst!r}")
+            if self.burst > self.limit:
+                raise ValueError(
+                    f"burst must not be above limit, {self.limit!r}, got {self.burst!r}"
+                )
+
+
+def rate_limits(value: Any) -> tuple[RateLimit, ...]:
+    """The limits that ``rate=value`` means.
+
+    Raises:
+      TypeError: if it is neither a `RateLimit` nor a sequence of such.
+    """
+    if isinstance(value, RateLimit):
+        return (value,)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"rate must be a RateLimit or a sequence of such, not {value!r}")
+    for limit in value:
+        if not isinstance(limit, RateLimit):
+            raise TypeError(f"rate must hold nothing but RateLimits, not {limit!r}")
+    return tuple(value)
+
+
+ONE_REQUEST: Final[Mapping[str, float]] = MappingProxyType({REQUESTS: 1})
+"""What a job costs that says nothing about it."""
+
+
+def costs_of(cost: float | Mapping[str, float]) -> Mapping[str, float]:
+    """What ``cost`` takes, by unit: a number is requests, and a mapping without requests one.
+
+    Raises:
+      TypeError: if it is neither a number nor a mapping of strings to numbers.
+      ValueError: for a blank unit, and an amount that is negative or not finite.
+    """
+    if not isinstance(cost, Mapping):
+        requests = _cost("cost", cost)
+        return ONE_REQUEST if requests == 1 else MappingProxyType({REQUESTS: requests})
+    costs: dict[str, float] = {REQUESTS: 1}
+    for unit, amount in cost.items():
+        _unit("a unit of cost", unit)
+        costs[unit] = _cost(f"cost of {unit!r}", amount)
+    return MappingProxyType(costs)
+
+
+def _cost(field: str, value: Any) -> float:
+    if _amount(field, value) < 0:
+        raise ValueError(f"{field} must not be negative, got {value!r}")
+    return value  # type: ignore[no-any-return]  # _amount() has looked at it
+
+
+def check_units(costs: Mapping[str, float], known: Collection[str]) -> None:
+    """Refuse costs in a unit that no limit counts; requests need not be counted.
+
+    Raises:
+      ValueError: naming the unit, and those that are counted.
+    """
+    for unit in costs:
+        if unit not in known and unit != REQUESTS:
+            counted = ", ".join(map(repr, sorted(known))) or "none"
+            raise ValueError(
+                f"cost names {unit!r}, which no rate limit counts (counted: {counted})"
+            )
+
+
+@final
+class Rates:
+    """All rate limits of one lane, session or group, and what they remember.
+
+    Several may count the same unit. A unit that the costs of a job do not name costs it nothing,
+    and what costs nothing never waits.
+    """
+
+    __slots__ = ("_meters", "units")
+
+    def __init__(self, limits: Sequence[RateLimit] = ()) -> None:
+        # Two that are equal limit no more than one.
+        self._meters = tuple((limit, _new_meter(limit)) for limit in dict.fromkeys(limits))
+        self.units = frozenset(limit.unit for limit in limits)
+        """What is counted."""
+
+    @classmethod
+    def of(cls, rate: RateLimit | Sequence[RateLimit]) -> Rates:
+        """The rates that ``rate=`` means, as if they had never been used."""
+        return cls(rate_limits(rate)) if rate else NO_RATES
+
+    def __bool__(self) -> bool:
+        return bool(self._meters)
+
+    @property
+    def limits(self) -> tuple[RateLimit, ...]:
+        """All of them, in the order given."""
+        return tuple(limit for limit, _ in self._meters)
+
+    def ready_at(self, costs: Mapping[str, float], now: float) -> float:
+        """The earliest time at which all limits let ``costs`` start: now, if not after ``now``.
+
+        It moves when something is charged or corrected, and by nothing else.
+        """
+        ready = NEVER_USED
+        for limit, meter in self._meters:
+            amount = costs.get(limit.unit)
+            if amount:
+                ready = max(ready, meter.ready_at(amount, now))
+        return ready
+
+    def charge(self, costs: Mapping[str, float], now: float) -> None:
+        """Take ``costs`` from all limits. Whether they let it start is not asked again."""
+        for limit, meter in self._meters:
+            amount = costs.get(limit.unit)
+            if amount:
+                meter.charge(amount, now)
+
+    def correct(self, differences: Mapping[str, Exact], now: float, charged_at: float) -> None:
+        """Have what was charged at ``charged_at`` be that much more or, if negative, less.
+
+        What is given back is at most what that charge still takes from others; what comes on top
+        is charged now, and may be a debt: those who come later wait for it.
+        """
+        for limit, meter in self._meters:
+            difference = differences.get(limit.unit, 0)
+            if difference > 0:
+                meter.charge(difference, now)
+            elif difference < 0:
+                meter.give_back(-difference, now, charged_at)
+
+    def refilled_at(self, now: float) -> float:
+        """From when on this is as if it had never been used; not after ``now``: it is so now."""
+        return max((meter.refilled_at(now) for _, meter in self._meters), default=NEVER_USED)
+
+    def reconfigured(self, limits: Sequence[RateLimit], now: float) -> Rates:
+        """These limits with the past of those; what this one is asked or told later is void.
+
+        A new limit goes on with the past of one of the same unit and algorithm: of the very same,
+        or of the one with the longest window, or for ``"gcra"`` with the nearest ``per``.
+        """
+        rates = Rates(limits)
+        rates._meters = tuple((limit, self._continued(limit, now)) for limit in rates.limits)
+        return rates
+
+    def _continued(self, limit: RateLimit, now: float) -> _Meter:
+        pasts: list[_Meter] = []
+        for old, meter in self._meters:
+            if old == limit:
+                return meter
+            if (old.unit, old.algorithm) == (limit.unit, limit.algorithm):
+                pasts.append(meter)
+        windows = [meter for meter in pasts if isinstance(meter, Window)]
+        buckets = [meter for meter in pasts if isinstance(meter, Bucket)]
+        if windows:
+            longest = max(windows, key=lambda window: window.per)
+            return longest.under(limit.limit, limit.per)
+        if buckets:
+            nearest = min(buckets, key=lambda bucket: abs(bucket.per - limit.per))
+            return nearest.under(limit.limit, limit.per, limit.burst, now)
+        return _new_meter(limit)
+
+
+def _new_meter(limit: RateLimit) -> _Meter:
+    if limit.algorithm == "sliding":
+        return Window(limit.limit, limit.per)
+    return Bucket(limit.limit, limit.per, limit.burst)
+
+
+NO_RATES: Final = Rates()  # which remembers nothing, so that all who have none can share it

@@ -1,0 +1,100 @@
+"""What lanes say of themselves: frozen, and counted without looking at any job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import attrs
+import trio
+
+from .._actors.actor import Actor
+from .._actors.lane import LaneActor
+from .._flow.scheduler import Scheduler
+
+
+@final
+@attrs.frozen
+class LaneStatistics:
+    """A global lane at one moment."""
+
+    waiting: int
+    """Jobs bound for it that have not started, in both layers."""
+    waiting_in_lane: int
+    """Of these: those that stand in its own line."""
+    waiting_in_sessions: int
+    """Of these: the others, which are still in their sessions, or not due yet."""
+    active: int
+    """Jobs that run, also those that have lent their slots."""
+    concurrency: int | float
+    """How many may run at once."""
+    paused: bool
+    """Whether it starts nothing now."""
+    paused_until: float | None
+    """When a pause ends by itself, on Trio's clock; None if it does not, or there is none."""
+    oldest_wait: float
+    """Seconds that the one which has waited longest has waited; 0 if none waits."""
+    started: int
+    """Jobs that have started, ever."""
+    finished: int
+    """Jobs that have started and settled, ever."""
+
+
+@final
+@attrs.frozen
+class LanesStatistics:
+    """All lanes at one moment."""
+
+    waiting: int
+    """Jobs that have not started."""
+    active: int
+    """Jobs that run, also those that have lent their slots."""
+    abandoned: int
+    """Bodies that were given up by a reset, and have not ended."""
+    sessions: int
+    """Session lanes that are alive."""
+    oldest_wait: float
+    """Seconds that the job which has waited longest has waited; 0 if none waits."""
+    lanes: Mapping[str, LaneStatistics]
+    """Each global lane, by name."""
+
+
+def lane_statistics(lane: LaneActor) -> LaneStatistics:
+    """``lane`` now."""
+    in_lane = len(lane.line) + lane.mailbox.count - lane.readmitting
+    oldest = lane.oldest
+    return LaneStatistics(
+        waiting=lane.waiting,
+        waiting_in_lane=in_lane,
+        waiting_in_sessions=lane.waiting - in_lane,
+        active=lane.active,
+        concurrency=lane.limiter.total_tokens,
+        paused=lane.paused,
+        paused_until=None if lane.paused_by_hand else lane.paused_until,
+        oldest_wait=0.0 if oldest is None else trio.current_time() - oldest._waiting_since,
+        started=lane.started,
+        finished=lane.finished,
+    )
+
+
+def lanes_statistics(scheduler: Scheduler) -> LanesStatistics:
+    """All lanes now."""
+    lanes = {name: lane_statistics(lane) for name, lane in scheduler.lanes.items()}
+    return LanesStatistics(
+        waiting=scheduler.waiting,
+        active=scheduler.active,
+        abandoned=scheduler.abandoned,
+        sessions=len(scheduler.sessions),
+        oldest_wait=max((lane.oldest_wait for lane in lanes.values()), default=0.0),
+        lanes=lanes,
+    )
+
+
+def describe(kind: str, actor: Actor) -> str:
+    """The live part of a lane's repr."""
+    paused = ", paused" if actor.paused else ""
+    limit = actor.concurrency if actor.limiter is None else actor.limiter.total_tokens
+    return (
+        f"<trio_lanes.{kind} {actor.name!r}, {actor.active}/{limit} active, "
+        f"{actor.waiting} waiting{paused}>"
+    )

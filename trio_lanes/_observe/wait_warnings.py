@@ -1,0 +1,123 @@
+"""Warnings about long waits. They tell, and never cancel.
+
+A job with an ``on_wait`` or a ``warn_after`` of its own, or any job when an instrument listens,
+has a timer of its own. All others share one for each lane, set for the oldest wait, which only
+writes to the log: at most one line for each lane and ``warn_after`` seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, final
+
+import trio
+
+from .._instrument import Hooks
+from .._actors.job import AnyJob, keep_timer
+from .._actors.lane import LaneActor
+from .._actors.state import WAITING
+from .._queue.timers import Timers
+
+logger: Final = logging.getLogger("trio_lanes")
+
+_FEW_QUIET: Final = 64
+
+_LEAST: Final = 0.001  # seconds: less may be nothing at all, added to the time of a clock
+
+
+@final
+class WaitWarnings:
+    """Sets the timers of long waits, and says what they find."""
+
+    def __init__(self, timers: Timers, hooks: Hooks) -> None:
+        self._timers: Final = timers
+        self._hooks: Final = hooks
+        # {name of a lane: until when the log has no other line about it}. By name, since a lane of
+        # a template may be another object by then.
+        self._quiet: dict[str, float] = {}
+        self._most_quiet = _FEW_QUIET  # with more entries, those that are over are dropped
+
+    def watch(self, job: AnyJob) -> None:
+        """Give ``job``, which begins to wait, a timer of its own if it needs one."""
+        options = job._options
+        if options.warn_after is not None:
+            job._lane.exempt += 1
+        own = options.warn_after is not None or options.on_wait is not None
+        if own or self._hooks.job_waiting_long:
+            self._at(_due(job), partial(self._too_long, job), job)
+
+    def watch_lane(self, lane: LaneActor) -> None:
+        """Set the timer of ``lane`` for its oldest wait, unless that is far from it."""
+        oldest = lane.oldest
+        assert oldest is not None  # whoever asks for this has looked
+        due = oldest._waiting_since + lane.config.warn_after
+        self._look_at(lane, max(due, self._quiet_until(lane)))
+
+    def _look_at(self, lane: LaneActor, when: float) -> None:
+        if when != float("inf"):
+            lane.warning = self._timers.call_at(when, partial(self._oldest_too_long, lane))
+
+    def _at(self, when: float, call: Callable[[], None], job: AnyJob) -> None:
+        if when != float("inf"):
+            keep_timer(job, self._timers.call_at(when, call))
+
+    def _too_long(self, job: AnyJob) -> None:
+        waited = trio.current_time() - job._waiting_since
+        on_wait, context = job._options.on_wait, job._context
+        if on_wait is not None:
+            assert context is not None  # nothing has entered it: the job waits
+            try:
+                context.run(on_wait, job, waited)
+            except Exception:
+                logger.exception("on_wait of %r raised", job)
+        if self._hooks.job_waiting_long:
+            self._hooks.call(self._hooks.job_waiting_long, job, waited)
+        if job._state is WAITING:
+            self._say(job._lane)
+
+    def _oldest_too_long(self, lane: LaneActor) -> None:
+        lane.warning = None
+        now = trio.current_time()
+        again = now + _pause(lane)  # later than now in any case, or the timers never come to rest
+        for job in lane.bound.values():
+            if job._options.warn_after is None:  # the others have said what they want
+                due = max(_due(job), self._quiet_until(lane))
+                if due <= now:
+                    self._say(lane)
+                else:
+                    again = due
+                break
+        if len(lane.bound) > lane.exempt:
+            self._look_at(lane, again)
+
+    def _say(self, lane: LaneActor) -> None:
+        now = trio.current_time()
+        oldest = lane.oldest
+        if oldest is not None and self._quiet_until(lane) <= now:
+            self._quiet[lane.name] = now + _pause(lane)
+            self._drop_what_is_over(now)
+            waited = now - oldest._waiting_since
+            logger.warning(
+                "lane %r: %d waiting, the longest for %.1f s", lane.name, lane.waiting, waited
+            )
+
+    def _quiet_until(self, lane: LaneActor) -> float:
+        return self._quiet.get(lane.name, -float("inf"))
+
+    def _drop_what_is_over(self, now: float) -> None:
+        if len(self._quiet) > self._most_quiet:
+            self._quiet = {name: until for name, until in self._quiet.items() if until > now}
+            self._most_quiet = 2 * len(self._quiet) + _FEW_QUIET
+
+
+def _due(job: AnyJob) -> float:
+    """When a warning about ``job`` is due."""
+    own = job._options.warn_after
+    return job._waiting_since + (job._lane.config.warn_after if own is None else own)
+
+
+def _pause(lane: LaneActor) -> float:
+    """Seconds between two lines about ``lane``: a ``warn_after`` next to 0 cannot mean none."""
+    return lane.config.warn_after if lane.config.warn_after >= _LEAST else 1.0

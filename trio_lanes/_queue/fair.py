@@ -1,0 +1,274 @@
+"""Where a job waits in a lane that is fair, or in which waiting counts.
+
+Between priorities: the oldest waiting job of each is compared, by what its wait adds to its
+priority, and the highest is served. All waits grow alike, so which one is highest depends on no
+clock: ``priority + (now - since) / aging`` is highest where ``since - priority * aging`` is
+lowest, whatever ``now`` is. So the priorities stand in a heap by that number, which changes only
+when their oldest job does. It is exact, a fraction, so that a tie is a tie: then the higher
+priority is served.
+
+Inside a priority: by arrival; or, in a fair line, the owners take turns, each with its earliest
+job. An owner comes into line where the arrival of its job puts it, so that a job which inherits an
+arrival inherits a turn, unless its owner has one. An owner that was served goes behind all others,
+and one of which nothing waits is forgotten. What is nobody's turn, and goes before all of them, is
+owned by `FIRST`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Hashable
+from fractions import Fraction
+from typing import Final, Generic, TypeVar, final
+
+from .backlog import Backlog
+
+T = TypeVar("T", bound=Hashable)
+
+FIRST: Final = object()
+
+_TURNS: Final = 40  # bits: turns after one arrival, before the next
+_SERVED: Final = 1 << (_TURNS - 1)  # of these the first that those get who were served
+
+
+@final
+class FairLine(Generic[T]):
+    """The items that wait, the next of them first.
+
+    All is O(log n). An item is equal to itself alone, and no two have the same arrival.
+    """
+
+    __slots__ = ("_aging", "_fair", "_lines", "_order", "_places")
+
+    def __init__(self, aging: float = math.inf, fair: bool = False) -> None:
+        self._aging = None if aging == math.inf else Fraction(aging)
+        self._fair = fair
+        self._places: dict[T, tuple[int, int, Hashable]] = {}  # {item: (priority, arrival, owner)}
+        self._lines: dict[int, _Line[T]] = {}  # {priority: those who have it}
+        self._order = _Lowest()  # of the priorities, negated, so that the higher wins a tie
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def items(self) -> Collection[T]:
+        """Everything that waits, in the order in which it was added."""
+        return self._places.keys()
+
+    def add(
+        self,
+        item: T,
+        *,
+        priority: int,
+        arrival: int,
+        since: float | Fraction,
+        owner: Hashable = None,
+    ) -> None:
+        """Put ``item`` in, which has waited ``since`` then, for ``owner``."""
+        if not self._fair:
+            owner = None
+        line = self._lines.get(priority)
+        if line is None:
+            line = self._lines[priority] = _Line()
+        self._places[item] = priority, arrival, owner
+        line.add(item, arrival, owner)
+        if self._aging is not None:
+            line.waits.put(arrival, since)
+        self._rank(priority, line)
+
+    def remove(self, item: T) -> None:
+        """Take out ``item``, which is in."""
+        priority, arrival, owner = self._places.pop(item)
+        line = self._lines[priority]
+        line.remove(arrival, owner)
+        self._left(priority, arrival, line)
+
+    def move(self, item: T, arrival: int) -> None:
+        """Give ``item``, which is in, another arrival."""
+        priority, old, owner = self._places[item]
+        self._places[item] = priority, arrival, owner
+        line = self._lines[priority]
+        line.move(item, old, arrival, owner)
+        if self._aging is not None:
+            line.waits.put(arrival, line.waits.values[old])
+            line.waits.drop(old)
+
+    def best(self) -> T:
+        """The item that is served next. There must be one."""
+        return self._lines[-self._order.lowest()].best()
+
+    def pop(self) -> T:
+        """Take out the item that is served next. There must be one."""
+        priority = -self._order.lowest()
+        line = self._lines[priority]
+        item = line.pop()
+        _, arrival, _ = self._places.pop(item)
+        self._left(priority, arrival, line)
+        return item
+
+    def first_of(self, priority: int) -> T | None:
+        """Return the item of ``priority`` that is served before the others of it, if any waits."""
+        line = self._lines.get(priority)
+        return None if line is None else line.best()
+
+    def since(self) -> float | Fraction:
+        """Return when the longest wait in the best priority began; 0 without aging.
+
+        There must be an item.
+        """
+        oldest = self._lines[-self._order.lowest()].oldest
+        return 0 if oldest is None else oldest
+
+    def urgency(self, now: float) -> tuple[int | Fraction, int]:
+        """Return the best priority at ``now``: with what waiting adds to it, and without.
+
+        The higher is served first, also between lines of different aging. There must be an item.
+        """
+        priority = -self._order.lowest()
+        if self._aging is None:
+            return priority, priority
+        return priority + (Fraction(now) - Fraction(self.since())) / self._aging, priority
+
+    def copy(self) -> FairLine[T]:
+        """Another one, in which the same are served in the same order."""
+        other: FairLine[T] = FairLine(fair=self._fair)
+        other._aging = self._aging
+        other._places = dict(self._places)
+        for priority, line in self._lines.items():
+            other._lines[priority] = line.copy()
+            other._rank(priority, other._lines[priority])
+        return other
+
+    def _left(self, priority: int, arrival: int, line: _Line[T]) -> None:
+        if self._aging is not None:
+            line.waits.drop(arrival)
+        if not line.is_empty:
+            self._rank(priority, line)
+        else:
+            del self._lines[priority]
+            self._order.drop(-priority)
+
+    def _rank(self, priority: int, line: _Line[T]) -> None:
+        rank: float | Fraction = -priority
+        if self._aging is not None:
+            oldest = line.waits.lowest_value()
+            if oldest == line.oldest:
+                return
+            line.oldest = oldest
+            rank = Fraction(oldest) - priority * self._aging
+        self._order.put(-priority, rank)
+
+
+class _Line(Generic[T]):
+    """Those of one priority."""
+
+    __slots__ = ("_backlogs", "_latest", "_owners", "_served", "_turns", "oldest", "waits")
+
+    def __init__(self) -> None:
+        self._backlogs: dict[Hashable, Backlog[T]] = {}  # {owner: those that wait, by arrival}
+        self._turns: dict[Hashable, int] = {}  # {owner: its turn}
+        self._owners: Backlog[Hashable] = Backlog()  # by their turns
+        self._latest = 0  # the last arrival
+        self._served = 0  # how often an owner was, that then had more
+        self.waits = _Lowest()  # {arrival: since}
+        self.oldest: float | Fraction | None = None  # the lowest of them that was ranked
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._backlogs
+
+    def add(self, item: T, arrival: int, owner: Hashable) -> None:
+        self._latest = max(self._latest, arrival)
+        backlog = self._backlogs.get(owner)
+        if backlog is None:
+            backlog = self._backlogs[owner] = Backlog()
+            self._give_turn(owner, -1 if owner is FIRST else arrival << _TURNS)
+        backlog.add(arrival, item)
+
+    def remove(self, arrival: int, owner: Hashable) -> None:
+        backlog = self._backlogs[owner]
+        backlog.remove(arrival)
+        if not backlog.items:
+            self._owners.remove(self._turns.pop(owner))
+            del self._backlogs[owner]
+
+    def move(self, item: T, old: int, arrival: int, owner: Hashable) -> None:
+        backlog = self._backlogs[owner]
+        backlog.remove(old)
+        backlog.add(arrival, item)
+        turn = self._turns[owner]
+        if turn >> _TURNS == old and not turn & _SERVED:  # it has come by that arrival
+            self._owners.remove(turn)
+            self._give_turn(owner, arrival << _TURNS)
+
+    def best(self) -> T:
+        return self._backlogs[self._owners.best()].best()
+
+    def pop(self) -> T:
+        owner = self._owners.best()
+        backlog = self._backlogs[owner]
+        item = backlog.pop()
+        if not backlog.items:
+            self._owners.pop()
+            del self._backlogs[owner], self._turns[owner]
+        elif owner is not FIRST:
+            self._owners.pop()
+            self._served += 1
+            self._give_turn(owner, (self._latest << _TURNS) + _SERVED + self._served)
+        return item
+
+    def copy(self) -> _Line[T]:
+        other: _Line[T] = _Line()
+        for owner, turn in self._turns.items():
+            other._backlogs[owner] = self._backlogs[owner].copy()
+            other._give_turn(owner, turn)
+        other._latest, other._served = self._latest, self._served
+        for arrival, since in self.waits.values.items():
+            other.waits.put(arrival, since)
+        return other
+
+    def _give_turn(self, owner: Hashable, turn: int) -> None:
+        while turn in self._owners.items:  # an arrival that was inherited may have been its first
+            turn += 1
+        self._turns[owner] = turn
+        self._owners.add(turn, owner)
+
+
+class _Lowest:
+    """Numbers by key, of which the lowest is found: of equal ones, that of the lowest key."""
+
+    __slots__ = ("_heap", "values")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float | Fraction, int]] = []  # some of them no longer in values
+        self.values: dict[int, float | Fraction] = {}
+        """{key: number}, to look at."""
+
+    def put(self, key: int, value: float | Fraction) -> None:
+        """Have ``key`` stand at ``value``."""
+        if self.values.get(key) != value:
+            self.values[key] = value
+            heapq.heappush(self._heap, (value, key))
+            self._shrink()
+
+    def drop(self, key: int) -> None:
+        """Forget ``key``."""
+        del self.values[key]
+        self._shrink()
+
+    def lowest(self) -> int:
+        """The key of the lowest. There must be one."""
+        heap, values = self._heap, self.values
+        while values.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][1]
+
+    def lowest_value(self) -> float | Fraction:
+        """The lowest. There must be one."""
+        return self.values[self.lowest()]
+
+    def _shrink(self) -> None:
+        # At most as many dead entries as living ones: the changes have paid for a rebuilding.
+        if len(self._heap) > 2 * len(self.values) + 16:
+            self._heap = [(value, key) for key, value in self.values.items()]
+            heapq.heapify(self._heap)

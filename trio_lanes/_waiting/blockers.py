@@ -1,0 +1,155 @@
+"""What a job waits for, told for people and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, final
+
+import attrs
+
+from .._actors.state import RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from .._actors.actor import Actor
+    from .._actors.group import Group
+    from .._actors.job import AnyJob
+    from .._actors.lane import LaneActor
+    from .._actors.session import SessionActor
+
+BlockerKind = Literal[
+    "delay",
+    "session",
+    "order",
+    "concurrency",
+    "pause",
+    "rate",
+    "group",
+    "reservation",
+    "job",
+    "room",
+]
+
+
+@final
+@attrs.frozen
+class Blocker:
+    """One thing that a job waits for."""
+
+    kind: BlockerKind
+    """``delay``: it is not due. ``session``: its session runs as many as it may. ``order``: others
+    are before it. ``concurrency``: the lane has no slot. ``pause``, ``rate``: of that lane.
+    ``group``: the group has no token. ``reservation``: what the group has left is kept for its
+    siblings. ``job``: it runs, and waits for these. ``room``: it runs, and waits for room to
+    submit."""
+    lane: str
+    """Where: the name of a global lane, of a session lane, or of a group."""
+    jobs: tuple[AnyJob, ...] = ()
+    """The jobs that hold what it needs, or that are before it."""
+    until: float | None = None
+    """When that ends, on Trio's clock, where that is known."""
+
+
+def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
+    """What ``job`` waits for now; nothing if it has settled, or runs and waits for no job."""
+    if job._state is RUNNING:
+        return tuple(_of_running(job, now))
+    if job._state is not WAITING:
+        return ()
+    lane, session = job._lane, job._session_lane
+    if job.id in lane.delayed:
+        due = job.submitted_at + job._options.delay
+        return (Blocker("delay", lane.name, until=due),)
+    if session is not None and job._place not in session.forwarded:
+        return tuple(_in_session(job, session, now))
+    return tuple(_in_lane(job, lane, now))
+
+
+def _of_running(job: AnyJob, now: float) -> list[Blocker]:
+    found = []
+    for wait in (job._waits or {}).values():
+        if wait.target is not None:
+            found.append(Blocker("job", wait.target.lane, (wait.target,)))
+        elif wait.any_of:
+            jobs = _sorted(wait.any_of)
+            found.append(Blocker("job", jobs[0].lane, jobs))
+        else:
+            assert wait.entrant is not None
+            actor = wait.entrant.actor
+            found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
+    if job in job._lane.returning:
+        found += _slots(job._lane, returning=True)
+    elif job._readmitting and job._arrival:
+        found += _in_lane(job, job._lane, now)
+    elif job._readmitting:
+        session = job._session_lane
+        assert session is not None
+        found += _pause(session)
+        before = session.before_again(job)
+        if before:
+            found.append(Blocker("order", session.name, tuple(before)))
+        else:
+            found += _rate(session, job, now)
+    return found
+
+
+def _in_session(job: AnyJob, session: SessionActor, now: float) -> list[Blocker]:
+    found = _pause(session)
+    running = session.running_jobs()
+    if len(running) >= session.concurrency:
+        found.append(Blocker("session", session.name, tuple(running)))
+    before = session.before(job)
+    if before:
+        found.append(Blocker("order", session.name, tuple(before)))
+    elif session.rates:
+        found += _rate(session, job, now)
+    return found
+
+
+def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
+    found = _pause(lane)
+    before = lane.before(job)
+    if before:
+        found.append(Blocker("order", lane.name, tuple(before)))
+    found += _slots(lane)
+    if not before:
+        found += _rate(lane, job, now)
+        if lane.group is not None:
+            found += _rate(lane.group, job, now)
+            first = lane.group.waits_for_charge(now)
+            if first is not None and first is not job:
+                found.append(Blocker("order", lane.group.name, (first,)))
+    return found
+
+
+def _slots(lane: LaneActor, *, returning: bool = False) -> list[Blocker]:
+    found = []
+    if lane.limiter.available_tokens < 1:
+        lanes = [other for other in lane.floor.lanes.values() if other.limiter is lane.limiter]
+        found.append(Blocker("concurrency", lane.name, _holders(lanes)))
+    group = lane.group
+    if group is not None:
+        if not group.has_budget:
+            found.append(Blocker("group", group.name, _holders(group.lanes)))
+        elif group.reserved(lane.label) and not returning:
+            found.append(Blocker("reservation", group.name, _holders(group.lanes)))
+    return found
+
+
+def _holders(lanes: list[LaneActor]) -> tuple[AnyJob, ...]:
+    return _sorted(job for lane in lanes for job in lane.running_jobs() if job._has_slot)
+
+
+def _sorted(jobs: Iterable[AnyJob]) -> tuple[AnyJob, ...]:
+    return tuple(sorted(jobs, key=lambda job: job.id))
+
+
+def _pause(actor: Actor) -> list[Blocker]:
+    if not actor.paused:
+        return []
+    until = None if actor.paused_by_hand else actor.paused_until
+    return [Blocker("pause", actor.name, until=until)]
+
+
+def _rate(actor: Actor | Group, job: AnyJob, now: float) -> list[Blocker]:
+    when = actor.rates.ready_at(job._costs, now)
+    return [Blocker("rate", actor.name, until=when)] if when > now else []

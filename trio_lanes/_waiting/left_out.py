@@ -1,0 +1,212 @@
+"""Which jobs a wait for lanes leaves out, if it is made inside a job.
+
+A task inside a job may wait until lanes are idle, empty or have room. A job that cannot go on
+before the caller's job has ended would keep such a wait, and with it itself, from ever ending. So
+the wait leaves out:
+
+* the jobs that the caller is inside of;
+* each running job that waits, by its handle, for a job that is left out; or that waits for lanes
+  in which such a job is; or that needs a slot which such jobs hold;
+* each waiting job that needs a place in its session, a slot or a token of a group, if all of these
+  are held by jobs that are left out.
+
+Found by the search for deadlocks: the caller's jobs are taken never to end, and what cannot come
+then is left out. Waits for lanes inside of other jobs are no part of that search. They are added
+one round after the other: a job whose wait for lanes cannot come true is taken never to end either.
+Two jobs that wait for each other's lanes so leave out each other.
+
+Some waits for lanes hold up each other only together: each waits for a job that needs a slot, and
+their own jobs hold all slots. For each of them alone, another could still give its slot. So if the
+caller's wait would come true with the jobs of all waits for lanes held, then the largest set of
+such jobs is looked for that hold up each other: a wait leaves that set if all that it waits for can
+come though the others are held, but for what it leaves out itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol, final
+
+from .._actors.job import AnyJob
+from .needs import Search, end_of, place_of, slot_of, start_of
+from .._actors.state import RUNNING
+
+if TYPE_CHECKING:
+    from .._actors.lane import LaneActor
+    from .._flow.scheduler import Scheduler
+    from .._actors.session import SessionActor
+    from .watch import Watch
+
+
+def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
+    """No more running jobs than that can be left out by a wait inside those jobs.
+
+    Asked first, since it costs nothing: while many jobs wait for lanes, those are looked at often.
+    """
+    watching = sum(len(watch.jobs) for watch in scheduler.watches.inside)
+    lending = sum(len(lane.lending) for lane in scheduler.lanes.values())
+    return len([*inside]) + len(scheduler.waits) + watching + lending
+
+
+def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> bool:
+    """Whether a wait inside those jobs may leave out any job of these lanes that waits.
+
+    Asked first as well: a job that submits many others and waits for room is looked at for each.
+    """
+    jobs = _may_be_held(scheduler, inside)
+    if any(job._session_lane is not None and job._session_lane.waiting for job in jobs):
+        return True
+    held = Counter(job._lane for job in jobs)
+    return any(
+        lane.group is not None or lane.asker is not None or lane.concurrency <= held[lane]
+        for lane in scheduler.lanes.values()
+        if lane.waiting
+    )
+
+
+def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]:
+    """The running jobs of these lanes that a wait inside those jobs may leave out."""
+    watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
+    waiting = (wait.job for wait in scheduler.waits)
+    lending = chain.from_iterable(lane.lending for lane in scheduler.lanes.values())
+    return [
+        job
+        for job in dict.fromkeys(chain(inside, watching, waiting, lending))
+        if job is not None and job._keeper is scheduler and job._state is RUNNING
+    ]
+
+
+def comes_true(
+    scheduler: Scheduler, inside: Iterable[AnyJob], is_true: Callable[[LeftOut], bool]
+) -> bool:
+    """Whether a wait inside those jobs, which ends if ``is_true`` of what is left out, ends."""
+    left_out = LeftOut(scheduler, inside)
+    if is_true(left_out):
+        return True
+    larger = _held_together(scheduler, left_out, is_true)
+    return larger is not None and is_true(larger)
+
+
+def all_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> LeftOut:
+    """Return what a wait inside those jobs leaves out, whatever it waits for."""
+    left_out = LeftOut(scheduler, inside)
+    return _held_together(scheduler, left_out, lambda larger: True) or left_out
+
+
+def _held_together(
+    scheduler: Scheduler, left_out: LeftOut, may_be_true: Callable[[LeftOut], bool]
+) -> LeftOut | None:
+    """Return what is left out with the waits that hold up each other only together.
+
+    None if there are none, or if what is left out would not be enough.
+    """
+    watches = scheduler.watches.inside
+    others = {watch: None for watch in watches if not left_out.held.keys() >= {*watch.jobs}}
+    owns: dict[Watch, LeftOut] = {}
+    while others:
+        jobs = chain(left_out.held, *(watch.jobs for watch in others))
+        larger = LeftOut(scheduler, jobs, with_watches=False)
+        if not may_be_true(larger):
+            return None
+        going = []
+        for watch in others:
+            if watch not in owns and watch.is_held_up(larger):
+                owns[watch] = LeftOut(scheduler, watch.jobs)
+            if watch not in owns or not watch.is_held_up(_Beyond(larger, owns[watch])):
+                going.append(watch)
+        if not going:
+            return larger
+        for watch in going:
+            del others[watch]
+    return None
+
+
+class Held(Protocol):
+    """Jobs that cannot go on."""
+
+    @property
+    def held(self) -> Iterable[AnyJob]:
+        """Running jobs that are known not to."""
+
+    def running(self, scheduler: Scheduler, /) -> list[AnyJob]:
+        """The running jobs of these lanes that cannot."""
+
+    def waiting(self, scheduler: Scheduler, /) -> list[AnyJob]:
+        """The waiting jobs of these lanes that cannot."""
+
+
+@final
+class LeftOut:
+    """The jobs that cannot go on before all of some running jobs have ended."""
+
+    def __init__(
+        self, scheduler: Scheduler, jobs: Iterable[AnyJob], *, with_watches: bool = True
+    ) -> None:
+        self.held = dict.fromkeys(jobs)
+        """Running jobs that are known to be left out."""
+        watches = scheduler.watches.inside if with_watches else ()
+        is_complete = False
+        while not is_complete:
+            self._search = Search(self.held)
+            is_complete = True
+            for watch in watches:
+                if not self.held.keys() >= {*watch.jobs} and watch.is_held_up(self):
+                    self.held.update(dict.fromkeys(watch.jobs))
+                    is_complete = False
+
+    def has(self, job: AnyJob) -> bool:
+        """Whether ``job``, which runs, is left out."""
+        return job in self.held or not self._search.can_come([(end_of, job)])
+
+    def running(self, scheduler: Scheduler) -> list[AnyJob]:
+        """The running jobs of these lanes that are left out."""
+        return [job for job in _may_be_held(scheduler, self.held) if self.has(job)]
+
+    def waiting(self, scheduler: Scheduler) -> list[AnyJob]:
+        """The waiting jobs of these lanes that are left out."""
+        can_come = self._search.can_come
+        busy = [lane for lane in scheduler.lanes.values() if lane.waiting]
+        stuck = {lane for lane in busy if not can_come(slot_of(lane))}
+        found = [job for lane in stuck for job in lane.waiting_jobs()]
+        sessions = (job._session_lane for job in chain(found, self.running(scheduler)))
+        for session in dict.fromkeys(sessions):
+            if session is not None:
+                for lane, jobs in _by_lane(session).items():
+                    if lane not in stuck:
+                        # If one of them cannot start, then none behind it can.
+                        found += jobs[bisect_left(jobs, True, key=self._cannot_start) :]
+        return found
+
+    def _cannot_start(self, job: AnyJob) -> bool:
+        return not self._search.can_come(start_of(job, job._session_lane))
+
+
+@final
+class _Beyond:
+    """The jobs that are in one `LeftOut` and not in another."""
+
+    def __init__(self, left_out: LeftOut, but: LeftOut) -> None:
+        self._left_out = left_out
+        self._but = but
+
+    @property
+    def held(self) -> list[AnyJob]:
+        return [job for job in self._left_out.held if not self._but.has(job)]
+
+    def running(self, scheduler: Scheduler) -> list[AnyJob]:
+        return [job for job in self._left_out.running(scheduler) if not self._but.has(job)]
+
+    def waiting(self, scheduler: Scheduler) -> list[AnyJob]:
+        but = {*self._but.waiting(scheduler)}
+        return [job for job in self._left_out.waiting(scheduler) if job not in but]
+
+
+def _by_lane(session: SessionActor) -> dict[LaneActor, list[AnyJob]]:
+    """The waiting jobs of ``session`` in their order, by the lanes that they are bound for."""
+    found: dict[LaneActor, list[AnyJob]] = {}
+    for job in sorted(session.waiting_jobs(), key=place_of):
+        found.setdefault(job._lane, []).append(job)
+    return found
