@@ -29,7 +29,10 @@ import attrs
 import trio
 
 from benchmarks import machine
-from trio_lanes import _lane, _scheduler, _session, _submission, open_lanes
+from trio_lanes import _submission, open_lanes
+from trio_lanes._actors.lane import LaneActor
+from trio_lanes._actors.session import SessionActor
+from trio_lanes._flow.loop import Scheduler
 
 Body = Callable[[int], Awaitable[int]]
 
@@ -43,18 +46,14 @@ REST: Final = "run"
 COLLECTOR: Final = "collector"
 STEPS: Final[tuple[tuple[str, Any, str, str], ...]] = (
     ("check", _submission.Submitter, "_make", "the call is looked at, the job made"),
-    ("accept", _scheduler.Scheduler, "accept", "it has its number and place, and is mail"),
-    ("serve", _scheduler.Scheduler, "serve", "those who were touched take their steps"),
-    ("forward", _session.SessionActor, "step", "its session takes its mail, and forwards its best"),
-    (
-        "line",
-        _lane.LaneActor,
-        "step",
-        "its lane takes its mail, and looks for the head of its line",
-    ),
-    ("start", _scheduler.Scheduler, "start", "tokens and state; it is granted to a worker"),
+    ("submit", Scheduler, "submit", "it has its number and its place"),
+    ("serve", Scheduler, "serve", "the touched actors are asked, in order"),
+    ("ask session", SessionActor, "next_forward", "its session takes its mail, and has its best"),
+    ("forward", Scheduler, "_forward", "it goes into the mailbox of its lane"),
+    ("ask lane", LaneActor, "next_start", "its lane has the head of its line"),
+    ("start", Scheduler, "_start", "token and state; it is granted to a worker"),
     (REST, None, "", "a worker, the context, the body; Trio"),
-    ("end", _scheduler.Scheduler, "_end", "tokens back; it settles; whoever waits is woken"),
+    ("settle", Scheduler, "_end", "token back; its outcome is kept; its waiters are woken"),
     (COLLECTOR, None, "", "Python's garbage collector, whenever it comes"),
 )
 

@@ -229,6 +229,8 @@ class Model(Rules):
         if self.group is None or job.lane not in self.group.members:
             return
         for other in self.group.members:
+            if other == job.lane:
+                continue  # of owners with equal turns, its own line may choose any
             heads = self.lanes[other].line.heads()
             if heads and self.serves(other, now - 0.001) and self.is_admitted(other, now):
                 best = min((-head.priority, head.arrival) for head in heads)

@@ -96,7 +96,7 @@ async def test_how_a_job_ended_is_told_and_counts_as_nobody_having_looked(
     cleared = "never started, and was cancelled after 0.500 s by LaneClearedError"
     assert f"job 2 'cleared' in lane 'main' {cleared}" in kept.lines
     assert "lane 'main' was cleared of 1 jobs" in kept.lines
-    assert "failed, and nobody looked" in caplog.text
+    assert "its exception was never retrieved" in caplog.text
 
 
 async def failing() -> None:

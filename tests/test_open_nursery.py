@@ -215,7 +215,7 @@ async def test_the_failure_of_a_child_cancels_its_siblings_and_the_block(
 
 
 @pytest.mark.many_seeds(10)
-async def test_a_job_that_gets_the_slot_of_a_failed_sibling_is_cancelled_and_no_other_starts(
+async def test_no_waiting_job_starts_after_a_failure_of_a_sibling(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -225,7 +225,7 @@ async def test_a_job_that_gets_the_slot_of_a_failed_sibling_is_cancelled_and_no_
                 jobs.start_soon(raises)
                 for label in range(5):
                     jobs.start_soon(track.sleep, label)
-        assert track.started in ([], [0])
+        assert track.started == []
         assert track.ended == []
         assert trio.current_time() == 2
 

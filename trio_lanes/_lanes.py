@@ -12,21 +12,22 @@ from typing import Final, Literal, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._lifecycle import control as _control
-from ._config.check import finite_seconds
+from ._actors.job import AnyJob
 from ._actors.options import LaneConfig, LaneGroup, session_config
+from ._actors.plan import Plan
+from ._config.check import finite_seconds
+from ._config.errors import UnknownLaneError
+from ._config.names import resolve_global_lane, session_key
+from ._config.protected import protected_context
+from ._flow.loop import Scheduler
+from ._instrument import LaneInstrument
+from ._lifecycle import control as _control
 from ._lifecycle.configure import apply, configure
 from ._lifecycle.drain import DrainReport, drain
-from ._config.errors import UnknownLaneError
-from ._instrument import Hooks, LaneInstrument
-from ._actors.job import AnyJob
-from ._config.names import resolve_global_lane, session_key
 from ._nursery import LaneNursery, opened
-from ._actors.plan import Plan
-from ._portal import LanesPortal
-from ._config.protected import protected_context
-from ._flow.scheduler import Scheduler
+from ._observe.hooks import Hooks
 from ._observe.statistics import LanesStatistics, lanes_statistics
+from ._portal import LanesPortal
 from ._submission import Submitter
 from ._views import Lane, SessionLane, view_of
 
@@ -70,7 +71,7 @@ def open_lanes(
         `RecursionError` in a submission; whoever was in it got that very exception before.
     """
     plan = Plan(others=session_config(sessions)).changed(lanes, groups, opening=True)
-    return _opened(plan, Hooks(instruments))
+    return _opened(plan, Hooks(instruments, LaneInstrument))
 
 
 @protected_context
@@ -78,10 +79,11 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
     with ExitStack() as when_all_has_ended:
         async with trio.open_nursery() as nursery:
             scheduler = Scheduler(nursery, hooks)
-            when_all_has_ended.callback(_report_unseen, scheduler)
+            when_all_has_ended.callback(_report_unretrieved, scheduler)
             lanes = Lanes._create(scheduler)
-            with scheduler.transition():
+            with scheduler.batch():
                 apply(scheduler, plan)
+            _say_how_wide(plan)
             try:
                 yield lanes
                 lanes.close("the block was left")
@@ -92,10 +94,22 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
             raise RuntimeError("these lanes broke down") from scheduler.broken
 
 
-def _report_unseen(scheduler: Scheduler) -> None:
+def _say_how_wide(plan: Plan) -> None:
+    """Log how many jobs each lane runs at once: a `LaneConfig` that does not say it runs one."""
+    widths = [
+        f"{name} {config.concurrency if config.limiter is None else config.limiter.total_tokens}"
+        for name, config in plan.lanes.items()
+    ]
+    widths.append(f"each session {plan.others.concurrency}")
+    logger.info(
+        "lanes opened, with the number of jobs that each runs at once: %s", ", ".join(widths)
+    )
+
+
+def _report_unretrieved(scheduler: Scheduler) -> None:
     """Log the failures that nobody has looked at, whose jobs somebody still holds."""
-    for unseen in list(scheduler.unseen):
-        unseen.report()
+    for error in list(scheduler.unretrieved):
+        error.report()
 
 
 async def _let_work_end(scheduler: Scheduler) -> None:
@@ -109,7 +123,7 @@ async def _let_work_end(scheduler: Scheduler) -> None:
 
 def _warn_of_pauses(scheduler: Scheduler) -> bool:
     """Name the paused lanes in which jobs wait; whether there are any."""
-    paused = [actor for actor in scheduler.actors() if actor.paused and actor.waiting]
+    paused = [actor for actor in scheduler.registry.actors if actor.paused and actor.waiting]
     for actor in paused:
         logger.warning(
             "lane %r is paused with %d waiting: the block stays open until it is resumed",
@@ -141,11 +155,12 @@ class Lanes(Submitter):
 
     def __repr__(self) -> str:
         scheduler = self._scheduler
+        statistics = self.statistics()
         closed = "" if scheduler.closing.is_open else ", closed"
         return (
             f"<trio_lanes.Lanes at {id(self):#x}, {len(scheduler.lanes)} lanes, "
-            f"{len(scheduler.sessions)} sessions, {scheduler.active} active, "
-            f"{scheduler.waiting} waiting{closed}>"
+            f"{len(scheduler.sessions)} sessions, {statistics.active} active, "
+            f"{statistics.waiting} waiting{closed}>"
         )
 
     # ---- looking
@@ -153,8 +168,8 @@ class Lanes(Submitter):
     def lane(self, name: str) -> Lane:
         """The global lane of that name: neither a session's, see `session`, nor a template."""
         resolved = resolve_global_lane(name)
-        if self._scheduler.find_lane(resolved) is None:
-            raise UnknownLaneError(resolved, self._scheduler.plan.lanes)
+        if self._scheduler.registry.find_lane(resolved) is None:
+            raise UnknownLaneError(resolved, self._scheduler.registry.plan.lanes)
         return Lane._create(self._scheduler, resolved)
 
     def session(self, key: str) -> SessionLane:
@@ -175,7 +190,10 @@ class Lanes(Submitter):
 
     def statistics(self) -> LanesStatistics:
         """How things stand; looks at no job."""
-        return lanes_statistics(self._scheduler)
+        scheduler = self._scheduler
+        return lanes_statistics(
+            scheduler.lanes, sessions=len(scheduler.sessions), abandoned=scheduler.abandoned
+        )
 
     def portal(self) -> LanesPortal:
         """A door for other threads: submit from them, cancel, and get results.
@@ -225,19 +243,22 @@ class Lanes(Submitter):
         self,
         lanes: Mapping[str, int | float | LaneConfig | None] | None = None,
         groups: Mapping[str, LaneGroup] | None = None,
+        *,
+        sessions: LaneConfig | None = None,
     ) -> None:
         """Change lanes while they work; all of it, or nothing if anything of it is bad.
 
         A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration,
         a new name is a new lane, None removes one, and what is not named stays as it is; groups, if
-        given, replace all groups. Then everything that can start starts. Running jobs are not
+        given, replace all groups; ``sessions``, if given, is what every session is like from now on
+        that has no configuration of its own. Then everything that can start starts. Running jobs are not
         touched, and what rate limits remember stays; but one that is given another algorithm
         begins anew. Not a checkpoint.
 
         Raises:
           TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
         """
-        configure(self._scheduler, {} if lanes is None else lanes, groups)
+        configure(self._scheduler, {} if lanes is None else lanes, groups, sessions)
 
     @enable_ki_protection
     def clear(
@@ -335,6 +356,8 @@ class Lanes(Submitter):
         """
         await _control.wait_until(self._scheduler, name, fewer_than=_control.check_room(n))
 
+    wait_waiting_below = wait_room
+
     # ---- ending
 
     @enable_ki_protection
@@ -352,7 +375,7 @@ class Lanes(Submitter):
         """
         if retry_after is not None:
             finite_seconds("retry_after", retry_after)
-        self._scheduler.closing.close(reason, retry_after)
+        self._scheduler.close(reason, retry_after)
 
     @enable_ki_protection
     def check_open(self) -> None:
@@ -366,7 +389,7 @@ class Lanes(Submitter):
             shut.
         """
         if not self._scheduler.closing.is_open:
-            self._scheduler.closing.check()
+            self._scheduler.check_open()
 
     async def wait_closing(self) -> None:
         """Wait until the lanes close: for a server's shutdown trigger. A checkpoint."""

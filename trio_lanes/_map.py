@@ -17,12 +17,12 @@ import outcome
 import trio
 from trio.lowlevel import Abort, ParkingLot, disable_ki_protection, enable_ki_protection
 
-from ._waiting.current import job_here
 from ._actors.job import AnyJob, Job
+from ._actors.wait import RoomRequest, Wait
 from ._config.protected import protected_context
-from ._waiting.room import Entrant
-from ._flow.scheduler import Scheduler
-from ._waiting.waits import RaiseCancel, Wait
+from ._flow.loop import Scheduler
+from ._flow.parking import RaiseCancel
+from ._waiting.current import job_here
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -108,7 +108,7 @@ class Window(Generic[T_co]):
         self.outstanding = 0  # items that were read, and whose results have not been taken
         self._line: deque[Job[T_co] | Exception] = deque()  # in the order of taking
         self._unsettled: dict[AnyJob, None] = {}  # accepted, and not yet settled
-        self._entrant: Entrant | None = None  # that waits for room
+        self._request: RoomRequest | None = None  # that waits for room
         self._parked: Wait | None = None  # of the task that takes a result
         self._taking = False
         self._left = False
@@ -132,7 +132,7 @@ class Window(Generic[T_co]):
             if self._left:
                 raise trio.ClosedResourceError("the block of this map was left")
             self._fill()
-            if self._is_ready or not (self._unsettled or self._entrant or self._has_more):
+            if self._is_ready or not (self._unsettled or self._request or self._has_more):
                 break
             async with self._lending():
                 if not self._is_ready:  # lending may have been enough
@@ -162,13 +162,13 @@ class Window(Generic[T_co]):
         """How many may be outstanding now."""
         if self._max_outstanding is not None:
             return self._max_outstanding
-        lane = self._scheduler.find_lane(self._lane)
+        lane = self._scheduler.registry.find_lane(self._lane)
         width = 0 if lane is None else lane.limiter.total_tokens
         return max(1, int(min(2 * width, MOST_BY_DEFAULT)))
 
     @property
     def _wants_item(self) -> bool:
-        may_come = self._has_more and not self._left and self._entrant is None
+        may_come = self._has_more and not self._left and self._request is None
         return may_come and self.outstanding < self._size
 
     def _fill(self) -> None:
@@ -194,19 +194,19 @@ class Window(Generic[T_co]):
             self._line.append(error)
             return
         scheduler = self._scheduler
-        job._waiters = {self: self}
+        scheduler.add_waiter(job, self)
         if self._ordered:
             self._line.append(job)
-        if scheduler.lines.no_room_for(job) is None:
+        if scheduler.full(job) is None:
             self._unsettled[job] = None
-            scheduler.accept(job)
+            scheduler.submit(job)
         else:
-            self._entrant = scheduler.lines.join(job, self._told_of_room)
+            self._request = scheduler.request_room(job, self._told_of_room)
 
     def _told_of_room(self, what: outcome.Maybe[None]) -> None:
-        entrant, self._entrant = self._entrant, None
-        assert entrant is not None
-        job = entrant.job
+        request, self._request = self._request, None
+        assert request is not None
+        job = request.job
         if isinstance(what, outcome.Value):
             self._unsettled[job] = None  # it is accepted next
         else:
@@ -221,8 +221,6 @@ class Window(Generic[T_co]):
 
     def tell(self, target: AnyJob) -> None:
         """As a waiter of its jobs: ``target`` has settled."""
-        assert target._waiters is not None
-        del target._waiters[self]
         self._unsettled.pop(target, None)
         if not self._ordered:
             self._line.append(target)
@@ -232,14 +230,13 @@ class Window(Generic[T_co]):
     def _wake(self) -> None:
         wait, self._parked = self._parked, None
         if wait is not None:
-            wait.end()
-            trio.lowlevel.reschedule(wait.task)
+            self._scheduler.end_wait(wait)
 
     def _wait(self) -> Wait:
         """The wait of this task: for the head, for any of all, for room, or for an item."""
         task, job = trio.lowlevel.current_task(), job_here(self._scheduler.running)
         if not self._unsettled:
-            return Wait(task, None if self._entrant is None else job, entrant=self._entrant)
+            return Wait(task, None if self._request is None else job, request=self._request)
         any_of: Collection[AnyJob] = self._unsettled.keys()
         if self._ordered and not self._left:
             head = self._line[0]
@@ -253,14 +250,14 @@ class Window(Generic[T_co]):
     async def _park(self) -> None:
         wait = self._parked = self._wait()
         try:
-            wait.begin()
+            self._scheduler.begin_wait(wait)
         except BaseException:
             self._parked = None
             raise
 
         def abort(raise_cancel: RaiseCancel) -> Abort:
             self._parked = None
-            wait.end()
+            self._scheduler.forget_wait(wait)
             return Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
@@ -275,10 +272,10 @@ class Window(Generic[T_co]):
         self._left = True
         self._reader.cancel()
         scheduler = self._scheduler
-        with scheduler.transition():
-            if self._entrant is not None:
-                scheduler.lines.give_up(self._entrant)
-                self._entrant = None
+        with scheduler.batch():
+            if self._request is not None:
+                scheduler.give_up_room(self._request)
+                self._request = None
             for job in [*self._unsettled]:
                 scheduler.cancel(job, _LEFT)
         self._wake()  # another task that takes a result

@@ -19,10 +19,9 @@ Invariants:
 What was tried and left: a Trio nursery whose children call `Lanes.run`. Trio starts tasks in random
 order, so the children lost the order of the calls.
 
-A waiting task notices a failure in the next pass of Trio's scheduler. Until then the lane may have
-given the slot of the failed job to another child. That child has started, and is cancelled as a
-running job is. A callback at the end of a job would close that gap, and make the tasks unnecessary;
-`Job` has no public one.
+A waiting task notices a failure in the next pass of Trio's scheduler. The nursery itself hears of it
+when the job settles (`Job.on_settled`), before the lane gives the slot of the failed job away: so no
+waiting child starts after a failure.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._actors.options import JobOptions
-from ._config.errors import JobCancelledError, LaneDeadlockError, LaneResetError
 from ._actors.job import AnyJob, Job
-from ._config.protected import protected_context
-from ._flow.settle import LANES_CANCELLED
+from ._actors.options import JobOptions
 from ._actors.state import CANCELLED, WAITING
+from ._config.errors import JobCancelledError, LaneDeadlockError, LaneResetError
+from ._config.protected import protected_context
+from ._flow.settling import LANES_CANCELLED
 from ._submission import Submitter
 
 T = TypeVar("T")
@@ -132,6 +131,7 @@ class LaneNursery:
             raise RuntimeError("Nursery is closed to new arrivals")
         job: AnyJob = self._submitter.submit_nowait(fn, *args, **options)
         self._children[job] = None
+        job.on_settled(self._child_settled)
         self._nursery.start_soon(self._wait_for, job, name=job.name)
         return job
 
@@ -144,6 +144,11 @@ class LaneNursery:
         checkpoint.
         """
         return sum(job.cancel(_CLEARED) for job in self._last_first() if job.state is WAITING)
+
+    def _child_settled(self, job: AnyJob) -> None:
+        """Cancel all children if the end of ``job`` is a failure, before its slot is taken."""
+        if not self._stopping and _failure(job) is not None:
+            self._stop()
 
     def _stop(self) -> None:
         """Cancel all children."""

@@ -18,14 +18,13 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast, final
 import outcome
 import trio
 
-from ._config.check import refuse_like_trio, whole
+from ._actors.job import AnyJob, UnretrievedError
 from ._actors.options import JobOptions, rare_options
+from ._actors.wait import RoomRequest
+from ._config.check import refuse_like_trio, whole
 from ._config.errors import LanesClosedError, UnknownLaneError
-from ._actors.job import AnyJob
 from ._config.names import resolve_global_lane, session_key
-from ._waiting.room import Entrant
-from ._flow.scheduler import Scheduler
-from ._flow.settle import Unseen
+from ._flow.loop import Scheduler
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -181,7 +180,7 @@ class LanesPortal:
 
     def _count_refusal(self) -> None:
         try:
-            self._scheduler.closing.check()
+            self._scheduler.check_open()
         except BaseException:
             pass
 
@@ -225,7 +224,7 @@ def _check_options(
     whole("priority", priority)
     if rare_options(rare).yield_slot:
         raise ValueError("yield_slot lends the slot of a job, and a thread is inside none")
-    name, plan = resolve_global_lane(lane), scheduler.plan  # plans are never changed
+    name, plan = resolve_global_lane(lane), scheduler.registry.plan  # plans are never changed
     if plan.label_of(name) is None:
         raise UnknownLaneError(name, plan.lanes)
 
@@ -238,7 +237,7 @@ class _JobFuture(Future[T]):
         super().__init__()
         self._cancel_soon: Final = cancel_soon
         self._error: BaseException | None = None
-        self._unseen: Unseen | None = None
+        self._unretrieved: UnretrievedError | None = None
 
     def cancel(self) -> bool:
         cancelled = super().cancel()
@@ -251,21 +250,21 @@ class _JobFuture(Future[T]):
             return super().result(timeout)
         except BaseException as error:
             if error is self._error:  # else it is why the waiting has ended
-                self._seen()
+                self._retrieve()
             raise
         finally:
             del self  # this frame is in the traceback of what was raised
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         error = super().exception(timeout)
-        self._seen()
+        self._retrieve()
         return error
 
-    def _seen(self) -> None:
-        if self._unseen is not None:
-            self._unseen.seen()
+    def _retrieve(self) -> None:
+        if self._unretrieved is not None:
+            self._unretrieved.retrieved()
 
-    def settle(self, what: outcome.Maybe[T], unseen: Unseen | None = None) -> bool:
+    def settle(self, what: outcome.Maybe[T], unretrieved: UnretrievedError | None = None) -> bool:
         """Tell whoever waits; False if it was cancelled, so that nobody learns. Never raises."""
         try:
             if not self.set_running_or_notify_cancel():
@@ -273,7 +272,7 @@ class _JobFuture(Future[T]):
             if isinstance(what, outcome.Value):
                 self.set_result(what.value)
             else:
-                self._error, self._unseen = what.error, unseen
+                self._error, self._unretrieved = what.error, unretrieved
                 self.set_exception(what.error)
         except BaseException:
             logger.exception("a callback of %r raised", self)
@@ -290,45 +289,43 @@ class _Submission:
         self._portal: Final = portal
         self._future: Final = future
         self._target: AnyJob | None = None
-        self._entrant: Entrant | None = None
+        self._request: RoomRequest | None = None
 
     def enter(self, job: AnyJob) -> None:
         """Have ``job`` accepted, or wait for room."""
         scheduler = self._portal._scheduler
         self._target = job
-        job._waiters = {self: self}
-        if scheduler.lines.no_room_for(job) is None:
-            scheduler.accept(job)
+        scheduler.add_waiter(job, self)
+        if scheduler.full(job) is None:
+            scheduler.submit(job)
         else:
-            self._entrant = scheduler.lines.join(job, self._told_of_room)
+            self._request = scheduler.request_room(job, self._told_of_room)
 
     def _told_of_room(self, what: outcome.Maybe[None]) -> None:
-        self._entrant = None
+        self._request = None
         if isinstance(what, outcome.Error):
             self.end(what)
 
     def tell(self, target: AnyJob) -> None:
         """As a waiter of its job: it has settled."""
-        assert target._waiters is not None
-        del target._waiters[self]
         if target._error is None:
             self.end(outcome.Value(target._value))
             return
-        unseen = target._unseen
-        if self.end(outcome.Error(target._error), unseen) and unseen is not None:
+        unretrieved = target._unretrieved
+        if self.end(outcome.Error(target._error), unretrieved) and unretrieved is not None:
             # From now on it is the future's, which may outlive the lanes.
-            self._portal._scheduler.unseen.discard(unseen)
+            self._portal._scheduler.unretrieved.discard(unretrieved)
 
     def cancel(self) -> None:
         """Its future was cancelled."""
-        if self._entrant is not None:
-            self._portal._scheduler.lines.give_up(self._entrant)
+        if self._request is not None:
+            self._portal._scheduler.give_up_room(self._request)
             self.end(_NOTHING)
         else:
             assert self._target is not None
             self._target.cancel("its future was cancelled")
 
-    def end(self, what: outcome.Maybe[Any], unseen: Unseen | None = None) -> bool:
+    def end(self, what: outcome.Maybe[Any], unretrieved: UnretrievedError | None = None) -> bool:
         """Settle the future, once; whether somebody learns of it."""
         future = self._portal._submissions.pop(self._future, None)
-        return future is not None and self._future.settle(what, unseen)
+        return future is not None and self._future.settle(what, unretrieved)

@@ -11,17 +11,17 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._config.check import boolean, optional_sync, refuse_like_trio, whole
-from ._actors.options import NO_OPTIONS, JobOptions, MapOptions, rare_options
-from ._waiting.current import job_here
-from ._config.errors import LaneFullError, UnknownLaneError
-from ._actors.job import AnyJob, Job, make_job
+from ._actors.job import AnyJob, Blocker, Job, make_job
 from ._actors.lane import LaneActor
-from ._map import MapResults, Window, opened
+from ._actors.options import NO_OPTIONS, JobOptions, MapOptions, rare_options
+from ._config.check import boolean, optional_sync, refuse_like_trio, whole
+from ._config.errors import LaneFullError, UnknownLaneError
 from ._config.names import resolve_global_lane, session_key
+from ._flow.loop import Scheduler
+from ._flow.parking import park_as_caller, wait_for_room
 from ._limits.rate import ONE_REQUEST, REQUESTS, costs_of
-from ._flow.scheduler import Scheduler
-from ._waiting.waits import park_as_caller
+from ._map import MapResults, Window, opened
+from ._waiting.current import job_here
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -75,13 +75,13 @@ class Submitter:
         if caller is None:
             if not entered:
                 await self._enter(job, runs=True)
-            await park_as_caller(job)
+            await park_as_caller(self._scheduler, job)
         else:
             async with caller.yield_slot():
                 if not entered:
                     await self._enter(job, runs=True)
                 self._scheduler.check_accepted(job)
-                await park_as_caller(job)
+                await park_as_caller(self._scheduler, job)
         try:
             return job._result()
         finally:
@@ -138,6 +138,17 @@ class Submitter:
         job: Job[object] = self._make(fn, args, options)
         job._unhandled = True
         self._enter_nowait(job)
+
+    def would_wait(self, **options: Unpack[JobOptions]) -> tuple[Blocker, ...]:
+        """What a job with these options would wait for if it were submitted now.
+
+        Empty if it would start at once. Nothing is submitted, and nothing has changed; a bound on
+        waiting jobs is not looked at. Linear in the jobs before it. Not a checkpoint.
+
+        Raises:
+          TypeError, ValueError, UnknownLaneError, LanesClosedError: as `submit_nowait`.
+        """
+        return self._scheduler.newcomers_blockers(self._make(_nothing, (), options))
 
     def map(
         self,
@@ -230,16 +241,18 @@ class Submitter:
             session = session_key(session)
         if type(priority) is not int:
             whole("priority", priority)
+        parent = job_here(scheduler.running) if scheduler.running else None
+        if not scheduler.closing.is_open:
+            scheduler.check_open()
+        actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
+        if actor.defaults:
+            given = {**actor.defaults, **given}
         options = rare_options(given) if given else NO_OPTIONS
         if options.yield_slot and not runs:
             raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
-        parent = job_here(scheduler.running) if scheduler.running else None
-        if not scheduler.closing.is_open:
-            scheduler.closing.check()
-        actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
         if options.cost is not ONE_REQUEST:
             actor.check_cost(
-                options.cost, None if session is None else scheduler.session_lane(session)
+                options.cost, None if session is None else scheduler.registry.session_lane(session)
             )
         return make_job(
             scheduler,
@@ -255,17 +268,19 @@ class Submitter:
         )
 
     def _enter_nowait(self, job: Job[T]) -> Job[T]:
-        full = self._scheduler.lines.no_room_for(job)
-        if full is not None:
-            raise LaneFullError(full.name, full.config.max_waiting)
-        self._scheduler.accept(job)
+        scheduler = self._scheduler
+        if job._lane.bounded or scheduler.registry.bounded_sessions:
+            full = scheduler.full(job)
+            if full is not None:
+                raise LaneFullError(full.name, full.config.max_waiting)
+        scheduler.submit(job)
         return job
 
     @enable_ki_protection
     def _enters_at_once(self, job: AnyJob) -> bool:
-        if self._scheduler.lines.no_room_for(job) is not None:
+        if self._scheduler.full(job) is not None:
             return False
-        self._scheduler.accept(job)
+        self._scheduler.submit(job)
         return True
 
     @enable_ki_protection
@@ -273,7 +288,12 @@ class Submitter:
         if self._enters_at_once(job):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            await self._scheduler.lines.wait(job, runs=runs)
+            await wait_for_room(self._scheduler, job, runs=runs)
+
+
+async def _nothing() -> None:
+    """The body of a job that is never submitted."""
+    raise AssertionError  # pragma: no cover - it is never called
 
 
 def _as_one(**options: Any) -> dict[str, Any]:
@@ -288,9 +308,9 @@ _as_one.__module__ = "trio_lanes"  # where users find that
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
     """The global lane that ``name`` means."""
     resolved = resolve_global_lane(name)
-    lane = scheduler.find_lane(resolved)
+    lane = scheduler.registry.find_lane(resolved)
     if lane is None:
-        raise UnknownLaneError(resolved, scheduler.plan.lanes)
+        raise UnknownLaneError(resolved, scheduler.registry.plan.lanes)
     return lane
 
 

@@ -8,14 +8,21 @@ from typing import Any, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._lifecycle import control as _control
-from ._actors.options import LaneConfig
-from ._lifecycle.configure import set_concurrency
-from ._config.errors import UnknownLaneError
+from ._actors.job import AnyJob
 from ._actors.lane import LaneActor
+from ._actors.options import LaneConfig
+from ._config.errors import UnknownLaneError
 from ._config.names import SESSION_PREFIX
-from ._flow.scheduler import Scheduler
-from ._observe.statistics import LaneStatistics, describe, lane_statistics
+from ._flow.loop import Scheduler
+from ._lifecycle import control as _control
+from ._lifecycle.configure import set_concurrency
+from ._observe.statistics import (
+    LaneStatistics,
+    SessionStatistics,
+    describe,
+    lane_statistics,
+    session_statistics,
+)
 from ._submission import Submitter
 
 
@@ -28,6 +35,10 @@ class OneLane(Submitter):
     def name(self) -> str:
         """Its full name: that of a session's lane begins with ``session:``."""
         return self._name
+
+    def jobs(self) -> list[AnyJob]:
+        """The jobs that wait or run there, in the order of submission. Linear in their number."""
+        return _control.jobs_of(_control.named(self._scheduler, self.name))
 
     @enable_ki_protection
     def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
@@ -72,6 +83,8 @@ class OneLane(Submitter):
         """`Lanes.wait_room` for this lane."""
         await _control.wait_until(self._scheduler, self.name, fewer_than=_control.check_room(n))
 
+    wait_waiting_below = wait_room
+
 
 @final
 class Lane(OneLane):
@@ -97,13 +110,13 @@ class Lane(OneLane):
         """
         actor = self._found
         if actor is None:
-            raise UnknownLaneError(self._name, self._scheduler.plan.lanes)
+            raise UnknownLaneError(self._name, self._scheduler.registry.plan.lanes)
         return actor
 
     @property
     def _found(self) -> LaneActor | None:
         alive = self._scheduler.lanes.get(self._name)
-        return alive or self._told_of or self._scheduler.find_lane(self._name)
+        return alive or self._told_of or self._scheduler.registry.find_lane(self._name)
 
     def __repr__(self) -> str:
         actor = self._found
@@ -200,7 +213,29 @@ class SessionLane(OneLane):
     @property
     def config(self) -> LaneConfig:
         """Its configuration."""
-        return self._scheduler.session_lane(self._key).config
+        return self._scheduler.registry.session_lane(self._key).config
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        """Its slots, for reading: the borrowers are the jobs that run.
+
+        It is made when it is first looked at, and true from then on, as long as it is kept.
+        """
+        return self._scheduler.registry.session_limiter(self._key)
+
+    @property
+    def concurrency(self) -> int | float:
+        """How many of its jobs may run at once; `Lanes.configure` changes it."""
+        return self.config.concurrency
+
+    @property
+    def generation(self) -> int:
+        """How often it was reset since it came to life."""
+        return self._scheduler.registry.session_lane(self._key).generation
+
+    def statistics(self) -> SessionStatistics:
+        """Itself at this moment."""
+        return session_statistics(self._scheduler.registry.session_lane(self._key))
 
     @property
     def waiting(self) -> int:
@@ -217,7 +252,7 @@ class SessionLane(OneLane):
     @property
     def paused(self) -> bool:
         """Whether it starts nothing until it is resumed."""
-        return self._scheduler.session_lane(self._key).paused
+        return self._scheduler.registry.session_lane(self._key).paused
 
 
 def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:

@@ -40,17 +40,17 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 import attrs
 import trio
 
-from ._instrument import LaneInstrument
 from ._actors.job import AnyJob
-from ._config.names import resolve_global_lane
 from ._actors.state import RUNNING, TRANSITIONS, WAITING, JobState
+from ._config.names import resolve_global_lane
+from ._instrument import LaneInstrument
 from .durable._suite import durable_store_suite as durable_store_suite
 
 if TYPE_CHECKING:
     from ._actors.actor import Actor
     from ._actors.lane import LaneActor
-    from ._flow.scheduler import Scheduler
     from ._actors.session import SessionActor
+    from ._flow.loop import Scheduler
 
 A = TypeVar("A")
 
@@ -162,6 +162,8 @@ class LaneRecorder(LaneInstrument):
             self._blame(job, "started after it had settled")
             return
         self._start(job, record)
+        if job.done:  # an instrument before this one has reset it
+            return
         if job.state is not RUNNING:
             self._blame(job, f"was started but is {job.state.name}")
         self._check_slots(job)
@@ -256,7 +258,9 @@ class LaneRecorder(LaneInstrument):
         total = actor.concurrency if limiter is None or not shared else limiter.total_tokens
         if slots > total:
             self._blame(job, f"took slot {slots} of {total} of {actor.name!r}")
-        lent = 0 if limiter is None else limiter.borrowed_tokens
+        if limiter is None:  # of a session, and not looked at
+            return
+        lent = limiter.borrowed_tokens
         if slots > lent or (slots < lent and not shared):
             self._blame(
                 job,
@@ -327,7 +331,7 @@ class LaneRecorder(LaneInstrument):
                 yield f"{_said(best)} waits in its session, which could forward it"
         for lane, in_line in self._in_line.items():
             free = self._slots(lane) < lane.concurrency and not (
-                lane.rates or lane.group or lane.asker or lane.returning
+                lane.rates or lane.group or lane.token_request or lane.returning
             )
             for job in in_line:
                 if free and job._arrival and _must_act(job, lane):

@@ -1,53 +1,83 @@
-"""The handle of one submitted job.
+"""The handle of one submitted job: its record, and what users do with it.
 
-A job keeps what happened to it; it changes nothing itself. Its state is changed by the table in
-``_state``, its places in line by the lanes, its outcome by ``_settle``.
+The lanes change the record; each of its fields is written by one module, which the field's comment
+names. What a handle asks of its lanes is in `Keeper`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextvars import Context
 from types import CodeType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, final
 
 import attrs
 import trio
+from outcome import Error, Value
 from trio.lowlevel import Task, enable_ki_protection
 
-from .._waiting import waits as _waits
-from .._waiting.blockers import Blocker, blockers
-from .._config.check import whole
-from .options import SESSION_IS_OWNER
+from .._config.check import optional_sync, whole
+from .._config.errors import JobCancelledError
 from .._config.protected import protected_context
-from .state import RUNNING, SUCCEEDED, WAITING, JobState
+from .options import SESSION_IS_OWNER
+from .state import CANCELLED, HELD, NONE, RUNNING, SUCCEEDED, WAITING, JobState, Slot
 
 if TYPE_CHECKING:
-    from .options import RareOptions
-    from .._config.errors import JobCancelledError
+    from .._queue.timers import Timer
     from .group import Group
     from .lane import LaneActor
-    from .._waiting.room import Entrant
+    from .options import RareOptions
     from .session import SessionActor
-    from .._flow.settle import Unseen
-    from .._queue.timers import Timer
-    from .._waiting.waits import Wait, Waiter
+    from .wait import Wait, Waiter
+
+logger: Final = logging.getLogger("trio_lanes")
 
 T_co = TypeVar("T_co", covariant=True)
 
 OWN_CODE: Final[set[CodeType]] = set()
 """Code of this library that stands between a job's task and its body."""
 
+_NOT_YET: Final = -math.inf
+
+BlockerKind = Literal[
+    "delay",
+    "session",
+    "order",
+    "concurrency",
+    "pause",
+    "rate",
+    "group",
+    "reservation",
+    "job",
+    "room",
+]
+
+
+@final
+@attrs.frozen
+class Blocker:
+    """One thing that a job waits for."""
+
+    kind: BlockerKind
+    """``delay``: it is not due. ``session``: its session runs as many as it may. ``order``: other
+    jobs are before it. ``concurrency``: the lane has no slot. ``pause``, ``rate``: of that lane.
+    ``group``: the group has no token. ``reservation``: what the group has left is kept for other
+    members. ``job``: it runs, and waits for these. ``room``: it runs, and waits for room to
+    submit."""
+    lane: str
+    """Where: the name of a global lane, of a session lane, or of a group."""
+    jobs: tuple[AnyJob, ...] = ()
+    """The jobs that hold what it needs, or that are before it."""
+    until: float | None = None
+    """When that ends, on Trio's clock, where that is known."""
+
 
 class Keeper(Protocol):
-    """Whoever keeps a job: what a handle may ask of the lanes that it belongs to."""
+    """What a handle asks of the lanes that it belongs to."""
 
-    @property
-    def running(self) -> Mapping[Task, AnyJob]: ...
-    @property
-    def waits(self) -> dict[Wait, None]: ...
     def check_thread(self) -> None: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
@@ -55,10 +85,55 @@ class Keeper(Protocol):
     def lend(self, job: AnyJob) -> None: ...
     async def take_back(self, job: AnyJob) -> None: ...
     async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None: ...
-    def waiting_job(self) -> AnyJob | None: ...
-    def check(self, wait: Wait) -> None: ...
-    def awaited(self) -> None: ...
-    def refuse(self, entrant: Entrant, error: Exception) -> None: ...
+    async def park(self, target: AnyJob, *, until_started: bool) -> None: ...
+    def end_wait(self, wait: Wait) -> None: ...
+    def blockers(self, job: AnyJob) -> tuple[Blocker, ...]: ...
+    def add_waiter(self, target: AnyJob, waiter: Waiter) -> None: ...
+
+
+@final
+class UnretrievedError:
+    """A failure that is logged when the last reference to its job goes, unless it is retrieved.
+
+    Only a failed job has one, so the jobs that do not fail pay nothing for it.
+    """
+
+    __slots__ = ("__weakref__", "_error", "_job")
+
+    def __init__(self, job: str, error: BaseException) -> None:
+        self._job = job
+        self._error: BaseException | None = error
+
+    def retrieved(self) -> None:
+        """There is nothing to report any more."""
+        self._error = None
+
+    @enable_ki_protection  # or a Ctrl-C in here would be lost, as is whatever `__del__` raises
+    def report(self) -> None:
+        """Log it, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            logger.error("%s failed; its exception was never retrieved", self._job, exc_info=error)
+
+    __del__ = report
+
+
+@final
+class _Callback:
+    """A `Waiter` that calls a function when the job has settled."""
+
+    __slots__ = ("_call",)
+
+    until_started: Final = False
+
+    def __init__(self, call: Callable[[AnyJob], object]) -> None:
+        self._call = call
+
+    def tell(self, target: AnyJob) -> None:
+        try:
+            self._call(target)
+        except Exception:
+            logger.exception("a callback of %r raised", target)
 
 
 @final
@@ -73,47 +148,48 @@ class Job(Generic[T_co]):
       submitted_at, started_at, finished_at: times of `trio.current_time`, None until then.
     """
 
+    # Written once, when it is made
     _keeper: Keeper
     name: str
     session: str | None
+    _args: tuple[Any, ...]  # () when it has settled
     _fn: Callable[..., Coroutine[Any, Any, T_co]] | None  # None when it has settled
-    _args: tuple[Any, ...]
-    _context: Context | None  # None when it has settled
-    _lane: LaneActor
-    _session_lane: SessionActor | None  # None when it has settled
-    _priority: int
     _options: RareOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
-    _costs: Mapping[str, float]  # what its start is to be charged, by unit
-
+    # Written by the loop
     id: int
     submitted_at: float
     started_at: float | None
     finished_at: float | None
     _state: JobState
+    _context: Context | None  # None when it has settled
+    _lane: LaneActor
+    _session_lane: SessionActor | None  # None when it has settled
+    _waiting_since: float
+    _timers: list[Timer] | None  # of its wait
+    _interruption: JobCancelledError | None  # why it is cancelled while it runs
+    _charged: Mapping[str, float] | None  # None if `charge` has made it good
+    _charged_at: float
+    _charged_group: Group | None
+    _waits: dict[Task, Wait] | None  # of its tasks
+    _waiters: dict[object, Waiter] | None  # {task or waiter: the waiter}
+    # Written by the session, by the lane, by lending
+    _priority: int
     _place: int  # its rank in its session
     _arrival: int  # in its global lane; 0: it is not there
-    _waiting_since: float
-    _has_slot: bool  # of its lane, and group
+    _slot: Slot
+    _costs: Mapping[str, float]  # what its start is to be charged, by unit
     _lenders: int  # tasks of it that lend its slot
-    _readmitting: bool  # in line again, while it runs
-    _slot_waiters: list[Task] | None  # want it back
-    _charged_at: float
-    # What it was charged then; None if it was not, or if `charge` has made that good
-    _charged: Mapping[str, float] | None
-    _charged_group: Group | None  # that was charged as well
-    _progress_at: float
-    _waits: dict[Task, Wait] | None
-    _timers: list[Timer] | None  # of its wait
+    _slot_waiters: list[Task] | None  # that want it back
+    # Written by the worker, and by settling
     _task: Task | None  # that runs its body
-    _scope: trio.CancelScope | None  # of its body
-    _interruption: JobCancelledError | None
-    _waiters: dict[object, Waiter] | None
+    _scope: trio.CancelScope | None  # of its body; None when it has settled
+    _progress_at: float
     _value: Any
     _error: BaseException | None
     _traceback: TracebackType | None
-    _unseen: Unseen | None
+    _unretrieved: UnretrievedError | None
 
     def __init__(self) -> None:
         raise TypeError("only lanes make a Job")
@@ -129,6 +205,22 @@ class Job(Generic[T_co]):
     def lane(self) -> str:
         """The name of the global lane that runs it."""
         return self._lane.name
+
+    @property
+    def lane_label(self) -> str:
+        """The name of its global lane, or of the template that lane comes from.
+
+        Fit for the label of a metric, as there are only as many as are configured.
+        """
+        return self._lane.label
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When its wait began, on `trio.current_time`; None while its ``delay`` is not over.
+
+        A job that is readmitted begins to wait anew.
+        """
+        return None if self._waiting_since == _NOT_YET else self._waiting_since
 
     @property
     def owner(self) -> Hashable:
@@ -165,12 +257,22 @@ class Job(Generic[T_co]):
         return self._state is not WAITING and self._state is not RUNNING
 
     @property
+    def outcome(self) -> Value[T_co] | Error | None:
+        """How it has settled, as `outcome` has it; None until then.
+
+        Reading it does not count as retrieving a failure: that is for observers.
+        """
+        if not self.done:
+            return None
+        return Value(self._value) if self._error is None else Error(self._error)
+
+    @property
     def exception(self) -> BaseException | None:
         """What `wait` would raise; None if it succeeded, or has not settled.
 
-        Reading it counts as looking at a failure.
+        Reading it counts as retrieving a failure, which is then not logged.
         """
-        self._seen()
+        self._retrieve()
         return self._error
 
     @property
@@ -198,9 +300,24 @@ class Job(Generic[T_co]):
     @property
     def cancel_called(self) -> bool:
         """Whether it was asked to stop: cancelled, cleared or reset, or its deadline is over."""
-        if self._interruption is not None or self._state is JobState.CANCELLED:
+        if self._interruption is not None or self._state is CANCELLED:
             return True
         return self._scope is not None and self._scope.cancel_called
+
+    @enable_ki_protection
+    def on_settled(self, callback: Callable[[Job[T_co]], object]) -> None:
+        """Call ``callback(job)`` once when it has settled; now, if it has settled already.
+
+        It is called in the lanes' own thread, when the state of the lanes is complete, and may
+        submit, cancel or clear. An exception in it is logged and changes nothing. It does not count
+        as retrieving a failure. Not a checkpoint.
+
+        Raises:
+          TypeError: if ``callback`` is no synchronous function.
+          RuntimeError: in another thread.
+        """
+        optional_sync("callback", callback)
+        self._keeper.add_waiter(self, _Callback(callback))
 
     @enable_ki_protection
     def cancel(self, reason: str | None = None) -> bool:
@@ -241,7 +358,7 @@ class Job(Generic[T_co]):
         """
         self._keeper.check_thread()
         if self._state is WAITING:
-            await _waits.park(self, until_started=True)
+            await self._keeper.park(self, until_started=True)
         else:
             await trio.lowlevel.checkpoint()
         if self.started_at is None:
@@ -258,14 +375,14 @@ class Job(Generic[T_co]):
         if self.done:
             await trio.lowlevel.checkpoint()
         else:
-            await _waits.park(self)
+            await self._keeper.park(self, until_started=False)
 
     def blocked_by(self) -> tuple[Blocker, ...]:
         """What it waits for now: to start, or, while it runs, for other jobs and for its slot.
 
         Empty if it waits for nothing. Not a checkpoint.
         """
-        return blockers(self, trio.current_time())
+        return self._keeper.blockers(self)
 
     def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
         """The frames of its body and their lines, outermost first, as of a `trio.lowlevel.Task`.
@@ -308,12 +425,10 @@ class Job(Generic[T_co]):
         reservations, respects the limit, and is shielded from cancellation, as in
         `trio.Condition.wait`; a job that is cancelled goes on without one only if none can come,
         since limits were lowered. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
-        Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
+        `lend_slot` is another name of it. Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
 
         Raises:
-          RuntimeError: if the job has not started; or if it runs and the calling task is not inside
-            it, which is neither the job's own task nor below that in the nursery tree. Nothing has
-            changed then.
+          RuntimeError: if it does not run.
         """
         if self.started_at is None:
             raise RuntimeError(f"{self!r} has no slot to lend")
@@ -322,6 +437,8 @@ class Job(Generic[T_co]):
             yield
         finally:
             await self._keeper.take_back(self)
+
+    lend_slot = yield_slot
 
     async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
         """Give its slot back, and return when its lane would start it again, first of its priority.
@@ -332,8 +449,7 @@ class Job(Generic[T_co]):
         shielded, for a slot to clean up with.
 
         Raises:
-          RuntimeError: if the job does not run, or lends its slot, or if the calling task is not
-            inside it, as for `yield_slot`. Nothing has changed then.
+          RuntimeError: if it does not run, or lends its slot.
           TypeError, ValueError: for a bad cost.
         """
         if self._state is not RUNNING:
@@ -341,13 +457,11 @@ class Job(Generic[T_co]):
         await self._keeper.readmit(self, cost)
 
     def _restart_idle_clock(self) -> None:
-        if self._options.idle_timeout == math.inf:
-            return
-        if self._scope is not None and self._scope.cancel_called:
-            return  # too late: what ends it is decided
+        if self._options.idle_timeout == math.inf or self.cancel_called:
+            return  # if it is too late, what ends it is decided
         self._keeper.check_thread()
-        self._progress_at = trio.current_time() if self._has_slot else math.inf
-        if self._scope is not None:
+        self._progress_at = trio.current_time() if self._slot is HELD else math.inf
+        if self._scope is not None and self._task is not None:  # else it is not entered
             self._scope.deadline = self._deadline
 
     @property
@@ -361,7 +475,7 @@ class Job(Generic[T_co]):
         """What ``wait`` gives, now that it has settled."""
         if self._state is SUCCEEDED:
             return self._value  # type: ignore[no-any-return]  # what the body returned
-        self._seen()
+        self._retrieve()
         error = self._error
         assert error is not None
         try:
@@ -370,21 +484,29 @@ class Job(Generic[T_co]):
         finally:
             del error, self
 
-    def _seen(self) -> None:
-        if self._unseen is not None:
-            self._unseen.seen()
-            self._unseen = None
+    def _retrieve(self) -> None:
+        if self._unretrieved is not None:
+            self._unretrieved.retrieved()
+            self._unretrieved = None
+
+    def _keep_timer(self, timer: Timer) -> None:
+        """Have ``timer`` cancelled when this job waits no more."""
+        self._timers = [*(self._timers or ()), timer]
+
+    def _settled(self, now: float, value: Any, error: BaseException | None) -> None:
+        """Keep how it ended, and let go of what was needed only until then."""
+        self.finished_at = now
+        self._value = value
+        self._fn = None
+        self._args = ()
+        self._task = None
+        self._scope = None
+        if error is not None:
+            self._error = error
+            self._traceback = error.__traceback__
 
 
 AnyJob: TypeAlias = Job[Any]
-
-
-def keep_timer(job: AnyJob, timer: Timer) -> None:
-    """Have ``timer``, which has just been set, cancelled when ``job`` waits no more."""
-    if job._state is WAITING:
-        job._timers = [*(job._timers or ()), timer]
-    else:  # one of Trio's hooks was told of the task in which timers sleep, and has acted
-        timer.cancel()
 
 
 def make_job(
@@ -399,7 +521,7 @@ def make_job(
     options: RareOptions,
     parent: weakref.ref[AnyJob] | None,
 ) -> AnyJob:
-    """A job that nobody knows yet."""
+    """A job that the lanes do not know yet, with its cancel scope."""
     # By hand: an `__init__` of attrs looks each default up by name, at twice the price.
     job: AnyJob = Job.__new__(Job)
     job._keeper = keeper
@@ -422,10 +544,9 @@ def make_job(
     job._state = WAITING
     job._place = 0
     job._arrival = 0
-    job._waiting_since = 0.0
-    job._has_slot = False
+    job._waiting_since = _NOT_YET
+    job._slot = NONE
     job._lenders = 0
-    job._readmitting = False
     job._slot_waiters = None
     job._charged_at = 0.0
     job._charged = None
@@ -434,11 +555,15 @@ def make_job(
     job._waits = None
     job._timers = None
     job._task = None
-    job._scope = None
+    job._scope = _new_scope(options) if options.limits_run else trio.CancelScope()
     job._interruption = None
     job._waiters = None
     job._value = None
     job._error = None
     job._traceback = None
-    job._unseen = None
+    job._unretrieved = None
     return job
+
+
+def _new_scope(options: RareOptions) -> trio.CancelScope:
+    return trio.CancelScope(relative_deadline=min(options.timeout, options.idle_timeout))

@@ -1,58 +1,71 @@
-"""A global lane: it starts jobs, as many at once as its limiter has tokens."""
+"""A global lane: it starts jobs, as many at once as its limiter has tokens.
+
+Theory of operation
+-------------------
+A job is *bound for* a lane from submission to start. The jobs that may start as far as their sessions go
+stand in the lane's line; the others are still in their sessions, or not due yet. The lane answers
+one question, which job may start now (`LaneActor.next_start`), and these invariants hold:
+
+* a job that has lent its slot and wants it back goes before all jobs that wait, whether the lane is
+  paused or not; while such a job wants a slot, no other job starts;
+* then the head of the line starts, when nothing stops it: no pause, a free token of the limiter, its
+  charge by the lane's rate limits; and, if the lane is in a group, the group (see `group`);
+* no job overtakes a head that waits for its charge;
+* the borrowers of the limiter are the jobs that hold a slot. ``slots`` counts them.
+
+A lane is ``plain`` if nothing but its own limiter and a pause can stop it: then the way is short.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import trio
 
-from .actor import Actor, Floor
-from .._queue.backlog import Backlog
-from .options import LaneConfig
+from .._limits.rate import check_units
+from .._queue.backlog import LAST, Backlog
+from .._queue.timers import Timer
+from .actor import Actor, Pausable, Turns
 from .job import AnyJob, Job
 from .line import Line, PlainLine, SharedLine
 from .mailbox import Mailbox
-from .._limits.rate import check_units
-from .shared_limiter import Asker
-from .state import RUNNING
-from .._queue.timers import Timer
+from .options import LaneConfig
+from .shared_limiter import SharedTokenRequest
+from .state import FORGONE, HELD, LENT, NONE, QUEUED, RUNNING, WANTED, Slot
 
 if TYPE_CHECKING:
     from .group import Group
-    from .._waiting.room import Entrant
     from .session import SessionActor
-    from .template import Template
+    from .wait import RoomRequest
+
+AskForTokens: TypeAlias = "Callable[[LaneActor, trio.CapacityLimiter], SharedTokenRequest]"
+"""Makes what a lane takes tokens of a shared limiter with."""
 
 
 @final
 class LaneActor(Actor):
-    """The lane that runs jobs of one kind, over all sessions.
-
-    A job is *bound for* it from submission to start. Those that may start as far as their session
-    goes stand in its line; the others are still in their sessions, or not due yet.
-
-    A job starts when nothing stops it: not a pause, not a lack of tokens of the limiter or of the
-    group, not a rate limit. What it needs is taken together, and charged, in `Floor.start`.
-    """
+    """The lane that runs jobs of one kind, over all sessions."""
 
     __slots__ = (
+        "_ask",
         "_name",
         "_order",
-        "asker",
         "bound",
+        "defaults",
         "delayed",
-        "entrants",
+        "entering",
         "exempt",
         "finished",
         "from_template",
         "group",
         "label",
+        "lanes",
         "lending",
         "line",
-        "mailbox",
         "plain",
         "readmitting",
         "returning",
@@ -60,88 +73,106 @@ class LaneActor(Actor):
         "room_heads",
         "slots",
         "started",
+        "template",
+        "token_request",
         "warning",
     )
 
     limiter: trio.CapacityLimiter
+    mailbox: Mailbox
 
-    def __init__(self, floor: Floor, name: str, label: str, config: LaneConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        config: LaneConfig,
+        turns: Turns,
+        lanes: Mapping[str, LaneActor],
+        ask: AskForTokens,
+    ) -> None:
         self._name = name
         self.label = label  # its name, or the template that it comes from
         self.from_template = label != name  # whether it comes and goes, as session lanes do
-        self.mailbox = Mailbox()
+        self.template: Pausable | None = None  # that it comes from
+        self.lanes = lanes  # {name: global lane that is alive}, itself among them
+        self._ask = ask
+        self.defaults: Mapping[
+            str, float
+        ] = {}  # options that its jobs have unless they say otherwise
         self.line: Line = PlainLine()
-        self._order = (float("inf"), False)  # aging, and whether it is fair
+        self._order = (math.inf, False)  # aging, and whether it is fair
         self.delayed: dict[int, AnyJob] = {}  # {id: job that is not due yet}
-        # {job that runs without a slot: whether it will want one back}
-        self.lending: dict[AnyJob, bool] = {}
         # {id: job}, in the order in which their waits began, in both layers. A dict would take
         # linear time to find its first item after many deletions at the front.
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
         self.exempt = 0  # of these: jobs with a warn_after of their own
         self.slots = 0  # tokens of the limiter that its jobs hold
-        # {job that has lent its slot, and wants it back: whether it is cancelled meanwhile}
+        self.lending: dict[AnyJob, None] = {}  # jobs that run and hold no slot
+        # {job that wants its slot back: whether it is cancelled meanwhile}
         self.returning: OrderedDict[AnyJob, bool] = OrderedDict()
-        self.asker: Asker | None = None  # for a limiter that is shared
+        self.token_request: SharedTokenRequest | None = None  # for a limiter that is shared
         self.group: Group | None = None
-        # {session: {job: who waits for room in this lane}}: what `room_line` has, by session, but
+        # {session: {job: request for room in this lane}}: what `room_line` has, by session, but
         # for jobs with a delay, which never start at once
-        self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, Entrant]] = {}
+        self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, RoomRequest]] = {}
         # Of these sessions: those that may let theirs start, by the places of the first of them
         self.room_heads: Backlog[SessionActor | None] = Backlog()
-        self.entrants = 0  # jobs that wait for room before they are bound for it
+        self.entering = 0  # jobs that wait for room before they are bound for it
         self.readmitting = 0  # running jobs that stand in its line again
         self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
-        super().__init__(floor, floor.lane_turns, config)
+        super().__init__(turns, config)
+        self.mailbox = Mailbox()
         self.limiter = trio.CapacityLimiter(config.concurrency)
-        self.set_config(config)
+        self.set_config(config, -math.inf)
 
     @property
     def name(self) -> str:
         return self._name
 
-    @property
-    def pause_at_birth(self) -> tuple[bool, float | None]:
-        template = self.floor.templates.get(self.label)
-        return super().pause_at_birth if template is None else template.pause
-
-    def inherit_pause(self, template: Template) -> None:
-        """Begin with the pause of ``template``; the timer is set when this lane is alive."""
-        self.paused_by_hand = template.paused_by_hand
-        self.paused_until = template.paused_until
-        self.paused = template.paused
-
-    def set_config(self, config: LaneConfig) -> None:
+    def set_config(self, config: LaneConfig, now: float) -> None:
         if self.warning is not None and config.warn_after != self.config.warn_after:
-            self.warning.cancel()  # the next step sets it anew
+            self.warning.cancel()  # it is set anew when the lane is served
             self.warning = None
-        if self.asker is not None and config.limiter is not self.limiter:
-            self.asker.rest()
+        if self.token_request is not None and config.limiter is not self.limiter:
+            self.token_request.rest()
         if config.limiter is None:
-            if self.asker is not None:
-                self.limiter, self.asker = trio.CapacityLimiter(config.concurrency), None
+            if self.token_request is not None:
+                self.limiter, self.token_request = trio.CapacityLimiter(config.concurrency), None
         elif self.limiter is not config.limiter:
             self.limiter = config.limiter
-            self.asker = Asker(config.limiter, self.floor.spawn, self._token_came)
+            self.token_request = self._ask(self, config.limiter)
         if (config.aging, config.fair) != self._order:  # else the owners keep their turns
             self._order = (config.aging, config.fair)
             jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
-            if config.fair or config.aging != float("inf"):
+            if config.fair or config.aging != math.inf:
                 self.line = SharedLine(aging=config.aging, fair=config.fair)
             else:
                 self.line = PlainLine()
             for job in jobs:
                 self.line.add(job)
-        super().set_config(config)
+        super().set_config(config, now)
+        self.defaults = config.job_defaults
+        if config.limiter is not None:
+            self.concurrency = math.inf  # the limit is the limiter's, which is asked for each token
         self.find_out_whether_plain()
 
+    @property
+    def pause_at_birth(self) -> tuple[bool, float | None]:
+        return super().pause_at_birth if self.template is None else self.template.pause
+
+    def inherit_pause(self, template: Pausable) -> None:
+        """Begin with the pause of ``template``; the timer is set when this lane is alive."""
+        self.paused_by_hand = template.paused_by_hand
+        self.paused_until = template.paused_until
+        self.paused = template.paused
+
     def find_out_whether_plain(self) -> None:
-        """Plain is a lane that only its own limiter and a pause can stop."""
+        """To be called when its configuration, or its group, has changed."""
         self.plain = (
             isinstance(self.line, PlainLine)
-            and self.asker is None
+            and self.token_request is None
             and self.group is None
             and not self.rates.units
         )
@@ -157,199 +188,228 @@ class LaneActor(Actor):
             if isinstance(job, Job) and job._state is RUNNING and job._lane is self
         ]
         jobs.sort(key=lambda job: job.id)  # borrowers are in no order that comes back
-        # One that wants a slot of a shared limiter back is both, from when its token is there.
+        # A job that wants a slot of a shared limiter back is both, once its token is there.
         return list(dict.fromkeys([*jobs, *self.lending]))
 
-    def take_mail(self) -> None:
-        """Give the jobs in the mailbox their places in line."""
-        self.mailbox.empty_into(self.line.add)
+    @property
+    def oldest(self) -> AnyJob | None:
+        """The job bound for it that has waited longest."""
+        return next(iter(self.bound.values()), None)
+
+    # ---- the line
+
+    def receive(self, job: AnyJob, arrival: int) -> None:
+        """Take ``job`` in, behind its equals of earlier arrivals; it is mail until the next step."""
+        job._arrival = arrival
+        self.mailbox.send(job)
+        if not self.touched:  # as `touch` does, on every job's way
+            self.touched = True
+            self.turns.append(self)
+
+    def step(self) -> None:
+        mailbox = self.mailbox
+        while mailbox.count:
+            self.line.add(mailbox.receive())
 
     def before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs in line that would start before ``job`` if nothing else came."""
-        self.take_mail()
+        """The jobs in line that would start before ``job`` if no other came."""
+        self.step()
         return self.line.before(job)
 
-    def remove(self, job: AnyJob) -> None:
-        """Take ``job`` out of line; its arrival is the caller's to keep or to give away."""
-        self.take_mail()
+    def newcomer_before(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs in line that would start before ``job`` if it came now, last of all."""
+        self.step()
+        line = self.line.copy()
+        job._arrival = LAST
+        line.add(job)
+        return line.before(job)
+
+    def remove(self, job: AnyJob) -> int:
+        """Take ``job`` out of line; its former arrival."""
+        self.step()
         self.line.remove(job)
+        arrival, job._arrival = job._arrival, 0
+        self.touch()
+        return arrival
 
     def move(self, job: AnyJob, arrival: int) -> int:
         """Give ``job``, which is in line, another arrival; its former one."""
-        self.take_mail()
+        self.step()
         former = job._arrival
         self.line.move(job, arrival)
-        self.floor.touch(self)
+        job._arrival = arrival
+        self.touch()
         return former
 
-    def readmit(self, job: AnyJob) -> None:
-        """Put ``job``, which runs, in line again: before all that has its priority."""
-        job._arrival = self.floor.next_return()
+    def readmit(self, job: AnyJob, arrival: int) -> None:
+        """Put ``job``, which runs, in line again: before all jobs of its priority."""
         self.readmitting += 1
-        self.mailbox.send(job)
-        self.floor.touch(self)
+        self.receive(job, arrival)
 
     def withhold(self, job: AnyJob) -> None:
-        """Take ``job``, which was readmitted, out of line."""
+        """Take ``job``, which is to be readmitted, out of line."""
         self.remove(job)
         self.readmitting -= 1
-        job._arrival = 0
-        self.floor.touch(self)
 
-    def step(self) -> None:
-        if self.mailbox.count:
-            self.take_mail()
+    # ---- which job starts next
+
+    def next_start(self, now: float) -> AnyJob | None:
+        """Take out the job that may have a slot now.
+
+        To be asked, when the mail was taken and while a slot is free, until it answers None.
+        """
         if self.returning:
-            self.give_slots_back()
-        floor = self.floor
-        # Nothing is kept over a start, which may call a hook that configures this very lane, or a
-        # session, which takes back what it does not let go any more before anything else starts.
-        turns = floor.session_turns
-        while self.plain and self.line.items and self.slots < self.concurrency and not self.paused:
-            if turns:
-                floor.touch(self)
-                break
-            floor.start(self.line.pop())
-        group = self.group
-        if group is not None:
-            group.offer(self)
-            floor.touch(group)
-        elif not self.plain:
-            while (head := self.ready_head()) is not None and self.group is group:
-                if turns:
-                    floor.touch(self)
-                    break
-                if not self.start_head(head):
-                    break
-        if self.warning is None:
-            if len(self.bound) > self.exempt:
-                floor.warn_later(self)
-        elif not self.active and not self.bound:
-            # Not as soon as nothing waits: in a busy lane that is so every other moment.
-            self.warning.cancel()
-            self.warning = None
-        if self.watched and not (self.waiting and self.active):
-            floor.watches.look_at(self)
-        if self.from_template and not self.entrants and self.is_idle:
-            floor.retire(self)
+            return self._next_return()
+        if self.plain:
+            return self.line.pop() if self.line.items and not self.paused else None
+        head = self.head(now)
+        if head is None or (self.token_request is not None and not self.token_request.take(head)):
+            return None
+        self.line.pop()  # which is the head; only so its owner has had its turn
+        return head
 
-    def starts_at_once(self, job: AnyJob) -> bool:
+    def head(self, now: float) -> AnyJob | None:
+        """The head of the line, if nothing of this lane but a shared limiter stops it."""
+        self.wake_at = math.inf
+        head = None
+        if self.slots < self.concurrency and self.line and not self.paused and not self.returning:
+            head = self.line.best()
+            when = self.rates.ready_at(head._costs, now)
+            if when > now:
+                self.wake_at = self.rate_until = when
+                head = None
+        if head is None and self.token_request is not None:
+            if not (self.returning or self.room_line):
+                self.token_request.rest()
+        return head
+
+    def _next_return(self) -> AnyJob | None:
+        """The first of the jobs that want their slots back, if there is one for it."""
+        job = next(iter(self.returning))
+        if self.group is not None and not self.group.has_budget:
+            return None
+        if self.slots >= self.concurrency:
+            return None
+        if self.token_request is not None and not self.token_request.take(job):
+            return None
+        del self.returning[job]
+        return job
+
+    # ---- slots
+
+    def take_slot(self, job: AnyJob, now: float) -> None:
+        """Give ``job`` a token of the limiter and one of the group; charge it if it starts."""
+        if self.token_request is None:  # else `next_start` has taken one on behalf of the job
+            self.limiter.acquire_on_behalf_of_nowait(job)
+        self.slots += 1
+        if self.lending:
+            self.lending.pop(job, None)
+        if not self.plain:
+            group = self.group
+            if group is not None:
+                group.used[self.label] += 1
+            if job._slot is not WANTED:
+                self.rates.charge(job._costs, now)
+                if group is not None:
+                    group.rates.charge(job._costs, now)
+        if job._slot is QUEUED:  # it is readmitted
+            job._arrival = 0
+            self.readmitting -= 1
+        job._slot = HELD
+
+    def give_slot_back(self, job: AnyJob, slot: Slot) -> None:
+        """Take back the tokens of ``job``, whose slot is ``slot`` from now on."""
+        job._slot = slot
+        if slot is not NONE:
+            self.lending[job] = None
+            job._arrival = 0  # of its start; if it is readmitted, it will have another one
+        self.slots -= 1
+        if self.group is not None:
+            self.group.used[self.label] -= 1
+            self.group.touch()
+        if not self.touched:
+            self.touched = True
+            self.turns.append(self)
+        self.limiter.release_on_behalf_of(job)
+
+    def want_slot(self, job: AnyJob, *, cancelled: bool) -> None:
+        """Give ``job``, which has no slot, one before all jobs that wait.
+
+        If it is ``cancelled``, it goes on without one where none can come.
+        """
+        if job._slot is QUEUED and job._arrival:
+            self.withhold(job)
+        job._slot = WANTED
+        self.returning[job] = cancelled
+        self.touch()
+
+    def cease_queueing(self, job: AnyJob) -> None:
+        """``job``, which is not to be readmitted any more, lends its slot."""
+        if job._arrival:
+            self.withhold(job)
+        job._slot = LENT
+        self.touch()
+
+    def lend_again(self, job: AnyJob) -> None:
+        """``job``, which wants its slot back, does not need it yet."""
+        del self.returning[job]
+        job._slot = LENT
+        self.touch()
+
+    def forgo_slot(self, job: AnyJob) -> None:
+        """Have ``job``, which is cancelled, go on without a slot, as none can come."""
+        self.returning.pop(job, None)
+        job._slot = FORGONE
+        self.touch()
+
+    def drop(self, job: AnyJob) -> None:
+        """``job``, which runs and holds no slot, has ended or was given up."""
+        if job._slot is QUEUED and job._arrival:
+            self.withhold(job)
+        self.returning.pop(job, None)
+        del self.lending[job]
+        job._slot = NONE
+        self.touch()
+
+    # ---- what would happen to a job that comes now
+
+    @property
+    def may_start_newcomers(self) -> bool:
+        """Whether nothing stops a job that comes now but its charge, or a shared limiter."""
+        if self.paused or self.line.items or self.returning:
+            return False
+        if self.slots >= self.concurrency:
+            return False
+        return self.group is None or self.group.admits(self.label)
+
+    def starts_at_once(self, job: AnyJob, now: float) -> bool:
         """Whether ``job``, if it came now and its session let it, would not wait here."""
         if not self.may_start_newcomers:
             return False
         if self.plain:
             return True
-        if self.asker is not None and not self.asker.has_token_for(job):
+        if self.token_request is not None and not self.token_request.has_token_for(job):
             return False
-        now = trio.current_time()
-        return self._charged_from(job, now) <= now and not self._stands_behind(job, now)
+        return self.charged_from(job, now) <= now and not self._stands_behind(job, now)
 
-    @property
-    def may_start_newcomers(self) -> bool:
-        """Whether nothing stops one that comes now but its charge, or a shared limiter."""
-        if self.paused or self.line.items or self.returning:
-            return False
-        if self.asker is None and self.slots >= self.concurrency:
-            return False
-        return self.group is None or self.group.admits(self.label)
-
-    def look_out_for(self, job: AnyJob) -> None:
-        """Look again when ``job``, which may not wait here, could start, for all it knows of."""
-        now = trio.current_time()
+    def look_out_for(self, job: AnyJob, now: float) -> None:
+        """Have the loop look again when ``job``, which may not wait here, could start."""
         if self._stands_behind(job, now):
-            return  # the step of the group that starts the head before it is looked at
-        when = self._charged_from(job, now)
+            return  # the start of the head before it has the line for room looked at
+        when = self.charged_from(job, now)
         if when > now:
-            self.look_again_for_head(when)
-        elif self.asker is not None:
-            self.asker.ask_for(job)
+            self.wake_at = when
+        elif self.token_request is not None:
+            self.token_request.ask_for(job)
 
     def _stands_behind(self, job: AnyJob, now: float) -> bool:
         """Whether the group has a head that ``job``, if it came now, must not overtake."""
         return self.group is not None and self.group.has_before(job._priority, now)
 
-    def _charged_from(self, job: AnyJob, now: float) -> float:
+    def charged_from(self, job: AnyJob, now: float) -> float:
         """When the rates let ``job`` start."""
         when = self.rates.ready_at(job._costs, now)
         return when if self.group is None else max(when, self.group.rates.ready_at(job._costs, now))
-
-    def ready_head(self) -> AnyJob | None:
-        """The head of the line, if nothing of this lane but its limiter stops it."""
-        head, when = None, self.floor.now
-        has_slot = self.asker is not None or self.slots < self.concurrency
-        if has_slot and self.line and not self.paused and not self.returning:
-            head = self.line.best()
-            when = self.rates.ready_at(head._costs, self.floor.now)
-        if when > self.floor.now:
-            self.wait_for_rate(when)
-            head = None
-        else:
-            self.wait_for_no_rate()
-        if head is None and self.asker is not None and not (self.returning or self.room_line):
-            self.asker.rest()
-        return head
-
-    def start_head(self, head: AnyJob) -> bool:
-        """Start ``head``, the head of the line; False if it lacks a token of a shared limiter."""
-        if self.asker is not None and not self.asker.take(head):
-            return False
-        self.line.pop()  # which is the head; only so its owner has had its turn
-        self.floor.start(head)
-        return True
-
-    def give_slots_back(self) -> None:
-        """Give jobs that lent their slots new ones: before all that waits, pauses or not."""
-        while self.returning:
-            job = next(iter(self.returning))
-            if self.group is not None and not self.group.has_budget:
-                break
-            if self.asker is None:
-                if self.slots >= self.concurrency:
-                    break
-            elif not self.asker.take(job):
-                break
-            del self.returning[job]
-            self.floor.regained(job)
-        if any(self.returning.values()) and self.floor.never_comes(next(iter(self.returning))):
-            for job in [job for job, cancelled in self.returning.items() if cancelled]:
-                del self.returning[job]
-                self.floor.goes_without(job)
-        if self.group is not None:
-            if self.returning:
-                self.group.returning[self] = None
-            else:
-                self.group.returning.pop(self, None)
-
-    def let_go(self) -> None:
-        """Have nobody wait for a slot any more: no step is taken that could give one."""
-        if self.asker is not None:
-            self.asker.rest()
-        while self.returning:
-            job, _ = self.returning.popitem()
-            self.floor.goes_without(job)
-
-    def take_tokens(self, job: AnyJob, *, charge: bool = True) -> None:
-        """Give ``job`` a token of the limiter and one of the group, and charge it."""
-        if self.asker is None:  # else one was taken before, on behalf of this job
-            self.limiter.acquire_on_behalf_of_nowait(job)
-        self.slots += 1
-        if not self.plain:
-            now, group = self.floor.now, self.group
-            if group is not None:
-                group.used[self.label] += 1
-            if charge:
-                self.rates.charge(job._costs, now)
-                if group is not None:
-                    group.rates.charge(job._costs, now)
-
-    def give_tokens_back(self, job: AnyJob) -> None:
-        """Take back what `take_tokens` gave, but for the charge."""
-        self.limiter.release_on_behalf_of(job)
-        self.slots -= 1
-        if self.group is not None:
-            self.group.used[self.label] -= 1
-            self.floor.touch(self.group)
-        self.floor.touch(self)
 
     def check_cost(
         self, costs: Mapping[str, float], session: Actor | None, charged: Group | None = None
@@ -364,12 +424,3 @@ class LaneActor(Actor):
         counting = (self, self.group, session, charged)
         known = [actor.rates.units for actor in counting if actor is not None]
         check_units(costs, frozenset().union(*known))
-
-    def _token_came(self) -> None:
-        with self.floor.transition():
-            self.floor.touch(self)
-
-    @property
-    def oldest(self) -> AnyJob | None:
-        """The job bound for it that has waited longest."""
-        return next(iter(self.bound.values()), None)

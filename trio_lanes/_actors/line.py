@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from fractions import Fraction
 from typing import Protocol, final
 
-from .._queue.backlog import Queue, rank
+from .._queue.backlog import rank
 from .._queue.fair import FIRST, FairLine
 from .job import AnyJob
+from .state import RUNNING
 
 
 class Line(Protocol):
@@ -22,50 +25,92 @@ class Line(Protocol):
     def jobs(self) -> Iterable[AnyJob]: ...
     def add(self, job: AnyJob) -> None: ...
     def remove(self, job: AnyJob) -> None: ...
-    def move(self, job: AnyJob, arrival: int) -> None: ...
+    def move(self, job: AnyJob, arrival: int) -> None:
+        """Have ``job`` stand where one of that arrival does; its own is noted by the lane."""
+
     def best(self) -> AnyJob: ...
     def since(self) -> float | Fraction:
-        """Return when the longest wait in the head's priority began; 0 without aging."""
+        """When the longest wait in the head's priority began; 0 without aging."""
 
     def before(self, job: AnyJob) -> list[AnyJob]: ...
+    def copy(self) -> Line: ...
     def pop(self) -> AnyJob: ...
 
 
 @final
 class PlainLine:
-    """By priority, then by arrival."""
+    """By priority, then by arrival.
 
-    __slots__ = ("_queue", "best", "items", "pop")
+    It is a `Backlog` for ranks that come in order as a rule: a deque does for most of them, and
+    beats a heap the more, the longer the line is.
+    """
+
+    __slots__ = ("_late", "_ranks", "items")
 
     def __init__(self) -> None:
-        self._queue: Queue[AnyJob] = Queue()
-        self.items: Collection[object] = self._queue.items
-        self.best = self._queue.best
-        self.pop = self._queue.pop
+        self._ranks: deque[int] = deque()  # in order; some of them no longer in items
+        self._late: list[int] = []  # a heap of those that came behind one with a higher rank
+        self.items: dict[int, AnyJob] = {}
+        """{rank: job}, to look at."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     def jobs(self) -> Iterable[AnyJob]:
-        return self._queue.items.values()
+        return self.items.values()
 
     def since(self) -> float:
         return 0
 
     def before(self, job: AnyJob) -> list[AnyJob]:
-        mine, items = rank(job._priority, job._arrival), self._queue.items
+        mine, items = rank(job._priority, job._arrival), self.items
         return [items[theirs] for theirs in sorted(items) if theirs < mine]
 
-    def add(self, job: AnyJob) -> None:
-        self._queue.add(rank(job._priority, job._arrival), job)
+    def copy(self) -> PlainLine:
+        other = PlainLine()
+        for place in sorted(self.items):
+            other.items[place] = self.items[place]
+            other._ranks.append(place)
+        return other
+
+    def add(self, job: AnyJob, arrival: int | None = None) -> None:
+        place = job._arrival if arrival is None else arrival
+        if job._priority:
+            place = rank(job._priority, place)
+        self.items[place] = job
+        ranks = self._ranks
+        if ranks and place < ranks[-1]:
+            heapq.heappush(self._late, place)
+        else:
+            ranks.append(place)
 
     def remove(self, job: AnyJob) -> None:
-        self._queue.remove(rank(job._priority, job._arrival))
+        del self.items[rank(job._priority, job._arrival)]
+        if len(self._ranks) + len(self._late) > 2 * len(self.items) + 16:
+            self._ranks = deque(sorted(self.items))
+            self._late.clear()
 
     def move(self, job: AnyJob, arrival: int) -> None:
         self.remove(job)
-        job._arrival = arrival
-        self.add(job)
+        self.add(job, arrival)
+
+    def best(self) -> AnyJob:
+        ranks, late, items = self._ranks, self._late, self.items
+        while ranks and ranks[0] not in items:
+            ranks.popleft()
+        while late and late[0] not in items:
+            heapq.heappop(late)
+        return items[late[0] if late and not (ranks and ranks[0] < late[0]) else ranks[0]]
+
+    def pop(self) -> AnyJob:
+        ranks, late, items = self._ranks, self._late, self.items
+        while True:
+            if late and not (ranks and ranks[0] < late[0]):
+                place = heapq.heappop(late)
+            else:
+                place = ranks.popleft()
+            if place in items:
+                return items.pop(place)
 
 
 @final
@@ -91,13 +136,18 @@ class SharedLine:
         line = self._fair.copy()
         return list(iter(line.pop, job))
 
+    def copy(self) -> SharedLine:
+        other: SharedLine = SharedLine.__new__(SharedLine)
+        other._fair = self._fair.copy()
+        return other
+
     def add(self, job: AnyJob) -> None:
         self._fair.add(
             job,
             priority=job._priority,
             arrival=job._arrival,
             since=job._waiting_since,
-            owner=FIRST if job._readmitting else job.owner,
+            owner=FIRST if job._state is RUNNING else job.owner,
         )
 
     def remove(self, job: AnyJob) -> None:
@@ -105,7 +155,6 @@ class SharedLine:
 
     def move(self, job: AnyJob, arrival: int) -> None:
         self._fair.move(job, arrival)
-        job._arrival = arrival
 
     def best(self) -> AnyJob:
         return self._fair.best()

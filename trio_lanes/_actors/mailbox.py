@@ -1,15 +1,13 @@
 """An actor's mailbox: a memory channel that is only ever used without waiting.
 
-Mail is taken out in the actor's next step, which comes before the call that sent it returns,
-unless that call came from a hook inside a step. The channel keeps order and keeps jobs apart
-that the actor has not looked at yet; it is not where jobs wait, since nothing can be taken from
-a channel's middle.
+The actor takes its mail in its next step, which comes before the call that sent the mail returns.
+Until then the channel keeps the jobs apart that the actor has not looked at yet, in order. It is
+not where jobs wait, since nothing can be taken from a channel's middle.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 import trio
@@ -36,8 +34,7 @@ class Mailbox:
         self._send(job)
         self.count += 1
 
-    def empty_into(self, add: Callable[[AnyJob], None]) -> None:
-        """Take out all that is there, the oldest first, and ``add`` each."""
-        while self.count:
-            self.count -= 1
-            add(self._receive())
+    def receive(self) -> AnyJob:
+        """Take out the oldest mail. There must be some."""
+        self.count -= 1
+        return self._receive()

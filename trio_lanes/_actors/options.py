@@ -16,6 +16,8 @@ from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 if TYPE_CHECKING:
     from .job import Job
 
+_DEFAULTS: Final = ("timeout", "queue_timeout", "idle_timeout")
+
 _SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "rate", "wrap", "paused"})
 
 Wrap = Callable[["Job[Any]", Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -66,9 +68,23 @@ class LaneConfig:
     """Seconds by which a body may outlive its cancellation before instruments are told."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether it begins paused."""
+    timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
+    """Seconds that a job of it may run, unless the job says otherwise."""
+    queue_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
+    """Seconds that a job bound for it may wait, unless the job says otherwise."""
+    idle_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
+    """Seconds that a job of it may run without progress, unless the job says otherwise."""
+    log_failures: bool = attrs.field(default=True, validator=_check.field(_check.boolean))
+    """Whether the failure of a job is logged if it is never retrieved. A probe lane's never is."""
     wrap: Wrap | None = attrs.field(default=None, validator=_check.field(_check.optional_callable))
     """Runs around the body, inside slot, scope and context, as ``await wrap(job, body)``; ``body``
     is to be called without arguments and awaited: once, or, for retries, several times."""
+
+    @property
+    def job_defaults(self) -> Mapping[str, float]:
+        """The options that its jobs have unless they say otherwise, by name."""
+        given = {name: getattr(self, name) for name in _DEFAULTS}
+        return {name: value for name, value in given.items() if value != math.inf}
 
     def __attrs_post_init__(self) -> None:
         if self.limiter is not None and self.concurrency != 1:

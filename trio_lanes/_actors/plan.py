@@ -7,9 +7,9 @@ from typing import Any, Final, final
 
 import attrs
 
-from .options import LaneConfig, LaneGroup, lane_config, session_config
 from .._config.errors import UnknownLaneError
 from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
+from .options import LaneConfig, LaneGroup, lane_config, session_config
 
 TEMPLATE_MARK: Final = "*"
 
@@ -54,12 +54,14 @@ class Plan:
         self,
         lanes: Mapping[str, object],
         groups: Mapping[str, LaneGroup] | None = None,
+        sessions: LaneConfig | None = None,
         *,
         opening: bool = False,
     ) -> Plan:
-        """This plan with other lanes, and with other groups if some are given.
+        """This plan with other lanes, and with other groups and sessions if these are given.
 
         Args:
+          sessions: what all sessions are like that have no configuration of their own.
           opening: whether there is no lane yet that None could remove.
 
         Raises:
@@ -67,6 +69,7 @@ class Plan:
         """
         if not isinstance(lanes, Mapping):
             raise TypeError(f"lanes must be a mapping of names to limits, not {lanes!r}")
+        others = self.others if sessions is None else session_config(sessions)
         new_lanes, new_sessions = dict(self.lanes), dict(self.sessions)
         seen: set[str] = set()
         for given, value in lanes.items():
@@ -76,14 +79,14 @@ class Plan:
             seen.add(name)
             if name.startswith(SESSION_PREFIX):
                 key = session_key(name)
-                base = self.of_session(key)
+                base = attrs.evolve(self, others=others).of_session(key)
                 _change(new_sessions, key, name, value, opening=opening, base=base)
                 if key in new_sessions:
                     session_config(new_sessions[key], f"lane {name!r}")
             else:
                 _change(new_lanes, name, name, value, opening=opening)
         new_groups = self.groups if groups is None else groups
-        return Plan(new_lanes, new_sessions, self.others, new_groups)
+        return Plan(new_lanes, new_sessions, others, new_groups)
 
     def label_of(self, name: str) -> str | None:
         """The configured name, or the longest template, that ``name`` comes from, if any."""

@@ -1,274 +1,200 @@
 """A session lane: it forwards the jobs of one session to their global lanes, in order.
 
-Forwarded is not started. At any time a session has at most as many jobs in global lanes as it may
-still start, and those are its best: when a better one arrives, the worst of them is taken back.
+Theory of operation
+-------------------
+A job that arrives gets a *place* in the session: a rank, lower is better (`rank`). It waits in the
+``backlog``, and is *forwarded* when the session may start it: from then on it stands in the line of its
+global lane as well, with an *arrival* there. Forwarded is not started. The session has a *window* of
+as many jobs as it may still start (its concurrency less the jobs that run), and these invariants
+hold whenever the session has been served:
+
+* at most ``window`` jobs are forwarded, and they are the best that wait;
+* a better job that arrives takes the forwarded place of the worst, which goes back into the backlog
+  with its place: if both are bound for the same global lane, the better one inherits the arrival;
+* a paused session has no job forwarded;
+* a session with rate limits has at most one job forwarded, the next that is charged, and only when
+  the limits let it start;
+* a running job that is *readmitted* stands before all waiting jobs of its priority and needs no
+  part of the window, since it has its place among the running jobs.
+
 So a session with a hundred thousand waiting jobs stands in a global lane's line with one.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from .actor import Actor, Floor
+from .._config.names import SESSION_PREFIX
 from .._queue.backlog import LAST, Backlog, rank
-from .options import LaneConfig
+from .actor import Actor, Turns
 from .job import AnyJob
 from .mailbox import Mailbox
-from .._config.names import SESSION_PREFIX
+from .options import LaneConfig
 
 if TYPE_CHECKING:
-    from .._waiting.room import Entrant
+    from .lane import LaneActor
+    from .wait import RoomRequest
 
-MOST_SPARES: Final = 100
-"""Of each kind: enough for comings and goings, and no peak kept for ever."""
+MOST_MAILBOXES: Final = 100
+"""Kept for sessions to come: enough for comings and goings, and no peak is kept for ever."""
 
-WHOEVER: Final = "whoever runs"
-"""The borrower in a limiter of one token. A session has such a limiter exactly while a job of it
-runs, so the token stays taken while the limiter goes from session to session: giving it back and
-taking it again would be 8 in 100 of what a job that does nothing costs."""
+Mailboxes = deque[Mailbox]
 
 
-@final
-class Spares:
-    """Limiters and mailboxes that no session uses now."""
-
-    def __init__(self) -> None:
-        self.limiters: Final[deque[trio.CapacityLimiter]] = deque(maxlen=MOST_SPARES)
-        """Of one token, which `WHOEVER` has."""
-        self.mailboxes: Final[deque[Mailbox]] = deque(maxlen=MOST_SPARES)
+def mailbox_pool() -> Mailboxes:
+    """A pool for the mailboxes that no session uses now."""
+    return deque(maxlen=MOST_MAILBOXES)
 
 
 @final
 class SessionActor(Actor):
     """The lane of one session: made when mail for it arrives, gone when its last job has ended.
 
-    It has a mailbox while there is mail, and a limiter while something runs: with many thousand
-    sessions waiting for their turn, these are most of what a session would weigh.
+    It has a mailbox while there is mail, and a limiter from when the limiter is first looked at:
+    with many thousand sessions, these would be most of what a session weighs.
     """
 
     __slots__ = (
-        "_has_news",
-        "_spares",
+        "_mail_came",
+        "_mailboxes",
+        "_vacated",
         "backlog",
         "delayed",
         "entering",
         "forwarded",
+        "has_more",
+        "inherited",
         "is_ranked",
         "key",
-        "mailbox",
         "readmitting",
         "running",
     )
 
-    def __init__(self, floor: Floor, spares: Spares, key: str, config: LaneConfig) -> None:
-        super().__init__(floor, floor.session_turns, config)
-        self._spares = spares
+    def __init__(self, key: str, config: LaneConfig, turns: Turns, mailboxes: Mailboxes) -> None:
+        super().__init__(turns, config)
+        self._mailboxes = mailboxes
+        self._mail_came = False  # since it was last asked for all that it forwards
+        # The forwarded job that was taken back last, and its arrival, for the one that outdoes it
+        self._vacated: tuple[AnyJob, int] | None = None
+        self.has_more = False  # whether it is to be asked again at once
+        self.inherited = 0  # the arrival that the job inherits which is forwarded now, or 0
         self.key = key
-        self.mailbox: Mailbox | None = None
-        self._has_news = False  # whether mail has come since its last step
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
-        self.forwarded: dict[int, AnyJob] = {}  # {rank in this session: waiting, and forwarded}
-        self.delayed: dict[int, AnyJob] = {}  # {id: waiting, and not due yet}
-        self.is_ranked = False  # whether priorities other than 0 were ever seen in it
-        self.running: dict[AnyJob, object] = {}  # {job that runs: who has borrowed its token}
+        self.forwarded: dict[int, AnyJob] = {}  # {place: job that waits, and is forwarded}
+        self.delayed: dict[int, AnyJob] = {}  # {id: job that waits, and is not due yet}
+        self.is_ranked = False  # whether it ever had a job of another priority than 0
+        self.running: dict[AnyJob, None] = {}
         self.entering = 0  # jobs of it that wait for room in their global lanes
-        # Running, and to be started again: in the lines of their lanes if they have an arrival.
-        self.readmitting: dict[AnyJob, None] = {}
+        # {job that runs and is to be started again: whether it is in the line of its lane}
+        self.readmitting: dict[AnyJob, bool] = {}
 
     @property
     def name(self) -> str:
         return SESSION_PREFIX + self.key
 
     def waiting_jobs(self) -> Iterator[AnyJob]:
-        self._take_mail()
+        self.step()
         return chain(self.forwarded.values(), self.backlog.items.values(), self.delayed.values())
 
-    def entrants(self) -> list[Entrant]:
-        """The jobs of it that have their room here, and wait for room in their global lanes."""
-        if not self.entering:
-            return []
-        lines = [lane.room_line for lane in self.floor.lanes.values() if lane.room_line]
-        return [one for line in lines for one in line.values() if one.session is self]
+    def running_jobs(self) -> list[AnyJob]:
+        return sorted(self.running, key=lambda job: job.id)
 
-    def stands_behind(self, job: AnyJob) -> bool:
-        """Whether nothing here changes by the arrival of ``job``; then it has its place in line.
+    def watch_limiter(self, limiter: trio.CapacityLimiter) -> None:
+        """Keep ``limiter`` up to date from now on: its borrowers are the running jobs."""
+        for job in self.running:
+            limiter.acquire_on_behalf_of_nowait(job)
+        limiter.total_tokens = self.concurrency
+        self.limiter = limiter
 
-        That is so of all but the first few jobs of a busy session, which are spared a step.
+    # ---- a job arrives
+
+    def receive(self, job: AnyJob, order: int) -> bool:
+        """Give ``job`` its place, behind its equals; False if nothing can be done about it now.
+
+        It is mail until the next step. All but the first few jobs of a busy session change nothing
+        by coming: they go straight to their places, and need no step.
         """
+        if job._priority:
+            order = rank(job._priority, order)
+            self.is_ranked = True
+        job._place = order
         forwarded = self.forwarded
-        if len(forwarded) + self.active < self.concurrency:
-            return False
-        if forwarded and job._place < max(forwarded):
-            return False
-        self.backlog.add(job._place, job)
+        if not self.touched and len(forwarded) + self.active >= self.concurrency:
+            if not (forwarded and order < max(forwarded)):
+                self.backlog.add(order, job)
+                return False
+        if self.mailbox is None:
+            self.mailbox = self._mailboxes.pop() if self._mailboxes else Mailbox()
+        self.mailbox.send(job)
+        self._mail_came = True
         return True
 
-    def send(self, job: AnyJob) -> None:
-        """Put ``job`` into its mailbox; it is looked at in the next step."""
-        if self.mailbox is None:
-            spare = self._spares.mailboxes
-            self.mailbox = spare.pop() if spare else Mailbox()
-        self.mailbox.send(job)
-        self._has_news = True
-
-    def _add(self, job: AnyJob) -> None:
-        self.backlog.add(job._place, job)
-
-    def _take_mail(self) -> None:
-        mailbox = self.mailbox
-        if mailbox is not None:
-            mailbox.empty_into(self._add)
-            self._spares.mailboxes.append(mailbox)
-            self.mailbox = None
-
-    def before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs that come before ``job``, which has its place in line."""
-        self._take_mail()
-        waiting = {**self.forwarded, **self.backlog.items}
-        before = [waiting[place] for place in sorted(waiting) if place < job._place]
-        return self.readmitted_before(job) + before
-
-    def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs that are readmitted before a job that waits: with rates, one at a time."""
-        if not self.rates.units:
-            return []
-        return [one for one in self.readmitting if one._priority >= job._priority]
-
-    def remove(self, job: AnyJob) -> None:
-        """Take ``job``, which waits, out of line, and out of that of its global lane."""
-        self._take_mail()
-        if self.forwarded.pop(job._place, None) is not None:
-            job._lane.remove(job)
-        else:
-            self.backlog.remove(job._place)
+    # ---- which jobs are forwarded
 
     def step(self) -> None:
-        backlog, forwarded = self.backlog, self.forwarded
-        has_news, self._has_news = self._has_news, False
-        if has_news:
-            self._take_mail()
-        room = self._room()
-        while backlog.items and len(forwarded) < room:
-            self.floor.forward(backlog.pop(), self.floor.next_arrival())
-        if len(forwarded) > room:
-            for place in sorted(forwarded)[max(int(room), 0) :]:
-                self._take_back(place)
-        if has_news and forwarded and backlog.items and backlog.best_rank() < max(forwarded):
-            self._put_best_forward()
-        if self.watched and not (self.waiting and self.active):
-            self.floor.watches.look_at(self)
-        if not self.waiting and not self.active and not self.entering and self.is_idle:
-            self.floor.retire(self)
+        mailbox = self.mailbox
+        if mailbox is not None:
+            while mailbox.count:
+                job = mailbox.receive()
+                self.backlog.add(job._place, job)
+            self._mailboxes.append(mailbox)
+            self.mailbox = None
 
-    def _room(self) -> int | float:
-        """How many jobs may be forwarded now; negative if more run than may."""
-        room = 0 if self.paused else self.concurrency - self.active
-        if self.rates.units or self.readmitting:
-            room = self._admit(room)
-        return room
+    def next_forward(self, now: float) -> AnyJob | None:
+        """Take out the job that is to be forwarded now. To be asked again while it ``has_more``.
 
-    def _admit(self, room: int | float) -> int | float:
-        """How many may be forwarded: with rates only the one that is charged next, if it may be.
-
-        Those that are readmitted need no room, but are asked for all else.
+        Forwarded jobs that may not start any more are taken back; and where the window is full
+        and a better job has come, the worst forwarded job is, and ``inherited`` is its arrival.
         """
-        let: Collection[AnyJob] = self.readmitting
-        if self.rates.units:
-            head = self._charged_next(room)
-            let = [job for job in let if job is head]
-            room = 0 if head is None or let else min(room, 1)
-        for job in self.readmitting:
-            if self.paused or job not in let:
-                if job._arrival:
-                    job._lane.withhold(job)
-            elif not job._arrival:
-                job._lane.readmit(job)
-        return room
-
-    def _charged_next(self, room: int | float) -> AnyJob | None:
-        """The best of those that may start as far as its limit goes, if the rates let it."""
-        heads = {rank(job._priority, -LAST): job for job in reversed(self.readmitting)}
-        if room > 0:
-            heads |= self.forwarded
-            if self.backlog.items:
-                heads[self.backlog.best_rank()] = self.backlog.best()
-        head = heads[min(heads)] if heads else None
-        if head is not None:
-            when = self.rates.ready_at(head._costs, self.floor.now)
-            if when > self.floor.now:
-                self.wait_for_rate(when)
-                return None
-        self.wait_for_no_rate()
-        return head
-
-    @property
-    def is_held(self) -> bool:
-        """Whether no job of it can start, whichever comes: it is paused, or runs all it may."""
-        return self.paused or self.active >= self.concurrency
-
-    def before_again(self, job: AnyJob) -> list[AnyJob]:
-        """Those that are let go before ``job``, which is readmitted: with rates, one at a time."""
-        if not self.rates.units:
-            return []
-        again = sorted(self.readmitting, key=lambda one: -one._priority)
-        before = list(takewhile(lambda one: one is not job, again))
-        if self.active < self.concurrency:
-            self._take_mail()
-            place = rank(job._priority, -LAST)
-            waiting = {**self.forwarded, **self.backlog.items}
-            before += [waiting[theirs] for theirs in sorted(waiting) if theirs < place]
-        return before
-
-    def lets_start(self, job: AnyJob) -> bool:
-        """Whether ``job``, if it came now, would be forwarded, and could start then."""
-        if self.paused:
-            return False
-        place = rank(job._priority, LAST)
-        before = sum(other < place for other in self.forwarded)
-        if self.rates.units and (before or not self._charges_now(job, place)):
-            return False
-        return self.active + before < self.concurrency
-
-    def _charges_now(self, job: AnyJob, place: int) -> bool:
-        if self.readmitting or (self.backlog.items and self.backlog.best_rank() < place):
-            return False
-        now = trio.current_time()
-        return self.rates.ready_at(job._costs, now) <= now
-
-    def look_out_for(self, job: AnyJob) -> None:
-        """Look again when the rates let ``job`` start, which may not wait."""
-        now, timer = trio.current_time(), self._rate_timer
-        when = self.rates.ready_at(job._costs, now)
-        if when > now and not (timer is not None and timer.is_set and timer.when <= when):
-            self.look_again_for_head(when)
-
-    def readmit(self, job: AnyJob) -> None:
-        """``job``, which runs and keeps its slot here, is to be started again."""
-        job._arrival = 0
-        self.readmitting[job] = None
-        self.floor.touch(self)
-
-    def _put_best_forward(self) -> None:
-        """Let better jobs take the places of those that were forwarded before they came."""
+        if self.mailbox is not None:
+            self.step()
         backlog, forwarded = self.backlog, self.forwarded
-        while forwarded and backlog.items and backlog.best_rank() < (worst := max(forwarded)):
-            better = backlog.pop()
-            self._replace(*self._take_back(worst), better)
+        window = 0 if self.paused else self.concurrency - self.active
+        if self.rates.units or self.readmitting:
+            window, again = self._limited_window(window, now)
+            if again is not None:
+                return again
+        if len(forwarded) > window:
+            for place in sorted(forwarded)[max(int(window), 0) :]:
+                self._take_back(place)
+        elif len(forwarded) == window and self._mail_came and forwarded and backlog.items:
+            worst = max(forwarded)
+            if worst > backlog.best_rank():
+                self._vacated = self._take_back(worst)
+        if len(forwarded) >= window or not backlog.items:
+            self._mail_came = False
+            self._vacated = None
+            return None
+        job = backlog.pop()
+        self.inherited = 0
+        if self._vacated is not None:
+            self.inherited = self._inherit(*self._vacated, job)
+            self._vacated = None
+        forwarded[job._place] = job
+        self.has_more = self._mail_came or len(forwarded) < window
+        return job
 
-    def _replace(self, outdone: AnyJob, arrival: int, job: AnyJob) -> None:
-        """Forward ``job``; if it is bound for the lane of ``outdone``, with its ``arrival``.
+    def _take_back(self, place: int) -> tuple[AnyJob, int]:
+        """Put a forwarded job into the backlog; the job, and its former arrival."""
+        job = self.forwarded.pop(place)
+        arrival = job._lane.remove(job)
+        self.backlog.add(place, job)
+        return job, arrival
 
-        Its equals from this session were before it, so they move up if they had come later.
+    def _inherit(self, outdone: AnyJob, arrival: int, job: AnyJob) -> int:
+        """The arrival of ``outdone`` for ``job``; 0 if it is not bound for the same lane.
+
+        Equals of ``job`` from this session were before it: they move up if they had come later.
         """
         lane = job._lane
         if job is outdone or lane is not outdone._lane:
-            self.floor.forward(job, self.floor.next_arrival())
-            return
+            return 0
         for place in sorted(self.forwarded):
             equal = self.forwarded[place]
             if (
@@ -277,68 +203,163 @@ class SessionActor(Actor):
                 and equal._arrival > arrival
             ):
                 arrival = lane.move(equal, arrival)
-        self.floor.forward(job, arrival)
+        return arrival
 
-    def _take_back(self, place: int) -> tuple[AnyJob, int]:
-        job = self.forwarded.pop(place)
-        job._lane.remove(job)
-        self.floor.touch(job._lane)  # which may have offered it to its group
-        arrival, job._arrival = job._arrival, 0
-        self.backlog.add(place, job)
-        return job, arrival
+    def _limited_window(self, window: int | float, now: float) -> tuple[int | float, AnyJob | None]:
+        """The window under rate limits, and a readmitted job that is to be forwarded first.
 
-    def move(self, job: AnyJob, priority: int, place: int) -> None:
-        """Give ``job``, which waits, another priority and another place.
+        Readmitted jobs that may not be started now are taken out of the lines of their lanes.
+        """
+        self.wake_at = math.inf
+        head: AnyJob | None = None
+        if self.rates.units:
+            head = self._charged_next(window, now)
+            window = 0 if head is None or head in self.readmitting else min(window, 1)
+        for job, in_line in self.readmitting.items():
+            may_start = not self.paused and (head is job or not self.rates.units)
+            if may_start is not in_line:
+                self.readmitting[job] = may_start
+                if may_start:
+                    self.has_more = True
+                    return window, job
+                job._lane.withhold(job)
+        return window, None
 
-        If that lets another job be the best, it takes the place of this one in its global lane,
-        unless a rate of this session stops it: then the next step takes back what is forwarded.
+    def _charged_next(self, window: int | float, now: float) -> AnyJob | None:
+        """The best of the jobs that nothing here stops but a rate limit; None if that stops it."""
+        heads = {rank(job._priority, -LAST): job for job in reversed(self.readmitting)}
+        if window > 0:
+            heads |= self.forwarded
+            if self.backlog.items:
+                heads[self.backlog.best_rank()] = self.backlog.best()
+        if not heads:
+            return None
+        head = heads[min(heads)]
+        when = self.rates.ready_at(head._costs, now)
+        if when > now:
+            self.wake_at = self.rate_until = when
+            return None
+        return head
+
+    def remove(self, job: AnyJob) -> None:
+        """Take ``job``, which waits, out of line, and out of that of its global lane."""
+        self.step()
+        if self.forwarded.pop(job._place, None) is not None:
+            job._lane.remove(job)
+        else:
+            self.backlog.remove(job._place)
+        self.touch()
+
+    def withhold(self, job: AnyJob) -> None:
+        """Take ``job``, which waits, out of line, to `replace` it with another priority."""
+        self.step()
+        if job._place in self.forwarded:
+            self._vacated = self._take_back(job._place)
+        self.backlog.remove(job._place)
+
+    def replace(self, job: AnyJob, order: int) -> None:
+        """Put ``job`` into line again, behind its new equals.
+
+        If it was forwarded, the job that is now the best takes its place there, with its arrival.
         """
         self.is_ranked = True
-        self._take_mail()
-        was_forwarded = job._place in self.forwarded
-        arrival = self._take_back(job._place)[1] if was_forwarded else 0
-        self.backlog.remove(job._place)
-        job._priority, job._place = priority, rank(priority, place)
+        job._place = rank(job._priority, order)
         self.backlog.add(job._place, job)
-        if was_forwarded:
-            if len(self.forwarded) < self._room():
-                self._replace(job, arrival, self.backlog.pop())
-        elif self.forwarded and job._place < (worst := max(self.forwarded)):
-            self._take_back(worst)  # its arrival is not reused: this job goes behind its new equals
-            if len(self.forwarded) < self._room():
-                self.floor.forward(self.backlog.pop(), self.floor.next_arrival())
+        if self._vacated is None and self.forwarded and job._place < (worst := max(self.forwarded)):
+            self._take_back(worst)  # ``job`` goes behind its new equals in the global lane
+        self.touch()
 
-    def running_jobs(self) -> list[AnyJob]:
-        return sorted(self.running, key=lambda job: job.id)
+    # ---- jobs start and end
 
     def started(self, job: AnyJob) -> None:
-        """``job``, which was forwarded, has its slot here."""
+        """``job``, which was forwarded, runs."""
         del self.forwarded[job._place]
         self.active += 1
-        if self.limiter is None and self.concurrency == 1:
-            spare = self._spares.limiters
-            self.limiter = spare.pop() if spare else _limiter_of_one()
-            self.running[job] = WHOEVER
-            return
-        if self.limiter is None:
-            self.limiter = trio.CapacityLimiter(self.concurrency)
-        self.limiter.acquire_on_behalf_of_nowait(job)
-        self.running[job] = job
+        self.running[job] = None
+        if self.limiter is not None:
+            self.limiter.acquire_on_behalf_of_nowait(job)
 
     def ended(self, job: AnyJob) -> None:
-        """``job`` gives its slot here back."""
-        assert self.limiter is not None
-        borrower = self.running.pop(job)
+        """``job`` runs no more."""
         self.active -= 1
-        if borrower is WHOEVER and self.concurrency == 1 and not self.active:
-            self._spares.limiters.append(self.limiter)
-        else:
-            self.limiter.release_on_behalf_of(borrower)
-        if not self.active:
-            self.limiter = None
+        del self.running[job]
+        if self.limiter is not None:
+            self.limiter.release_on_behalf_of(job)
+        if not self.touched:  # as `touch` does, on every job's way
+            self.touched = True
+            self.turns.append(self)
 
+    def readmit(self, job: AnyJob) -> None:
+        """``job``, which runs and keeps its slot here, is to be started again."""
+        self.readmitting[job] = False
+        self.touch()
 
-def _limiter_of_one() -> trio.CapacityLimiter:
-    limiter = trio.CapacityLimiter(1)
-    limiter.acquire_on_behalf_of_nowait(WHOEVER)
-    return limiter
+    def readmitted(self, job: AnyJob) -> None:
+        """``job`` was started again, or is not to be any more: another job may be let in."""
+        del self.readmitting[job]
+        self.touch()
+
+    # ---- what would happen to a job that comes now
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no job of it can start, whichever comes: it is paused, or runs all it may."""
+        return self.paused or self.active >= self.concurrency
+
+    def lets_start(self, job: AnyJob, now: float) -> bool:
+        """Whether ``job``, if it came now, would be forwarded, and could start then."""
+        if self.paused:
+            return False
+        place = rank(job._priority, LAST)
+        before = sum(other < place for other in self.forwarded)
+        if self.rates.units:
+            outranked = self.backlog.items and self.backlog.best_rank() < place
+            if before or outranked or self.readmitting:
+                return False
+            if self.rates.ready_at(job._costs, now) > now:
+                return False
+        return self.active + before < self.concurrency
+
+    # ---- who is before whom
+
+    def before(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs that come before ``job``, which waits."""
+        self.step()
+        waiting = {**self.forwarded, **self.backlog.items}
+        before = [waiting[place] for place in sorted(waiting) if place < job._place]
+        return self.readmitted_before(job) + before
+
+    def newcomer_before(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs that would come before ``job`` if it came now, and that hold it up here."""
+        self.step()
+        place = rank(job._priority, LAST)
+        waiting = {**self.forwarded, **self.backlog.items}
+        before = [waiting[other] for other in sorted(waiting) if other < place]
+        before = self.readmitted_before(job) + before
+        return before if self.rates.units or self.active + len(before) >= self.concurrency else []
+
+    def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs that are readmitted before ``job``, which waits: with rates, one at a time."""
+        if not self.rates.units:
+            return []
+        return [one for one in self.readmitting if one._priority >= job._priority]
+
+    def before_again(self, job: AnyJob) -> list[AnyJob]:
+        """The jobs that are let in before ``job``, which is readmitted: with rates, one at a time."""
+        if not self.rates.units:
+            return []
+        again = sorted(self.readmitting, key=lambda one: -one._priority)
+        before = list(takewhile(lambda one: one is not job, again))
+        if self.active < self.concurrency:
+            self.step()
+            place = rank(job._priority, -LAST)
+            waiting = {**self.forwarded, **self.backlog.items}
+            before += [waiting[theirs] for theirs in sorted(waiting) if theirs < place]
+        return before
+
+    def room_requests(self, lanes: Iterable[LaneActor]) -> list[RoomRequest]:
+        """The requests that have their room here, and wait for room in one of ``lanes``."""
+        if not self.entering:
+            return []
+        lines = [lane.room_line.values() for lane in lanes if lane.room_line]
+        return [request for line in lines for request in line if request.session is self]

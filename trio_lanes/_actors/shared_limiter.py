@@ -17,18 +17,20 @@ from .job import AnyJob
 
 
 @final
-class Asker:
+class SharedTokenRequest:
     """Takes tokens of a shared limiter for the jobs of one lane."""
 
     def __init__(
         self,
         limiter: trio.CapacityLimiter,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        after_act: Callable[[Callable[[], None]], None],
         came: Callable[[], None],
     ) -> None:
         self._limiter: Final = limiter
         self._spawn: Final = spawn
-        self._came: Final = came  # a transition: a token is here
+        self._after_act: Final = after_act  # calls what may run code of others
+        self._came: Final = came  # a batch: a token is here
         self._wanted: AnyJob | None = None  # the head that lacks only a token
         self._held: AnyJob | None = None  # the job on whose behalf a token came, until it is used
         self._asking = False  # whether the task exists
@@ -77,6 +79,11 @@ class Asker:
         self._wanted = None
         self.give_back()
         if self._scope is not None:
+            self._after_act(self._let_end)
+
+    def _let_end(self) -> None:
+        """Have the task end, unless a token is wanted again."""
+        if self._wanted is None and self._scope is not None:
             self._scope.cancel()
 
     @enable_ki_protection

@@ -41,12 +41,38 @@ TRANSITIONS: Final[Mapping[JobState, tuple[JobState, ...]]] = {
 for _state, _row in TRANSITIONS.items():
     _state._following = _row  # looking it up in the table calls Enum's own hash, in Python
 
+
+class Slot(enum.Enum):
+    """What a running job has to do with the slot of its global lane, and of the lane's group."""
+
+    NONE = "none"
+    """It has not started, or has ended."""
+    HELD = "held"
+    """It has the slot: a token of the lane's limiter, and one of the group."""
+    LENT = "lent"
+    """It has lent the slot, and will want it back."""
+    WANTED = "wanted"
+    """It wants the slot back, before all jobs that wait."""
+    QUEUED = "queued"
+    """It is to be readmitted, and waits for that as if it had not started."""
+    FORGONE = "forgone"
+    """It is cancelled, no slot could come for it, and it ends without one."""
+
+
 # Bound once: looking a member up on the class costs as much as the rest of a transition.
 WAITING: Final = JobState.WAITING
 RUNNING: Final = JobState.RUNNING
 SUCCEEDED: Final = JobState.SUCCEEDED
 FAILED: Final = JobState.FAILED
 CANCELLED: Final = JobState.CANCELLED
+
+
+NONE: Final = Slot.NONE
+HELD: Final = Slot.HELD
+LENT: Final = Slot.LENT
+WANTED: Final = Slot.WANTED
+QUEUED: Final = Slot.QUEUED
+FORGONE: Final = Slot.FORGONE
 
 
 class _Stateful(Protocol):

@@ -8,32 +8,26 @@ paused or resumed by its own name, while its template was not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Mapping
+from typing import Final, final
 
-from .actor import Floor, Pausable
-
-if TYPE_CHECKING:
-    from .options import LaneConfig
+from .actor import Pausable
+from .lane import LaneActor
+from .options import LaneConfig
 
 
 @final
 class Template(Pausable):
     """What can be paused and resumed under the name of a template. It has no jobs."""
 
-    __slots__ = ("name",)
+    __slots__ = ("_lanes", "name")
 
-    def __init__(self, floor: Floor, name: str, config: LaneConfig) -> None:
+    def __init__(self, name: str, config: LaneConfig, lanes: Mapping[str, LaneActor]) -> None:
+        super().__init__(config)
         self.name: Final = name
-        self.floor = floor
-        self.config = config
-        self.paused = self.paused_by_hand = config.paused
-        self.paused_until = None
-        self.pause_timer = None
-        self.touched = False
-        self.turns = floor.lane_turns
+        self._lanes: Final = lanes  # {name: global lane that is alive}
 
-    def step(self) -> None:
-        """Have its lanes look whether they can be forgotten: they are compared with it."""
-        for lane in self.floor.lanes.values():
+    def touch(self) -> None:
+        for lane in self._lanes.values():  # they may be forgotten by now
             if lane.label == self.name:
-                self.floor.touch(lane)
+                lane.touch()

@@ -1,10 +1,17 @@
 """Lending: a running job gives its slot in the global lane away while it waits for something.
 
-What is lent is the token of the lane and that of its group, never the session's: nothing else of
-the session may run meanwhile. A job lends from the first of its tasks that lends to the last.
-Taking the slot back goes before all that waits, whether the lane is paused or its tokens are
-reserved, but respects the limit; and it cannot be cancelled, so that a job never cleans up
-without its slot.
+Theory of operation
+-------------------
+What is lent is the token of the lane and that of its group, never the session's: nothing else of the
+session may run meanwhile. `Slot` has the states; `LaneActor` changes them. A job lends from the
+first of its tasks that lends (HELD -> LENT) to the last (LENT -> WANTED). It then gets a slot before
+all jobs that wait, whether the lane is paused or its tokens are reserved, but within the limit
+(WANTED -> HELD). Waiting for it cannot be cancelled, so that a job never cleans up without its slot.
+The exception: a job that is cancelled goes on without a slot if none can come (WANTED -> FORGONE).
+
+A job that is readmitted gives its slot back and stands in line again, as if it had not started
+(HELD -> QUEUED -> HELD). If it is cancelled there, it wants a slot to clean up with (QUEUED -> WANTED):
+in the same batch, so that no job that stood behind it takes the slot in between.
 """
 
 from __future__ import annotations
@@ -15,15 +22,16 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import Abort, enable_ki_protection
 
-from .._waiting import deadlock as _deadlock
-from .._waiting.current import jobs_here
 from .._actors.job import AnyJob
+from .._actors.state import FORGONE, HELD, LENT, QUEUED, RUNNING, WANTED
 from .._limits.rate import costs_of
-from .._actors.state import RUNNING
-from .._waiting.waits import RaiseCancel
+from .._waiting import deadlock
+from .._waiting.current import jobs_here
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from .loop import Scheduler
+
+RaiseCancel = Callable[[], None]
 
 
 @enable_ki_protection
@@ -34,112 +42,41 @@ def lend(scheduler: Scheduler, job: AnyJob) -> None:
       RuntimeError: if the current task is not inside ``job``; then nothing has changed.
     """
     _check_inside(scheduler, job)
-    with scheduler.transition():
+    with scheduler.batch():
         job._lenders += 1
-        if job._has_slot:
-            _give_away(job)
-        elif job in job._lane.returning:  # its former lender need not wait for a slot any more
-            del job._lane.returning[job]
-            scheduler.touch(job._lane)
-            _wake(job)
-
-
-def _check_inside(scheduler: Scheduler, job: AnyJob) -> None:
-    """Refuse a task that is not inside ``job``: the body would go on without its slot."""
-    scheduler.check_thread()
-    if job._state is RUNNING and job not in jobs_here(scheduler.running):
-        raise RuntimeError(f"only a task inside {job!r} can give its slot away")
-
-
-def _give_away(job: AnyJob) -> None:
-    lane = job._lane
-    job._has_slot = False
-    lane.lending[job] = True
-    lane.give_tokens_back(job)
-    job._restart_idle_clock()
+        if job._slot is HELD:
+            job._lane.give_slot_back(job, LENT)
+            job._restart_idle_clock()
+        elif job._slot is WANTED:  # its former lender need not wait for a slot any more
+            job._lane.lend_again(job)
+            scheduler.after_act(_wake, job)
 
 
 @enable_ki_protection
 async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
     """A task of ``job`` lends its slot no more; the last one waits for a new one. Shielded."""
     job._lenders -= 1
-    if job._lenders or job._has_slot or job._state is not RUNNING:
+    if job._lenders or job._slot is HELD or job._state is not RUNNING:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
-    lane = job._lane
-    with scheduler.transition():
+    with scheduler.batch():
         if scheduler.broken is not None:
-            goes_without(job)
-        elif not job._readmitting:  # else it gets a slot when the lane starts it
-            _want_back(scheduler, job, is_cancelled=job.cancel_called)
+            job._lane.forgo_slot(job)
+        elif job._slot is not QUEUED:  # else it gets a slot when the lane starts it
+            # A job that went on without its slot before does so again if none can come.
+            gone = job._slot is FORGONE or job.cancel_called or scheduler.closing.shut
+            job._lane.want_slot(job, cancelled=gone)
     if job._waits:
-        _deadlock.holds_on(scheduler, job)
+        scheduler.break_deadlocks(deadlock.end_of(job))
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
         was_cancelled(scheduler, job)
         return Abort.FAILED
 
-    if lane.lending.get(job):
+    if job._slot in (WANTED, QUEUED):
         await _slot(job, abort)
     else:
         await trio.lowlevel.cancel_shielded_checkpoint()
-
-
-def _want_back(scheduler: Scheduler, job: AnyJob, *, is_cancelled: bool) -> None:
-    """Have the lane of ``job`` give it a slot, before all jobs that wait for one."""
-    lane = job._lane
-    # A job that went on without its slot before does so again if none can come.
-    lane.returning[job] = is_cancelled or scheduler.closing.shut or not lane.lending[job]
-    lane.lending[job] = True
-    scheduler.touch(lane)
-
-
-def was_cancelled(scheduler: Scheduler, job: AnyJob) -> None:
-    """Let ``job``, which was cancelled, go on without its slot if none can come."""
-    returning = job._lane.returning
-    if returning.get(job) is False:
-        with scheduler.transition():
-            returning[job] = True
-            scheduler.touch(job._lane)
-
-
-def regained(job: AnyJob) -> None:
-    """``job`` has a slot again, whose tokens have been taken."""
-    job._has_slot = True
-    del job._lane.lending[job]
-    job._restart_idle_clock()
-    _wake(job)
-    if job._lenders:  # it was readmitted, and others of its tasks lend its slot
-        _give_away(job)
-
-
-def goes_without(job: AnyJob) -> None:
-    """``job`` is cancelled, and no slot can come: it cleans up without one, lest it never ends."""
-    job._lane.lending[job] = False
-    _wake(job)
-
-
-def stop(scheduler: Scheduler, job: AnyJob) -> None:
-    """``job`` has ended, or was given up, while it was without a slot."""
-    lane = job._lane
-    del lane.lending[job]
-    lane.returning.pop(job, None)
-    if job._readmitting:
-        _leave_line(job)
-    scheduler.touch(lane)
-    _wake(job)
-
-
-async def _slot(job: AnyJob, abort: Callable[[RaiseCancel], Abort]) -> None:
-    """Wait for the slot that ``job`` does not have now."""
-    job._slot_waiters = [*(job._slot_waiters or ()), trio.lowlevel.current_task()]
-    await trio.lowlevel.wait_task_rescheduled(abort)
-
-
-def _wake(job: AnyJob) -> None:
-    tasks, job._slot_waiters = job._slot_waiters, None
-    for task in tasks or ():
-        trio.lowlevel.reschedule(task)
 
 
 @enable_ki_protection
@@ -152,42 +89,41 @@ async def readmit(
       RuntimeError: as `lend`, or if the job has lent its slot.
     """
     _check_inside(scheduler, job)
-    if job._lenders or not job._has_slot:
+    if job._lenders or job._slot is not HELD:
         raise RuntimeError(f"{job!r} has lent its slot, so it cannot be readmitted now")
+    lane, session = job._lane, job._session_lane
     if cost is None:
         costs = job._options.cost  # in units that were known, and cost nothing where they are not
     else:
         costs = costs_of(cost)
-        job._lane.check_cost(costs, job._session_lane)
+        lane.check_cost(costs, session)
     await trio.lowlevel.checkpoint_if_cancelled()
-    with scheduler.transition():
-        _give_away(job)
+    with scheduler.batch():
+        lane.give_slot_back(job, QUEUED)
+        job._restart_idle_clock()
         job._costs = costs
-        job._readmitting = True
-        job._waiting_since = scheduler.now
-        if job._session_lane is not None:
-            job._session_lane.readmit(job)
-        else:
-            job._lane.readmit(job)
-    if not job._readmitting:
+        scheduler.queue_again(job)
+    if not _is_queued(job):
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
-    if scheduler.waits:
-        _deadlock.holds_on(scheduler, job)
+    scheduler.break_deadlocks(deadlock.end_of(job))
     task = trio.lowlevel.current_task()
     raise_cancel: RaiseCancel | None = None
 
     def abort(raise_cancel_: RaiseCancel) -> Abort:
         nonlocal raise_cancel
-        with scheduler.transition():
-            _leave_line(job)
+        with scheduler.batch():
+            if not _is_queued(job):
+                return Abort.FAILED  # it has been started again, and is about to be woken
+            if session is not None:
+                session.readmitted(job)
             if job._lenders:  # another task of the job takes the slot back
                 assert job._slot_waiters is not None
                 job._slot_waiters.remove(task)
+                lane.cease_queueing(job)
                 return Abort.SUCCEEDED
-            # In the same transition: no job that stood behind it takes the slot in between.
             raise_cancel = raise_cancel_
-            _want_back(scheduler, job, is_cancelled=True)
+            lane.want_slot(job, cancelled=True)
         return Abort.FAILED
 
     await _slot(job, abort)
@@ -195,20 +131,56 @@ async def readmit(
         raise_cancel()
 
 
-def _leave_line(job: AnyJob) -> None:
-    """``job`` is not to be readmitted any more."""
-    if job._arrival:  # else its session has not let it stand there
-        job._lane.withhold(job)
-    readmitted(job)
+def slot_came(scheduler: Scheduler, job: AnyJob) -> None:
+    """``job``, which runs, holds a slot again."""
+    job._restart_idle_clock()
+    scheduler.after_act(_wake, job)
+    if job._lenders:  # it was readmitted, and others of its tasks lend its slot
+        job._lane.give_slot_back(job, LENT)
+        job._restart_idle_clock()
 
 
-def readmitted(job: AnyJob) -> None:
-    """``job``, which stands in no line any more, is not to be readmitted, or has been."""
-    job._readmitting = False
-    if job._arrival:
-        job._arrival = 0
-        job._lane.readmitting -= 1
-    session = job._session_lane
-    if session is not None:
-        del session.readmitting[job]
-        session.floor.touch(session)  # it may let another one go
+def forgo(scheduler: Scheduler, job: AnyJob) -> None:
+    """Have ``job``, which is cancelled, clean up without a slot: else it would never end."""
+    job._lane.forgo_slot(job)
+    scheduler.after_act(_wake, job)
+
+
+def was_cancelled(scheduler: Scheduler, job: AnyJob) -> None:
+    """Let ``job``, which was cancelled, go on without its slot if none can come."""
+    returning = job._lane.returning
+    if returning.get(job) is False:
+        with scheduler.batch():
+            returning[job] = True
+            job._lane.touch()
+
+
+def stop(scheduler: Scheduler, job: AnyJob) -> None:
+    """``job`` has ended, or was given up, while it was without a slot."""
+    if job._slot is QUEUED and job._session_lane is not None:
+        job._session_lane.readmitted(job)
+    job._lane.drop(job)
+    scheduler.after_act(_wake, job)
+
+
+def _check_inside(scheduler: Scheduler, job: AnyJob) -> None:
+    """Refuse a task that is not inside ``job``: the body would go on without its slot."""
+    scheduler.check_thread()
+    if job._state is RUNNING and job not in jobs_here(scheduler.running):
+        raise RuntimeError(f"only a task inside {job!r} can give its slot away")
+
+
+def _is_queued(job: AnyJob) -> bool:
+    return job._slot is QUEUED
+
+
+async def _slot(job: AnyJob, abort: Callable[[RaiseCancel], Abort]) -> None:
+    """Wait for the slot that ``job`` does not have now."""
+    job._slot_waiters = [*(job._slot_waiters or ()), trio.lowlevel.current_task()]
+    await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+def _wake(job: AnyJob) -> None:
+    tasks, job._slot_waiters = job._slot_waiters, None
+    for task in tasks or ():
+        trio.lowlevel.reschedule(task)

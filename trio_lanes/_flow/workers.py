@@ -1,20 +1,35 @@
 """Where a job runs: the workers, which are the only tasks that call users' functions.
 
-A task and a cancel scope for each job would be simple, and cost more than all the rest of a job's
-way through its lanes. Most of that buys nothing for a job that never blocks. So a worker takes the
-first step of a job, up to the first time that it blocks, without knowing which kind it is:
+Theory of operation
+-------------------
+A task and an entered cancel scope for each job would be simple, and cost more than all the rest of a
+job's way through its lanes. Most of that buys nothing for a job that never blocks. So a worker takes
+the first step of a job, up to the first time that it blocks, without knowing which kind it is:
 
-* A job that ends in its first step never blocked. The worker goes on with the next one: same
+* A job that ends in its first step never blocked. The worker goes on with the next granted job: same
   task, same scope, no pass of Trio's scheduler.
-* A job that blocks has, from then on, the worker to itself: its task, its scope, its context. What
-  it leaves behind (a lock, an open cancel scope, an abandoned async generator) dies with that
-  task and is found, if at all, before the job settles.
+* A job that blocks has, from then on, the worker to itself: its task, its scope, its context. What it
+  leaves behind (a lock, an open cancel scope, an abandoned async generator) dies with that task
+  and is found, if at all, before the job settles.
+
+Each job has a cancel scope from its submission. A worker enters the scope of its first job. A later
+job, whose own scope was not touched, takes that scope over as its own: the job before it has ended,
+so at any time a scope belongs to one job. A job whose scope was cancelled before it ran, and every
+job behind one that spoilt the scope (cancelled, past its deadline, a scope left open), is run
+under its own.
 
 The first step is taken by ``context.run``, and the context is then that of the task, too: code that
 looks at ``current_task().context`` finds the context that it runs in. Trio enters it at every later
-step; a job that never blocked gives the task its former context back. A job that spoilt the scope
-of its worker (it was cancelled, is past its deadline, or left a scope of its own open) keeps that
-worker as if it had blocked.
+step; a job that never blocked gives the task its former context back.
+
+Invariants
+----------
+* ``_ready`` workers will come for a granted job. The loop hires when fewer are ready than are needed
+  (`WorkerPool.hire`), after all other acts.
+* While a worker takes a first step, it will come for the jobs that this step makes possible: no
+  other worker is hired for them. If the job then blocks, two are hired in its place, so the number
+  of ready workers doubles with each job that blocks.
+* The worker calls ``returned``, ``raised`` or ``interrupted`` exactly once for each job that it took.
 """
 
 from __future__ import annotations
@@ -25,84 +40,83 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from operator import attrgetter
 from types import CoroutineType, TracebackType
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 import trio
 from trio.lowlevel import Task, disable_ki_protection, enable_ki_protection
 
-from .._config.check import refuse_like_trio
-from .._waiting.current import JobsByTask
 from .._actors.job import OWN_CODE, AnyJob
 from .._actors.state import RUNNING
+from .._config.check import refuse_like_trio
 
 JOBS_PER_PASS: Final = 250
 """How many jobs that never block all workers together run before other tasks have their turn."""
 
 LINGERS: Final = 2
-"""How many passes of Trio's scheduler the last worker stays: the first ends before those that a job
-has woken have all had their turn."""
+"""How many passes of Trio's scheduler the last worker stays: the first ends before the tasks that a
+job has woken have all had their turn."""
 
 _NO_VALUE: Final = object()  # what a body returned that did not return
 
 
-class Foreman(Protocol):
-    """Who is told how bodies end."""
-
-    def returned(self, job: AnyJob, value: Any) -> None:
-        """The body of ``job`` returned ``value``."""
-
-    def raised(self, job: AnyJob, error: BaseException) -> BaseException | None:
-        """``error`` left the body of ``job``, and its scope; returns what leaves the worker."""
-
-    def interrupted(self, job: AnyJob) -> BaseException | None:
-        """The scope of ``job`` ended its body; returns what leaves the worker."""
-
-
 @final
-class Crew:
-    """The workers of one `Lanes`: hired when a job is granted its slots, gone when none is."""
+class WorkerPool:
+    """The workers of one `Lanes`: hired when jobs are granted their slots, gone when none is.
+
+    Args:
+      running: the table of this Trio run: {task: the job it runs}.
+      spawn: starts a task in the lanes' nursery.
+      returned: is told that the body of a job returned a value.
+      raised: is told what left the body of a job, and its scope; returns what leaves the worker.
+      interrupted: is told that its scope ended the body of a job; returns what leaves the worker.
+    """
 
     def __init__(
         self,
-        foreman: Foreman,
-        running: JobsByTask,
+        running: dict[Task, AnyJob],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        returned: Callable[[AnyJob, Any], None],
+        raised: Callable[[AnyJob, BaseException], BaseException | None],
+        interrupted: Callable[[AnyJob], BaseException | None],
     ) -> None:
-        self._foreman: Final = foreman
         self._running: Final = running
         self._spawn: Final = spawn
-        self._granted: Final[deque[AnyJob]] = deque()  # they have their slots but no worker yet
+        self._returned: Final = returned
+        self._raised: Final = raised
+        self._interrupted: Final = interrupted
+        self.granted: Final[deque[AnyJob]] = deque()
+        """Jobs that have their slots, and no worker yet."""
         self._ready = 0  # workers that will come for a granted job
         self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
         self._stepping = False  # whether a worker takes a first step now, and will come back
 
-    def grant(self, job: AnyJob) -> None:
-        """Have a worker run the body of ``job``, which has its slots now."""
-        self._granted.append(job)
-        if not self._stepping and self._ready < len(self._granted):
-            self._hire()
+    @property
+    def is_short(self) -> bool:
+        """Whether a worker is to be hired for a granted job."""
+        return self._ready < len(self.granted) and not self._stepping
 
-    def _hire(self) -> None:
+    def hire(self) -> None:
+        """Have one more worker."""
         self._ready += 1
         self._spawn(self._work)
 
     def _leave(self) -> None:
-        """A worker will not come back for granted jobs.
+        """A worker will not come back for granted jobs: two are hired in its place.
 
-        If there are any, two are hired in its place: with each job that blocks the number of ready
-        workers doubles, while jobs that never block keep one worker and need no other.
+        None is while other tasks are due for their turn and another worker waits for that.
         """
         self._stepping = False
         self._ready -= 1
-        for _ in range(2):
-            if self._ready < len(self._granted):
-                self._hire()
+        if self._steps < JOBS_PER_PASS or not self._ready:
+            for _ in range(2):
+                if self._ready < len(self.granted):
+                    self.hire()
 
     async def _lingers(self) -> bool:
         """Whether more has been granted while the last worker let other tasks have their turn.
 
-        One who waits for the job that has just ended, and then submits the next, is spared the
-        making of a task and its scope.
+        A task that waits for the job that has just ended, and then submits the next one, is spared
+        the making of a task and its scope.
         """
         self._stepping = False
         for _ in range(LINGERS):
@@ -110,82 +124,97 @@ class Crew:
                 return False
             await trio.lowlevel.cancel_shielded_checkpoint()
             self._steps = 0
-            if self._granted:
+            if self.granted:
                 return True
         return False
+
+    async def _next(self) -> AnyJob | None:
+        """The next granted job; None if this worker is not needed any more."""
+        while self.granted or await self._lingers():
+            if self._steps >= JOBS_PER_PASS:
+                self._stepping = False
+                if self._ready > 1:  # the last one goes on, and is enough so far
+                    return None
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                self._steps = 0
+                continue
+            self._stepping = True
+            job = self.granted.popleft()
+            if job._state is RUNNING:  # else it was reset before it began: it is never called
+                return job
+        return None
 
     @enable_ki_protection
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
-        own_context = task.context
-        running = self._running
-        job: AnyJob | None = None  # taken, and not yet ended
-        ended: AnyJob | None = None
+        own_context, running, granted = task.context, self._running, self.granted
         ready = True  # whether this worker counts in self._ready
+        job: AnyJob | None = None  # taken, and not yet ended
         value: Any = _NO_VALUE
         error: BaseException | None = None
         try:
-            with trio.CancelScope() as scope:
-                home = _innermost(task)
-                while self._granted or await self._lingers():
-                    if self._steps >= JOBS_PER_PASS:
-                        if self._ready > 1:  # the last one goes on, and is enough so far
-                            ready = self._stepping = False
-                            self._ready -= 1
+            job = await self._next()
+            while job is not None:
+                assert job._scope is not None
+                with job._scope as scope:
+                    home = _innermost(task)
+                    while True:
+                        running[task] = job
+                        job._task = task
+                        limited = job._options.limits_run
+                        if limited:
+                            scope.deadline = job._deadline
+                        lane, session = job._lane, job._session_lane
+                        if lane.wrap is None and (session is None or session.wrap is None):
+                            body = _body(job._fn, job._args)
+                        else:
+                            body = _wrapped(job)
+                        context = job._context
+                        assert context is not None
+                        task.context = context
+                        try:
+                            trap = context.run(body.send, None)
+                        except StopIteration as stop:
+                            value = stop.value
+                        except Exception as exc:
+                            error = exc
+                        else:  # it has blocked
+                            self._leave()
+                            ready = False
+                            task.name = job.name
+                            value = await _Resumed(body, trap)
                             break
-                        self._stepping = False
-                        await trio.lowlevel.cancel_shielded_checkpoint()
-                        self._steps = 0
-                        continue
-                    self._stepping = True
-                    job = self._granted.popleft()
-                    if job._state is not RUNNING:  # reset before it began: it is never called
-                        job = None
-                        continue
-                    context = job._context
-                    assert context is not None
-                    running[task] = job
-                    job._task = task
-                    job._scope = scope
-                    touched = job._interruption or job._options.limits_run
-                    if touched:
-                        _prepare(job, scope)
-                    lane, session = job._lane, job._session_lane
-                    if lane.wrap is None and (session is None or session.wrap is None):
-                        body = _body(job._fn, job._args)
-                    else:
-                        body = _wrapped(job)
-                    task.context = context
-                    try:
-                        trap = context.run(body.send, None)
-                    except StopIteration as stop:
-                        value = stop.value
-                    except Exception as exc:
-                        error = exc
-                    else:  # it has blocked
-                        self._leave()
-                        ready = False
-                        task.name = job.name
-                        value = await _Resumed(body, trap)
-                        break
-                    self._steps += 1
-                    if touched and not (job._interruption or scope.cancel_called):
-                        scope.deadline = math.inf  # which was all that had touched it
-                        touched = False
-                    if touched or job._interruption or _innermost(task) is not home:
+                        self._steps += 1
+                        if job._interruption or _innermost(task) is not home:
+                            break
+                        if limited:
+                            if scope.cancel_called:
+                                break
+                            scope.deadline = math.inf
+                        del running[task]
+                        ended, job = job, None  # what is raised from here on is not its body's
+                        if error is None:
+                            self._returned(ended, value)
+                        else:
+                            error = self._raised(ended, _shortened(error))
+                        del ended
+                        value = _NO_VALUE
+                        task.context = own_context  # after job_finished, which is told in the job's
                         if error is not None:
-                            raise error
-                        break
-                    del running[task]
-                    ended, job = job, None  # what is raised from here on is not its body's
-                    if error is None:
-                        self._foreman.returned(ended, value)
-                    else:
-                        error = self._foreman.raised(ended, _shortened(error))
-                    ended, value = None, _NO_VALUE
-                    task.context = own_context  # after job_finished, which is told in the job's
+                            break
+                        if granted and self._steps < JOBS_PER_PASS:
+                            job = granted.popleft()
+                        else:
+                            job = await self._next()
+                        if job is None or job._interruption:
+                            break
+                        job._scope = scope
                     if error is not None:
-                        raise error
+                        raise error  # through the scope, which may be cancelled
+                if job is None or task in running:
+                    break  # no job is left, or this one has blocked or spoilt the scope
+                if job._state is not RUNNING:  # it was reset before it began: it is never called
+                    job = await self._next()
         except BaseException as exc:
             error = exc
             value = _NO_VALUE
@@ -194,24 +223,17 @@ class Crew:
         if job is not None:
             del running[task]
             if error is not None:
-                error = self._foreman.raised(job, _shortened(error))
+                error = self._raised(job, _shortened(error))
             elif value is not _NO_VALUE:
-                self._foreman.returned(job, value)
+                self._returned(job, value)
             else:
-                error = self._foreman.interrupted(job)
+                error = self._interrupted(job)
         job = None  # on Python 3.13 the frames of the error lead back to this one
         if error is not None:
             try:
                 raise error
             finally:
                 del error  # this frame is in its traceback
-
-
-def _prepare(job: AnyJob, scope: trio.CancelScope) -> None:
-    """Tell ``scope`` what is known of ``job`` before its first step."""
-    scope.deadline = job._deadline
-    if job._interruption is not None:
-        scope.cancel(job._interruption.reason)
 
 
 # The innermost cancel scope of a task, to see whether a job left one open. Trio has no public way
@@ -232,7 +254,7 @@ async def _body(fn: Any, args: tuple[Any, ...]) -> Any:
 def _wrapped(job: AnyJob) -> Coroutine[Any, Any, Any]:
     """The body of ``job`` in what its lane and, around that, its session wrap around it."""
     body: Callable[[], Coroutine[Any, Any, Any]] = partial(_body, job._fn, job._args)
-    for actor in job._actors:
+    for actor in (job._lane, job._session_lane):
         if actor is not None and actor.wrap is not None:
             body = partial(_body, actor.wrap, (job, body))
     return body()
@@ -292,4 +314,4 @@ def _stackscope_install_glue_() -> None:  # pragma: no cover - not on Python 3.1
     unwrap_stackitem.register(_Resumed, lambda resumed: resumed._coro)
 
 
-OWN_CODE.update({Crew._work.__code__, _body.__code__})
+OWN_CODE.update({WorkerPool._work.__code__, _body.__code__})

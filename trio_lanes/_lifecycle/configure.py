@@ -8,37 +8,36 @@ from collections.abc import Mapping
 import attrs
 
 from .._actors.actor import Actor, Pausable
-from .._config.check import count
-from .._actors.options import LaneConfig, LaneGroup
-from .control import pause, resume
-from .._actors.group import Group
 from .._actors.lane import LaneActor
+from .._actors.options import LaneConfig, LaneGroup
 from .._actors.plan import TEMPLATE_MARK, Plan
-from .._flow.scheduler import Scheduler
-from .._actors.template import Template
+from .._config.check import count
+from .._flow.loop import Scheduler
+from .control import pause, resume
 
 
 def configure(
     scheduler: Scheduler,
     lanes: Mapping[str, object],
     groups: Mapping[str, LaneGroup] | None = None,
+    sessions: LaneConfig | None = None,
 ) -> None:
-    """Change, add and remove lanes, and replace all groups if some are given; or nothing.
+    """Change, add and remove lanes, and replace groups and sessions if given; or nothing.
 
     Raises:
       TypeError, ValueError: for a bad configuration, or a change of what is in use.
     """
-    plan = scheduler.plan.changed(lanes, groups)
+    plan = scheduler.registry.plan.changed(lanes, groups, sessions)
     for lane in scheduler.lanes.values():
         _check_change(lane, plan)
-    with scheduler.transition():
+    with scheduler.batch():
         apply(scheduler, plan)
 
 
 def _check_change(lane: LaneActor, plan: Plan) -> None:
     label = plan.label_of(lane.name)
     if label is None:
-        if lane.waiting or lane.active or lane.entrants:
+        if lane.waiting or lane.active or lane.entering:
             raise ValueError(
                 f"lane {lane.name!r} cannot be removed: "
                 f"{lane.waiting} jobs wait and {lane.active} run that are bound for it"
@@ -51,7 +50,8 @@ def _check_change(lane: LaneActor, plan: Plan) -> None:
 
 def apply(scheduler: Scheduler, plan: Plan) -> None:
     """Go on as ``plan`` says, which is known to be possible, inside a transition."""
-    old, scheduler.plan = scheduler.plan, plan
+    registry = scheduler.registry
+    old, registry.plan = registry.plan, plan
     switched: list[Pausable] = []  # those that are to pause, or to go on
     for name, lane in list(scheduler.lanes.items()):
         label = plan.label_of(name)
@@ -65,26 +65,29 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
             # Compared with the former plan: a template's lane may have a concurrency of its own,
             # which stays unless its template is named.
             if config is former:
-                scheduler.touch(lane)
+                lane.touch()
             else:
                 switched += _change(scheduler, lane, config)
-    for name in scheduler.templates.keys() - plan.lanes.keys():
-        resume(scheduler, (scheduler.templates.pop(name),))
+    for name in registry.templates.keys() - plan.lanes.keys():
+        resume(scheduler, (registry.templates.pop(name),))
     for name, config in plan.lanes.items():
         if not name.endswith(TEMPLATE_MARK):
             if name not in scheduler.lanes:
-                scheduler.lanes[name] = LaneActor(scheduler, name, name, config)
-        elif name not in scheduler.templates:
-            scheduler.templates[name] = Template(scheduler, name, config)
+                scheduler.lanes[name] = registry.new_lane(name, name)
+        elif name not in registry.templates:
+            registry.templates[name] = registry.new_template(name)
         else:
-            template = scheduler.templates[name]
+            template = registry.templates[name]
             if config.paused is not template.config.paused:
                 switched.append(template)
             template.config = config
+    for lane in scheduler.lanes.values():
+        lane.template = registry.templates.get(lane.label)
     configs = [*plan.sessions.values(), plan.others]
-    scheduler.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
+    registry.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
     for key, session in scheduler.sessions.items():
         switched += _change(scheduler, session, plan.of_session(key))
+    registry.resize_session_limiters()
     _regroup(scheduler)
     for actor in switched:  # last: hooks are told of it, and may use all that is configured
         (pause if actor.config.paused else resume)(scheduler, (actor,))
@@ -93,39 +96,40 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
 def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Actor]:
     """Have ``actor`` go on with ``config``; itself, if that says to pause or to go on."""
     old = actor.config
-    scheduler.touch(actor)
+    actor.touch()
     if config == old:
         return []
-    actor.set_config(config)
+    actor.set_config(config, scheduler.now)
     return [] if config.paused is old.paused else [actor]
 
 
 def _regroup(scheduler: Scheduler) -> None:
     """Make the groups of the plan, and put every lane into its own."""
+    registry = scheduler.registry
     old = dict(scheduler.groups)
     for group in old.values():
         group.dissolve()
     scheduler.groups.clear()
-    for name, config in scheduler.plan.groups.items():
+    for name, config in registry.plan.groups.items():
         if name in old:
-            old[name].set_config(config)
-        scheduler.groups[name] = old.get(name) or Group(scheduler, name, config)
+            old[name].set_config(config, scheduler.now)
+        scheduler.groups[name] = old.get(name) or registry.new_group(name)
     for lane in scheduler.lanes.values():
-        scheduler.join_group(lane)
+        registry.join_group(lane)
         if lane.group is not None:
             lane.group.used[lane.label] += lane.slots
-        scheduler.touch(lane)
+        lane.touch()
 
 
 def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -> None:
     """Change how many jobs of ``lane`` run at once; what can start then starts."""
     value = count("concurrency", value)
-    if lane.config.limiter is None and lane.name in scheduler.plan.lanes:
+    if lane.config.limiter is None and lane.name in scheduler.registry.plan.lanes:
         configure(scheduler, {lane.name: value})
         return
-    with scheduler.transition():
+    with scheduler.batch():
         if lane.config.limiter is None:  # of a template: only this one of its lanes
-            lane.set_config(attrs.evolve(lane.config, concurrency=value))
+            lane.set_config(attrs.evolve(lane.config, concurrency=value), scheduler.now)
         else:
             lane.limiter.total_tokens = value
-        scheduler.touch(lane)
+        lane.touch()

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from .._actors.actor import Actor, Pausable
-from .._config.check import count, finite_seconds, seconds
-from .._waiting.current import jobs_here
-from .._config.errors import LaneClearedError, LaneResetError, UnknownLaneError
 from .._actors.job import AnyJob
-from .._waiting.left_out import Held, LeftOut, comes_true, may_leave_out_waiting, most_left_out
-from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
 from .._actors.state import RUNNING
-from .._waiting.watch import Watch
-
-if TYPE_CHECKING:
-    from .._actors.lane import LaneActor
-    from .._flow.scheduler import Scheduler
+from .._config.check import count, finite_seconds, seconds
+from .._config.errors import LaneClearedError, LaneResetError, UnknownLaneError
+from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
+from .._flow.loop import Scheduler
+from .._waiting.current import jobs_here
+from .._waiting.watch import Held, Watch
+from .left_out import LeftOut, comes_true, may_leave_out_waiting, most_left_out
 
 ANY_OWNER: Final = ...
 
@@ -47,10 +43,10 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
     lane = scheduler.lanes.get(name)
     if lane is not None:
         return (lane,)
-    if name in scheduler.plan.lanes:
+    if name in scheduler.registry.plan.lanes:
         return [lane for lane in scheduler.lanes.values() if lane.label == name]
-    if scheduler.plan.label_of(name) is None:
-        raise UnknownLaneError(name, scheduler.plan.lanes)
+    if scheduler.registry.plan.label_of(name) is None:
+        raise UnknownLaneError(name, scheduler.registry.plan.lanes)
     return ()
 
 
@@ -63,22 +59,22 @@ def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
     scheduler.check_thread()
     actors = named(scheduler, name)
     if name is None:
-        return [*actors, *scheduler.templates.values()]
+        return [*actors, *scheduler.registry.templates.values()]
     name = resolve_global_lane(name)
-    if name in scheduler.templates:
-        return [*actors, scheduler.templates[name]]
+    if name in scheduler.registry.templates:
+        return [*actors, scheduler.registry.templates[name]]
     if actors:
         return actors
     if name.startswith(SESSION_PREFIX):
-        return (scheduler.awake(session_key(name)),)
-    lane = scheduler.find_lane(name)
+        return (scheduler.registry.awake(session_key(name)),)
+    lane = scheduler.registry.find_lane(name)
     assert lane is not None
     return (scheduler.bring_to_life(lane),)
 
 
 def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: str | None) -> int:
     """Cancel what waits in ``actors``, of ``owner`` only if one is given; how many."""
-    with scheduler.transition():
+    with scheduler.batch():
         cleared = 0
         for actor in actors:
             name = actor.name
@@ -87,10 +83,7 @@ def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: 
                 jobs = [job for job in jobs if job.owner == owner]
             withdrawn = scheduler.withdraw_all(jobs, _cleared(name, reason))
             cleared += withdrawn
-            if scheduler.hooks.lane_cleared:
-                scheduler.hooks.call(
-                    scheduler.hooks.lane_cleared, scheduler.view(actor), withdrawn, reason
-                )
+            scheduler.tell(scheduler.hooks.lane_cleared, actor, withdrawn, reason)
     return cleared
 
 
@@ -100,88 +93,56 @@ def _cleared(name: str, reason: str | None) -> Callable[[AnyJob], LaneClearedErr
 
 def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
     """Give up what runs in ``actors``; how many jobs that were."""
-    with scheduler.transition():
+    with scheduler.batch():
         total = 0
         for actor in actors:
             actor.generation += 1
             given_up = give_up(scheduler, actor.running_jobs(), actor.name)
             total += given_up
-            if scheduler.hooks.lane_reset:
-                scheduler.hooks.call(scheduler.hooks.lane_reset, scheduler.view(actor), given_up)
+            scheduler.tell(scheduler.hooks.lane_reset, actor, given_up)
     return total
 
 
 def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
     """Settle those of ``jobs`` that run, whatever their bodies still do; how many there were."""
-    with scheduler.transition():
+    with scheduler.batch():
         given_up = 0
         for job in jobs:
             if job._state is RUNNING:
                 error = LaneResetError(job.lane if name is None else name)
-                given_up += scheduler.abandon(job, error)
+                scheduler.abandon(job, error)
+                given_up += 1
     return given_up
 
 
 def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Have ``actors`` start nothing until they are resumed."""
-    with scheduler.transition():
+    with scheduler.batch():
         for actor in actors:
             actor.paused_by_hand = True
-            _update_pause(scheduler, actor)
+            scheduler.update_pause(actor)
 
 
 def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
     """Have the lanes that ``name`` means start nothing for that long, at least."""
     finite_seconds("seconds", delay)  # before a lane is brought to life for it
     actors = alive(scheduler, name)
-    with scheduler.transition():
+    with scheduler.batch():
         until = scheduler.now + delay
         for actor in actors:
             if actor.paused_until is None or actor.paused_until < until:
                 actor.paused_until = until
-                if actor.pause_timer is not None:
-                    actor.pause_timer.cancel()
-                call = partial(_pause_is_over, scheduler, actor)
-                actor.pause_timer = scheduler.timers.call_at(until, call, alone=False)
-            _update_pause(scheduler, actor)
+                scheduler.end_pause_at(actor, until)
+            scheduler.update_pause(actor)
 
 
 def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Have ``actors`` start jobs again."""
-    with scheduler.transition():
+    with scheduler.batch():
         for actor in actors:
             actor.paused_by_hand = False
-            _end_timed_pause(actor)
-            _update_pause(scheduler, actor)
-
-
-def end_inherited_pause(scheduler: Scheduler, lane: LaneActor) -> None:
-    """Have the pause that ``lane`` came to life with end in time, if it has an end."""
-    if lane.paused_until is not None:
-        call = partial(_pause_is_over, scheduler, lane)
-        lane.pause_timer = scheduler.timers.call_at(lane.paused_until, call, alone=False)
-
-
-def _pause_is_over(scheduler: Scheduler, actor: Pausable) -> None:
-    _end_timed_pause(actor)
-    _update_pause(scheduler, actor)
-
-
-def _end_timed_pause(actor: Pausable) -> None:
-    actor.paused_until = None
-    if actor.pause_timer is not None:
-        actor.pause_timer.cancel()
-        actor.pause_timer = None
-
-
-def _update_pause(scheduler: Scheduler, actor: Pausable) -> None:
-    scheduler.touch(actor)  # also a session that was not paused: it may go
-    paused = actor.paused_by_hand or actor.paused_until is not None
-    if actor.paused is not paused:
-        actor.paused = paused
-        hooks = scheduler.hooks.lane_paused if paused else scheduler.hooks.lane_resumed
-        if hooks and isinstance(actor, Actor):  # and not a template
-            scheduler.hooks.call(hooks, scheduler.view(actor))
+            scheduler.end_timed_pause(actor)
+            scheduler.update_pause(actor)
 
 
 # ---- waiting
@@ -293,9 +254,14 @@ def check_room(n: object) -> int | float:
     return number
 
 
-def all_jobs(scheduler: Scheduler) -> list[AnyJob]:
-    """Every job that waits or runs, in the order of submission."""
+def jobs_of(actors: Iterable[Actor]) -> list[AnyJob]:
+    """The jobs that wait or run in ``actors``, in the order of submission."""
     jobs = chain.from_iterable(
-        chain(lane.waiting_jobs(), lane.running_jobs()) for lane in scheduler.lanes.values()
+        chain(actor.waiting_jobs(), actor.running_jobs()) for actor in actors
     )
     return sorted(jobs, key=lambda job: job.id)
+
+
+def all_jobs(scheduler: Scheduler) -> list[AnyJob]:
+    """Every job that waits or runs, in the order of submission."""
+    return jobs_of(scheduler.lanes.values())

@@ -8,13 +8,13 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from .._config.check import seconds
-from .control import all_jobs, give_up, wait_until
-from .._waiting.current import jobs_here
 from .._actors.job import AnyJob
-from .._waiting.left_out import all_left_out
-from .._flow.scheduler import Scheduler
 from .._actors.state import CANCELLED, RUNNING
+from .._config.check import seconds
+from .._flow.loop import Scheduler
+from .._waiting.current import jobs_here
+from .control import all_jobs, give_up, wait_until
+from .left_out import all_left_out
 
 
 @final
@@ -47,14 +47,14 @@ async def drain(
     scheduler.check_thread()
     before = scheduler.finished
     cancelled = abandoned = 0
-    scheduler.closing.close(reason)
+    scheduler.close(reason)
     if waiting == "cancel":
         cancelled += _withdraw_waiting(scheduler)
     with trio.move_on_after(grace) as in_time:
         await wait_until(scheduler, None, idle=True)
     if in_time.cancelled_caught:
         cancelled += _withdraw_waiting(scheduler)
-        scheduler.closing.shut_down(reason)  # a job that cleans up submits nothing more
+        scheduler.shut_down(reason)  # a job that cleans up submits nothing more
         running = _running(scheduler)
         for job in running:
             job.cancel(reason)

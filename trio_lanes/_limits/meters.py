@@ -13,9 +13,12 @@ made: what a meter gives back is at most what that charge still takes away.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
+from collections import deque
 from fractions import Fraction
 from typing import Final, TypeAlias, final
+
+import attrs
 
 Exact: TypeAlias = int | Fraction
 
@@ -44,43 +47,31 @@ def rounded_up(time: Fraction) -> float:
 class Window:
     """The exact meter: it remembers every charge until that has left the window.
 
-    What is charged at the same time is one entry. An entry leaves at its own time plus ``per``,
-    so the earliest entries are always the next to leave, and a job waits for the first of them
-    that leaves enough room: found in a tree of partial sums (a Fenwick tree), in O(log n), also
-    after an entry in the middle was corrected. Entries that have left are dropped when they are
-    half of all, which their own arrival has paid for.
+    What is charged at the same time is one entry, with its amount. An entry
+    leaves at its own time plus ``per``, so the earliest entries are always the next to leave, and
+    a job waits for the first of them with which enough has left. That is as many entries as its
+    cost needs, mostly one.
     """
 
-    __slots__ = (
-        "_amounts",
-        "_gone",
-        "_head",
-        "_leave",
-        "_limit",
-        "_per",
-        "_times",
-        "_tree",
-        "_used",
-    )
+    __slots__ = ("_entries", "_limit", "_per", "_used")
 
     def __init__(self, limit: float, per: float) -> None:
         self._limit = exact(limit)
         self._per = Fraction(per)
-        self._times: list[float] = []  # of the entries, in order
-        self._leave: list[float] = []  # when they leave
-        self._amounts: list[Exact] = []
-        self._tree: list[Exact] = []  # [i]: the sum of as many amounts up to i as divide i + 1
-        self._head = 0  # the first entry that has not left
-        self._gone: Exact = 0  # the sum of the amounts before it
-        self._used: Exact = 0  # the sum of the amounts from there on
+        self._entries: deque[_Entry] = deque()  # that have not left, in order
+        self._used: Exact = 0  # the sum of their amounts
 
     def ready_at(self, amount: float, now: float) -> float:
         """When ``amount`` may be charged: now, if that is not later than ``now``."""
         self._prune(now)
-        room = max(self._limit - exact(amount), 0)
-        if self._used <= room:
-            return NEVER_USED
-        return self._leave[self._find(self._gone + self._used - room)]
+        excess = self._used - max(self._limit - exact(amount), 0)
+        ready = NEVER_USED
+        for entry in self._entries:
+            if excess <= 0:
+                break
+            excess -= entry.amount
+            ready = entry.leaves
+        return ready
 
     def charge(self, amount: float | Fraction, now: float) -> None:
         """Take ``amount``, whether there is room for it or not."""
@@ -90,22 +81,22 @@ class Window:
     def give_back(self, amount: float | Fraction, now: float, charged_at: float) -> None:
         """Take ``amount`` less than was taken at ``charged_at``."""
         self._prune(now)
-        index = bisect_left(self._times, charged_at, lo=self._head)
-        if index == len(self._times) or self._times[index] != charged_at:
-            return  # it has left
-        back = min(exact(amount), self._amounts[index])
-        self._add(index, -back)
+        for entry in self._entries:
+            if entry.time == charged_at:  # else it has left
+                back = min(exact(amount), entry.amount)
+                entry.amount -= back
+                self._used -= back
 
     def refilled_at(self, now: float) -> float:
         """Since or from when this meter is as a new one."""
         self._prune(now)
-        return self._leave[-1] if self._times else NEVER_USED
+        return self._entries[-1].leaves if self._entries else NEVER_USED
 
     def under(self, limit: float, per: float) -> Window:
         """A meter with these numbers and the same past."""
         other = Window(limit, per)
-        for index in range(self._head, len(self._times)):
-            other._append(self._amounts[index], self._times[index])
+        for entry in self._entries:
+            other._append(entry.amount, entry.time)
         return other
 
     @property
@@ -114,56 +105,24 @@ class Window:
         return self._per
 
     def _append(self, amount: Exact, time: float) -> None:
-        if self._times and time <= self._times[-1]:
-            self._add(len(self._times) - 1, amount)
-            return
-        self._times.append(time)
-        self._leave.append(rounded_up(Fraction(time) + self._per))
-        self._amounts.append(amount)
+        entries = self._entries
+        if entries and time <= entries[-1].time:
+            entries[-1].amount += amount
+        else:
+            entries.append(_Entry(time, rounded_up(Fraction(time) + self._per), amount))
         self._used += amount
-        self._grow_tree()
 
     def _prune(self, now: float) -> None:
-        head, leave = self._head, self._leave
-        while head < len(leave) and leave[head] <= now:
-            self._gone += self._amounts[head]
-            self._used -= self._amounts[head]
-            head += 1
-        self._head = head
-        if head and 2 * head >= len(leave):
-            del self._times[:head], self._leave[:head], self._amounts[:head]
-            self._head = self._gone = 0
-            kept, self._amounts, self._tree = self._amounts, [], []
-            for amount in kept:
-                self._amounts.append(amount)
-                self._grow_tree()
+        entries = self._entries
+        while entries and entries[0].leaves <= now:
+            self._used -= entries.popleft().amount
 
-    def _grow_tree(self) -> None:
-        """Add the last amount to the tree."""
-        size = len(self._amounts)
-        total, step = self._amounts[-1], 1
-        while not size & step:
-            total += self._tree[size - step - 1]
-            step <<= 1
-        self._tree.append(total)
 
-    def _add(self, index: int, amount: Exact) -> None:
-        self._amounts[index] += amount
-        self._used += amount
-        size = index + 1
-        while size <= len(self._tree):
-            self._tree[size - 1] += amount
-            size += size & -size
-
-    def _find(self, total: Exact) -> int:
-        """The first entry with which the sum of all before it and itself reaches ``total``."""
-        index, step = 0, 1 << (len(self._tree).bit_length() - 1)
-        while step:
-            if index + step <= len(self._tree) and self._tree[index + step - 1] < total:
-                index += step
-                total -= self._tree[index - 1]
-            step >>= 1
-        return index
+@attrs.define(eq=False)
+class _Entry:
+    time: float
+    leaves: float
+    amount: Exact
 
 
 def bucket_shape(limit: float, per: float, burst: float | None) -> tuple[Fraction, Fraction]:

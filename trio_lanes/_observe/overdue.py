@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, final
 
 import trio
 
-from .._instrument import Hooks
 from .._actors.job import AnyJob
 from .._queue.timers import Timer, Timers
+from .hooks import Hooks
 
 
 class _Watch(NamedTuple):

@@ -10,7 +10,7 @@ import trio
 
 from .._actors.actor import Actor
 from .._actors.lane import LaneActor
-from .._flow.scheduler import Scheduler
+from .._actors.session import SessionActor
 
 
 @final
@@ -59,6 +59,37 @@ class LanesStatistics:
     """Each global lane, by name."""
 
 
+@final
+@attrs.frozen
+class SessionStatistics:
+    """A session lane at one moment."""
+
+    waiting: int
+    """Jobs of it that have not started."""
+    forwarded: int
+    """Of these: those that stand in the lines of their global lanes."""
+    active: int
+    """Jobs of it that run."""
+    concurrency: int | float
+    """How many may run at once."""
+    paused: bool
+    """Whether it starts nothing now."""
+    paused_until: float | None
+    """When a pause ends by itself, on Trio's clock; None if it does not, or there is none."""
+
+
+def session_statistics(session: SessionActor) -> SessionStatistics:
+    """``session`` now."""
+    return SessionStatistics(
+        waiting=session.waiting,
+        forwarded=len(session.forwarded),
+        active=session.active,
+        concurrency=session.concurrency,
+        paused=session.paused,
+        paused_until=None if session.paused_by_hand else session.paused_until,
+    )
+
+
 def lane_statistics(lane: LaneActor) -> LaneStatistics:
     """``lane`` now."""
     in_lane = len(lane.line) + lane.mailbox.count - lane.readmitting
@@ -77,14 +108,16 @@ def lane_statistics(lane: LaneActor) -> LaneStatistics:
     )
 
 
-def lanes_statistics(scheduler: Scheduler) -> LanesStatistics:
-    """All lanes now."""
-    lanes = {name: lane_statistics(lane) for name, lane in scheduler.lanes.items()}
+def lanes_statistics(
+    actors: Mapping[str, LaneActor], *, sessions: int, abandoned: int
+) -> LanesStatistics:
+    """All lanes now: the global ones by name, and how many sessions are alive."""
+    lanes = {name: lane_statistics(lane) for name, lane in actors.items()}
     return LanesStatistics(
-        waiting=scheduler.waiting,
-        active=scheduler.active,
-        abandoned=scheduler.abandoned,
-        sessions=len(scheduler.sessions),
+        waiting=sum(lane.waiting for lane in lanes.values()),
+        active=sum(lane.active for lane in lanes.values()),
+        abandoned=abandoned,
+        sessions=sessions,
         oldest_wait=max((lane.oldest_wait for lane in lanes.values()), default=0.0),
         lanes=lanes,
     )

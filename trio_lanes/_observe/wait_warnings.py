@@ -14,11 +14,11 @@ from typing import Final, final
 
 import trio
 
-from .._instrument import Hooks
-from .._actors.job import AnyJob, keep_timer
+from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.state import WAITING
 from .._queue.timers import Timers
+from .hooks import Hooks
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -61,7 +61,7 @@ class WaitWarnings:
 
     def _at(self, when: float, call: Callable[[], None], job: AnyJob) -> None:
         if when != float("inf"):
-            keep_timer(job, self._timers.call_at(when, call))
+            job._keep_timer(self._timers.call_at(when, call))
 
     def _too_long(self, job: AnyJob) -> None:
         waited = trio.current_time() - job._waiting_since

@@ -5,14 +5,12 @@ the job's place in line less its priority shifted above all places, so that comp
 compares priority first and place second. A heap of plain integers is compared in C and is not
 tracked by the garbage collector; the jobs themselves are in a dict by rank, so that taking one
 from the middle is a dict deletion. What that leaves in the heap is only a number: an ended job
-is never kept alive by a backlog. Where ranks come in order as a rule, a deque does for most of
-them, and beats a heap the more, the longer the line is.
+is never kept alive by a backlog.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from typing import Final, Generic, TypeVar, final
 
 T = TypeVar("T")
@@ -74,55 +72,3 @@ class Backlog(Generic[T]):
         other._heap = self._heap.copy()
         other.items.update(self.items)
         return other
-
-
-@final
-class Queue(Generic[T]):
-    """A `Backlog` for ranks that come in order as a rule; those cost the same, however many wait.
-
-    It weighs more when it is empty.
-    """
-
-    __slots__ = ("_late", "_ranks", "items")
-
-    def __init__(self) -> None:
-        self._ranks: deque[int] = deque()  # in order; some of them no longer in items
-        self._late: list[int] = []  # a heap of those that came behind one with a higher rank
-        self.items: dict[int, T] = {}
-        """{rank: item}, to look at."""
-
-    def add(self, rank: int, item: T) -> None:
-        """Put ``item`` in at ``rank``, which nothing else has."""
-        self.items[rank] = item
-        ranks = self._ranks
-        if ranks and rank < ranks[-1]:
-            heapq.heappush(self._late, rank)
-        else:
-            ranks.append(rank)
-
-    def remove(self, rank: int) -> None:
-        """Take out whatever has ``rank``."""
-        del self.items[rank]
-        if len(self._ranks) + len(self._late) > 2 * len(self.items) + 16:
-            self._ranks = deque(sorted(self.items))
-            self._late.clear()
-
-    def best(self) -> T:
-        """Whatever has the lowest rank. There must be something."""
-        ranks, late, items = self._ranks, self._late, self.items
-        while ranks and ranks[0] not in items:
-            ranks.popleft()
-        while late and late[0] not in items:
-            heapq.heappop(late)
-        return items[late[0] if late and not (ranks and ranks[0] < late[0]) else ranks[0]]
-
-    def pop(self) -> T:
-        """Take out whatever has the lowest rank. There must be something."""
-        ranks, late, items = self._ranks, self._late, self.items
-        while True:
-            if late and not (ranks and ranks[0] < late[0]):
-                rank = heapq.heappop(late)
-            else:
-                rank = ranks.popleft()
-            if rank in items:
-                return items.pop(rank)

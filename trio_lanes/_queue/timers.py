@@ -1,6 +1,6 @@
 """What is due later: one heap of times, and one task that exists only while the heap is not empty.
 
-The timers of lanes that are due together are one transition: of all lanes whose pauses end or whose
+The timers of lanes that are due together are one batch: of all lanes whose pauses end or whose
 rates refill then, the best head starts, and not that of the lane whose timer was set first. They
 come before the timers of jobs that are due at the same time, so a job that may start then does so
 before its time to wait is over.
@@ -57,10 +57,12 @@ class Timers:
     def __init__(
         self,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
-        transition: Callable[[], AbstractContextManager[None]] = nullcontext,
+        batch: Callable[[], AbstractContextManager[None]] = nullcontext,
+        after_act: Callable[[Callable[[], None]], None] = lambda effect: effect(),
     ) -> None:
         self._spawn: Final = spawn
-        self._transition: Final = transition
+        self._batch: Final = batch
+        self._after_act: Final = after_act  # calls what may run code of others
         # (when, whether it is made alone, the order of setting, timer)
         self._heap: list[tuple[float, bool, int, Timer]] = []
         self._order: Final = count()
@@ -73,7 +75,7 @@ class Timers:
         """Have ``call()`` made at ``when`` on Trio's clock, in a task of the lanes' nursery.
 
         The call must not raise. If it is not made ``alone``, it is made before all that are, and in
-        one transition with the others that are due.
+        one batch with the others that are due.
         """
         if self._stopped:
             return Timer(when, None, self)
@@ -97,11 +99,15 @@ class Timers:
         self._waiting -= 1
         if not self._waiting:
             self._heap.clear()
-            if self._sleep is not None:
-                self._sleep.cancel()  # lets the task end
+            self._after_act(self._let_end)
         elif len(self._heap) > 2 * self._waiting + 16:
             self._heap = [entry for entry in self._heap if entry[3]._call is not None]
             heapq.heapify(self._heap)
+
+    def _let_end(self) -> None:
+        """Have the task end, unless another timer has been set."""
+        if self._sleep is not None and not self._waiting:
+            self._sleep.cancel()
 
     def _skip_cancelled(self) -> bool:
         """Drop the cancelled timers that would be due next; whether any other is left."""
@@ -124,7 +130,7 @@ class Timers:
                     if self._heap[0][1]:
                         heapq.heappop(self._heap)[3]._fire()
                         continue
-                    with self._transition():
+                    with self._batch():
                         while self._is_due(now) and not self._heap[0][1]:
                             heapq.heappop(self._heap)[3]._fire()
         finally:

@@ -3,50 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, final
 
-import attrs
-
-from .._actors.state import RUNNING, WAITING
-
-if TYPE_CHECKING:
-    from .._actors.actor import Actor
-    from .._actors.group import Group
-    from .._actors.job import AnyJob
-    from .._actors.lane import LaneActor
-    from .._actors.session import SessionActor
-
-BlockerKind = Literal[
-    "delay",
-    "session",
-    "order",
-    "concurrency",
-    "pause",
-    "rate",
-    "group",
-    "reservation",
-    "job",
-    "room",
-]
-
-
-@final
-@attrs.frozen
-class Blocker:
-    """One thing that a job waits for."""
-
-    kind: BlockerKind
-    """``delay``: it is not due. ``session``: its session runs as many as it may. ``order``: others
-    are before it. ``concurrency``: the lane has no slot. ``pause``, ``rate``: of that lane.
-    ``group``: the group has no token. ``reservation``: what the group has left is kept for its
-    siblings. ``job``: it runs, and waits for these. ``room``: it runs, and waits for room to
-    submit."""
-    lane: str
-    """Where: the name of a global lane, of a session lane, or of a group."""
-    jobs: tuple[AnyJob, ...] = ()
-    """The jobs that hold what it needs, or that are before it."""
-    until: float | None = None
-    """When that ends, on Trio's clock, where that is known."""
+from .._actors.actor import Actor
+from .._actors.group import Group
+from .._actors.job import AnyJob, Blocker
+from .._actors.lane import LaneActor
+from .._actors.session import SessionActor
+from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 
 
 def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
@@ -64,6 +27,19 @@ def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
     return tuple(_in_lane(job, lane, now))
 
 
+def newcomers_blockers(
+    job: AnyJob, session: SessionActor | None, now: float
+) -> tuple[Blocker, ...]:
+    """What ``job``, which the lanes do not know yet, would wait for if it came now."""
+    lane, delay = job._lane, job._options.delay
+    if delay:
+        return (Blocker("delay", lane.name, until=now + delay),)
+    found = (
+        [] if session is None else _session_itself(job, session, session.newcomer_before(job), now)
+    )
+    return tuple(found or _lane_itself(job, lane, lane.newcomer_before(job), now))
+
+
 def _of_running(job: AnyJob, now: float) -> list[Blocker]:
     found = []
     for wait in (job._waits or {}).values():
@@ -73,14 +49,14 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
             jobs = _sorted(wait.any_of)
             found.append(Blocker("job", jobs[0].lane, jobs))
         else:
-            assert wait.entrant is not None
-            actor = wait.entrant.actor
+            assert wait.request is not None
+            actor = wait.request.actor
             found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
     if job in job._lane.returning:
         found += _slots(job._lane, returning=True)
-    elif job._readmitting and job._arrival:
+    elif job._slot is QUEUED and job._arrival:
         found += _in_lane(job, job._lane, now)
-    elif job._readmitting:
+    elif job._slot is QUEUED:
         session = job._session_lane
         assert session is not None
         found += _pause(session)
@@ -93,11 +69,16 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
 
 
 def _in_session(job: AnyJob, session: SessionActor, now: float) -> list[Blocker]:
+    return _session_itself(job, session, session.before(job), now)
+
+
+def _session_itself(
+    job: AnyJob, session: SessionActor, before: list[AnyJob], now: float
+) -> list[Blocker]:
     found = _pause(session)
     running = session.running_jobs()
     if len(running) >= session.concurrency:
         found.append(Blocker("session", session.name, tuple(running)))
-    before = session.before(job)
     if before:
         found.append(Blocker("order", session.name, tuple(before)))
     elif session.rates:
@@ -106,8 +87,11 @@ def _in_session(job: AnyJob, session: SessionActor, now: float) -> list[Blocker]
 
 
 def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
+    return _lane_itself(job, lane, lane.before(job), now)
+
+
+def _lane_itself(job: AnyJob, lane: LaneActor, before: list[AnyJob], now: float) -> list[Blocker]:
     found = _pause(lane)
-    before = lane.before(job)
     if before:
         found.append(Blocker("order", lane.name, tuple(before)))
     found += _slots(lane)
@@ -124,7 +108,7 @@ def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
 def _slots(lane: LaneActor, *, returning: bool = False) -> list[Blocker]:
     found = []
     if lane.limiter.available_tokens < 1:
-        lanes = [other for other in lane.floor.lanes.values() if other.limiter is lane.limiter]
+        lanes = [other for other in lane.lanes.values() if other.limiter is lane.limiter]
         found.append(Blocker("concurrency", lane.name, _holders(lanes)))
     group = lane.group
     if group is not None:
@@ -136,7 +120,7 @@ def _slots(lane: LaneActor, *, returning: bool = False) -> list[Blocker]:
 
 
 def _holders(lanes: list[LaneActor]) -> tuple[AnyJob, ...]:
-    return _sorted(job for lane in lanes for job in lane.running_jobs() if job._has_slot)
+    return _sorted(job for lane in lanes for job in lane.running_jobs() if job._slot is HELD)
 
 
 def _sorted(jobs: Iterable[AnyJob]) -> tuple[AnyJob, ...]:

@@ -15,7 +15,7 @@ from trio.lowlevel import RunVar, Task
 
 if TYPE_CHECKING:
     from .._actors.job import AnyJob
-    from .waits import Wait
+    from .._actors.wait import Wait
     from .watch import Watch, Watches
 
 

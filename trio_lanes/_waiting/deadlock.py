@@ -1,32 +1,34 @@
 """Finding waits that can never end, as soon as they cannot.
 
-Most such waits are found when they begin. But a knot may also be closed by what is no wait: a job
-comes into the line of a session before one that is waited for, and its own lane is stuck; room that
-was there is taken; a job takes its slot back while another of its tasks waits for who is next in
-line for it. Each of these is looked at when it happens, and only if somebody waits inside a job at
-all. Nothing else has to be: whoever starts goes on, and whoever ends only gives back.
+Theory of operation
+-------------------
+Most such waits are found when they begin (`check`). But a cycle may also be closed by an act that is
+no wait: a job comes into a session's line before a job that is waited for, and its own lane is
+stuck; room that was there is taken; a job takes its slot back while another of its tasks waits for
+the job that is next in line for it. The loop asks about each of these acts when it happens
+(`broken_by`), and only if some task waits inside a job at all. Nothing else has to be asked about:
+a job that starts goes on, and a job that ends only gives back.
 
-Then that wait ends in an error which began last, of those by whose end the knot is undone. But no
-wait has to if the knot is undone by cancelled jobs of it that want slots back: these then go on
-without, as they do when no slot can come any more.
+Of the waits by whose end the cycle is undone, the last to begin ends in an error. But no wait has to
+if cancelled jobs that want slots back undo it: these go on without, as they do when no slot can come.
+
+The module only looks: it returns what the loop is to do. What a search takes to be otherwise (a
+wait that has ended, jobs that go on without their slots) is an argument of `Search`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, TypeAlias, final
 
-from .._config.errors import LaneDeadlockError
 from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
-from .needs import Key, Search, end_of, goes_on, needed_for, slot_of, start_of, wants_slot
 from .._actors.session import SessionActor
-from .._actors.state import RUNNING, WAITING
-
-if TYPE_CHECKING:
-    from .._flow.scheduler import Scheduler
-    from .waits import Wait
+from .._actors.state import HELD, RUNNING, WAITING
+from .._actors.wait import Wait
+from .._config.errors import LaneDeadlockError
+from .needs import Need, Search, goes_on, wants_slot
 
 _CURE: Final = (
     "leave `session` out of the inner job, give it another lane, or lend the outer job's slot "
@@ -34,104 +36,91 @@ _CURE: Final = (
 )
 
 
-def check(scheduler: Scheduler, wait: Wait) -> None:
+Goal: TypeAlias = Callable[[Search], list[Need]]
+"""Something that has to come, as what a search has to find."""
+
+
+def check(wait: Wait) -> Collection[AnyJob]:
     """Raise if ``wait``, which its job knows of already, can never end.
 
+    Returns the cancelled jobs that have to go on without their slots for it to end; mostly none.
+
     Raises:
-      LaneDeadlockError: it lists the knot and the cure.
+      LaneDeadlockError: it lists the jobs of the cycle, and the cure.
     """
     targets = wait.any_of if wait.target is None else (wait.target,)
     if any(target._state is RUNNING and goes_on(target) for target in targets):
-        return  # as most do
-    search, needed = Search(), needed_for(wait)
-    if not (search.can_come(needed) or _let_go(search, needed)):
-        assert wait.job is not None
-        raise LaneDeadlockError(_Knot(search.stuck_jobs()).describe(wait.job))
+        return ()  # as most do
+
+    def end_of_wait(search: Search) -> list[Need]:
+        return search.needed_for(wait)
+
+    stuck = _stuck(end_of_wait)
+    released = _released(stuck, end_of_wait)
+    if stuck is None or released:
+        return released
+    assert wait.job is not None
+    raise _error(stuck, wait.job)
 
 
-# ---- knots that are closed by no wait
+# ---- cycles that are closed by no wait
 
 
-def accepted(scheduler: Scheduler, job: AnyJob) -> None:
-    """``job`` waits now: before others of its session, and in room that others wanted."""
+def goals_of_accepted(job: AnyJob, waits: Iterable[Wait], *, any_requests: bool) -> list[Goal]:
+    """What is to be looked at when ``job`` waits: before others, and in room that others wanted."""
+    goals: list[Goal] = []
     lane, session = job._lane, job._session_lane
     if job._state is WAITING and session is not None and _may_pass_others(session):
-        _undo(scheduler, slot_of(lane))
-    if scheduler.lines.length and lane.bounded and not lane.has_room:
-        for wait in list(scheduler.waits):
-            entrant = wait.entrant
-            if entrant is not None and entrant.job._lane is lane and entrant.actor is not lane:
-                _undo(scheduler, [(end_of, wait.job)])
+        goals.append(lambda search: search.slot_of(lane))
+    if any_requests and lane.bounded and not lane.has_room:
+        for wait in waits:
+            request = wait.request
+            if request is not None and request.job._lane is lane and request.actor is not lane:
+                assert wait.job is not None
+                goals.append(end_of(wait.job))
+    return goals
 
 
 def _may_pass_others(session: SessionActor) -> bool:
-    """Whether one that comes into the line of ``session`` may come before others."""
+    """Whether a job that comes into the line of ``session`` may come before others."""
     others = session.waiting > 1 and (session.is_ranked or session.delayed)
     return bool(others or session.entering or session.room_line or session.readmitting)
 
 
-def moved(scheduler: Scheduler, job: AnyJob) -> None:
-    """``job``, which waits, has another place in its session."""
-    if job._session_lane is not None:
-        _undo(scheduler, start_of(job, job._session_lane))
+def start_of(job: AnyJob) -> Goal:
+    """The start of ``job``, which waits."""
+    return lambda search: search.start_of(job, job._session_lane)
 
 
-def holds_on(scheduler: Scheduler, job: AnyJob) -> None:
-    """``job`` has its slot again, or is to be started again, while others of its tasks wait."""
-    _undo(scheduler, [(end_of, job)])
+def end_of(job: AnyJob) -> Goal:
+    """The end of ``job``, which runs."""
+    return lambda search: [(search.end_of, job)]
 
 
-def _undo(scheduler: Scheduler, keys: list[Key]) -> None:
-    """End waits until all of ``keys`` can come."""
-    while waits := _in_vain(scheduler, keys):
-        last = next((wait for wait in waits if _comes_without(wait, keys)), waits[0])
-        assert last.job is not None
-        search = Search()
-        search.can_come(keys)
-        last.fail(LaneDeadlockError(_Knot(search.stuck_jobs()).describe(last.job)))
+def broken_by(
+    goal: Goal, waits: Collection[Wait]
+) -> tuple[Wait, LaneDeadlockError] | Collection[AnyJob]:
+    """The wait of ``waits`` that is to end in an error for ``goal`` to come, and the error.
 
-
-def _in_vain(scheduler: Scheduler, keys: list[Key]) -> list[Wait]:
-    """The waits for what cannot come, if not all of ``keys`` can; the last to begin is first."""
+    To be asked until it returns no wait, but the cancelled jobs that have to go on without their
+    slots; mostly none.
+    """
+    stuck = _stuck(goal)
+    released = _released(stuck, goal)
+    if stuck is None or released:
+        return released
     search = Search()
-    if search.can_come(keys) or _let_go(search, keys):
-        return []
-    stuck = search.stuck_jobs()
-    return [
+    search.can_come(goal(search))
+    in_vain = [
         wait
-        for wait in reversed(scheduler.waits)
-        if wait.job in stuck and not search.can_come(needed_for(wait))
+        for wait in reversed([*waits])
+        if wait.job in stuck and not search.can_come(search.needed_for(wait))
     ]
-
-
-def _comes_without(wait: Wait, keys: list[Key]) -> bool:
-    """Whether ``keys`` could come if it were not for ``wait``."""
-    assert wait.job is not None
-    assert wait.job._waits is not None
-    del wait.job._waits[wait.task]
-    try:
-        return Search().can_come(keys)
-    finally:
-        wait.job._waits[wait.task] = wait
-
-
-def _let_go(search: Search, keys: list[Key]) -> bool:
-    """Whether ``keys`` come if cancelled jobs go on without their slots; then these do so."""
-    cancelled = [job for job in search.stuck_jobs() if job._lane.returning.get(job)]
-    if not cancelled:
-        return False
-    for job in cancelled:
-        job._lane.lending[job] = False
-    try:
-        comes = Search().can_come(keys)
-    finally:
-        for job in cancelled:
-            job._lane.lending[job] = True
-    if comes:
-        for job in cancelled:  # of whichever lanes
-            with job._lane.floor.transition():
-                job._lane.floor.touch(job._lane)
-    return comes
+    if not in_vain:
+        return ()
+    last = next((wait for wait in in_vain if _stuck(goal, ignored=wait) is None), in_vain[0])
+    assert last.job is not None
+    return last, _error(stuck, last.job)
 
 
 def never_comes(job: AnyJob) -> bool:
@@ -140,14 +129,32 @@ def never_comes(job: AnyJob) -> bool:
     budget = 1 if lane.group is None else lane.group.config.concurrency
     if min(lane.limiter.total_tokens, budget) < 1:
         return True
-    return not Search().can_come(slot_of(lane, job))
+    return _stuck(lambda search: search.slot_of(lane, job)) is not None
+
+
+def _stuck(goal: Goal, **otherwise: Any) -> list[AnyJob] | None:
+    """The jobs that can never end, if ``goal`` cannot come; None if it can."""
+    search = Search(**otherwise)
+    return None if search.can_come(goal(search)) else search.stuck_jobs()
+
+
+def _released(stuck: Iterable[AnyJob] | None, goal: Goal) -> list[AnyJob]:
+    """The cancelled jobs among ``stuck``, if ``goal`` comes when they go on without their slots."""
+    cancelled = [job for job in stuck or () if job._lane.returning.get(job)]
+    if not cancelled or _stuck(goal, without=cancelled) is not None:
+        return []
+    return cancelled
 
 
 # ---- what to say
 
 
+def _error(stuck: Iterable[AnyJob], first: AnyJob) -> LaneDeadlockError:
+    return LaneDeadlockError(_Cycle(stuck).describe(first))
+
+
 @final
-class _Knot:
+class _Cycle:
     """Jobs that can never end."""
 
     def __init__(self, stuck: Iterable[AnyJob]) -> None:
@@ -182,12 +189,12 @@ class _Knot:
                 holder for _, holders in needed for holder in holders
             ]
         if wait.target is None:
-            entrant = wait.entrant
-            assert entrant is not None
-            starts = {(entrant.job._lane, entrant.session): None}
-            starts |= {(job._lane, job._session_lane): None for job in entrant.actor.waiting_jobs()}
+            request = wait.request
+            assert request is not None
+            starts = {(request.job._lane, request.session): None}
+            starts |= {(job._lane, job._session_lane): None for job in request.actor.waiting_jobs()}
             holders = [job for start in starts for job in self._in_the_way(*start)]
-            return f"room in lane {entrant.actor.name!r}", holders
+            return f"room in lane {request.actor.name!r}", holders
         return self._needed_of(wait.target)
 
     def _needed_of(self, target: AnyJob) -> tuple[str, list[AnyJob]]:
@@ -205,8 +212,8 @@ class _Knot:
             job
             for job in self._stuck
             if (session is not None and job._session_lane is session)
-            or (job._has_slot and job._lane.limiter is lane.limiter)
-            or (job._has_slot and lane.group is not None and job._lane.group is lane.group)
+            or (job._slot is HELD and job._lane.limiter is lane.limiter)
+            or (job._slot is HELD and lane.group is not None and job._lane.group is lane.group)
         ]
 
 
@@ -218,7 +225,7 @@ def _holdings(job: AnyJob) -> str:
     held = []
     if job.session is not None:
         held.append(f"session {job.session!r}")
-    if job._has_slot:
+    if job._slot is HELD:
         held.append(f"a slot of lane {job.lane!r}")
         if job._lane.group is not None:
             held.append(f"a token of group {job._lane.group.name!r}")

@@ -2,25 +2,36 @@
 
 Whoever waits for the same condition waits in one place. A condition that is not true because a lane
 is busy is looked at again when that lane runs nothing or nothing waits in it any more, so that a
-thousand waiters cost a busy lane nothing. Others are looked at after each transition. A wait inside
+thousand waiters cost a busy lane nothing. Others are looked at after each batch. A wait inside
 a job leaves out the jobs that cannot go on before that job has ended; so these conditions are
 looked at as well when a job begins to wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Final, Protocol, final
 
 import attrs
 import trio
 from trio.lowlevel import ParkingLot, enable_ki_protection
 
+from .._actors.actor import Actor
 from .._actors.job import AnyJob
 
-if TYPE_CHECKING:
-    from .._actors.actor import Actor
-    from .left_out import Held
+
+class Held(Protocol):
+    """Jobs that cannot go on."""
+
+    @property
+    def held(self) -> Iterable[AnyJob]:
+        """Running jobs that are known not to."""
+
+    def running(self, scheduler: Any, /) -> list[AnyJob]:
+        """The running jobs of these lanes that cannot."""
+
+    def waiting(self, scheduler: Any, /) -> list[AnyJob]:
+        """The waiting jobs of these lanes that cannot."""
 
 
 @final
@@ -30,7 +41,7 @@ class Watch:
 
     obstacle: Callable[[], Actor | bool]
     """What keeps the condition from being true: an actor if it is not before that one runs nothing
-    or nothing waits there; True if that may end with any transition; False if it is true."""
+    or nothing waits there; True if that may end with any batch; False if it is true."""
     jobs: tuple[AnyJob, ...] = ()
     """The jobs inside which it is waited for, the innermost first."""
     is_held_up: Callable[[Held], bool] = lambda left_out: False
@@ -49,12 +60,12 @@ class Watches:
         self.inside: Final = inside
         """{condition of any lanes of this run that is waited for inside a job: its `Watches`}"""
         self.due: Final[dict[Watch, Hashable]] = {}
-        """{to be looked at after the present transition: its key}"""
+        """{to be looked at after the present batch: its key}"""
         self._behind: Final[dict[Actor, dict[Watch, Hashable]]] = {}  # the others, likewise
 
     @enable_ki_protection
     async def wait(self, key: Hashable, watch: Watch) -> None:
-        """Wait until the condition has been true after a transition, or is now. A checkpoint.
+        """Wait until the condition has been true after a batch, or is now. A checkpoint.
 
         Equal keys must mean the same condition. Cancelling it leaves nothing behind.
         """
@@ -90,7 +101,7 @@ class Watches:
                 self.look_at(actor)
 
     def look_at(self, actor: Actor) -> None:
-        """``actor`` is no obstacle any more: what else is will be seen after the transition."""
+        """``actor`` is no obstacle any more: what else is will be seen after the batch."""
         actor.watched = False
         for watch, key in self._behind.pop(actor).items():
             watch.behind = None

@@ -111,8 +111,6 @@ class _Watch:
 
     def tell(self, target: Job[Any]) -> None:
         """As a waiter of its job: it has settled."""
-        assert target._waiters is not None
-        del target._waiters[self]
         self._look()
 
 

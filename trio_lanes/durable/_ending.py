@@ -10,9 +10,9 @@ import math
 import trio
 
 from .._config import check as _check
-from .._lifecycle.drain import DrainReport
 from .._config.errors import LanesClosedError
 from .._lanes import Lanes
+from .._lifecycle.drain import DrainReport
 from ._run import current_job
 from ._worker import GIVE_UP_AFTER, Worker
 

@@ -9,9 +9,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from . import _inspection
-
-from . import _orders
+from . import _inspection, _orders
 from ._engine import Engine
 from ._lines import Lines
 from ._records import (

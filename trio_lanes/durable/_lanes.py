@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, final
 
-from .._config import check as _check
 from .._actors.options import LaneConfig, LaneGroup, lane_config
-from .._lanes import Lanes
+from .._config import check as _check
 from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
+from .._lanes import Lanes
 from ._ending import Endable
 from ._errors import UnknownHandlerError
 from ._job import DurableJob

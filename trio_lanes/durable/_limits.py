@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._config import check as _check
 from .._actors.options import LaneConfig, LaneGroup
-from .._config.names import SESSION_PREFIX
 from .._actors.plan import TEMPLATE_MARK, Plan
+from .._config import check as _check
+from .._config.names import SESSION_PREFIX
 from .._limits.rate import REQUESTS, RateLimit, rate_limits
 from ._records import GroupLimit, LaneLimit
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import trio
 
-from .._waiting import current as _current
 from .._config.errors import JobCancelledError
+from .._waiting import current as _current
 from ._deadlock import Wait
 from ._json import decode, encode
 from ._records import Claim

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias, final
 
 import trio
 
-from .._actors.options import LaneConfig
-from .._config.errors import JobCancelledError, LanesClosedError
 from .._actors.job import AnyJob
-from .._lanes import Lanes
+from .._actors.options import LaneConfig
 from .._actors.state import FAILED, SUCCEEDED
+from .._config.errors import JobCancelledError, LanesClosedError
+from .._lanes import Lanes
 from . import _events
 from ._errors import PayloadError, StoreUnavailableError
 from ._json import decode, encode, encode_error

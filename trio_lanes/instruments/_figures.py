@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Final, Literal, NamedTuple
 
+from .._actors.job import AnyJob
+from .._actors.state import CANCELLED, SUCCEEDED
 from .._config.errors import (
     JobTimeoutError,
     LaneClearedError,
@@ -17,8 +19,6 @@ from .._config.errors import (
     QueueTimeoutError,
 )
 from .._instrument import LaneInstrument
-from .._actors.job import AnyJob
-from .._actors.state import CANCELLED, SUCCEEDED
 from .._views import Lane, SessionLane
 from ._labels import job_label, lane_label
 

@@ -34,8 +34,8 @@ from __future__ import annotations
 import logging
 from typing import Final, final
 
-from .._instrument import LaneInstrument
 from .._actors.job import AnyJob
+from .._instrument import LaneInstrument
 from .._views import Lane, SessionLane
 from ._labels import job_label, lane_label
 

@@ -1,4 +1,4 @@
-"""Where a job settles: how its body ended, what that makes of the job, and who is told.
+"""How a job settles: what the end of its body makes of it.
 
 ==================================================  =========  =================================
 what happened                                       state      what waiters get
@@ -11,24 +11,19 @@ ended by the cancellation of the lanes              CANCELLED  `JobCancelledErro
 raised a BaseException that is no Exception         FAILED     `JobCancelledError` from it
 ==================================================  =========  =================================
 
-Whatever ends a job that has not started, and a reset, settle it with an error of their own and
-need no verdict.
+A job that never starts, and one that is reset, settle with an error of their own and need no verdict.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 import trio
-from trio.lowlevel import enable_ki_protection
 
+from .._actors.job import AnyJob, UnretrievedError
+from .._actors.state import CANCELLED, FAILED, JobState
 from .._config.errors import JobCancelledError, JobTimeoutError
-from .._actors.job import AnyJob
 from .._config.names import is_probe_lane
-from .._actors.state import CANCELLED, FAILED, JobState, advance
-
-logger: Final = logging.getLogger("trio_lanes")
 
 LANES_CANCELLED: Final = "the lanes were cancelled"
 """The reason in the error of a job that was cancelled by no name, but with the lanes."""
@@ -41,7 +36,7 @@ class Verdict(NamedTuple):
     error: BaseException
     """What waiters get."""
     leaves: BaseException | None = None
-    """What is not the job's to keep: it goes on, out of the task that ran the body."""
+    """What the job does not keep: it leaves the task that ran the body."""
 
 
 def raised(error: BaseException) -> Verdict:
@@ -84,55 +79,12 @@ def interrupted(job: AnyJob) -> Verdict:
     return Verdict(FAILED, JobTimeoutError("idle_timeout", options.idle_timeout))
 
 
-def settle(
-    job: AnyJob, now: float, state: JobState, value: Any = None, error: BaseException | None = None
-) -> None:
-    """Record how ``job`` ended, and let go of what it needed only until then."""
-    advance(job, state)
-    job.finished_at = now
-    job._value = value
-    job._fn = None
-    job._args = ()
-    job._task = None
-    job._scope = None
-    if error is not None:
-        job._error = error
-        job._traceback = error.__traceback__
-
-
-def watch_failure(job: AnyJob) -> Unseen | None:
-    """Have the failure of ``job`` logged unless somebody looks at it; None if it has none."""
-    if job._state is not FAILED or is_probe_lane(job.lane):
+def watch_failure(job: AnyJob) -> UnretrievedError | None:
+    """Have the failure of ``job`` logged unless it is retrieved; None where none is logged."""
+    if is_probe_lane(job.lane) or not job._lane.config.log_failures:
         return None
     if job.session is not None and is_probe_lane(f"session:{job.session}"):
         return None
     assert job._error is not None
-    job._unseen = Unseen(repr(job), job._error)
-    return job._unseen
-
-
-@final
-class Unseen:
-    """The failure of a job that nobody has looked at: logged when the job's last holder is gone.
-
-    Only a failed job has one, so the jobs that do not fail pay nothing for it.
-    """
-
-    __slots__ = ("__weakref__", "_error", "_job")
-
-    def __init__(self, job: str, error: BaseException) -> None:
-        self._job = job
-        self._error: BaseException | None = error
-
-    def seen(self) -> None:
-        """Somebody has looked: there is nothing to report any more."""
-        self._error = None
-
-    @enable_ki_protection  # or a Ctrl-C in here would be lost, as is whatever `__del__` raises
-    def report(self) -> None:
-        """Log it, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            logger.error("%s failed, and nobody looked", self._job, exc_info=error)
-
-    __del__ = report
+    job._unretrieved = UnretrievedError(repr(job), job._error)
+    return job._unretrieved

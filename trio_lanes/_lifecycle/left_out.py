@@ -28,17 +28,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol, final
+from typing import final
 
 from .._actors.job import AnyJob
-from .needs import Search, end_of, place_of, slot_of, start_of
+from .._actors.lane import LaneActor
+from .._actors.session import SessionActor
 from .._actors.state import RUNNING
-
-if TYPE_CHECKING:
-    from .._actors.lane import LaneActor
-    from .._flow.scheduler import Scheduler
-    from .._actors.session import SessionActor
-    from .watch import Watch
+from .._flow.loop import Scheduler
+from .._waiting.needs import Search, place_of
+from .._waiting.watch import Watch
 
 
 def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
@@ -61,7 +59,7 @@ def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> boo
         return True
     held = Counter(job._lane for job in jobs)
     return any(
-        lane.group is not None or lane.asker is not None or lane.concurrency <= held[lane]
+        lane.group is not None or lane.token_request is not None or lane.concurrency <= held[lane]
         for lane in scheduler.lanes.values()
         if lane.waiting
     )
@@ -124,20 +122,6 @@ def _held_together(
     return None
 
 
-class Held(Protocol):
-    """Jobs that cannot go on."""
-
-    @property
-    def held(self) -> Iterable[AnyJob]:
-        """Running jobs that are known not to."""
-
-    def running(self, scheduler: Scheduler, /) -> list[AnyJob]:
-        """The running jobs of these lanes that cannot."""
-
-    def waiting(self, scheduler: Scheduler, /) -> list[AnyJob]:
-        """The waiting jobs of these lanes that cannot."""
-
-
 @final
 class LeftOut:
     """The jobs that cannot go on before all of some running jobs have ended."""
@@ -159,7 +143,7 @@ class LeftOut:
 
     def has(self, job: AnyJob) -> bool:
         """Whether ``job``, which runs, is left out."""
-        return job in self.held or not self._search.can_come([(end_of, job)])
+        return job in self.held or not self._search.can_come([(self._search.end_of, job)])
 
     def running(self, scheduler: Scheduler) -> list[AnyJob]:
         """The running jobs of these lanes that are left out."""
@@ -167,7 +151,7 @@ class LeftOut:
 
     def waiting(self, scheduler: Scheduler) -> list[AnyJob]:
         """The waiting jobs of these lanes that are left out."""
-        can_come = self._search.can_come
+        can_come, slot_of = self._search.can_come, self._search.slot_of
         busy = [lane for lane in scheduler.lanes.values() if lane.waiting]
         stuck = {lane for lane in busy if not can_come(slot_of(lane))}
         found = [job for lane in stuck for job in lane.waiting_jobs()]
@@ -181,7 +165,7 @@ class LeftOut:
         return found
 
     def _cannot_start(self, job: AnyJob) -> bool:
-        return not self._search.can_come(start_of(job, job._session_lane))
+        return not self._search.can_come(self._search.start_of(job, job._session_lane))
 
 
 @final

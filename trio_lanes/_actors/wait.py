@@ -1,0 +1,75 @@
+"""The records of waiting: who is told of a job, which task waits for what, who wants room.
+
+They only hold data. What is done with them is in `trio_lanes._waiting` and in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol, final
+
+import attrs
+import outcome
+from trio.lowlevel import Task
+
+if TYPE_CHECKING:
+    from .actor import Actor
+    from .job import AnyJob
+    from .session import SessionActor
+
+
+class Waiter(Protocol):
+    """An object that a job tells of its end or, if that is enough, of its start."""
+
+    @property
+    def until_started(self) -> bool:
+        """Whether the start of the job is enough."""
+
+    def tell(self, target: AnyJob) -> None:
+        """``target`` has started or settled. Called once, between two acts. Never raises."""
+
+
+@final
+@attrs.frozen(eq=False)
+class Wait:
+    """One task that waits: for ``target``, or for any job of ``any_of``, or for room."""
+
+    task: Task
+    job: AnyJob | None
+    """The job inside which the task waits."""
+    target: AnyJob | None = None
+    """The job that it waits for."""
+    any_of: Collection[AnyJob] = ()
+    """The jobs of which it waits for any, as they are now. They tell another waiter."""
+    request: RoomRequest | None = None
+    """The request for room that it waits for."""
+    runs: bool = False
+    """Whether it then waits for the end of the job that it submits."""
+    until_started: bool = False
+    """Whether the start of ``target`` is enough."""
+    failed: Callable[[], None] = lambda: None
+    """Called when the wait ends in an error instead."""
+
+    def tell(self, target: AnyJob) -> None:
+        """As a `Waiter`: wake the task."""
+        target._keeper.end_wait(self)
+
+
+@final
+@attrs.define(eq=False)
+class RoomRequest:
+    """A submission that waits for room."""
+
+    job: AnyJob
+    """The job that is accepted when there is room. Until then the lanes do not know it."""
+    inside: bool
+    """Whether it comes from inside a running job of these lanes: it may while they close."""
+    session: SessionActor | None
+    tell: Callable[[outcome.Maybe[None]], None]
+    """Tells the submitter that the job is accepted, or why it is not. Never raises."""
+    actor: Actor = attrs.field(init=False)
+    """The actor in whose line for room it stands."""
+    order: int = attrs.field(init=False)
+    """Its place in that line."""
+    is_open: bool = attrs.field(default=True, init=False)
+    """Whether the submitter is still to be told."""

@@ -1,0 +1,1063 @@
+"""The loop: the way of every job, and the only place where lanes change.
+
+Theory of operation
+-------------------
+A job goes through five steps, which stand in this order below::
+
+    submit    it gets its number, and its place in its session or in its global lane
+    forward   it leaves its session's queue and enters its global lane's mailbox
+    start     it takes its slot, and is granted to a worker
+    run       a worker runs its body
+    settle    it gives its slot back, its outcome is kept, its waiters are told
+
+Each step is an *act*: a synchronous change of state, complete when it returns. A call from outside
+(a submission, the end of a body, a pause, a timer) opens a *batch*: it acts, and *touches* the
+actors that may act now. When the outermost call of a batch is done, the batch is served: the loop asks
+each touched session which job to forward, each touched lane and group which job may start, and does
+what they answer, until nothing is left to do. Actors answer and own their data; the loop acts.
+
+Acts have effects outside of the lanes: hooks are called, waiting tasks are woken, tasks are
+started, scopes are cancelled. Each of these may run code of the application, or of an instrument
+of Trio's, which may submit, clear, reset or configure. So effects wait until the act is complete
+(`Scheduler.after_act`) and come before the next act. No act is ever entered while another is
+under way, and nothing else in this library needs to guard against it.
+
+Invariants
+----------
+* Outside of a batch no job could be forwarded or start that is not, and nothing is untold.
+* Sessions are served before lanes, lanes before groups, and all of them before requests for room: a
+  lane knows all jobs that it may start before it starts one, a group knows the heads of all its lanes.
+* A batch is a loop and never recursive: jobs that make each other possible take no stack.
+* An act that is broken off (a `RecursionError`, a key of the application whose hash raises) leaves the
+  lanes in an unknown state: they end with an error (`Scheduler.broke_down`).
+* Time stands still in a batch: ``now`` is when it began.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from itertools import count
+from threading import get_ident
+from typing import Any, Final, final
+from weakref import WeakSet
+
+import outcome
+import trio
+
+from .._actors.actor import Actor, Pausable, Served
+from .._actors.group import Group
+from .._actors.job import AnyJob, Blocker, UnretrievedError
+from .._actors.lane import LaneActor
+from .._actors.options import NO_OPTIONS
+from .._actors.session import SessionActor
+from .._actors.shared_limiter import SharedTokenRequest
+from .._actors.state import (
+    CANCELLED,
+    FAILED,
+    HELD,
+    NONE,
+    QUEUED,
+    RUNNING,
+    SUCCEEDED,
+    WAITING,
+    WANTED,
+    JobState,
+    advance,
+)
+from .._actors.wait import RoomRequest, Wait, Waiter
+from .._config.errors import JobCancelledError, LaneDeadlockError, QueueTimeoutError
+from .._limits.meters import exact
+from .._limits.rate import costs_of
+from .._observe.hooks import Hook, Hooks
+from .._observe.overdue import Overdue
+from .._observe.wait_warnings import WaitWarnings
+from .._queue.timers import Timers
+from .._waiting import deadlock
+from .._waiting.blockers import blockers, newcomers_blockers
+from .._waiting.current import jobs_by_task, jobs_here
+from .._waiting.room import Room, full_actor
+from .._waiting.watch import Watches
+from . import lending, parking
+from .closing import Closing
+from .registry import Registry
+from .settling import Verdict, interrupted, raised, watch_failure
+from .workers import WorkerPool
+
+logger: Final = logging.getLogger("trio_lanes")
+
+
+@final
+class Scheduler:
+    """All lanes of one `open_lanes`, and the jobs in them."""
+
+    # An object without slots keeps up to thirty attributes as cheaply; here are more.
+    __slots__ = (
+        "__weakref__",
+        "_changed",
+        "_clocks",
+        "_context",
+        "_current_time",
+        "_effects",
+        "_next_arrival",
+        "_next_id",
+        "_next_return",
+        "_nursery",
+        "_tells",
+        "_thread",
+        "_to_do",
+        "_token",
+        "_wait_warnings",
+        "_workers",
+        "abandoned",
+        "broken",
+        "closing",
+        "finished",
+        "groups",
+        "hooks",
+        "lanes",
+        "now",
+        "overdue",
+        "registry",
+        "room",
+        "running",
+        "serving",
+        "sessions",
+        "timers",
+        "unretrieved",
+        "view",
+        "waits",
+        "watches",
+    )
+
+    def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
+        self._nursery: Final = nursery
+        self._context: Final = copy_context()  # that of the lanes' own tasks
+        self._current_time: Final = trio.lowlevel.current_clock().current_time
+        self._thread: Final = get_ident()  # the only one in which anything may change
+        self._token: Final = trio.lowlevel.current_trio_token()
+        self.now = 0.0  # when the present batch began
+        self.serving = False  # whether there is a batch
+        self.broken: BaseException | None = None  # what broke an act off
+        self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
+        self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
+        self._changed: Final[dict[Actor, None]] = {}  # lanes of which hooks may have to be told
+
+        self.registry: Final = Registry(self._ask_for_tokens)
+        self.lanes: Final = self.registry.lanes
+        self.sessions: Final = self.registry.sessions
+        self.groups: Final = self.registry.groups
+        self.closing: Final = Closing()
+
+        self.hooks: Final = hooks
+        self._tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
+        self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
+        self.timers: Final = Timers(self.spawn, self.batch, self.after_act)
+        self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
+        self.overdue: Final = Overdue(hooks, self.spawn)
+
+        table = jobs_by_task()
+        self.running: Final = table  # {task: the job it runs}
+        self.waits: Final = table.waits
+        self.watches: Final = Watches(table.watches)
+        self.room: Final = Room(self.lanes, self._clocks)
+        self._workers: Final = WorkerPool(
+            table, self._spawn_now, self.returned, self.raised, self.interrupted
+        )
+
+        # What there is to do in a batch, in this order
+        self._to_do: Final = (
+            self._effects,
+            self.registry.session_turns,
+            self.registry.lane_turns,
+            self.registry.group_turns,
+            self.room.unseen,
+            self._workers.granted,
+            self._changed,
+            self._clocks,
+        )
+        self._next_id: Final = count(1).__next__
+        # Places in sessions and arrivals in global lanes: behind all; and, for jobs that are
+        # readmitted, before all, but behind other such jobs.
+        self._next_arrival: Final = count(1).__next__
+        self._next_return: Final = count(-(2**62)).__next__
+        self.unretrieved: Final[WeakSet[UnretrievedError]] = WeakSet()
+        self.abandoned = 0  # bodies that were given up by a reset, and have not ended
+        self.finished = 0  # jobs whose bodies have ended by themselves, ever
+
+    # ---- batches
+
+    def begin(self) -> bool:
+        """Begin a batch; whether this is its outermost call, which must `serve` at its end.
+
+        Raises:
+          RuntimeError: in another thread; then nothing has changed.
+        """
+        if get_ident() != self._thread:  # asked here as well, to spare every job a call
+            self.check_thread()
+        if self.serving:
+            if self.broken is not None:
+                self.broke_down(self.broken)
+            return False
+        self.now = self._current_time()
+        self.serving = True
+        return True
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """`begin` and, whatever happens, `serve`, for calls that are not on every job's way."""
+        outermost = self.begin()
+        try:
+            yield
+        finally:
+            if outermost:
+                self.serve()
+
+    def check_thread(self) -> None:
+        """Refuse another thread, be it inside Trio or not: it would leave the lanes dead."""
+        if get_ident() != self._thread:
+            raise RuntimeError("lanes belong to one thread; use Lanes.portal() in others")
+
+    def broke_down(self, error: BaseException) -> None:
+        """``error`` broke an act off: end the lanes, for the batch never ends.
+
+        It came from a stack that is too deep, from an object of the application that is a key here,
+        or from a bug. No actor is served any more; better that the lanes end than that they are
+        dead. Where the stack is too deep even for this, the next batch does it.
+        """
+        if self.broken is None:
+            self.broken = error
+        self._token.run_sync_soon(self._nursery.cancel_scope.cancel, idempotent=True)
+
+    def after_act(self, effect: Callable[..., object], *args: Any) -> None:
+        """Have ``effect(*args)`` called when the present act is complete; now, outside of a batch."""
+        if self.serving and self.broken is None:
+            self._effects.append((effect, args))
+        else:
+            effect(*args)
+
+    def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task of the lanes' own, after the present act."""
+        self.after_act(self._spawn_now, fn)
+
+    def _spawn_now(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # A copy, since this may be called while the context itself is entered: by a hook of
+        # Trio's that is told of a task which is being spawned here.
+        self._context.copy().run(self._nursery.start_soon, fn)
+
+    def serve(self) -> None:
+        """End the outermost call of a batch: do all that can be done now."""
+        effects, sessions, lanes, groups, unseen, granted, changed, clocks = self._to_do
+        try:
+            while True:
+                if effects:
+                    effect, args = effects.popleft()
+                    effect(*args)
+                elif sessions:
+                    self._serve_session(sessions.popleft())
+                elif lanes:
+                    self._serve_lane(lanes.popleft())
+                elif groups:
+                    self._serve_group(groups.popleft())
+                elif unseen and (request := self.room.next_entry(self.now)) is not None:
+                    self._tell_request(request, outcome.Value(None))
+                    self.submit(request.job)
+                elif granted and self._workers.is_short:
+                    self._workers.hire()
+                elif changed:
+                    self._tell_of(next(iter(changed)))
+                elif clocks:
+                    self._set_clock(clocks.popitem()[0])
+                else:
+                    break
+        except BaseException as error:
+            self.broke_down(error)
+            raise
+        self.serving = False
+        if self.watches.due:
+            self.watches.check()
+
+    def _serve_session(self, session: SessionActor) -> None:
+        session.touched = False
+        while (job := session.next_forward(self.now)) is not None:
+            self._forward(job)
+            if self._effects:  # they come first
+                session.touched = True
+                session.turns.appendleft(session)
+                return
+            if not session.has_more:
+                break
+        if session.rates.units or session.timer is not None:
+            self._limited(session, session)
+        if self.room.length:
+            self.room.look_at(session)
+        if session.watched and not (session.waiting and session.active):
+            self.watches.look_at(session)
+        if not (session.waiting or session.active or session.entering):
+            self._retire(session)
+
+    def _serve_lane(self, lane: LaneActor) -> None:
+        lane.touched = False
+        lane.wake_at = math.inf
+        if lane.mailbox.count:
+            lane.step()
+        group = lane.group
+        if group is not None:
+            group.offer(lane, self.now)
+            group.touch()
+        else:
+            sessions = self.registry.session_turns
+            while lane.slots < lane.concurrency:
+                job = lane.next_start(self.now)
+                if job is None:
+                    break
+                self._start(job)
+                if self._effects or sessions:  # they come first: a session may take jobs back
+                    lane.touched = True
+                    lane.turns.appendleft(lane)
+                    return
+        if lane.returning:
+            self._forgo_slots(lane)
+        if lane.rates.units or lane.timer is not None:
+            self._limited(lane, lane)
+        if lane.warning is None:
+            if len(lane.bound) > lane.exempt:
+                self._wait_warnings.watch_lane(lane)
+        elif not lane.active and not lane.bound:
+            # Not as soon as nothing waits: in a busy lane that is so every other moment.
+            lane.warning.cancel()
+            lane.warning = None
+        if self.room.length:
+            self.room.look_at(lane)
+        if lane.watched and not (lane.waiting and lane.active):
+            self.watches.look_at(lane)
+        if lane.from_template and not lane.entering:
+            self._retire(lane)
+
+    def _serve_group(self, group: Group) -> None:
+        group.touched = False
+        job = group.next_start(self.now)
+        if job is not None:
+            self._start(job)
+            job._lane.touch()  # it has another head to offer
+        elif group.limited is not None:
+            self._limited(group, group.limited)
+        if self.room.length:
+            self.room.look_at(group)
+
+    def _limited(self, served: Actor | Group, lane: Actor) -> None:
+        """Tell hooks of a head of ``lane`` that waits for a rate, and wake it when that is over."""
+        self._clocks[served] = None
+        until = served.rate_until
+        if until > self.now and until != served.told_until:
+            served.told_until = until
+            self.tell(self.hooks.lane_rate_limited, lane, until)
+
+    def _set_clock(self, served: Served) -> None:
+        """Have ``served`` touched at its ``wake_at``, and at no other time."""
+        timer, when = served.timer, served.wake_at
+        if timer is not None and timer.is_set and timer.when == when:
+            return
+        if when == math.inf:
+            served.timer = None
+        else:
+            served.timer = self.timers.call_at(when, served.touch, alone=False)
+        if timer is not None:
+            timer.cancel()  # last: without any timer, the task that waits for them would end
+
+    def _retire(self, actor: Actor) -> None:
+        """Forget ``actor``, in which nothing waits or runs, when it has nothing to remember."""
+        if actor.is_in_use:
+            return
+        if actor.rates.units and not self.closing.shut:
+            refilled = actor.rates.refilled_at(self.now)
+            if refilled > self.now:
+                actor.wake_at = refilled
+                self._clocks[actor] = None
+                return
+        self.registry.forget(actor)
+
+    def tell(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
+        """Have hooks told of ``actor`` when the present act is complete."""
+        if hooks:
+            self.after_act(self._call_with_view, hooks, actor, args)
+
+    def _call_with_view(self, hooks: list[Hook], actor: Actor, args: tuple[object, ...]) -> None:
+        self.hooks.call(hooks, self.view(actor), *args)
+
+    def _tell_of(self, actor: Actor) -> None:
+        """Tell hooks if nothing waits in ``actor`` any more, or nothing runs either."""
+        del self._changed[actor]
+        had_waiting, was_busy = actor.told
+        waiting, busy = bool(actor.waiting), bool(actor.waiting or actor.active)
+        actor.told = waiting, busy
+        if had_waiting and not waiting:
+            self.tell(self.hooks.lane_empty, actor)
+        if was_busy and not busy and self.hooks.lane_idle:
+            self.after_act(self._tell_idle, actor)
+
+    def _tell_idle(self, actor: Actor) -> None:
+        if not (actor.waiting or actor.active):  # a hook may have submitted
+            self.hooks.call(self.hooks.lane_idle, self.view(actor))
+
+    def _has_changed(self, job: AnyJob) -> None:
+        """How much waits or runs has changed in the lanes of ``job``."""
+        self._changed[job._lane] = None
+        if job._session_lane is not None:
+            self._changed[job._session_lane] = None
+
+    # ---- 1. submit
+
+    def submit(self, job: AnyJob) -> None:
+        """Accept ``job``: it gets its number and its place in line."""
+        outermost = self.begin()
+        try:
+            lane, options, hooks = job._lane, job._options, self.hooks
+            if lane.from_template:
+                lane = job._lane = self.bring_to_life(lane)
+            job.id = self._next_id()
+            job.submitted_at = self.now
+            lane.waiting += 1
+            if job.session is not None:
+                session = self.sessions.get(job.session) or self.registry.awake(job.session)
+                session.waiting += 1
+                job._session_lane = session
+            if self._tells:
+                self._has_changed(job)
+            if options.delay:
+                self._postpone(job)
+            else:
+                self._join(job)
+            if hooks.job_submitted:
+                self.after_act(hooks.call, hooks.job_submitted, job)
+            if outermost:
+                self.serve()
+        except BaseException as error:
+            self.broke_down(error)
+            raise
+        if self.waits and not options.yield_slot:
+            self.check_accepted(job)
+        if not options.queue_timeout:
+            self._out_of_time(job)
+
+    def _join(self, job: AnyJob) -> None:
+        """Give ``job`` its place in line."""
+        job._waiting_since = self.now
+        order = self._next_arrival()
+        lane, session = job._lane, job._session_lane
+        lane.bound[job.id] = job
+        if session is None:
+            lane.receive(job, order)
+        else:
+            if session.receive(job, order):
+                session.touch()
+            if lane.warning is None:
+                lane.touch()  # the wait counts there, though the session may hold the job
+        options = job._options
+        if options is not NO_OPTIONS or self.hooks.job_waiting_long:
+            self._wait_warnings.watch(job)
+            if 0 < options.queue_timeout < math.inf:
+                self._set_timer(job, options.queue_timeout, self._out_of_time)
+
+    def _postpone(self, job: AnyJob) -> None:
+        """Have ``job`` take its place in line when its delay is over."""
+        job._lane.delayed[job.id] = job
+        job._lane.touch()  # its line for room is to be looked at
+        if job._session_lane is not None:
+            job._session_lane.delayed[job.id] = job
+        self._set_timer(job, job._options.delay, self._due)
+
+    def _due(self, job: AnyJob) -> None:
+        with self.batch():
+            self._forget_delay(job)
+            self._join(job)
+        self.check_accepted(job)
+        if not job._options.queue_timeout:
+            self._out_of_time(job)
+
+    def _forget_delay(self, job: AnyJob) -> bool:
+        """Whether ``job`` was not due yet."""
+        if job._session_lane is not None:
+            job._session_lane.delayed.pop(job.id, None)
+        return job._lane.delayed.pop(job.id, None) is not None
+
+    def _set_timer(self, job: AnyJob, delay: float, call: Callable[[AnyJob], None]) -> None:
+        timer = self.timers.call_at(self.now + delay, partial(call, job))
+        job._keep_timer(timer)
+
+    def _out_of_time(self, job: AnyJob) -> None:
+        if job._state is WAITING and job.id not in job._lane.delayed:
+            self.withdraw(job, QueueTimeoutError(job._options.queue_timeout))
+
+    # ---- 2. forward
+
+    def _forward(self, job: AnyJob) -> None:
+        """Put ``job``, which its session has taken out, into the mailbox of its global lane."""
+        if job._slot is QUEUED:
+            job._lane.readmit(job, self._next_return())
+            return
+        session = job._session_lane
+        assert session is not None
+        job._lane.receive(job, session.inherited or self._next_arrival())
+        if self.hooks.job_forwarded:
+            self.after_act(self.hooks.call, self.hooks.job_forwarded, job)
+
+    # ---- 3. start
+
+    def _start(self, job: AnyJob) -> None:
+        """Give ``job``, which its lane has taken out of line, a slot: for the first time or again."""
+        lane, session, slot, now = job._lane, job._session_lane, job._slot, self.now
+        lane.take_slot(job, now)
+        if slot is WANTED:
+            self._goes_on(job)
+            return
+        if session is not None and session.rates.units:
+            session.rates.charge(job._costs, now)
+            session.touch()  # it may let the next one go
+        job._charged = job._costs
+        job._charged_at = now
+        job._charged_group = lane.group
+        if slot is QUEUED:
+            if session is not None:
+                session.readmitted(job)
+            self._goes_on(job)
+            return
+        advance(job, RUNNING)
+        job.started_at = job._progress_at = now
+        lane.active += 1
+        lane.started += 1
+        if session is not None:
+            session.started(job)
+        self._leave_line(job)
+        hooks = self.hooks
+        if hooks.job_overdue and job._options.limits_run:
+            self.overdue.expect(job)
+        if hooks.job_started:
+            assert job._context is not None
+            self.after_act(hooks.call_in_context, hooks.job_started, job, job._context)
+        self._workers.granted.append(job)
+        if job._waiters:
+            self.after_act(self._wake, job)
+
+    def _goes_on(self, job: AnyJob) -> None:
+        """``job``, which runs, holds a slot again."""
+        lending.slot_came(self, job)
+        if job._waits:
+            self.after_act(self.break_deadlocks, deadlock.end_of(job))
+        if self.hooks.job_overdue:
+            self.overdue.expect(job)  # its idle clock has begun again
+
+    def _forgo_slots(self, lane: LaneActor) -> None:
+        """Have cancelled jobs that want slots back go on without, where none can come."""
+        cancelled = [job for job, is_cancelled in lane.returning.items() if is_cancelled]
+        if cancelled and deadlock.never_comes(next(iter(lane.returning))):
+            for job in cancelled:
+                lending.forgo(self, job)
+
+    def _leave_line(self, job: AnyJob) -> None:
+        """``job`` waits no more."""
+        lane, session = job._lane, job._session_lane
+        joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
+        if joined is not None and joined._options.warn_after is not None:
+            lane.exempt -= 1
+        if self._tells:
+            self._has_changed(job)
+        lane.waiting -= 1
+        if lane.room_line or (lane.watched and not lane.waiting):
+            lane.touch()
+        if session is not None:
+            session.waiting -= 1
+            if session.room_line or session.entering or (session.watched and not session.waiting):
+                session.touch()
+        if job._timers is not None:
+            for timer in job._timers:
+                timer.cancel()
+            job._timers = None
+
+    # ---- 4. run: a worker runs the body, under the scope of the job, and says how it ended
+
+    def returned(self, job: AnyJob, value: Any) -> None:
+        """The body of ``job`` returned ``value``."""
+        if self.overdue.watched:
+            self.overdue.ended(job)
+        if job._state is RUNNING:
+            self._end(job, SUCCEEDED, value, None)
+        else:  # it was reset
+            self.abandoned -= 1
+
+    def raised(self, job: AnyJob, error: BaseException) -> BaseException | None:
+        """``error`` left the body of ``job`` and its scope; what is to leave its task, too."""
+        return self._judge(job, raised(error), error)
+
+    def interrupted(self, job: AnyJob) -> BaseException | None:
+        """The scope of ``job`` ended its body; what is to leave its task."""
+        verdict = interrupted(job)
+        return self._judge(job, verdict, verdict.error)
+
+    def _judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
+        leaves = verdict.leaves
+        if job._state is RUNNING:
+            if verdict.state is FAILED and (job._unhandled or leaves is error):
+                leaves = error
+                job._unhandled = True  # what leaves the lanes has been retrieved
+            if leaves is not None:
+                why = "the lanes were cancelled"
+                if verdict.state is FAILED and leaves is error:  # not the cancellation around it
+                    why = f"a job raised {type(error).__name__}"
+                self.stop(why)
+        self.overdue.ended(job)
+        if job._state is RUNNING:
+            self._end(job, verdict.state, None, verdict.error)
+        else:  # it was reset, at the latest by a hook that was told of what was stopped
+            self.abandoned -= 1
+        return leaves
+
+    # ---- 5. settle
+
+    def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
+        """``job``, which ran, gives its slots back and settles."""
+        outermost = self.begin()
+        try:
+            lane, session = job._lane, job._session_lane
+            if session is not None:  # first: its next job competes for the slot in the lane
+                session.ended(job)
+            if job._slot is HELD:
+                lane.give_slot_back(job, NONE)
+            else:
+                lending.stop(self, job)
+            lane.active -= 1
+            lane.finished += 1
+            self._settle(job, state, value, error)
+            if outermost:
+                self.serve()
+        except BaseException as exc:
+            self.broke_down(exc)
+            raise
+
+    def _settle(
+        self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
+    ) -> None:
+        if self._tells:
+            self._has_changed(job)
+        advance(job, state)
+        job._settled(self.now, value, error)
+        if state is not CANCELLED:
+            self.finished += 1
+        if state is FAILED and not job._unhandled:
+            unretrieved = watch_failure(job)
+            if unretrieved is not None:
+                self.unretrieved.add(unretrieved)
+        if self.hooks.job_finished:
+            self.after_act(self._tell_finished, job)
+        else:
+            job._context = job._session_lane = None
+        if job._waiters:
+            self.after_act(self._wake, job)
+
+    def _tell_finished(self, job: AnyJob) -> None:
+        assert job._context is not None
+        self.hooks.call_in_context(self.hooks.job_finished, job, job._context)
+        job._context = job._session_lane = None
+
+    def withdraw(self, job: AnyJob, error: Exception) -> None:
+        """Settle ``job``, which waits, with ``error``, and cancel its scope: it is never called."""
+        outermost = self.begin()
+        try:
+            lane, session, scope = job._lane, job._session_lane, job._scope
+            assert scope is not None
+            scope.cancel()
+            if not self._forget_delay(job) and self.broken is None:
+                if session is not None:
+                    session.remove(job)
+                else:
+                    lane.remove(job)
+            if session is not None:
+                session.touch()
+            lane.touch()
+            self._leave_line(job)
+            self._settle(job, CANCELLED, None, error)
+            if outermost:
+                self.serve()
+        except BaseException as exc:
+            self.broke_down(exc)
+            raise
+
+    def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
+        """Withdraw ``jobs``, which wait, in one batch; how many they were."""
+        with self.batch():
+            waiting = list(jobs)
+            for job in waiting:
+                self.withdraw(job, error(job))
+        return len(waiting)
+
+    # ---- a job that runs is stopped
+
+    def cancel(self, job: AnyJob, reason: str | None) -> bool:
+        """`Job.cancel`."""
+        self.check_thread()
+        error = JobCancelledError(reason)
+        if job._state is WAITING:
+            self.withdraw(job, error)
+        elif job._state is RUNNING:
+            self.interrupt(job, error)
+        else:
+            return False
+        return True
+
+    def interrupt(self, job: AnyJob, error: JobCancelledError) -> None:
+        """Cancel the body of ``job``; if that ends it, it settles with ``error``."""
+        with self.batch():
+            scope = job._scope
+            assert scope is not None
+            if self.hooks.job_overdue:
+                self.overdue.cancel([job])
+            if job._interruption is None and not scope.cancel_called:
+                job._interruption = error
+            self.after_act(scope.cancel, error.reason)
+            lending.was_cancelled(self, job)  # a shield may keep the cancellation from its tasks
+
+    def abandon(self, job: AnyJob, error: JobCancelledError) -> None:
+        """Cancel ``job``, which runs, and settle it now: what its body still does is its own."""
+        with self.batch():
+            begun = job._task is not None  # else it never will
+            job._interruption = None
+            self.interrupt(job, error)
+            if begun:
+                self.abandoned += 1
+            else:
+                self.overdue.ended(job)
+            self._end(job, CANCELLED, None, error)
+
+    # ---- lanes come to life, and pauses end
+
+    def bring_to_life(self, lane: LaneActor) -> LaneActor:
+        """The lane of that name that is alive: ``lane``, unless there is another."""
+        alive = self.lanes.get(lane.name)
+        if alive is None:
+            self.check_thread()
+            alive = self.lanes[lane.name] = lane
+            if lane.paused_until is not None:  # as its template is
+                self.end_pause_at(lane, lane.paused_until)
+        return alive
+
+    def end_pause_at(self, pausable: Pausable, until: float) -> None:
+        """Have the timed pause of ``pausable`` end then."""
+        if pausable.pause_timer is not None:
+            pausable.pause_timer.cancel()
+        call = partial(self._pause_is_over, pausable)
+        pausable.pause_timer = self.timers.call_at(until, call, alone=False)
+
+    def _pause_is_over(self, pausable: Pausable) -> None:
+        self.end_timed_pause(pausable)
+        self.update_pause(pausable)
+
+    def end_timed_pause(self, pausable: Pausable) -> None:
+        """Have ``pausable`` be paused by no timer any more."""
+        pausable.paused_until = None
+        if pausable.pause_timer is not None:
+            pausable.pause_timer.cancel()
+            pausable.pause_timer = None
+
+    def update_pause(self, pausable: Pausable) -> None:
+        """Have ``pausable`` start jobs, or none, as its pauses say, and hooks told of a change."""
+        pausable.touch()  # also a session that was not paused: it may go
+        paused = pausable.paused_by_hand or pausable.paused_until is not None
+        if pausable.paused is not paused:
+            pausable.paused = paused
+            if isinstance(pausable, Actor):  # a template is no lane
+                hooks = self.hooks.lane_paused if paused else self.hooks.lane_resumed
+                self.tell(hooks, pausable)
+
+    # ---- closing
+
+    def close(self, reason: str, retry_after: float | None = None) -> None:
+        """Refuse new work from outside from now on."""
+        if self.closing.is_open:
+            with self.batch():
+                self.closing.begin(reason, retry_after)
+                self._refuse_requests(by_jobs=False)
+                if self.hooks.lanes_closing:
+                    self.after_act(self.hooks.call, self.hooks.lanes_closing, reason, retry_after)
+
+    def stop(self, reason: str) -> None:
+        """`shut_down`; what runs is cancelled with the nursery."""
+        self.shut_down(reason)
+        if self.hooks.job_overdue:
+            for lane in self.lanes.values():
+                self.overdue.cancel(lane.running_jobs())
+        if self.broken is not None:  # what the batch left undone that was broken off
+            while self._effects:
+                effect, args = self._effects.popleft()
+                effect(*args)
+            while self._workers.is_short:
+                self._workers.hire()
+
+    def shut_down(self, reason: str) -> None:
+        """Start nothing any more: what waits settles with `LanesClosedError`."""
+        if not self.closing.shut:
+            with self.batch():
+                self.closing.shut = True
+                self.close(reason)
+                self._refuse_requests(by_jobs=True)
+                for lane in [*self.lanes.values()]:
+                    self.withdraw_all(lane.waiting_jobs(), lambda job: self.closing.error())
+                # Or the lanes could not end before the last pause is over and all rates refilled.
+                self.timers.stop()
+                for actor in self.registry.actors:
+                    actor.touch()  # it may go now
+                for lane in self.lanes.values():
+                    lane.returning.update(dict.fromkeys(lane.returning, True))
+                    if self.broken is not None:  # no actor is served any more
+                        if lane.token_request is not None:
+                            lane.token_request.rest()
+                        for job in [*lane.returning]:
+                            lending.forgo(self, job)
+
+    def check_open(self) -> None:
+        """Refuse a submission by the current task if the lanes do not take it.
+
+        Raises:
+          LanesClosedError: unless they are open, or only close and the task is inside a running job.
+        """
+        if not self.closing.is_open and (self.closing.shut or not self._is_inside):
+            raise self.closing.refuse()
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether the current task is inside a running job of these lanes."""
+        return any(job._keeper is self and job._state is RUNNING for job in jobs_here(self.running))
+
+    def _refuse_requests(self, *, by_jobs: bool) -> None:
+        """Refuse those who wait for room: all, or all but running jobs."""
+        for actor in self.registry.actors:
+            for request in list((actor.room_line or {}).values()):
+                if by_jobs or not request.inside:
+                    self.refuse(request, self.closing.error())
+
+    # ---- room
+
+    def full(self, job: AnyJob) -> Actor | None:
+        """The lane without room for ``job``, or where others wait for room before it."""
+        if not (job._lane.bounded or self.registry.bounded_sessions):
+            return None
+        session = None if job.session is None else self.registry.session_lane(job.session)
+        return full_actor(job, session, self._current_time(), at_rest=not self.serving)
+
+    def request_room(self, job: AnyJob, tell: Callable[[outcome.Maybe[None]], None]) -> RoomRequest:
+        """Put ``job`` in line for room; ``tell`` is called when it is accepted or refused."""
+        self.check_thread()
+        session = None if job.session is None else self.registry.awake(job.session)
+        lane = job._lane
+        if lane.from_template:  # alive, so that those who change something find it
+            lane = job._lane = self.bring_to_life(lane)
+        request = RoomRequest(job, self._is_inside, session, tell)
+        with self.batch():
+            self.room.join(request, self.now)
+        return request
+
+    def give_up_room(self, request: RoomRequest) -> None:
+        """Take ``request`` out of line, as its submitter wants it to be."""
+        if request.is_open:
+            request.is_open = False
+            self._turn_away(request)
+
+    def _turn_away(self, request: RoomRequest) -> None:
+        with self.batch():
+            self.room.leave(request)
+            request.job._lane.touch()  # which may have been alive only for this
+            if request.session is not None:
+                request.session.touch()
+
+    def refuse(self, request: RoomRequest, error: Exception) -> None:
+        """Let ``request`` wait for room no more, but tell it ``error``."""
+        with self.batch():
+            self._turn_away(request)
+            self.after_act(self._tell_request, request, outcome.Error(error))
+
+    def _tell_request(self, request: RoomRequest, what: outcome.Maybe[None]) -> None:
+        if request.is_open:
+            request.is_open = False
+            request.tell(what)
+
+    # ---- waits
+
+    def begin_wait(self, wait: Wait) -> None:
+        """Know of ``wait``.
+
+        Raises:
+          LaneDeadlockError: if it would never end; then nothing has changed.
+          RuntimeError: in another thread.
+        """
+        self.check_thread()
+        target, job = wait.target, wait.job
+        if target is not None:
+            target._waiters = target._waiters or {}
+            target._waiters[wait.task] = wait
+        if job is None:
+            return
+        job._waits = job._waits or {}
+        job._waits[wait.task] = wait
+        self.waits[wait] = None
+        try:
+            released = deadlock.check(wait)
+        except BaseException:
+            self.forget_wait(wait)
+            raise
+        self._release(released)
+        if self.watches.inside:
+            self.watches.check_inside()  # a wait for lanes inside the target leaves this job out
+
+    def forget_wait(self, wait: Wait) -> None:
+        """Forget ``wait``, which ends."""
+        if wait.target is not None:
+            assert wait.target._waiters is not None
+            del wait.target._waiters[wait.task]
+        if wait.job is not None:
+            assert wait.job._waits is not None
+            del wait.job._waits[wait.task]
+            del self.waits[wait]
+
+    def end_wait(self, wait: Wait) -> None:
+        """Wake the task of ``wait``: what it waits for has come."""
+        self.forget_wait(wait)
+        trio.lowlevel.reschedule(wait.task)
+
+    def add_waiter(self, target: AnyJob, waiter: Waiter) -> None:
+        """Have ``waiter`` told of the end of ``target``, or of its start."""
+        self.check_thread()
+        target._waiters = target._waiters or {}
+        target._waiters[waiter] = waiter
+        if target.done:
+            self._wake(target)
+
+    def _wake(self, target: AnyJob) -> None:
+        """Tell all that wait for what has come: the start of ``target``, or its end."""
+        waiters = target._waiters or {}
+        for key, waiter in list(waiters.items()):
+            # One that is told may end another, which then waits no more.
+            if (waiter.until_started or target.done) and key in waiters:
+                if not isinstance(waiter, Wait):  # a Wait is forgotten as a whole
+                    del waiters[key]
+                waiter.tell(target)
+
+    async def park(self, target: AnyJob, *, until_started: bool) -> None:
+        """`Job.wait_done` and `Job.wait_started`."""
+        await parking.park(self, target, until_started=until_started)
+
+    def check_accepted(self, job: AnyJob) -> None:
+        """Look whether that ``job`` waits now has others wait for ever."""
+        if self.waits:
+            any_requests = bool(self.room.length)
+            for goal in deadlock.goals_of_accepted(job, [*self.waits], any_requests=any_requests):
+                self.break_deadlocks(goal)
+
+    def break_deadlocks(self, goal: deadlock.Goal) -> None:
+        """End waits in errors until ``goal`` can come."""
+        while self.waits:
+            found = deadlock.broken_by(goal, [*self.waits])
+            if not isinstance(found, tuple):
+                self._release(found)
+                return
+            self._fail(*found)
+
+    def _fail(self, wait: Wait, error: LaneDeadlockError) -> None:
+        """Have ``wait`` end in ``error``: what it waits for would never come."""
+        assert wait.job is not None
+        keeper = wait.job._keeper
+        assert isinstance(keeper, Scheduler)  # it may be that of other lanes
+        if wait.request is not None:
+            keeper.refuse(wait.request, error)
+            return
+        keeper.forget_wait(wait)
+        wait.failed()
+        trio.lowlevel.reschedule(wait.task, outcome.Error(error))
+
+    def _release(self, jobs: Iterable[AnyJob]) -> None:
+        """Have cancelled ``jobs``, of whichever lanes, go on without the slots that they want."""
+        for job in jobs:
+            keeper = job._keeper
+            assert isinstance(keeper, Scheduler)
+            with keeper.batch():
+                job._lane.touch()
+
+    def blockers(self, job: AnyJob) -> tuple[Blocker, ...]:
+        """`Job.blocked_by`."""
+        return blockers(job, self._current_time())
+
+    def newcomers_blockers(self, job: AnyJob) -> tuple[Blocker, ...]:
+        """`Lanes.would_wait`."""
+        session = None if job.session is None else self.registry.session_lane(job.session)
+        job._waiting_since = now = self._current_time()
+        return newcomers_blockers(job, session, now)
+
+    # ---- what a running or waiting job asks for
+
+    def lend(self, job: AnyJob) -> None:
+        """`Job.yield_slot` begins."""
+        lending.lend(self, job)
+
+    async def take_back(self, job: AnyJob) -> None:
+        """`Job.yield_slot` ends."""
+        await lending.take_back(self, job)
+
+    async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None:
+        """`Job.readmit`."""
+        await lending.readmit(self, job, cost)
+
+    def queue_again(self, job: AnyJob) -> None:
+        """Put ``job``, which runs, in line again: before all that have its priority."""
+        job._waiting_since = self.now
+        if job._session_lane is not None:
+            job._session_lane.readmit(job)
+        else:
+            job._lane.readmit(job, self._next_return())
+
+    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
+        """`Job.charge`."""
+        charged = job._charged
+        if charged is None:
+            raise RuntimeError(f"{job!r} has not started, or has been charged before")
+        lane, session = self.registry.lanes_of(job)
+        lane.check_cost(costs_of(units), session, job._charged_group)
+        with self.batch():
+            job._charged = None
+            # Their rates are charged, so they must be there to remember it.
+            if lane.from_template and lane.rates.units:
+                self.bring_to_life(lane)
+            if session is not None and session.rates.units:
+                self.sessions.setdefault(session.key, session)
+            more = {unit: exact(used) - exact(charged.get(unit, 0)) for unit, used in units.items()}
+            # The group is the one that was charged; the lane may be in another by now.
+            for metered in (lane, session, job._charged_group):
+                if metered is not None:
+                    metered.rates.correct(more, self.now, job._charged_at)
+                    metered.touch()
+
+    def set_priority(self, job: AnyJob, priority: int) -> None:
+        """Give ``job``, which waits, another priority: it goes behind its new equals."""
+        with self.batch():
+            order, session = self._next_arrival(), job._session_lane
+            if job.id in job._lane.delayed:
+                job._priority = priority
+            elif session is not None:
+                session.withhold(job)
+                job._priority = priority
+                session.replace(job, order)
+            else:
+                job._lane.remove(job)
+                job._priority = priority
+                job._lane.receive(job, order)
+        if self.waits and job._state is WAITING and job._session_lane is not None:
+            self.break_deadlocks(deadlock.start_of(job))
+
+    def _ask_for_tokens(self, lane: LaneActor, limiter: trio.CapacityLimiter) -> SharedTokenRequest:
+        def came() -> None:
+            with self.batch():
+                lane.touch()
+
+        return SharedTokenRequest(limiter, self.spawn, self.after_act, came)

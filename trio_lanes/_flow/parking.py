@@ -1,0 +1,130 @@
+"""How a task waits for a job or for room, and is woken or refused.
+
+Each wait is known at both ends: to the job that is waited for, which wakes the task, and to the job
+inside which the task waits, if any, so that a wait which can never end is found when it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import outcome
+import trio
+from trio.lowlevel import Abort, enable_ki_protection
+
+from .._actors.job import AnyJob
+from .._actors.state import SUCCEEDED
+from .._actors.wait import Wait
+from .._config.errors import LaneDeadlockError
+from .._waiting.current import job_here
+
+if TYPE_CHECKING:
+    from .loop import Scheduler
+
+RaiseCancel = Callable[[], Any]
+
+_FOR_EVER: Final = "its caller would have waited for ever"
+
+
+async def park(scheduler: Scheduler, target: AnyJob, *, until_started: bool) -> None:
+    """Wait for the end of ``target``, which has not settled, or for its start."""
+    job = job_here(scheduler.running)
+    wait = Wait(trio.lowlevel.current_task(), job, target, until_started=until_started)
+    scheduler.begin_wait(wait)
+
+    def abort(raise_cancel: RaiseCancel) -> Abort:
+        scheduler.forget_wait(wait)
+        return Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+@enable_ki_protection
+async def park_as_caller(scheduler: Scheduler, target: AnyJob) -> None:
+    """The second half of ``run``: the cancellation of this wait cancels ``target``.
+
+    The abort function keeps the cancellation and lets the wait go on, so that it is raised, if at
+    all, in this task and after the job has ended: catching `Cancelled` around a wait would lose a
+    value that arrives in the tick of the cancellation.
+    """
+    if target.done:  # it was not to wait, or ended before this task, which waited for room
+        if _body_had_its_say(target):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await trio.lowlevel.checkpoint()
+        return
+    wait = Wait(trio.lowlevel.current_task(), job_here(scheduler.running), target)
+    raise_cancel: RaiseCancel | None = None
+
+    def abort(raise_cancel_: RaiseCancel) -> Abort:
+        nonlocal raise_cancel
+        has_ended = target.done  # then it is about to wake this task
+        if not has_ended:
+            waiters = target._waiters
+            assert waiters is not None
+            del waiters[wait.task]  # a job that settles in here must not wake this task
+            scheduler.cancel(target, "its caller was cancelled")
+            waiters[wait.task] = wait
+            if target.done:
+                scheduler.forget_wait(wait)
+                return Abort.SUCCEEDED
+        raise_cancel = raise_cancel_
+        return Abort.FAILED
+
+    try:
+        scheduler.begin_wait(wait)
+        await trio.lowlevel.wait_task_rescheduled(abort)
+    except Exception:  # a deadlock
+        scheduler.cancel(target, _FOR_EVER)
+        await _end_of_cancelled(scheduler, target)
+        raise
+    if raise_cancel is not None and not _body_had_its_say(target):
+        raise_cancel()
+
+
+async def _end_of_cancelled(scheduler: Scheduler, target: AnyJob) -> None:
+    """Wait, shielded, for the end of ``target``, unless that waits for this job even now."""
+    with trio.CancelScope(shield=True), suppress(LaneDeadlockError):
+        if not target.done:
+            await park(scheduler, target, until_started=False)
+
+
+def _body_had_its_say(job: AnyJob) -> bool:
+    """Whether its body returned or raised, so that its caller is told even if cancelled."""
+    # Only a body leaves a traceback: every other error was made by these lanes.
+    return job._state is SUCCEEDED or job._traceback is not None
+
+
+@enable_ki_protection
+async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> None:
+    """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted.
+
+    Args:
+      runs: whether this task will then wait for the end of the job.
+
+    Raises:
+      LaneDeadlockError: if that would never be.
+      LanesClosedError: if the lanes close meanwhile, unless it is submitted inside of them.
+    """
+    task = trio.lowlevel.current_task()
+
+    def tell(what: outcome.Maybe[None]) -> None:
+        scheduler.forget_wait(wait)
+        trio.lowlevel.reschedule(task, what)
+
+    request = scheduler.request_room(job, tell)
+    wait = Wait(task, job_here(scheduler.running), request=request, runs=runs)
+    try:
+        scheduler.begin_wait(wait)
+    except BaseException:
+        scheduler.give_up_room(request)
+        raise
+
+    def abort(raise_cancel: RaiseCancel) -> Abort:
+        scheduler.forget_wait(wait)
+        scheduler.give_up_room(request)
+        return Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)

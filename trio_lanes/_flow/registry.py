@@ -1,0 +1,131 @@
+"""Which lanes and groups there are, of both layers: configured, or coming and going."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+from weakref import WeakValueDictionary
+
+import trio
+
+from .._actors.actor import Actor
+from .._actors.group import Group
+from .._actors.job import AnyJob
+from .._actors.lane import AskForTokens, LaneActor
+from .._actors.plan import Plan
+from .._actors.session import SessionActor, mailbox_pool
+from .._actors.template import Template
+
+
+@final
+class Registry:
+    """The lanes of one `open_lanes`."""
+
+    def __init__(self, ask: AskForTokens) -> None:
+        self._ask: Final = ask
+        self.plan = Plan()
+        self.lanes: Final[dict[str, LaneActor]] = {}  # global ones that are alive, by name
+        self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor that is alive}
+        self.templates: Final[dict[str, Template]] = {}  # of global lanes, by name
+        self.groups: Final[dict[str, Group]] = {}
+        self.bounded_sessions = False  # whether any session has a bound
+        # The actors that were touched, of each kind. Sessions are served first: a lane may start
+        # what they let it have; and lanes are served before the groups that choose among them.
+        self.session_turns: Final[deque[SessionActor]] = deque()
+        self.lane_turns: Final[deque[LaneActor]] = deque()
+        self.group_turns: Final[deque[Group]] = deque()
+        self._mailboxes: Final = mailbox_pool()
+        # {key: a session's limiter that was looked at, while it is looked at}
+        self._limiters: Final[WeakValueDictionary[str, trio.CapacityLimiter]] = (
+            WeakValueDictionary()
+        )
+
+    # ---- global lanes
+
+    def find_lane(self, name: str) -> LaneActor | None:
+        """The global lane of that name; if it comes from a template, it need not be alive yet."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            label = self.plan.label_of(name)
+            if label is not None:
+                lane = self.new_lane(name, label)
+                self.join_group(lane)
+        return lane
+
+    def new_lane(self, name: str, label: str) -> LaneActor:
+        """A lane as the plan describes those of ``label``; it is not alive yet."""
+        config = self.plan.lanes[label]
+        lane = LaneActor(name, label, config, self.lane_turns, self.lanes, self._ask)
+        lane.template = self.templates.get(label)
+        if lane.template is not None:
+            lane.inherit_pause(lane.template)
+        return lane
+
+    def new_template(self, name: str) -> Template:
+        """A template as the plan describes it."""
+        return Template(name, self.plan.lanes[name], self.lanes)
+
+    def join_group(self, lane: LaneActor) -> None:
+        """Put ``lane`` into the group that the plan says, if any."""
+        group = self.plan.group_of(lane.label)
+        lane.group = None if group is None else self.groups[group]
+        lane.find_out_whether_plain()
+
+    def new_group(self, name: str) -> Group:
+        """A group as the plan describes it."""
+        return Group(name, self.plan.groups[name], self.group_turns, self.lanes)
+
+    # ---- sessions
+
+    def session_lane(self, key: str) -> SessionActor:
+        """The lane of the session ``key``; it need not be alive."""
+        session = self.sessions.get(key)
+        if session is None:
+            config = self.plan.of_session(key)
+            session = SessionActor(key, config, self.session_turns, self._mailboxes)
+        return session
+
+    def awake(self, key: str) -> SessionActor:
+        """The lane of the session ``key``, alive."""
+        session = self.sessions[key] = self.session_lane(key)
+        if self._limiters and session.limiter is None:
+            limiter = self._limiters.get(key)
+            if limiter is not None:
+                session.watch_limiter(limiter)
+        return session
+
+    def session_limiter(self, key: str) -> trio.CapacityLimiter:
+        """The limiter of the session ``key``: true from now on, while it is looked at."""
+        limiter = self._limiters.get(key)
+        if limiter is None:
+            concurrency = self.plan.of_session(key).concurrency
+            limiter = self._limiters[key] = trio.CapacityLimiter(concurrency)
+            session = self.sessions.get(key)
+            if session is not None:
+                session.watch_limiter(limiter)
+        return limiter
+
+    def resize_session_limiters(self) -> None:
+        """Have limiters that are looked at know what the plan says by now."""
+        for key, limiter in self._limiters.items():
+            limiter.total_tokens = self.plan.of_session(key).concurrency
+
+    # ---- all
+
+    @property
+    def actors(self) -> list[Actor]:
+        """Every lane that is alive, of both layers."""
+        return [*self.lanes.values(), *self.sessions.values()]
+
+    def forget(self, actor: Actor) -> None:
+        """Forget a session's or a template's lane in which nothing waits or runs."""
+        if isinstance(actor, SessionActor):
+            if self.sessions.get(actor.key) is actor:
+                del self.sessions[actor.key]
+        elif self.lanes.get(actor.name) is actor:
+            del self.lanes[actor.name]
+
+    def lanes_of(self, job: AnyJob) -> tuple[LaneActor, SessionActor | None]:
+        """The lanes of ``job``, which may have ended: they need not be alive, or are others now."""
+        session = None if job.session is None else self.session_lane(job.session)
+        return self.find_lane(job.lane) or job._lane, session
