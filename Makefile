@@ -36,7 +36,7 @@ test: $(STAMP)
 
 # The models, with twenty times the examples of a usual run.
 chaos: $(STAMP)
-	CHAOS=20 $(BIN)/pytest tests/test_model.py tests/test_everything_at_once.py tests/test_pairs_of_features.py $(ARGS)
+	CHAOS=20 $(BIN)/pytest tests/model/test_model.py tests/model/test_everything_at_once.py tests/model/test_pairs_of_features.py $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether
 # there is a newer pyright, unless told not to.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.programs import PATIENCE
+from tests.support.programs import PATIENCE
 from trio_lanes.command import main
 from trio_lanes.durable import SqliteStore, open_durable_lanes
 

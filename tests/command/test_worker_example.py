@@ -13,7 +13,7 @@ import click
 import pytest
 
 from tests.command.test_processes import Start, start
-from tests.programs import PATIENCE
+from tests.support.programs import PATIENCE
 from trio_lanes.command import _exits, main
 from trio_lanes.command._cli import cli
 

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import attrs
 import trio
 
-from tests.programs import PATIENCE
+from tests.support.programs import PATIENCE
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import (
     DurableJob,

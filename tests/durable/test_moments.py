@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.programs import PATIENCE
+from tests.support.programs import PATIENCE
 from trio_lanes import LaneConfig, LanesClosedError, RateLimit
 from trio_lanes.durable import (
     CheckReport,

@@ -1,0 +1,471 @@
+"""`timeout`, which counts running, and `queue_timeout`, which counts waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints
+
+from tests.support.track import Track
+from trio_lanes import (
+    Job,
+    JobState,
+    JobTimeoutError,
+    LaneConfig,
+    Lanes,
+    QueueTimeoutError,
+    open_lanes,
+)
+
+both_layers = pytest.mark.parametrize("session", [None, "alice"])
+
+
+# ---- timeout
+
+
+@both_layers
+@pytest.mark.many_seeds(3)
+async def test_jobs_of_a_lane_of_one_that_time_out_never_overlap(
+    autojump_clock: MockClock, session: str | None
+) -> None:
+    track = Track()
+
+    async def slow_to_end(i: int) -> None:
+        track.running += 1
+        track.peak = max(track.peak, track.running)
+        track.start_times[i] = trio.current_time()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+            track.running -= 1
+
+    async with open_lanes({"main": 1}) as lanes:
+        jobs = [lanes.submit_nowait(slow_to_end, i, session=session, timeout=2) for i in range(3)]
+        for job in jobs:
+            with pytest.raises(JobTimeoutError) as error:
+                await job.wait()
+            assert (error.value.kind, error.value.seconds) == ("timeout", 2)
+            assert isinstance(error.value, trio.TooSlowError)
+            assert job.state is JobState.FAILED
+    assert track.start_times == {0: 0.0, 1: 3.0, 2: 6.0}
+    assert track.peak == 1
+
+
+async def test_a_job_that_times_out_settles_when_its_body_has_ended(
+    autojump_clock: MockClock,
+) -> None:
+    async def body() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(body, timeout=2)
+        await trio.sleep(2.5)
+        assert job.state is JobState.RUNNING
+        assert job.cancel_called
+        assert lanes.lane("main").limiter.borrowed_tokens == 1
+        await job.wait_done()
+        assert job.finished_at == 3.0
+        assert isinstance(job.exception, JobTimeoutError)
+
+
+async def test_each_job_has_a_timeout_of_its_own(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": 3}) as lanes:
+        short = lanes.submit_nowait(trio.sleep, 10, timeout=1)
+        long = lanes.submit_nowait(trio.sleep, 10, timeout=5)
+        none = lanes.submit_nowait(trio.sleep, 10)
+        for job in (short, long, none):
+            await job.wait_done()
+        assert [job.finished_at for job in (short, long, none)] == [1.0, 5.0, 10.0]
+        assert [type(job.exception) for job in (short, long, none)] == [
+            JobTimeoutError,
+            JobTimeoutError,
+            type(None),
+        ]
+
+
+@both_layers
+async def test_a_timeout_counts_from_the_start_and_not_from_the_submission(
+    autojump_clock: MockClock, session: str | None
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 10, session=session)
+        in_time = lanes.submit_nowait(trio.sleep, 2, session=session, timeout=3)
+        late = lanes.submit_nowait(trio.sleep, 4, session=session, timeout=3)
+        await in_time.wait()
+        assert trio.current_time() == 12.0
+        with pytest.raises(JobTimeoutError):
+            await late.wait()
+        assert trio.current_time() == 15.0
+
+
+async def test_a_body_that_returns_or_raises_after_its_timeout_is_heeded(
+    autojump_clock: MockClock,
+) -> None:
+    async def returns() -> str:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(3)
+        return "value"
+
+    async def raises() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("in the clean-up")
+
+    async with open_lanes({"main": 2}) as lanes:
+        returning = lanes.submit_nowait(returns, timeout=1)
+        raising = lanes.submit_nowait(raises, timeout=1)
+        assert await returning.wait() == "value"
+        assert returning.state is JobState.SUCCEEDED
+        with pytest.raises(ValueError, match="in the clean-up"):
+            await raising.wait()
+        assert raising.state is JobState.FAILED
+
+
+async def test_a_timeout_of_0_ends_the_body_at_its_first_checkpoint(
+    autojump_clock: MockClock,
+) -> None:
+    async def no_checkpoint() -> int:
+        return 5
+
+    async with open_lanes() as lanes:
+        blocking = lanes.submit_nowait(trio.sleep, 1, timeout=0)
+        with pytest.raises(JobTimeoutError):
+            await blocking.wait()
+        assert trio.current_time() == 0.0
+        assert await lanes.run(no_checkpoint, timeout=0) == 5
+
+
+async def test_an_infinite_timeout_is_none(autojump_clock: MockClock) -> None:
+    async with open_lanes() as lanes:
+        await lanes.run(trio.sleep, 1e9, timeout=math.inf)
+
+
+async def test_a_timeout_of_a_job_that_never_blocks_is_not_that_of_the_next(
+    autojump_clock: MockClock,
+) -> None:
+    async def nothing() -> None:
+        pass
+
+    async with open_lanes({"main": 1}) as lanes:
+        for _ in range(3):
+            lanes.start_soon(nothing, timeout=1)
+            job = lanes.submit_nowait(trio.sleep, 5)
+            await job.wait()
+            assert job.state is JobState.SUCCEEDED
+
+
+async def test_cancel_before_the_timeout_and_after_it(autojump_clock: MockClock) -> None:
+    async def slow_to_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
+
+    async with open_lanes({"main": 2}) as lanes:
+        cancelled = lanes.submit_nowait(slow_to_end, timeout=2)
+        timed_out = lanes.submit_nowait(slow_to_end, timeout=2)
+        await trio.sleep(1)
+        assert cancelled.cancel("enough")
+        await trio.sleep(2)
+        assert timed_out.cancel("too late") is True  # it has not ended
+        await lanes.wait_idle()
+        assert cancelled.state is JobState.CANCELLED
+        assert str(cancelled.exception) == "the job was cancelled: enough"
+        assert timed_out.state is JobState.FAILED
+        assert isinstance(timed_out.exception, JobTimeoutError)
+
+
+async def test_the_timeout_error_of_start_soon_leaves_the_lanes(
+    autojump_clock: MockClock,
+) -> None:
+    with pytest.RaisesGroup(JobTimeoutError):
+        async with open_lanes() as lanes:
+            lanes.start_soon(trio.sleep_forever, timeout=1)
+
+
+async def test_a_timeout_is_not_mistaken_for_one_of_the_bodys_own(
+    autojump_clock: MockClock,
+) -> None:
+    async def body() -> str:
+        with trio.move_on_after(1):
+            await trio.sleep_forever()
+        try:
+            with trio.fail_after(1):
+                await trio.sleep_forever()
+        except trio.TooSlowError:
+            return "mine"
+        raise AssertionError
+
+    async def too_slow() -> None:
+        with trio.fail_after(1):
+            await trio.sleep_forever()
+
+    async with open_lanes() as lanes:
+        assert await lanes.run(body, timeout=10) == "mine"
+        job = lanes.submit_nowait(too_slow, timeout=10)
+        with pytest.raises(trio.TooSlowError) as error:
+            await job.wait()
+        assert not isinstance(error.value, JobTimeoutError)
+
+
+# ---- queue_timeout
+
+
+@both_layers
+async def test_a_job_that_waits_for_longer_than_its_queue_timeout_never_starts(
+    autojump_clock: MockClock, session: str | None
+) -> None:
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(track.sleep, "running", 10, session=session)
+        job = lanes.submit_nowait(track.sleep, "late", session=session, queue_timeout=3)
+        with pytest.raises(QueueTimeoutError) as error:
+            await job.wait()
+        assert trio.current_time() == job.finished_at == 3.0
+        assert error.value.seconds == 3
+        assert isinstance(error.value, trio.TooSlowError)
+        assert job.state is JobState.CANCELLED
+        assert job.started_at is None
+        assert lanes.lane("main").waiting == 0
+    assert track.started == ["running"]
+
+
+async def test_a_queue_timeout_counts_over_both_layers(autojump_clock: MockClock) -> None:
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(track.sleep, "blocker", 10)
+        lanes.start_soon(track.sleep, "a0", session="alice")
+        lanes.submit_nowait(track.sleep, "in its session", session="alice", queue_timeout=4)
+        lanes.submit_nowait(track.sleep, "in the lane", session="bob", queue_timeout=4)
+        assert lanes.lane("main").statistics().waiting_in_sessions == 1
+        await trio.sleep(4.5)
+        assert lanes.lane("main").waiting == 1
+    assert track.started == ["blocker", "a0"]
+
+
+async def test_a_job_that_starts_in_time_is_not_bothered_by_its_queue_timeout(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 2)
+        job = lanes.submit_nowait(trio.sleep, 10, queue_timeout=3)
+        await job.wait()
+        assert trio.current_time() == 12.0
+
+
+@pytest.mark.many_seeds(10)
+async def test_at_the_very_end_of_its_queue_timeout_a_job_either_starts_or_never_does(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(track.sleep, "first", 3)
+        job = lanes.submit_nowait(track.sleep, "second", queue_timeout=3)
+        await job.wait_done()
+        if job.state is JobState.CANCELLED:
+            assert isinstance(job.exception, QueueTimeoutError)
+            assert track.started == ["first"]
+        else:
+            assert job.state is JobState.SUCCEEDED
+            assert track.ended == ["first", "second"]
+        await lanes.wait_idle()
+        assert lanes.lane("main").limiter.borrowed_tokens == 0
+
+
+async def test_the_queue_timeout_of_one_leaves_the_order_of_the_others(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(track.sleep, "first", 5, session="alice")
+        for i in range(6):
+            limit = 2 if i % 2 else math.inf
+            lanes.submit_nowait(track.sleep, i, session="alice", queue_timeout=limit)
+    assert track.started == ["first", 0, 2, 4]
+
+
+async def test_queue_timeouts_end_waits_in_a_paused_lane(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": LaneConfig(paused=True)}) as lanes:
+        with pytest.raises(QueueTimeoutError, match="7"):
+            await lanes.run(trio.sleep, 1, queue_timeout=7)
+        assert trio.current_time() == 7.0
+
+
+# ---- queue_timeout=0
+
+
+def busy(lanes: Lanes) -> None:
+    lanes.start_soon(trio.sleep, 10)
+
+
+def paused(lanes: Lanes) -> None:
+    lanes.pause("main")
+
+
+def busy_session(lanes: Lanes) -> None:
+    lanes.configure({"main": 2})
+    lanes.start_soon(trio.sleep, 10, session="alice")
+
+
+def paused_session(lanes: Lanes) -> None:
+    lanes.pause("session:alice")
+
+
+obstacles = pytest.mark.parametrize("obstacle", [busy, paused, busy_session, paused_session])
+
+
+@obstacles
+async def test_with_a_queue_timeout_of_0_a_job_that_cannot_start_has_settled_when_it_is_returned(
+    autojump_clock: MockClock, obstacle: Callable[[Lanes], None]
+) -> None:
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        obstacle(lanes)
+        before = lanes.statistics()
+        with assert_no_checkpoints():
+            job = lanes.submit_nowait(track.sleep, "a", session="alice", queue_timeout=0)
+        assert job.state is JobState.CANCELLED
+        assert isinstance(job.exception, QueueTimeoutError)
+        assert lanes.statistics() == before
+        lanes.resume()
+        lanes.resume("session:alice")
+    assert track.started == []
+
+
+@both_layers
+async def test_with_a_queue_timeout_of_0_a_job_that_can_start_does(
+    autojump_clock: MockClock, session: str | None
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(trio.sleep, 5, session=session, queue_timeout=0)
+        assert job.state is JobState.RUNNING
+        await job.wait()
+        assert trio.current_time() == 5.0
+
+
+async def test_a_job_with_a_queue_timeout_of_0_overtakes_nobody_but_by_priority(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(track.sleep, "running")
+        lanes.start_soon(track.sleep, "waiting", session="alice")
+        jobs = [
+            lanes.submit_nowait(track.sleep, "now", session=session, priority=9, queue_timeout=0)
+            for session in (None, "alice", "bob")
+        ]
+        assert all(isinstance(job.exception, QueueTimeoutError) for job in jobs)
+    assert track.started == ["running", "waiting"]
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+async def test_run_and_submit_with_a_queue_timeout_of_0_do_not_wait(
+    autojump_clock: MockClock, verb: str
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 10)
+        if verb == "run":
+            with pytest.raises(QueueTimeoutError):
+                await lanes.run(trio.sleep, 1, queue_timeout=0)
+        else:
+            with assert_checkpoints():
+                job = await lanes.submit(trio.sleep, 1, queue_timeout=0)
+            assert isinstance(job.exception, QueueTimeoutError)
+        assert trio.current_time() == 0.0
+
+
+async def test_inside_a_hook_a_queue_timeout_of_0_is_never_met(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    got: list[Job[Any]] = []
+
+    class SubmitNow:
+        lanes: Lanes
+
+        def job_submitted(self, job: Job[Any]) -> None:
+            if job.name == "outer":
+                got.append(
+                    self.lanes.submit_nowait(track.sleep, "inner", name="inner", queue_timeout=0)
+                )
+
+    hook = SubmitNow()
+    async with open_lanes({"main": 5}, instruments=[hook]) as lanes:
+        hook.lanes = lanes
+        lanes.start_soon(track.sleep, "outer", name="outer")
+    assert track.started == ["outer"]
+    assert [type(job.exception) for job in got] == [QueueTimeoutError]
+
+
+# ---- many, and what they leave
+
+
+async def test_timers_of_many_jobs_go_off_each_at_its_time(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": 0}) as lanes:
+        order = [i * 37 % 100 for i in range(100)]
+        jobs = {
+            i: lanes.submit_nowait(trio.sleep, 1, queue_timeout=1 + i, session=f"s{i % 7}")
+            for i in order
+        }
+        for i in range(0, 100, 3):
+            jobs[i].cancel()
+        await lanes.wait_empty()
+        for i, job in jobs.items():
+            assert job.finished_at == (0.0 if i % 3 == 0 else 1.0 + i)
+
+
+async def test_a_shorter_queue_timeout_set_later_goes_off_first(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 0}) as lanes:
+        long = lanes.submit_nowait(trio.sleep, 1, queue_timeout=1000)
+        await trio.sleep(1)
+        short = lanes.submit_nowait(trio.sleep, 1, queue_timeout=1)
+        await short.wait_done()
+        assert trio.current_time() == 2.0
+        long.cancel()
+    assert trio.current_time() == 2.0
+
+
+@pytest.mark.many_seeds(10)
+@pytest.mark.parametrize("how", ["queue_timeout", "warn_after", "timeout"])
+async def test_the_lanes_do_not_outlast_the_work_for_a_timer_that_is_due_later(
+    autojump_clock: MockClock, how: str
+) -> None:
+    options: dict[str, Any] = {how: 1_000_000}
+    async with open_lanes({"main": 1}) as lanes:
+        for _ in range(3):
+            lanes.start_soon(trio.sleep, 1, **options)
+    assert trio.current_time() == 3.0
+
+
+async def test_run_is_told_of_its_queue_timeout_while_it_waits(
+    autojump_clock: MockClock,
+) -> None:
+    times: dict[str, float] = {}
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(trio.sleep, 10)
+
+        async def expect(name: str, run: Callable[[], Awaitable[Any]]) -> None:
+            with pytest.raises(QueueTimeoutError):
+                await run()
+            times[name] = trio.current_time()
+
+        async with trio.open_nursery() as nursery:
+            for i in range(3):
+                nursery.start_soon(
+                    expect, str(i), lambda i=i: lanes.run(trio.sleep, 1, queue_timeout=1 + i)
+                )
+    assert times == {"0": 1.0, "1": 2.0, "2": 3.0}

@@ -1,0 +1,161 @@
+"""What a job leaves behind is its own failure, and never another job's."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import pytest
+import trio
+from trio.testing import (
+    MockClock,
+)
+
+from tests.support.track import Track
+from trio_lanes import JobState, current_job, open_lanes
+
+
+async def block() -> None:
+    await trio.sleep(0.5)
+
+
+async def do_not_block() -> None:
+    pass
+
+
+both = pytest.mark.parametrize("pause", [do_not_block, block])
+
+
+async def test_a_lock_that_a_job_did_not_release_is_broken_for_the_next_and_not_held_by_it(
+    autojump_clock: MockClock,
+) -> None:
+    lock = trio.Lock()
+
+    async def careless() -> None:
+        await lock.acquire()
+
+    async def next_one() -> str:
+        try:
+            async with lock:
+                return "got it"
+        except trio.BrokenResourceError:
+            return "broken"
+
+    async with open_lanes({"main": 1}) as lanes:
+        jobs = [lanes.submit_nowait(careless), lanes.submit_nowait(next_one)]
+        assert await jobs[1].wait() == "broken"
+        assert jobs[0].state is JobState.SUCCEEDED
+
+
+async def test_a_limiters_token_that_a_job_did_not_return_is_not_its_successors(
+    autojump_clock: MockClock,
+) -> None:
+    limiter = trio.CapacityLimiter(3)
+
+    async def careless() -> None:
+        await limiter.acquire()
+
+    async with open_lanes({"main": 1}) as lanes:
+        for _ in range(3):
+            await lanes.run(careless)  # a second one in the same task would be a RuntimeError
+    assert limiter.borrowed_tokens == 3
+
+
+@both
+async def test_a_cancel_scope_that_a_job_left_open_is_its_own_failure_and_cancels_nobody_else(
+    pause: Callable[[], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    track = Track()
+
+    async def careless() -> None:
+        trio.move_on_after(1).__enter__()
+        await pause()
+
+    async with open_lanes({"main": 1}) as lanes:
+        culprits = [lanes.submit_nowait(careless), lanes.submit_nowait(careless)]
+        jobs = [lanes.submit_nowait(track.sleep, n, 5) for n in range(3)]
+        for culprit in culprits:
+            with pytest.raises(RuntimeError, match="Cancel scope stack corrupted"):
+                await culprit.wait()
+            assert culprit.state is JobState.FAILED
+        for n, job in enumerate(jobs):
+            assert await job.wait() == n
+    assert track.ended == [0, 1, 2]
+
+
+@both
+async def test_a_nursery_that_a_job_left_open_ends_the_lanes_as_it_ends_any_nursery(
+    pause: Callable[[], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    async def careless() -> None:
+        nursery = await trio.open_nursery().__aenter__()
+        nursery.start_soon(trio.sleep_forever)
+        await pause()
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="Nursery stack corrupted")):
+        async with open_lanes({"main": 1}) as lanes:
+            culprit = lanes.submit_nowait(careless)
+            other = lanes.submit_nowait(trio.sleep_forever)
+    assert culprit.state is JobState.FAILED
+    assert isinstance(culprit.exception, RuntimeError)
+    assert other.state is JobState.CANCELLED
+
+
+@both
+@pytest.mark.filterwarnings(
+    "ignore:.*garbage collected before it had been exhausted:ResourceWarning"
+)
+async def test_an_abandoned_async_generator_that_holds_a_scope_harms_no_other_job(
+    pause: Callable[[], Awaitable[None]],
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    track = Track()
+
+    async def holds_a_scope() -> AsyncGenerator[int, None]:
+        with trio.move_on_after(1):
+            yield 1
+            yield 2
+
+    async def careless() -> None:
+        async for _ in holds_a_scope():
+            break
+        await pause()
+
+    async with open_lanes({"main": 1}) as lanes:
+        culprits = [lanes.submit_nowait(careless) for _ in range(3)]
+        jobs = [lanes.submit_nowait(track.sleep, n, 5) for n in range(3)]
+        for n, job in enumerate(jobs):
+            assert await job.wait() == n
+        for culprit in culprits:
+            assert culprit.done
+            assert isinstance(culprit.exception, RuntimeError | None)
+        assert await lanes.run(track.sleep, "later", 5) == "later"
+    assert track.ended == [0, 1, 2, "later"]
+
+
+@both
+async def test_a_job_does_not_inherit_the_deadline_or_the_cancellation_of_the_one_before(
+    pause: Callable[[], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    async def body() -> float:
+        await pause()
+        return trio.current_effective_deadline()
+
+    async def cancelled() -> float:
+        job = current_job()
+        assert job is not None
+        job.cancel()
+        return 0
+
+    async with open_lanes({"main": 1}) as lanes:
+        jobs = [
+            lanes.submit_nowait(body, timeout=5),
+            lanes.submit_nowait(body),
+            lanes.submit_nowait(cancelled),
+            lanes.submit_nowait(body),
+            lanes.submit_nowait(body, timeout=7),
+        ]
+        found = [await job.wait() for job in jobs]
+        starts = [job.started_at for job in jobs]
+        assert starts[0] is not None
+        assert starts[4] is not None
+        inf = float("inf")
+        assert found == [starts[0] + 5, inf, 0, inf, starts[4] + 7]

@@ -1,0 +1,69 @@
+"""Whose turn it is when a slot becomes free: the best of all that may have it then."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+from tests.support.track import Track
+from trio_lanes import LaneGroup, open_lanes
+from trio_lanes.testing import LaneRecorder
+
+
+async def test_the_next_job_of_a_session_competes_for_the_slot_that_its_predecessor_leaves(
+    autojump_clock: MockClock,
+) -> None:
+    track, recorder = Track(), LaneRecorder()
+    async with open_lanes({"main": 1}, instruments=[recorder]) as lanes:
+        lanes.submit_nowait(track.sleep, "first", session="alice")
+        lanes.submit_nowait(track.sleep, "urgent", session="alice", priority=5)
+        lanes.submit_nowait(track.sleep, "low")
+    recorder.check()
+    assert track.started == ["first", "urgent", "low"]
+
+
+async def test_that_holds_in_a_group_too(autojump_clock: MockClock) -> None:
+    track, recorder = Track(), LaneRecorder()
+    group = LaneGroup(["hooks", "main"], concurrency=1)
+    async with open_lanes(
+        {"main": 9, "hooks": 9}, groups={"all": group}, instruments=[recorder]
+    ) as lanes:
+        lanes.submit_nowait(track.sleep, "first", session="alice")
+        lanes.submit_nowait(track.sleep, "urgent", session="alice", priority=5)
+        lanes.submit_nowait(track.sleep, "low", lane="hooks")
+    recorder.check()
+    assert track.started == ["first", "urgent", "low"]
+
+
+async def test_after_a_reset_all_sessions_compete_before_anything_starts(
+    autojump_clock: MockClock,
+) -> None:
+    track, recorder = Track(), LaneRecorder()
+    sessions = [f"user{i}" for i in range(8)]
+    async with open_lanes({"main": 8}, instruments=[recorder]) as lanes:
+        for session in sessions:
+            lanes.submit_nowait(trio.sleep_forever, session=session)
+        for i in range(8):
+            lanes.submit_nowait(track.sleep, f"low{i}")
+        for session in sessions:
+            lanes.submit_nowait(track.sleep, session, session=session, priority=1)
+        assert lanes.reset("main") == 8
+        await trio.sleep(0.5)
+        assert sorted(track.started) == sessions
+    recorder.check()
+
+
+async def test_after_a_reset_sessions_are_served_in_the_order_of_what_was_reset(
+    autojump_clock: MockClock,
+) -> None:
+    track, recorder = Track(), LaneRecorder()
+    sessions = [f"user{i}" for i in range(8)]
+    async with open_lanes({"main": 8}, instruments=[recorder]) as lanes:
+        for session in sessions:
+            lanes.submit_nowait(trio.sleep_forever, session=session)
+        for session in reversed(sessions):
+            lanes.submit_nowait(track.sleep, session, session=session)
+        lanes.lane("main").concurrency = 1
+        lanes.reset("main")
+    recorder.check()
+    assert track.started == sessions

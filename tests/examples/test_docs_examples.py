@@ -1,0 +1,65 @@
+"""The examples that the docs show are files, are run, and print what the docs say they print."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+# The page on testing shows these; they are tests, so they run as such.
+from examples.howto.test_gateway import test_a_user_is_answered_in_order as test_shown_in_order
+from examples.howto.test_gateway import (
+    test_stop_forgets_what_waits_and_not_what_runs as test_shown_stop,
+)
+
+__all__ = ["test_shown_in_order", "test_shown_stop"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "howto").glob("*.md"))
+EXAMPLES = [
+    path
+    for folder in ("tutorial", "howto")
+    for path in sorted((ROOT / "examples" / folder).glob("*.py"))
+]
+WITH_OUTPUT = [path for path in EXAMPLES if path.with_suffix(".txt").exists()]
+# What they are about is outside of Trio's clock.
+IN_REAL_TIME = {"threads.py", "portal.py", "database.py", "durable.py"}
+NOT_PROGRAMS = {"gateway.py", "test_gateway.py"}
+SERVICES = {"web_server.py", "service.py"}  # real processes of test_shutdown_...
+
+
+def name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+@pytest.mark.many_seeds(5)
+@pytest.mark.parametrize("path", WITH_OUTPUT, ids=name)
+def test_an_example_prints_what_its_page_shows(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = None
+    if path.name not in IN_REAL_TIME:
+        clock = trio.testing.MockClock(autojump_threshold=0)
+    trio.run(runpy.run_path(str(path))["main"], clock=clock)
+    assert capsys.readouterr().out == path.with_suffix(".txt").read_text("utf-8")
+
+
+def test_every_program_among_the_examples_has_its_output_checked() -> None:
+    unchecked = {path.name for path in EXAMPLES} - {path.name for path in WITH_OUTPUT}
+    assert unchecked == NOT_PROGRAMS | SERVICES
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name)
+def test_every_example_is_shown_on_a_page(path: Path) -> None:
+    assert any(f"examples/{name(path)}\n" in page.read_text("utf-8") for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_no_python_that_is_not_run(page: Path) -> None:
+    assert not re.search(
+        r"^(```|:::)\{?(python|code-block\}? python)", page.read_text("utf-8"), re.M
+    )

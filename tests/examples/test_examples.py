@@ -1,0 +1,49 @@
+"""The examples that README and docs show are run, and say what these claim that they say."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import trio
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def run(name: str, clock: trio.abc.Clock) -> None:
+    """Run ``main`` of an example on virtual time."""
+    trio.run(runpy.run_path(str(ROOT / "examples" / name))["main"], clock=clock)
+
+
+@pytest.fixture
+def clock() -> trio.abc.Clock:
+    return trio.testing.MockClock(autojump_threshold=0)
+
+
+def test_the_quick_start_answers(clock: trio.abc.Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    run("quick_start.py", clock)
+    assert capsys.readouterr().out.splitlines() == ["alice, you said 'hello'", "bob, you said 'hi'"]
+
+
+def test_webhooks_stay_in_order_and_a_hung_one_holds_up_only_its_sender(
+    clock: trio.abc.Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("webhooks.py", clock)
+    assert capsys.readouterr().out.splitlines() == [
+        "initech 2 the job was ended by its timeout of 1 s",
+        "acme [0, 1, 2, 3, 4]",
+        "globex [0, 1, 2, 3, 4]",
+        "initech [0, 1, 3, 4]",
+    ]
+
+
+@pytest.mark.parametrize("name", ["quick_start.py", "webhooks.py"])
+def test_the_readme_shows_examples_that_are_files(name: str) -> None:
+    source = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    if name == "webhooks.py":
+        shown = source[source.index("async def main") : source.index('if __name__ == "__main__"')]
+    else:
+        shown = source[source.index("import trio") :]  # whole: it can be copied and run
+    assert f"```python\n{shown.strip()}\n```\n" in README
