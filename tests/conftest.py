@@ -8,9 +8,10 @@ comes back when the test is run again, and a test of order is run under many see
     @pytest.mark.many_seeds(20)
     async def test_jobs_of_a_session_start_in_order(): ...
 
-is twenty tests; the failing seed stands in the test's name. `--scheduler-seed N` shifts all seeds
-by N, to go and look for other orders. Hypothesis seeds the same generator before each example, so
-a property test draws its seed instead: `@given(st.random_module(), ...)`.
+is twenty tests, with `CHAOS=N` N times as many; the failing seed stands in the test's name.
+`--scheduler-seed N` shifts all seeds by N, to go and look for other orders. Hypothesis seeds the
+same generator before each example, so a property test draws its seed instead:
+`@given(st.random_module(), ...)`.
 
 Trio offers no public way to this. Two private names are touched, and nowhere but here.
 """
@@ -22,6 +23,8 @@ import hypothesis
 import pytest
 import trio
 
+from tests.support.chaos import examples
+
 # Without this a pass only reverses the ready tasks or does not, and their first order depends on
 # the addresses of objects. With it they are sorted by age, then shuffled: every order comes up, and
 # comes back with its seed. (pytest-trio sets it too, where Hypothesis is installed.)
@@ -31,7 +34,9 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # A property test takes as long as the machine needs; nothing about that is a failure.
 patient = hypothesis.settings(
-    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile("lanes", patient)
 hypothesis.settings.register_profile("lanes-ci", patient, derandomize=True, print_blob=True)
@@ -62,7 +67,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             "draw st.random_module() instead of marking the test with many_seeds"
         )
     (n,) = mark.args
-    metafunc.parametrize("scheduler_seed", range(n), indirect=True, ids=lambda seed: f"seed{seed}")
+    metafunc.parametrize(
+        "scheduler_seed", range(examples(n)), indirect=True, ids=lambda seed: f"seed{seed}"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.chaos import examples
 from trio_lanes import (
     Job,
     LaneConfig,
@@ -334,7 +335,7 @@ any_steps = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.random_module(), settings_of_lanes, any_steps)
 def test_a_wait_is_an_error_just_if_nothing_could_ever_end_it(
     random_module: random.Random, setting: Setting, steps: list[Step]
@@ -342,7 +343,7 @@ def test_a_wait_is_an_error_just_if_nothing_could_ever_end_it(
     check(setting, steps)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.random_module(), settings_of_lanes, any_steps)
 def test_where_some_waits_lend_and_others_do_not_no_error_is_wrong_and_nothing_hangs(
     random_module: random.Random, setting: Setting, steps: list[Step]

@@ -1,12 +1,12 @@
-"""How many examples the models draw: ``CHAOS=20`` draws twenty times as many as usual."""
+"""How much chance the tests try: ``CHAOS=20`` tries twenty times as much, ``CHAOS=0.2`` a fifth."""
 
 from __future__ import annotations
 
 import os
 
-TIMES = int(os.environ.get("CHAOS", "1"))
+TIMES = float(os.environ.get("CHAOS", "1"))
 
 
 def examples(usual: int) -> int:
-    """So many examples in a usual run."""
-    return usual * TIMES
+    """Return the number of examples or seeds to try, of which a usual run tries ``usual``."""
+    return max(1, round(usual * TIMES))

@@ -286,7 +286,7 @@ class AFairLineIsAListThatIsSearched(RuleBasedStateMachine):
 
 
 TestAFairLineIsAListThatIsSearched = AFairLineIsAListThatIsSearched.TestCase
-TestAFairLineIsAListThatIsSearched.settings = settings(max_examples=60, stateful_step_count=40)
+TestAFairLineIsAListThatIsSearched.settings = settings(stateful_step_count=40)
 
 
 @given(st.integers(40, 200), AGINGS)

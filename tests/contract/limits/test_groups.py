@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.chaos import examples
 from tests.support.track import Track
 from trio_lanes import (
     Blocker,
@@ -379,7 +380,7 @@ def expected_order(
     return order
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.random_module(),
     st.fixed_dictionaries(dict.fromkeys("abt", AGINGS)),
@@ -816,7 +817,7 @@ async def test_a_template_that_becomes_a_lane_of_its_own_leaves_the_group(
 # ---- any history
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.random_module(),
     st.lists(

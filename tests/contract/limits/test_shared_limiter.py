@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.chaos import examples
 from tests.support.track import Steps, Track
 from trio_lanes import Job, JobState, LaneConfig, LaneGroup, RateLimit, current_job, open_lanes
 from trio_lanes.testing import LaneRecorder
@@ -581,7 +582,7 @@ async def test_in_a_group_a_lane_asks_only_when_the_group_would_let_it_start(
 Operation = tuple[str, int, int]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.random_module(),
     st.lists(
