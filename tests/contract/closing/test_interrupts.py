@@ -322,6 +322,7 @@ def was_interrupted_at(n: int, story: Story) -> bool:
     return mine.left <= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("story", "step"),
     # a prime, so that passages that come again are not interrupted at the same place again

@@ -21,6 +21,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes import Job, LaneConfig, Lanes, open_lanes
 
+pytestmark = pytest.mark.slow
+
 JOBS = 1_000
 SESSIONS = 100
 MOST_CALLS = 60

@@ -15,6 +15,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.track import Steps, Track
 from trio_lanes import Job, JobState, LaneConfig, Lanes, open_lanes
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 
 

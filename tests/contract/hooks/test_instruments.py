@@ -869,6 +869,7 @@ async def test_a_hook_sees_other_jobs_settled_that_it_cancels(autojump_clock: Mo
 # ---- no recursion
 
 
+@pytest.mark.slow
 async def test_a_chain_of_many_jobs_that_each_submit_the_next_is_no_recursion(
     autojump_clock: MockClock,
 ) -> None:

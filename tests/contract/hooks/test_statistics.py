@@ -350,6 +350,7 @@ async def test_statistics_are_right_inside_every_hook(
     }
 
 
+@pytest.mark.slow
 async def test_statistics_cost_the_same_however_many_jobs_wait(
     autojump_clock: MockClock,
 ) -> None:

@@ -102,6 +102,7 @@ async def test_jobs_that_never_block_let_other_tasks_have_their_turn(
     assert turns >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["with a timeout", "past it", "cancelled", "leaving a scope open"])
 async def test_jobs_that_never_block_let_others_have_their_turn_whatever_becomes_of_their_scopes(
     how: str, mock_clock: MockClock
@@ -155,6 +156,7 @@ async def test_jobs_that_submit_each_other_without_blocking_let_others_have_thei
     assert 1 <= passes.most <= 1000
 
 
+@pytest.mark.slow
 async def test_very_long_chains_of_jobs_are_no_recursion(autojump_clock: MockClock) -> None:
     class Chain:
         """An instrument that submits the next job when one has ended."""

@@ -834,6 +834,7 @@ async def test_many_who_wait_for_room_and_are_not_due_cost_those_nothing_who_sta
     assert await calls(1_000) < 1.5 * await calls(10)
 
 
+@pytest.mark.slow
 async def test_many_of_one_session_who_wait_for_room_are_let_in_without_looking_at_each_of_them(
     autojump_clock: MockClock,
 ) -> None:

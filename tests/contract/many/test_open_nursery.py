@@ -1291,6 +1291,7 @@ async def test_the_failure_of_a_nursery_leaves_no_cyclic_garbage(
     assert ours == []
 
 
+@pytest.mark.slow
 def test_ten_thousand_children_take_one_task_each_and_few_steps() -> None:
     children = 10_000
 

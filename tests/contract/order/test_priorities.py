@@ -224,6 +224,7 @@ def best_of_three(measure: Callable[[], float]) -> float:
     return min(measure() for _ in range(3))
 
 
+@pytest.mark.slow
 @both_layers
 async def test_many_distinct_priorities_cost_n_log_n(
     autojump_clock: MockClock, session: str | None
@@ -246,6 +247,7 @@ async def test_many_distinct_priorities_cost_n_log_n(
         assert many < 16 * 5 * few  # n squared would be 256 times as long
 
 
+@pytest.mark.slow
 @both_layers
 async def test_ten_thousand_distinct_priorities_start_in_order(
     autojump_clock: MockClock, session: str | None

@@ -133,6 +133,7 @@ def objects() -> int:
     return len(gc.get_objects())
 
 
+@pytest.mark.slow
 async def test_very_many_sessions_leave_neither_lanes_nor_objects_behind(
     autojump_clock: MockClock,
 ) -> None:
