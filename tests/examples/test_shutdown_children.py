@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import warnings
@@ -18,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked as settle_down
 
 from examples.howto.service import end_group
 from tests.support.programs import PATIENCE
+from tests.support.signals import hear
 from trio_lanes import (
     Job,
     JobCancelledError,
@@ -80,11 +80,6 @@ class Child:
     def exit_code(self) -> int | None:
         assert self._process is not None
         return self._process.returncode
-
-
-async def hear(signum: int) -> None:
-    signal.raise_signal(signum)
-    await settle_down()
 
 
 async def open_and_start(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import hypothesis.strategies as st
 
+from tests.model.digits import Digits
 from tests.model.model_jobs import Body
 from tests.model.model_lanes import Setting
-
-T = TypeVar("T")
 
 SESSIONS = ("a", "b", "c")
 LANES = ("main", "cron", "extra")  # the last one is there only if it is added
@@ -104,17 +103,6 @@ class Plan(NamedTuple):
     setting: Setting
     steps: list[Step]
     crash: bool  # whether the block is left by an exception
-
-
-class Digits:
-    """A number, read as one choice after the other; 0 always takes the first option."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def pick(self, options: Sequence[T]) -> T:
-        self._number, choice = divmod(self._number, len(options))
-        return options[choice]
 
 
 class Mood:

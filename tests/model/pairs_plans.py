@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 
+from tests.model.digits import Digits
 from trio_lanes import LaneConfig, LaneGroup, RateLimit
-
-T = TypeVar("T")
 
 
 class Act(NamedTuple):
@@ -57,17 +56,6 @@ class Plan(NamedTuple):
     def __repr__(self) -> str:
         settings = [f"{name}={value!r}" for name, value in self.setting._asdict().items()]
         return "\n  ".join(["", *settings, *map(repr, self.acts)])
-
-
-class Digits:
-    """A number, read as one choice after the other; 0 always takes the first option."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def pick(self, options: Sequence[T]) -> T:
-        self._number, choice = divmod(self._number, len(options))
-        return options[choice]
 
 
 class Mood(NamedTuple):

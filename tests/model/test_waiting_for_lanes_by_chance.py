@@ -17,13 +17,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.bodies import this_job
 from trio_lanes import (
     Job,
     JobState,
     LaneGroup,
     Lanes,
     UnknownLaneError,
-    current_job,
     open_lanes,
 )
 from trio_lanes.testing import LaneRecorder
@@ -50,12 +50,6 @@ class Waiting:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     was_true: bool = False
     over: bool = False
-
-
-def this_job() -> Job[Any]:
-    job = current_job()
-    assert job is not None
-    return job
 
 
 class AtEachStep(trio.abc.Instrument):

@@ -1,12 +1,30 @@
 """Bodies that end in all the ways in which one can; most take two seconds, or never end."""
 
+from typing import Any
+
 import trio
 
-from trio_lanes import current_job
+from trio_lanes import Job, current_job
 
 
 class BodyError(Exception):
     """What bodies raise here."""
+
+
+def this_job() -> Job[Any]:
+    """Return the job in whose body this is called."""
+    job = current_job()
+    assert job is not None
+    return job
+
+
+async def echo(item: Any) -> Any:
+    return item
+
+
+async def sleeps(seconds: float) -> float:
+    await trio.sleep(seconds)
+    return seconds
 
 
 async def returns() -> str:
@@ -77,23 +95,17 @@ async def cleans_up_shielded() -> str:
 
 
 async def cancels_itself_and_returns() -> str:
-    job = current_job()
-    assert job is not None
-    job.cancel("by itself")
+    this_job().cancel("by itself")
     return "value"
 
 
 async def cancels_itself_and_raises() -> str:
-    job = current_job()
-    assert job is not None
-    job.cancel("by itself")
+    this_job().cancel("by itself")
     raise BodyError
 
 
 async def cancels_itself_and_waits() -> str:
-    job = current_job()
-    assert job is not None
-    job.cancel("by itself")
+    this_job().cancel("by itself")
     await trio.sleep_forever()
     raise AssertionError
 

@@ -1,6 +1,5 @@
 """Closing and draining."""
 
-import logging
 from functools import partial
 from typing import Literal
 
@@ -17,7 +16,9 @@ from tests.support.bodies import (
     returns,
     returns_at_once,
     returns_in_spite_of_all,
+    sleeps,
 )
+from tests.support.logs import messages
 from tests.support.track import Track
 from trio_lanes import (
     DrainReport,
@@ -29,20 +30,6 @@ from trio_lanes import (
     RateLimit,
     open_lanes,
 )
-
-
-async def sleeps(seconds: float) -> float:
-    await trio.sleep(seconds)
-    return seconds
-
-
-def messages(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "trio_lanes" and record.levelno == level
-    ]
-
 
 # ---- close
 

@@ -1,7 +1,5 @@
 """Entering the block of the lanes, and leaving it when all is well."""
 
-import logging
-
 import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints
@@ -13,6 +11,7 @@ from tests.support.bodies import (
     raises,
     returns,
 )
+from tests.support.logs import messages
 from tests.support.track import Track
 from trio_lanes import (
     DrainReport,
@@ -23,14 +22,6 @@ from trio_lanes import (
     current_job,
     open_lanes,
 )
-
-
-def messages(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "trio_lanes" and record.levelno == level
-    ]
 
 
 async def test_entering_is_no_checkpoint_and_leaving_is_one(autojump_clock: MockClock) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import MockClock
-from trio.testing import wait_all_tasks_blocked as settle_down
 
 from tests.support.bodies import cleans_up_shielded, never_ends, returns, returns_in_spite_of_all
+from tests.support.signals import hear
 from tests.support.track import Track
 from trio_lanes import (
     DrainReport,
@@ -28,12 +28,6 @@ from trio_lanes import (
 )
 
 ALL = (SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2)
-
-
-async def hear(signum: int) -> None:
-    """Be sent a signal, and let whoever hears it act."""
-    signal.raise_signal(signum)
-    await settle_down()
 
 
 async def stuck() -> None:

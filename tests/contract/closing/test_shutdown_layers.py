@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from functools import partial
 from signal import SIGHUP, SIGTERM
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import MockClock
-from trio.testing import wait_all_tasks_blocked as settle_down
 
 from tests.support.bodies import returns
+from tests.support.signals import hear
 from trio_lanes import DrainReport, Lanes, open_lanes, shutdown_on_signals
 
 
@@ -33,11 +32,6 @@ class Layer:
         report = await self._lanes.drain(grace=grace, cancel_grace=cancel_grace)
         await trio.sleep(1)
         return report
-
-
-async def hear(signum: int) -> None:
-    signal.raise_signal(signum)
-    await settle_down()
 
 
 async def test_its_drain_is_waited_for_to_its_end(autojump_clock: MockClock) -> None:

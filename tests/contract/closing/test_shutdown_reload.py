@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import MockClock
-from trio.testing import wait_all_tasks_blocked as settle_down
 
 from tests.support.bodies import never_ends, returns, returns_in_spite_of_all
+from tests.support.signals import hear
 from trio_lanes import (
     JobState,
     LaneConfig,
@@ -25,12 +24,6 @@ from trio_lanes import (
     open_lanes,
     shutdown_on_signals,
 )
-
-
-async def hear(signum: int) -> None:
-    """Be sent a signal, and let whoever hears it act."""
-    signal.raise_signal(signum)
-    await settle_down()
 
 
 @asynccontextmanager

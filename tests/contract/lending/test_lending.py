@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
+from tests.support.bodies import this_job
 from tests.support.track import Track
 from trio_lanes import (
     Job,
@@ -21,16 +22,9 @@ from trio_lanes import (
     Lanes,
     LanesClosedError,
     RateLimit,
-    current_job,
     open_lanes,
 )
 from trio_lanes.testing import LaneRecorder
-
-
-def this_job() -> Job[Any]:
-    job = current_job()
-    assert job is not None
-    return job
 
 
 async def lend(seconds: float) -> float:

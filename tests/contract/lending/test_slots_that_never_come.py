@@ -6,12 +6,12 @@ It goes on without one, so that it can clean up, and whoever waits for it gets o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.bodies import this_job
 from trio_lanes import (
     Job,
     JobCancelledError,
@@ -19,19 +19,12 @@ from trio_lanes import (
     LaneDeadlockError,
     LaneGroup,
     Lanes,
-    current_job,
     open_lanes,
 )
 
 
 class Crash(Exception):
     """What the block of the lanes is left by."""
-
-
-def this_job() -> Job[Any]:
-    job = current_job()
-    assert job is not None
-    return job
 
 
 async def child(cleaned_up: list[float]) -> None:

@@ -19,7 +19,7 @@ from trio.testing import (
     wait_all_tasks_blocked,
 )
 
-from tests.support.bodies import BodyError, cleans_up_shielded
+from tests.support.bodies import BodyError, cleans_up_shielded, echo, sleeps
 from tests.support.track import Track
 from trio_lanes import (
     Job,
@@ -35,15 +35,6 @@ from trio_lanes import (
 from trio_lanes.testing import LaneRecorder
 
 DURATIONS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
-
-
-async def sleeps(seconds: float) -> float:
-    await trio.sleep(seconds)
-    return seconds
-
-
-async def echo(item: Any) -> Any:
-    return item
 
 
 class Read:

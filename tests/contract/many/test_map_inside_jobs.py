@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.bodies import cleans_up_shielded
+from tests.support.bodies import cleans_up_shielded, sleeps
 from trio_lanes import (
     Job,
     JobCancelledError,
@@ -24,11 +24,6 @@ from trio_lanes import (
 from trio_lanes.testing import LaneRecorder
 
 DURATIONS = [3, 1, 4, 1, 5]
-
-
-async def sleeps(seconds: float) -> float:
-    await trio.sleep(seconds)
-    return seconds
 
 
 async def all_of(lanes: Lanes, items: Any, **options: Any) -> list[Any]:

@@ -10,17 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.bodies import BodyError
+from tests.support.bodies import BodyError, echo, sleeps
 from trio_lanes import LaneConfig, current_job, open_lanes
-
-
-async def sleeps(seconds: float) -> float:
-    await trio.sleep(seconds)
-    return seconds
-
-
-async def echo(item: Any) -> Any:
-    return item
 
 
 class Source:

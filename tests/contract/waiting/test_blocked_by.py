@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.bodies import this_job
 from trio_lanes import (
     Blocker,
     Job,
@@ -15,18 +16,11 @@ from trio_lanes import (
     LaneGroup,
     Lanes,
     RateLimit,
-    current_job,
     open_lanes,
 )
 
 SLIDING = RateLimit(1, per=60, algorithm="sliding")
 TOKENS = RateLimit(100, per=60, unit="tokens", algorithm="sliding")
-
-
-def this_job() -> Job[Any]:
-    job = current_job()
-    assert job is not None
-    return job
 
 
 def runs(lanes: Lanes, **options: Any) -> Job[Any]:

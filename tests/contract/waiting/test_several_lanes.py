@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from trio_lanes import Job, LaneDeadlockError, Lanes, current_job, open_lanes
+from tests.support.bodies import this_job
+from trio_lanes import LaneDeadlockError, Lanes, open_lanes
 
 
 @asynccontextmanager
@@ -19,12 +19,6 @@ async def open_two() -> AsyncIterator[tuple[Lanes, Lanes]]:
     with trio.fail_after(100):
         async with open_lanes({"main": 2}) as here, open_lanes({"main": 2}) as there:
             yield here, there
-
-
-def this_job() -> Job[Any]:
-    job = current_job()
-    assert job is not None
-    return job
 
 
 async def test_a_deadlock_over_the_jobs_of_several_lanes_is_found(

@@ -12,23 +12,7 @@ from examples.chat_agent.chat import run_chat
 from examples.chat_agent.limits import MAX_WAITING, Limits
 from examples.chat_agent.model import Event, Message, Model
 from examples.chat_agent.screen import Screen
-
-Line = str | float
-FOREVER = 1e6  # of virtual seconds: what has not ended then never will
-
-
-class Script:
-    """Lines that somebody types; a number is a pause of so many seconds before the next one."""
-
-    def __init__(self, *lines: Line) -> None:
-        self._lines = iter(lines)
-
-    async def read(self, prompt: str) -> str | None:
-        for line in self._lines:
-            if isinstance(line, str):
-                return line.replace("{prompt}", prompt)
-            await trio.sleep(line)
-        return None
+from tests.examples.chat_agent.typed import FOREVER, Line, Script
 
 
 class Watched:

@@ -15,25 +15,10 @@ from examples.chat_agent.limits import Limits, LimitsError, reload
 from examples.chat_agent.model import Event, Message, ModelBusyError, Usage
 from examples.chat_agent.screen import Screen
 from examples.chat_agent.shutdown import resume_all
+from tests.examples.chat_agent.typed import FOREVER, Line, Script
 from trio_lanes import open_lanes
 
-Line = str | float
-FOREVER = 1e6  # of virtual seconds: what has not ended then never will
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "chat_agent" / "limits.toml"
-
-
-class Script:
-    """Lines that somebody types; a number is a pause of so many seconds before the next one."""
-
-    def __init__(self, *lines: Line) -> None:
-        self._lines = iter(lines)
-
-    async def read(self, prompt: str) -> str | None:
-        for line in self._lines:
-            if isinstance(line, str):
-                return line
-            await trio.sleep(line)
-        return None
 
 
 class Provider:

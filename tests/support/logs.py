@@ -1,0 +1,14 @@
+"""The messages that lanes have written to the log."""
+
+import logging
+
+import pytest
+
+
+def messages(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    """Return the messages of this level from the logger "trio_lanes"."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "trio_lanes" and record.levelno == level
+    ]
