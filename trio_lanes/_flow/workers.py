@@ -8,9 +8,13 @@ the first step of a job, up to the first time that it blocks, without knowing wh
 
 * A job that ends in its first step never blocked. The worker goes on with the next granted job: same
   task, same scope, no pass of Trio's scheduler.
-* A job that blocks has, from then on, the worker to itself: its task, its scope, its context. What it
-  leaves behind (a lock, an open cancel scope, an abandoned async generator) dies with that task
-  and is found, if at all, before the job settles.
+* A job that blocks has the worker to itself until it has ended: its task, its scope, its context.
+  Then the worker goes on with the next granted job only if the job left nothing behind. What a
+  job can leave (a lock that it holds, a token, an open nursery, a saved task, a weak reference)
+  refers to the task. So the worker counts the references to its task, of both kinds: if the number
+  is not what it was before the job, or a scope is open, or the scope was cancelled or is past its
+  deadline, or the body raised, then the task ends, and what was left dies with it. Where such
+  counts cannot be trusted (`REUSES_TASKS`), each job that blocks has a task of its own.
 
 Each job has a cancel scope from its submission. A worker enters the scope of its first job. A later
 job, whose own scope was not touched, takes that scope over as its own: the job before it has ended,
@@ -35,12 +39,14 @@ Invariants
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from operator import attrgetter
 from types import CoroutineType, TracebackType
 from typing import Any, Final, final
+from weakref import getweakrefcount
 
 import trio
 from trio.lowlevel import Task, disable_ki_protection, enable_ki_protection
@@ -147,7 +153,9 @@ class WorkerPool:
     @enable_ki_protection
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
-        own_context, running, granted = task.context, self._running, self.granted
+        own_context, own_name = task.context, task.name
+        running, granted = self._running, self.granted
+        clean = 0  # references to the task, before a job could add any
         ready = True  # whether this worker counts in self._ready
         job: AnyJob | None = None  # taken, and not yet ended
         value: Any = _NO_VALUE
@@ -172,19 +180,26 @@ class WorkerPool:
                         context = job._context
                         assert context is not None
                         task.context = context
+                        clean = clean or _references(task)
                         try:
-                            trap = context.run(body.send, None)
+                            rest = _Resumed(body, context.run(body.send, None))
                         except StopIteration as stop:
                             value = stop.value
+                            self._steps += 1
                         except Exception as exc:
                             error = exc
+                            self._steps += 1
                         else:  # it has blocked
                             self._leave()
                             ready = False
                             task.name = job.name
-                            value = await _Resumed(body, trap)
-                            break
-                        self._steps += 1
+                            value = await rest
+                            del rest  # it may refer to the task
+                            if not REUSES_TASKS or _references(task) != clean:
+                                break  # the job has left something behind
+                            ready = self._stepping = True
+                            self._ready += 1
+                            task.name = own_name
                         if job._interruption or _innermost(task) is not home:
                             break
                         if limited:
@@ -234,6 +249,17 @@ class WorkerPool:
                 raise error
             finally:
                 del error  # this frame is in its traceback
+
+
+REUSES_TASKS: Final = (
+    sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+)
+"""Whether counts of references can be trusted, so that the task of a job that blocked is reused."""
+
+
+def _references(task: Task) -> int:
+    """How many references to ``task`` there are, of both kinds; more if a job has left one."""
+    return sys.getrefcount(task) + getweakrefcount(task)
 
 
 # The innermost cancel scope of a task, to see whether a job left one open. Trio has no public way
