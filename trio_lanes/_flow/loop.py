@@ -864,7 +864,8 @@ class Scheduler:
         """Take ``request`` out of line, as its submitter wants it to be."""
         if request.is_open:
             request.is_open = False
-            self._turn_away(request)
+            if request.job in (request.actor.room_line or ()):  # else it is refused, and not told yet
+                self._turn_away(request)
 
     def _turn_away(self, request: RoomRequest) -> None:
         with self.batch():
