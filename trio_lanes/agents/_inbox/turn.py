@@ -16,12 +16,12 @@ from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
 from trio_lanes import Job, JobCancelledError, LaneError
 
-from ._ending import Ending
-from ._inbox_line import WhenBusy
-from ._receipt import Receipt, SettledKind
+from .ending import Ending
+from .queue import WhenBusy
+from .receipt import Receipt, SettledKind
 
 if TYPE_CHECKING:
-    from ._inbox import Inbox
+    from .inbox import Inbox
 
 
 @final

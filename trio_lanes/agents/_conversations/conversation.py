@@ -27,9 +27,9 @@ from typing import Any, Final, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._calls import AnyCall, call_record
-from ._exchange import Exchange, Thread, copy_record
-from ._transcript import Commit, MemoryTranscript, Message, Record, TranscriptError, TranscriptStore
+from .._tools.calls import AnyCall, call_record
+from .exchange import Exchange, Thread, copy_record
+from .transcript import Commit, MemoryTranscript, Message, Record, TranscriptError, TranscriptStore
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 

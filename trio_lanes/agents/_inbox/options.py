@@ -8,7 +8,7 @@ from typing import Any, final
 
 import attrs
 
-from ._receipt import SettledKind
+from .receipt import SettledKind
 
 
 @final

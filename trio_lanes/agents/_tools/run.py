@@ -25,8 +25,8 @@ import trio
 from outcome import Error
 from trio.lowlevel import Abort, Task, disable_ki_protection, enable_ki_protection
 
-from ._calls import Emit, ToolCall, ToolResult
-from ._tool_order import Kind, Outbox, Permits
+from .calls import Emit, ToolCall, ToolResult
+from .order import Kind, Outbox, Permits
 
 
 @final

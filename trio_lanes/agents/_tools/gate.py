@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._calls import AnyCall, ToolResult, call_id
+from .calls import AnyCall, ToolResult, call_id
 
 
 @final

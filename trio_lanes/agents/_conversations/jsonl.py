@@ -23,8 +23,8 @@ from typing import Final, final
 
 import trio
 
-from ._thread_locks import ThreadLocks
-from ._transcript import Commit, TranscriptError, check_thread_id
+from .locks import ThreadLocks
+from .transcript import Commit, TranscriptError, check_thread_id
 
 _LOCKS: Final = 64
 _STEP: Final = 64 * 1024  # bytes that are looked through at once for the last newline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final, final
 
-from ._receipt import Receipt
+from .receipt import Receipt
 
 SAME_FOR: Final = 300.0
 """Seconds in which an id means the same message."""

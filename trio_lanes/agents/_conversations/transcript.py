@@ -15,7 +15,7 @@ import trio
 
 from trio_lanes import LaneError
 
-from ._thread_locks import ThreadLocks
+from .locks import ThreadLocks
 
 Record: TypeAlias = dict[str, Any]
 Commit: TypeAlias = list[Record]

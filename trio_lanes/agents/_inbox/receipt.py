@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 import attrs
 import trio
 
-from ._ending import Ending
+from .ending import Ending
 
 if TYPE_CHECKING:
-    from ._inbox import Inbox
-    from ._turn import Turn
+    from .inbox import Inbox
+    from .turn import Turn
 
 
 @final

@@ -47,12 +47,12 @@ from trio_lanes import (
     current_job,
 )
 
-from ._inbox_ids import KnownIds
-from ._inbox_line import Entry, Line, Overflow, Summary, WhenBusy, one_line
-from ._inbox_options import InboxStatistics, check_cap, check_seconds
-from ._receipt import Receipt, Settled, SettledKind
-from ._successor import Successor
-from ._turn import Handler, Turn, call, own_part
+from .ids import KnownIds
+from .options import InboxStatistics, check_cap, check_seconds
+from .queue import Entry, Line, Overflow, Summary, WhenBusy, one_line
+from .receipt import Receipt, Settled, SettledKind
+from .successor import Successor
+from .turn import Handler, Turn, call, own_part
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 

@@ -35,7 +35,7 @@ from typing import Any, Final, final
 
 import attrs
 
-from ._transcript import Commit, Message, Record, Status, TranscriptError
+from .transcript import Commit, Message, Record, Status, TranscriptError
 
 _NO_RESULT: Final = object()
 

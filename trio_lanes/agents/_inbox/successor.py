@@ -21,7 +21,7 @@ import trio
 
 from trio_lanes import Job, JobState, LaneError, Lanes
 
-from ._inbox_line import AT_ONCE
+from .queue import AT_ONCE
 
 
 @final

@@ -1,0 +1,1 @@
+"""Inboxes: the messages of one session, and the turns that handle them."""

@@ -1,0 +1,1 @@
+"""Runs: the registry of active runs, and the table of run statuses."""
