@@ -7,20 +7,24 @@ bounded set, so that nobody's metrics grow with sessions, users or errors.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from .._actors.job import AnyJob
-from .._actors.state import CANCELLED, SUCCEEDED
-from .._config.errors import (
+import outcome
+
+from trio_lanes import (
+    Job,
+    JobState,
     JobTimeoutError,
+    Lane,
     LaneClearedError,
+    LaneInstrument,
     LaneResetError,
     LanesClosedError,
     QueueTimeoutError,
+    SessionLane,
 )
-from .._instrument import LaneInstrument
-from .._views import Lane, SessionLane
-from ._labels import job_label, lane_label
+
+from ._labels import lane_label
 
 
 class Figure(NamedTuple):
@@ -66,15 +70,24 @@ _CANCELLED_BY: Final = (
 )
 
 
-def outcome(job: AnyJob) -> str:
-    """How ``job``, which has settled, has ended, in a word. It does not count as looking."""
-    error = job._error
-    if job._state is SUCCEEDED:
+def error_of(job: Job[Any]) -> BaseException | None:
+    """Return the error of a job that has settled. It does not count as retrieving a failure."""
+    return job.outcome.error if isinstance(job.outcome, outcome.Error) else None
+
+
+def outcome_label(job: Job[Any]) -> str:
+    """Return the label for how a job ended that has just settled.
+
+    It does not count as retrieving a failure.
+    """
+    error = error_of(job)
+    if job.state is JobState.SUCCEEDED:
         return "succeeded"
-    if job._state is CANCELLED:
+    if job.state is JobState.CANCELLED:
         return next((word for kind, word in _CANCELLED_BY if isinstance(error, kind)), "cancelled")
-    # Only a body leaves a traceback: it may have raised such an error of another job's.
-    if isinstance(error, JobTimeoutError) and job._traceback is None:
+    # The timeout of this job has not been raised yet. The body may have raised the timeout of
+    # another job; then the error has a traceback.
+    if isinstance(error, JobTimeoutError) and error.__traceback__ is None:
         return error.kind
     return "failed"
 
@@ -85,27 +98,28 @@ class LaneFigures(LaneInstrument):
     def __init__(self) -> None:
         # Until they have settled. A lane's label changes if it gets a configuration of its own,
         # and what went up under one must not go down under another.
-        self._labels: Final[dict[AnyJob, str]] = {}
+        self._labels: Final[dict[Job[Any], str]] = {}
 
     @abstractmethod
     def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
         """``figure`` of ``lane`` has changed by, or has one more of, ``amount``."""
 
-    def job_submitted(self, job: AnyJob) -> None:
+    def job_submitted(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         self._tell(SUBMITTED, 1, lane)
         self._tell(WAITING, 1, lane)
 
-    def job_started(self, job: AnyJob) -> None:
+    def job_started(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         assert job.started_at is not None
+        assert job.waiting_since is not None
         self._tell(WAITING, -1, lane)
         self._tell(RUNNING, 1, lane)
-        self._tell(WAIT, job.started_at - job._waiting_since, lane)
+        self._tell(WAIT, job.started_at - job.waiting_since, lane)
 
-    def job_finished(self, job: AnyJob) -> None:
+    def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         if job.started_at is None:
@@ -114,15 +128,15 @@ class LaneFigures(LaneInstrument):
             assert job.finished_at is not None
             self._tell(RUNNING, -1, lane)
             self._tell(RUN, job.finished_at - job.started_at, lane)
-        self._tell(FINISHED, 1, lane, outcome(job))
+        self._tell(FINISHED, 1, lane, outcome_label(job))
 
-    def job_waiting_long(self, job: AnyJob, waited: float) -> None:
+    def job_waiting_long(self, job: Job[Any], waited: float) -> None:
         """A hook; see `LaneInstrument`."""
-        self._tell(WAITING_LONG, 1, job_label(job))
+        self._tell(WAITING_LONG, 1, job.lane_label)
 
-    def job_overdue(self, job: AnyJob, since: float) -> None:
+    def job_overdue(self, job: Job[Any], since: float) -> None:
         """A hook; see `LaneInstrument`."""
-        self._tell(OVERDUE, 1, job_label(job))
+        self._tell(OVERDUE, 1, job.lane_label)
 
     def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
         """A hook; see `LaneInstrument`."""
@@ -136,8 +150,8 @@ class LaneFigures(LaneInstrument):
         """A hook; see `LaneInstrument`."""
         self._tell(RATE_LIMITED, 1, lane_label(lane))
 
-    def _label(self, job: AnyJob) -> str:
-        lane = self._labels.pop(job, None) or job_label(job)
+    def _label(self, job: Job[Any]) -> str:
+        lane = self._labels.pop(job, None) or job.lane_label
         if not job.done:  # another instrument may have ended it before this one is told of it
             self._labels[job] = lane
         return lane

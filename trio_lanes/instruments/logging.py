@@ -32,12 +32,12 @@ No field has a session's key, since there is no bound to their number, and they 
 from __future__ import annotations
 
 import logging
-from typing import Final, final
+from typing import Any, Final, final
 
-from .._actors.job import AnyJob
-from .._instrument import LaneInstrument
-from .._views import Lane, SessionLane
-from ._labels import job_label, lane_label
+from trio_lanes import Job, Lane, LaneInstrument, SessionLane
+
+from ._figures import error_of
+from ._labels import lane_label
 
 
 @final
@@ -75,22 +75,23 @@ class LoggingInstrument(LaneInstrument):
         self._warning: Final = max(level, logging.WARNING)
         self._session_keys: Final = session_keys
 
-    def job_submitted(self, job: AnyJob) -> None:
+    def job_submitted(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         self._job(self._level, "job_submitted", job, "was submitted")
 
-    def job_forwarded(self, job: AnyJob) -> None:
+    def job_forwarded(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         self._job(self._level, "job_forwarded", job, "was forwarded by its session")
 
-    def job_started(self, job: AnyJob) -> None:
+    def job_started(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         waited = _seconds(job.submitted_at, job.started_at)
         self._job(self._level, "job_started", job, "started after %.3f s", waited, waited=waited)
 
-    def job_finished(self, job: AnyJob) -> None:
+    def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
-        error = None if job._error is None else type(job._error).__name__
+        raised = error_of(job)
+        error = None if raised is None else type(raised).__name__
         if job.started_at is None:
             waited = _seconds(job.submitted_at, job.finished_at)
             took: dict[str, object] = {"waited": waited, "ran": None}
@@ -104,12 +105,12 @@ class LoggingInstrument(LaneInstrument):
             args.append(error)
         self._job(self._level, "job_finished", job, text, *args, error=error, **took)
 
-    def job_waiting_long(self, job: AnyJob, waited: float) -> None:
+    def job_waiting_long(self, job: Job[Any], waited: float) -> None:
         """A hook; see `LaneInstrument`."""
         text = "has waited for %.3f s"
         self._job(self._warning, "job_waiting_long", job, text, waited, waited=waited)
 
-    def job_overdue(self, job: AnyJob, since: float) -> None:
+    def job_overdue(self, job: Job[Any], since: float) -> None:
         """A hook; see `LaneInstrument`."""
         text = "still runs %.3f s after it was cancelled"
         self._job(self._warning, "job_overdue", job, text, since, since=since)
@@ -151,10 +152,10 @@ class LoggingInstrument(LaneInstrument):
         self._logger.log(self._level, "the lanes are closed (%s)", reason, extra=fields)
 
     def _job(
-        self, level: int, event: str, job: AnyJob, text: str, *args: object, **fields: object
+        self, level: int, event: str, job: Job[Any], text: str, *args: object, **fields: object
     ) -> None:
         if self._logger.isEnabledFor(level):
-            lane = job_label(job)
+            lane = job.lane_label
             whose = self._whose(level, job.session)
             self._logger.log(
                 level,

@@ -34,14 +34,13 @@ besides. Never the key of a session.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import Any, Final, final
 
 from opentelemetry import context, metrics, trace
 
-from .._actors.job import AnyJob
-from .._actors.state import FAILED
-from ._figures import FIGURES, Figure, LaneFigures, outcome
-from ._labels import job_label
+from trio_lanes import Job, JobState
+
+from ._figures import FIGURES, Figure, LaneFigures, error_of, outcome_label
 
 _NAME: Final = "trio_lanes"
 _LANE: Final = "trio_lanes.lane"
@@ -72,23 +71,24 @@ class OpenTelemetryInstrument(LaneFigures):
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
         self._told: Final = {figure: _measure(meter, figure) for figure in FIGURES}
         self._session_keys: Final = session_keys
-        self._spans: Final[dict[AnyJob, trace.Span]] = {}  # of the jobs that run
+        self._spans: Final[dict[Job[Any], trace.Span]] = {}  # of the jobs that run
 
     def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
         attributes = {_LANE: lane} if outcome is None else {_LANE: lane, _OUTCOME: outcome}
         self._told[figure](amount, attributes)
 
-    def job_started(self, job: AnyJob) -> None:
+    def job_started(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         super().job_started(job)
         if job.done:  # another instrument has reset it
             return
         assert job.started_at is not None
+        assert job.waiting_since is not None
         attributes: dict[str, str | int | float] = {
-            _LANE: job_label(job),
+            _LANE: job.lane_label,
             "trio_lanes.job.id": job.id,
             "trio_lanes.job.priority": job.priority,
-            "trio_lanes.job.wait": job.started_at - job._waiting_since,
+            "trio_lanes.job.wait": job.started_at - job.waiting_since,
         }
         if self._session_keys and job.session is not None:
             attributes["trio_lanes.session"] = job.session
@@ -96,22 +96,22 @@ class OpenTelemetryInstrument(LaneFigures):
         # In the job's own context, which is gone with it: nobody has to detach it.
         context.attach(trace.set_span_in_context(span))
 
-    def job_overdue(self, job: AnyJob, since: float) -> None:
+    def job_overdue(self, job: Job[Any], since: float) -> None:
         """A hook; see `LaneInstrument`."""
         super().job_overdue(job, since)
         span = self._spans.get(job)
         if span is not None:  # else it was reset, and its span has ended
             span.add_event("trio_lanes.overdue", {"trio_lanes.since": since})
 
-    def job_finished(self, job: AnyJob) -> None:
+    def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         super().job_finished(job)
         span = self._spans.pop(job, None)
         if span is None:
             return
-        span.set_attribute(_OUTCOME, outcome(job))
-        error = job._error
-        if job.state is FAILED and error is not None:
+        span.set_attribute(_OUTCOME, outcome_label(job))
+        error = error_of(job)
+        if job.state is JobState.FAILED and error is not None:
             span.record_exception(error)
             span.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
         span.end()

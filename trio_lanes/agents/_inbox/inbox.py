@@ -390,7 +390,7 @@ class Inbox:
         """Call the handler; what it raises, if that is its own affair and not a cancellation."""
         settled: Settled | None = None
         try:
-            with turn._scope:
+            with turn._handler_scope:
                 settled = Settled(SettledKind.RAN, await call(self._handler, turn), turn=turn)
             if settled is None:
                 aborted = JobCancelledError(turn._reason)

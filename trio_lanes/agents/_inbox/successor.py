@@ -34,7 +34,7 @@ class Successor:
         session: str,
         lane: str,
         serve: Callable[[float], Awaitable[None]],
-        look: Callable[[], None],
+        update: Callable[[], None],
         handler: object,
     ) -> None:
         self.job: Job[None] | None = None
@@ -43,7 +43,7 @@ class Successor:
         self._session: Final = session
         self._lane: Final = lane
         self._serve: Final = serve
-        self._watch: Final = _Watch(look)
+        self._update: Final = update
         self._name: Final = getattr(handler, "__qualname__", repr(handler))
 
     def secure(self, due: float, context: Context, in_turn: bool) -> None:
@@ -94,24 +94,9 @@ class Successor:
             delay=max(0.0, due - now),
             name=self._name,
         )
-        if not job.done:
-            # The one private thing of the core in here: no public one tells without a task.
-            job._waiters = {**(job._waiters or {}), self._watch: self._watch}
+        if not job.done:  # else the inbox, which posts now, updates itself afterwards
+            job.on_settled(lambda job: self._update())
         return job
-
-
-@final
-class _Watch:
-    """Is told when a job has settled, and has the inbox look what that means for it."""
-
-    until_started: Final = False
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look: Final = look
-
-    def tell(self, target: Job[Any]) -> None:
-        """As a waiter of its job: it has settled."""
-        self._look()
 
 
 def _take_back(job: Job[None] | None) -> None:

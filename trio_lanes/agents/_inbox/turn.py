@@ -44,7 +44,7 @@ class Turn:
         self.job: Final = job
         self._inbox: Final = inbox
         self._receipts: Final = receipts
-        self._scope: Final = trio.CancelScope()
+        self._handler_scope: Final = trio.CancelScope()
         self._reason: str | None = None
         self._compacting = 0
         self._ending: Final = Ending()
@@ -65,7 +65,7 @@ class Turn:
     @property
     def abort_called(self) -> bool:
         """Whether it was told to end."""
-        return self._scope.cancel_called
+        return self._handler_scope.cancel_called
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class Turn:
         """
         if self._is_active and not self.abort_called:
             self._reason = reason
-            self._scope.cancel(reason)
+            self._handler_scope.cancel(reason)
 
 
 Handler: TypeAlias = Callable[[Turn], Awaitable[Any]]

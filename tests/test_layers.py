@@ -1,0 +1,133 @@
+"""The layers above the core use the public names of the core only.
+
+Both rules are checked on the syntax trees, so that imports under ``TYPE_CHECKING`` count:
+
+* No import names a private module of the core.
+* A private attribute of another object is used only if a class of the same layer declares it and
+  `Job`, `Lane`, `Lanes` and `SessionLane` have no private attribute of that name. So ``x._lane``
+  cannot stand for the lane of a job, whatever the type of ``x``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import trio_lanes
+
+ROOT = Path(trio_lanes.__file__).parent
+CORE_CLASSES = {"Job", "Lane", "Lanes", "SessionLane"}
+LAYERS = ["agents", "instruments"]
+ABOVE_THE_CORE = {"agents", "command", "durable", "instruments"}
+
+FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Yield the full name of each module, or member of one, that the file imports."""
+    package = ["trio_lanes", *path.relative_to(ROOT).parent.parts]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *(node.module.split(".") if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def private_members(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the private names that a class declares: its fields, slots, methods, properties."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield inner.name
+        elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            if is_own(inner):
+                yield inner.attr
+        elif isinstance(inner, ast.AnnAssign | ast.Assign) and inner in node.body:
+            targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            yield from names
+            if names == ["__slots__"] and inner.value is not None:
+                yield from ast.literal_eval(inner.value)
+
+
+def is_own(node: ast.Attribute) -> bool:
+    """Whether an attribute is read from or written to ``self`` or ``cls``."""
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def classes(paths: list[Path]) -> Iterator[ast.ClassDef]:
+    for path in paths:
+        yield from (node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+
+
+@cache
+def private_names_of_the_core() -> frozenset[str]:
+    """The private names of the public classes of the core and of the classes they inherit from."""
+    core = [
+        path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ABOVE_THE_CORE
+    ]
+    known = list(classes(core))
+    wanted = set(CORE_CLASSES)
+    found: set[str] = set()
+    while True:
+        members = [node for node in known if node.name in wanted]
+        found.update(name for node in members for name in private_members(node))
+        bases = {base.id for node in members for base in node.bases if isinstance(base, ast.Name)}
+        if bases <= wanted:
+            return frozenset(filter(is_private, found))
+        wanted |= bases
+
+
+@cache
+def private_names_of_the_layer(layer: str) -> frozenset[str]:
+    files = sorted((ROOT / layer).rglob("*.py"))
+    declared = {name for node in classes(files) for name in private_members(node)}
+    return frozenset(filter(is_private, declared))
+
+
+def named_by(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_the_rule_knows_the_private_names_of_the_core() -> None:
+    private = set(filter(is_private, vars(trio_lanes.Job)))
+    assert private
+    assert private <= private_names_of_the_core()
+
+
+@pytest.mark.parametrize("path", FILES, ids=named_by)
+def test_no_layer_imports_a_private_module_of_the_core(path: Path) -> None:
+    layer = path.relative_to(ROOT).parts[0]
+    for name in imported_names(path):
+        outer, *rest = name.split(".")
+        if outer == "trio_lanes" and rest[:1] != [layer]:
+            assert not any(map(is_private, rest)), f"{named_by(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named_by)
+def test_no_layer_uses_a_private_attribute_of_the_core(path: Path) -> None:
+    own = private_names_of_the_layer(path.relative_to(ROOT).parts[0])
+    allowed = own - private_names_of_the_core()
+    used = [
+        f"{named_by(path)}:{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute)
+        and is_private(node.attr)
+        and not is_own(node)
+        and node.attr not in allowed
+    ]
+    assert used == []
