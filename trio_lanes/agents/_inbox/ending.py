@@ -1,9 +1,10 @@
-"""Waiting for something inside a job: until it comes, or the job has ended.
+"""Waiting for an event inside a job: until the event is set, or the job has settled.
 
-Such a wait is a wait for the job. So lanes know what whoever waits depends on, and a wait inside
-another job that would never end is found as any other is; and the end of a job that nobody was
-told of, as that by a clear or a reset, ends the wait as well. What came earlier than the end of
-the job cancels the scope in which that is waited for.
+The task waits for the job, in a cancel scope that the event cancels. This has two consequences:
+
+* The lanes know the dependency. A wait inside another job that would never end is found as any
+  other deadlock.
+* A job that a clear or a reset has settled ends the wait, although the inbox did not set the event.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from trio_lanes import Job
 
 @final
 class Ending:
-    """Something that comes once, and those who wait for it."""
+    """An event that is set once, with the scopes of the tasks that wait for it."""
 
     __slots__ = ("_scopes", "come")
 
@@ -26,13 +27,13 @@ class Ending:
         self._scopes: set[trio.CancelScope] = set()
 
     def tell(self) -> None:
-        """It has come."""
+        """Set the event, and wake the waiting tasks."""
         self.come = True
         for scope in self._scopes:
             scope.cancel()
 
     async def wait_while(self, job: Job[Any]) -> None:
-        """Return when it has come, or ``job`` has settled. A checkpoint.
+        """Wait until the event is set or ``job`` has settled. A checkpoint.
 
         Raises:
           LaneDeadlockError: inside a job, if ``job`` would never end.

@@ -1,4 +1,4 @@
-"""The ids of the messages that an inbox was given lately. Time is given in."""
+"""The ids of recent messages of an inbox. The caller passes the time in."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Final, final
 from .receipt import Receipt
 
 SAME_FOR: Final = 300.0
-"""Seconds in which an id means the same message."""
+"""Seconds for which an id stands for the same message."""
 
 
 @final
 class KnownIds:
-    """Which receipt an id has, for five minutes."""
+    """The receipts of recent messages by id; each is kept for five minutes."""
 
     def __init__(self) -> None:
         self._known: Final[dict[Hashable, tuple[float, Receipt]]] = {}  # oldest first
 
     def add(self, receipt: Receipt, now: float) -> None:
-        """``receipt`` was offered, with an id that is not known or without one."""
+        """Remember ``receipt`` by its id. A receipt without an id is not remembered."""
         if receipt.id is not None:
             self._known[receipt.id] = now, receipt
 
     def find(self, id: Hashable, now: float) -> Receipt | None:
-        """The receipt of the message that ``id`` means already."""
+        """Return the receipt of the recent message with this id, or None."""
         known = self._known
         while known:
             oldest = next(iter(known))

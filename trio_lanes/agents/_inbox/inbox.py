@@ -1,25 +1,25 @@
-"""An inbox: what happens to the messages of one session while a turn is active.
+"""An inbox: the queue of messages of one session, and the turns that handle them.
 
-States. A message waits in the line, then is in a turn, then has settled; or it settles out of the
-line. A turn is active from when it takes what it is started with until its handler has ended, or
-its job was given up by a reset. Only what is synchronous, and here, changes that: `post`,
-`Turn.take`, the first half of `abort`, the begin and the end of a turn, and `_look`, which sees
-what was done to jobs when one of them has settled.
+States. A message waits in the queue, then is in a turn, then has settled; or it settles in the
+queue. A turn is active from the moment when it takes its messages until its handler has ended or a
+reset has settled its job. All state changes are synchronous and in this module: in `post`,
+`Turn.take`, the first half of `abort`, the beginning and the end of a turn, and in `_update`, which
+reads the jobs of the inbox after one of them has settled.
 
-Jobs. The inbox has no task: it lives on the jobs of `_successor`. When the body of one begins, it
-takes the head of the line and has the next queued. So there is always either a queued job or an
-active turn to see to what waits, which is why no message can fall between the last `take` of a
-turn and the end of its job.
+Jobs. The inbox has no task of its own; it uses the job of a `Successor`. When the body of that job
+begins, it takes the head of the queue and has the next job submitted. Invariant: while messages
+wait, there is a queued job or an active turn that will handle them. So a message that is posted
+between the last `take` of a turn and the end of its job is not lost.
 
-What happens between the checkpoints of a handler:
+Events and their effects:
 
 ====================  =============================================================================
-a turn ends           its messages settle; the successor, or the same job, runs what waits
-a turn is aborted     its scope is cancelled; the job, which is around it, goes on
-its job is cancelled  the turn is cancelled; the successor runs what waits
-``clear``             the successor has settled: what waits is cancelled
+a turn ends           its messages settle; the successor, or the same job, runs the waiting messages
+a turn is aborted     the scope inside its job is cancelled; the job goes on
+its job is cancelled  the turn is cancelled; the successor runs the waiting messages
+``clear``             the successor has settled: the waiting messages are cancelled
 ``reset``             the job has settled while its body may run: the turn is over, its messages are
-                      cancelled, the successor starts; if no turn had begun, another job is queued
+                      cancelled, the successor starts; if no turn had begun, a new job is submitted
 the lanes end         the successor has settled with `LanesClosedError`: as for a clear
 ====================  =============================================================================
 """
@@ -49,7 +49,7 @@ from trio_lanes import (
 
 from .ids import KnownIds
 from .options import InboxStatistics, check_cap, check_seconds
-from .queue import Entry, Line, Overflow, Summary, WhenBusy, one_line
+from .queue import Entry, MessageQueue, Overflow, Summary, WhenBusy, one_line
 from .receipt import Receipt, Settled, SettledKind
 from .successor import Successor
 from .turn import Handler, Turn, call, own_part
@@ -59,7 +59,7 @@ _log: Final = logging.getLogger("trio_lanes.agents")
 
 @final
 class Inbox:
-    """The messages of one session, and what is done with those that come while a turn is active.
+    """The messages of one session, handled in turns, with a rule for messages during a turn.
 
     ::
 
@@ -69,18 +69,20 @@ class Inbox:
         receipt = Inbox(lanes, "alice", handler).post("hello")
         print((await receipt.settled()).result)
 
-    It needs no closing. Two inboxes of one session never overlap, and are strangers otherwise.
+    An inbox needs no closing. The turns of two inboxes of one session never overlap; the inboxes
+    share nothing else.
 
     Args:
-      lanes: where its turns run.
-      session: the session whose lane they go through.
-      handler: ``async def handler(turn) -> result``, one call for each turn.
-      when_busy: what is done with a message that does not say.
+      lanes: the lanes that run the turns.
+      session: the session of the turns.
+      handler: ``async def handler(turn) -> result``, called once for each turn.
+      when_busy: the mode of a message that is posted without one.
       lane: the global lane that runs the turns.
-      debounce: seconds without a new one after which collected messages are due.
-      max_wait: seconds after which they are due at the latest, from the oldest; may be `math.inf`.
-      cap: how many messages may wait; `math.inf` for no bound.
-      overflow: what is done when as many wait, and one more is posted.
+      debounce: the number of seconds without a new message after which collected messages are due.
+      max_wait: the number of seconds after which they are due at the latest, counted from the
+        oldest message; may be `math.inf`.
+      cap: the maximum number of waiting messages; `math.inf` for no bound.
+      overflow: the rule for a new message when ``cap`` messages wait.
 
     Raises:
       TypeError, ValueError: for a bad value; also for a session whose lane is wider than 1.
@@ -114,7 +116,7 @@ class Inbox:
         self._lanes: Final = lanes
         self._handler: Final = handler
         self._overflow: Final = Overflow(overflow)
-        self._line: Final[Line[Receipt]] = Line(
+        self._queue: Final[MessageQueue[Receipt]] = MessageQueue(
             check_seconds("debounce", debounce, sys.float_info.max),
             check_seconds("max_wait", max_wait, math.inf),
             check_cap(cap),
@@ -122,9 +124,9 @@ class Inbox:
         )
         self._turn: Turn | None = None
         self._successor: Final = Successor(
-            lanes, self.session, self.lane, self._serve, self._look, handler
+            lanes, self.session, self.lane, self._serve, self._update, handler
         )
-        self._summary: list[str] = []  # lines for the next turn
+        self._summary: list[str] = []  # of removed messages, for the next turn
         self._known: Final = KnownIds()
         self._offered = 0
         self._settled: Final = dict.fromkeys(SettledKind, 0)
@@ -133,34 +135,34 @@ class Inbox:
         busy = "idle" if self._turn is None else "active"
         return (
             f"<trio_lanes.agents.Inbox at {id(self):#x}, session {self.session!r}, {busy}, "
-            f"{len(self._line)} waiting>"
+            f"{len(self._queue)} waiting>"
         )
 
-    # ---- looking; none of these is a checkpoint
+    # ---- queries; none of these is a checkpoint
 
     @property
     def turn(self) -> Turn | None:
-        """The active turn."""
-        self._look()
+        """The active turn, or None."""
+        self._update()
         return self._turn
 
     @property
     def waiting(self) -> list[Receipt]:
-        """What waits, in order."""
-        self._look()
-        return [entry.item for entry in self._line]
+        """The receipts of the waiting messages, in order."""
+        self._update()
+        return [entry.item for entry in self._queue]
 
     @property
     def is_busy(self) -> bool:
         """Whether a turn is active or a message waits."""
-        self._look()
-        return self._turn is not None or len(self._line) > 0
+        self._update()
+        return self._turn is not None or len(self._queue) > 0
 
     def statistics(self) -> InboxStatistics:
-        """How things stand."""
-        self._look()
+        """Return the number of messages in each state and with each outcome."""
+        self._update()
         in_turn = 0 if self._turn is None else len(self._turn._receipts)
-        return InboxStatistics(self._offered, len(self._line), in_turn, self._settled.copy())
+        return InboxStatistics(self._offered, len(self._queue), in_turn, self._settled.copy())
 
     # ---- posting
 
@@ -173,21 +175,23 @@ class Inbox:
         id: Hashable = None,
         group: Hashable = None,
     ) -> Receipt:
-        """Take ``message``; its place in line is taken at once. Not a checkpoint.
+        """Put ``message`` in the queue, and return its receipt. Not a checkpoint.
 
-        When no turn is active and nothing waits, it is run at once. Else ``when_busy`` says what is
-        done with it. Turns run in the context of whoever posted what was first in line when their
-        job was queued.
+        If no turn is active and no message waits, the message is due at once. Otherwise
+        ``when_busy`` selects the treatment. A turn runs in a copy of the context in which the head
+        of the queue was posted, at the time when the job of the turn was submitted.
 
         Args:
-          when_busy: instead of that of the inbox.
-          id: the same id within five minutes is the same message: its first receipt is returned.
-          group: collect messages of different groups are not put together.
+          when_busy: the mode of this message; None for the mode of the inbox.
+          id: an id for the message. A second post with the same id within five minutes returns the
+            receipt of the first.
+          group: the group of a collect message; different groups do not share a turn.
 
         Raises:
-          LanesClosedError: if the lanes take no new work; a running job of them may post.
-          LaneFullError: if its session lane, or its lane, takes no job that would run it.
-          UnknownLaneError: if its lane was removed.
+          LanesClosedError: if the lanes accept no new work; a running job of them may post.
+          LaneFullError: if the session lane or the global lane is full and refuses the job that
+            would handle the message.
+          UnknownLaneError: if the global lane was removed.
           ValueError: for an unknown mode.
         """
         mode = WhenBusy(self.when_busy if when_busy is None else when_busy)
@@ -195,7 +199,7 @@ class Inbox:
         known = self._known.find(id, now)
         if known is not None:
             return known
-        # Asked for where no job is submitted, or lanes that close could be kept busy for ever.
+        # Also if no job has to be submitted: posts could keep closing lanes busy for ever.
         self._lanes.check_open()
         receipt = Receipt(self, message, id)
         busy = self.is_busy
@@ -209,30 +213,30 @@ class Inbox:
     def _accept(
         self, receipt: Receipt, mode: WhenBusy, group: Hashable, now: float, *, runs_at_once: bool
     ) -> None:
-        line = self._line
+        queue = self._queue
         entry = Entry(receipt, mode, group, runs_at_once, now, copy_context())
-        line.meet(entry)
-        if not line.would_drop(mode):
-            is_next = not line or mode is WhenBusy.INTERRUPT
+        queue.inherit_age(entry)
+        if not queue.would_drop(mode):
+            is_next = not queue or mode is WhenBusy.INTERRUPT
             context = entry.context if is_next else self._next_context
-            self._successor.secure(line.due_with(entry), context, self._turn is not None)
-        # Asked again, since an instrument may have posted when the successor was submitted.
+            self._successor.secure(queue.due_with(entry), context, self._turn is not None)
+        # Check again: an instrument may have posted when the successor was submitted.
         self._offer(receipt, now)
-        if line.would_drop(mode):
+        if queue.would_drop(mode):
             self._settle(receipt, Settled(SettledKind.DROPPED))
             return
-        if mode is WhenBusy.REPLACE and line.has_replaceable:
-            self._settle(line.take_replaceable().item, Settled(SettledKind.REPLACED))
-        elif line.is_full:
+        if mode is WhenBusy.REPLACE and queue.has_replaceable:
+            self._settle(queue.take_replaceable().item, Settled(SettledKind.REPLACED))
+        elif queue.is_full:
             self._make_room()
-        line.add(entry)
+        queue.add(entry)
         if mode is WhenBusy.INTERRUPT and self._turn is not None:
             self._turn.abort("interrupted")
         self._arrange()
-        self._look()  # a hook may have ended the successor as it was submitted
+        self._update()  # a hook may have settled the successor when it was submitted
 
     def _make_room(self) -> None:
-        victim = self._line.take_victim().item
+        victim = self._queue.take_victim().item
         kind = SettledKind.DROPPED
         if self._overflow is Overflow.SUMMARIZE:
             self._summary.append(one_line(victim.message))
@@ -246,18 +250,18 @@ class Inbox:
     # ---- aborting
 
     async def abort(self, reason: str | None = None, timeout: float = 15.0) -> bool:
-        """Cancel what waits, then the active turn, and wait for its end.
+        """Cancel the waiting messages and the active turn, and wait until the turn has ended.
 
-        The summary of messages that made room is dropped, too. What is posted meanwhile runs after
-        the turn. A checkpoint; cancelling it takes nothing back. A turn that calls this is
-        cancelled here.
+        The summary of removed messages is dropped, too. Messages that are posted meanwhile are
+        handled after the turn. A checkpoint; cancelling the wait does not undo the abort. A turn
+        that calls this method is cancelled at this call.
 
         Args:
-          reason: told to whoever waits for the messages.
-          timeout: seconds to wait at most.
+          reason: the reason in the errors of the cancelled messages.
+          timeout: the maximum number of seconds to wait.
 
         Returns:
-          False at the timeout; True if the turn ended in time, or if there was none.
+          False at the timeout; True if the turn ended in time, or if no turn was active.
         """
         turn = self._cancel(reason)
         await trio.lowlevel.checkpoint()
@@ -269,8 +273,8 @@ class Inbox:
 
     @enable_ki_protection
     def _cancel(self, reason: str | None) -> Turn | None:
-        self._look()
-        self._cancel_line(JobCancelledError(reason))
+        self._update()
+        self._cancel_queue(JobCancelledError(reason))
         self._arrange()
         if self._turn is not None:
             self._turn.abort(reason)
@@ -279,25 +283,25 @@ class Inbox:
     # ---- the successor
 
     def _secure(self) -> None:
-        """Have a successor come when the head of the line is due; raises as its `secure`."""
-        self._successor.secure(self._line.due, self._next_context, self._turn is not None)
+        """Have a successor start when the head is due. Raises the errors of `Successor.secure`."""
+        self._successor.secure(self._queue.due, self._next_context, self._turn is not None)
 
     def _arrange(self) -> None:
-        """Have the successor that is needed now, if there can be one."""
-        if not self._line:
+        """Submit or withdraw the successor, as the queue needs it now."""
+        if not self._queue:
             self._successor.withdraw()
             return
         try:
             self._secure()
         except LaneError:
-            pass  # there is a turn, whose end sees to it
+            pass  # a turn is active; `_goes_on` tries again at its end
 
     @property
     def _next_context(self) -> Context:
-        return next(iter(self._line)).context
+        return next(iter(self._queue)).context
 
     def _job_of(self, receipt: Receipt) -> Job[Any]:
-        """The job that is to end before ``receipt``, which has not settled, can be forgotten."""
+        """Return the job on which ``receipt``, which has not settled, depends next."""
         if receipt._turn is not None:
             return receipt._turn.job
         if self._successor.job is not None:
@@ -306,8 +310,11 @@ class Inbox:
         return self._turn.job
 
     @enable_ki_protection
-    def _look(self) -> None:
-        """See what was done to jobs: they tell when they have settled, and hooks ask before."""
+    def _update(self) -> None:
+        """Bring the inbox up to date with jobs that have settled outside of it.
+
+        Called when a job has settled, and before each query: a hook may query the inbox earlier.
+        """
         turn, job = self._turn, self._successor.job
         if turn is not None and turn.job.done:
             self._turn = None
@@ -318,35 +325,39 @@ class Inbox:
         if job is not None and job.done:
             self._successor.job = None
             error = job.exception
-            if isinstance(error, LaneResetError):  # granted its slots, and not begun
+            if isinstance(error, LaneResetError):  # it was started, but its body had not begun
                 self._continue(error)
             else:
-                self._cancel_line(error)
+                self._cancel_queue(error)
 
     def _continue(self, error: BaseException | None) -> None:
-        """Have what waits run by a successor; without one, cancel it because of ``error``."""
-        if self._line:
+        """Have a successor run the waiting messages; if none fits, cancel them because of it.
+
+        Args:
+          error: the error of the settled job, as the cause of the refusal.
+        """
+        if self._queue:
             try:
                 self._secure()
             except LaneError as refusal:
                 refusal.__cause__ = error
-                self._cancel_line(refusal)
+                self._cancel_queue(refusal)
 
-    def _cancel_line(self, error: BaseException | None) -> None:
-        """Cancel all messages that wait, and drop the summary of those that made room."""
+    def _cancel_queue(self, error: BaseException | None) -> None:
+        """Cancel all waiting messages, and drop the summary of removed messages."""
         self._summary = []
-        for entry in self._line.take_all():
+        for entry in self._queue.take_all():
             self._settle(entry.item, Settled(SettledKind.CANCELLED, error=error))
 
     # ---- turns
 
     @enable_ki_protection
     async def _serve(self, due: float) -> None:
-        """The body of every job: one turn; more only where no successor fits."""
+        """The body of each job of the inbox: one turn, or more if no successor fits."""
         job = current_job()
         assert job is not None
         self._successor.begins(job)
-        self._look()
+        self._update()
         if not self._is_due(due):
             return
         while True:
@@ -363,9 +374,9 @@ class Inbox:
 
     def _is_due(self, due: float) -> bool:
         """Whether a job that was to come at ``due``, and begins, is to start a turn."""
-        if self._turn is not None or not self._line:  # a turn: the session was made wider since
+        if self._turn is not None or not self._queue:  # a turn: the session was made wider since
             return False
-        head_is_due = self._line.due
+        head_is_due = self._queue.due
         if head_is_due <= max(due, trio.current_time()):
             return True
         try:
@@ -375,7 +386,7 @@ class Inbox:
         return False
 
     def _begin(self, job: Job[Any]) -> Turn:
-        receipts = [entry.item for entry in self._line.take_unit()]
+        receipts = [entry.item for entry in self._queue.take_unit()]
         messages = [receipt.message for receipt in receipts]
         if self._summary:
             messages.insert(0, Summary("\n".join(self._summary)))
@@ -387,7 +398,7 @@ class Inbox:
         return turn
 
     async def _run(self, turn: Turn) -> Exception | None:
-        """Call the handler; what it raises, if that is its own affair and not a cancellation."""
+        """Call the handler; return the exception that it raised unless that was a cancellation."""
         settled: Settled | None = None
         try:
             with turn._handler_scope:
@@ -397,23 +408,23 @@ class Inbox:
                 settled = Settled(SettledKind.CANCELLED, error=aborted, turn=turn)
             self._end(turn, settled)
             return None
-        except BaseException as raised:  # also for a scope that the handler has left open
+        except BaseException as raised:  # also an error about a scope that the handler left open
             told = own_part(raised)
             kind = SettledKind.CANCELLED if told is None else SettledKind.FAILED
             error = JobCancelledError("the job ended") if told is None else told
             self._end(turn, Settled(kind, error=error, turn=turn))
             if told is raised and isinstance(raised, Exception):
                 return raised
-            self._look()
+            self._update()
             self._continue(None)
             raise
 
     def _goes_on(self, job: Job[Any]) -> bool:
-        """Whether ``job``, whose turn has ended, is to run the next."""
-        self._look()
-        if self._turn is not None or not self._line:
+        """Whether ``job``, whose turn has ended, has to run the next turn too."""
+        self._update()
+        if self._turn is not None or not self._queue:
             return False
-        if job.cancel_called:  # nothing can be run in it any more
+        if job.cancel_called:  # a cancelled job can run no further turn
             self._continue(job.exception)
             return False
         try:
@@ -421,20 +432,20 @@ class Inbox:
         except LaneFullError:
             return True
         except LaneError as refusal:
-            self._cancel_line(refusal)
+            self._cancel_queue(refusal)
         return False
 
     @enable_ki_protection
     def _take(self, turn: Turn) -> list[Any]:
-        self._look()
-        receipts = [entry.item for entry in self._line.take_steers()]
+        self._update()
+        receipts = [entry.item for entry in self._queue.take_steers()]
         for receipt in receipts:
             self._settle(receipt, Settled(SettledKind.STEERED, turn=turn))
         self._arrange()
         return [receipt.message for receipt in receipts]
 
     def _end(self, turn: Turn, settled: Settled) -> None:
-        self._look()
+        self._update()
         if self._turn is turn:
             self._turn = None
             self._settle_turn(turn, settled)

@@ -1,4 +1,4 @@
-"""What an inbox is told, checked where it was given; and what it tells of itself."""
+"""Checks of the options of an inbox, and the statistics that it returns."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from .receipt import SettledKind
 @final
 @attrs.frozen
 class InboxStatistics:
-    """An inbox at one moment, and what became of all messages that it was offered."""
+    """The state of an inbox at one moment, and the number of messages per outcome."""
 
     offered: int
-    """Messages that were posted; neither those that were refused by an exception, nor those whose
-    id was known."""
+    """Messages that were posted. Neither a post that raised nor a post with a known id counts."""
     waiting: int
-    """Messages in line."""
+    """Messages in the queue."""
     in_turn: int
     """Messages that the active turn was started with."""
     settled: dict[SettledKind, int]
-    """How many became what. Their sum and the two above are ``offered``."""
+    """Messages per outcome. ``waiting``, ``in_turn`` and these numbers add up to ``offered``."""
 
 
 def check_cap(value: Any) -> int | float:
-    """How many messages may wait: at least one, or `math.inf`."""
+    """Return ``value`` if it is a valid ``cap``: a whole number from 1 up, or `math.inf`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"cap must be a whole number, not {value!r}")
     if value != math.inf and (not isinstance(value, int) or value < 1):
@@ -37,7 +36,7 @@ def check_cap(value: Any) -> int | float:
 
 
 def check_seconds(field: str, value: Any, most: float) -> float:
-    """A length of time from 0 up, and no longer than ``most``."""
+    """Return ``value`` if it is a number of seconds from 0 to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} must be a number of seconds, not {value!r}")
     if not 0 <= value <= min(most, sys.float_info.max) and value != most:

@@ -1,20 +1,23 @@
-"""The line of what waits in an inbox: its order, and when its head is due. Time is given in.
+"""The queue of waiting messages of an inbox: their order, and when the head is due.
 
-Interrupts stand before all else. Everything else stands in the order of posting, in units: what
-one turn is started with. A unit is one message, or an unbroken run of collect messages of one
-group. ::
+The module reads no clock; the caller passes the time in.
+
+Interrupts come before all other messages. The other messages are in the order of posting, in
+units. A turn is started with one unit. A unit is one message, or a run of adjacent collect messages
+of one group. ::
 
     interrupts        units
     i1 i2             [f1] [c1 c2 c3] [s1]
 
-A turn is started with the first interrupt, else with the first unit. That is due at once, unless
-it is a run of collect messages with nothing behind it: new ones may still join that, so it is due
-when none came for a while, and at the latest some time after its oldest was posted. If the oldest
-has made room for others, the time goes on to count from it, or a stream that is fast enough to
-overflow the line would never be heard.
+A turn is started with the first interrupt, else with the first unit. The unit is due at once,
+unless it is a run of collect messages at the end of the queue. New messages may still join such a
+run, so it is due when no message has joined for ``debounce`` seconds, and at the latest
+``max_wait`` seconds after its oldest message was posted. The time counts from the oldest message
+even if an overflow has removed that message; otherwise a stream of messages that keeps
+overflowing the queue would never be due.
 
-What is posted when nothing waits and no turn is active is due at once in any mode, so nothing
-joins it.
+A message that is posted while the queue is empty and no turn is active is due at once in every
+mode, so no message joins it.
 """
 
 from __future__ import annotations
@@ -32,60 +35,60 @@ import attrs
 T = TypeVar("T")
 
 AT_ONCE: Final = -math.inf
-"""A time that has always come."""
+"""A due time that is always in the past."""
 
 LINE_LENGTH: Final = 160
-"""Characters that a summary has of each message, at most."""
+"""The maximum number of characters of one message in a summary."""
 
 
 @final
 class WhenBusy(enum.StrEnum):
-    """What is done with a message while a turn is active, or another message waits.
+    """How an inbox treats a message while a turn is active or another message waits.
 
     A member equals its own value, so it can be stored and sent as it is.
     """
 
     STEER = "steer"
-    """It is offered to the active turn, and run next, in its place, if that does not take it."""
+    """The active turn may take the message; if it does not, the message gets a turn of its own."""
     FOLLOWUP = "followup"
-    """It has a later turn of its own."""
+    """The message gets a later turn of its own."""
     COLLECT = "collect"
-    """It has a later turn together with its neighbours of the same group."""
+    """The message shares a later turn with adjacent messages of the same group."""
     INTERRUPT = "interrupt"
-    """The active turn is aborted, and it is run before all else."""
+    """The active turn is aborted, and the message is handled before all other messages."""
     REJECT = "reject"
-    """It is refused."""
+    """The message is refused."""
     REPLACE = "replace"
-    """It takes the place of a waiting message of this mode, at the end of the line."""
+    """The message replaces a waiting message of this mode; its place is the tail of the queue."""
 
 
 @final
 class Overflow(enum.StrEnum):
-    """What is done when as many messages wait as may, and one more is posted.
+    """How an inbox treats a new message when ``cap`` messages wait already.
 
     A member equals its own value, so it can be stored and sent as it is.
     """
 
     SUMMARIZE = "summarize"
-    """The first in line makes room, and the next turn is given a line of it before all else."""
+    """The head of the queue is removed; the next turn begins with a summary that quotes it."""
     DROP_OLDEST = "drop_oldest"
-    """The first in line makes room."""
+    """The head of the queue is dropped."""
     DROP_NEWEST = "drop_newest"
-    """The new one is dropped."""
+    """The new message is dropped."""
 
 
 @final
 class Summary(str):
-    """A message made of those that had to make room: a line of each, oldest first."""
+    """A message that quotes the messages an overflow removed: one line each, oldest first."""
 
     __slots__ = ()
 
 
 def one_line(message: Any) -> str:
-    """``message`` as one line of a `Summary`."""
+    """Return ``message`` as one line of a `Summary`."""
     try:
         text = str(message)
-    except Exception:  # it is not whoever posts now who is to hear of it
+    except Exception:  # the caller posts another message, and is not to blame for this one
         text = f"<{type(message).__qualname__}>"
     line = " ".join(text.split())
     return line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…"
@@ -94,7 +97,7 @@ def one_line(message: Any) -> str:
 @final
 @attrs.define(eq=False)
 class Entry(Generic[T]):
-    """One message that waits."""
+    """A waiting message."""
 
     item: T
     mode: WhenBusy
@@ -102,9 +105,9 @@ class Entry(Generic[T]):
     runs_at_once: bool
     posted_at: float
     context: Context
-    """That of whoever posted it."""
+    """The context in which the message was posted."""
     oldest_at: float = attrs.field(init=False)
-    """When the oldest was posted of the run that it is part of."""
+    """When the oldest message of its run was posted."""
 
     def __attrs_post_init__(self) -> None:
         self.oldest_at = self.posted_at
@@ -114,13 +117,13 @@ class Entry(Generic[T]):
         return self.mode is WhenBusy.COLLECT and not self.runs_at_once
 
     def is_joined_by(self, other: Entry[T]) -> bool:
-        """Whether ``other``, which comes behind it, is part of the same run."""
+        """Whether ``other``, the next entry of the queue, is part of the same run."""
         return self._is_collected and other._is_collected and self.group == other.group
 
 
 @final
-class Line(Generic[T]):
-    """What waits, in order."""
+class MessageQueue(Generic[T]):
+    """The waiting messages of an inbox, in order."""
 
     def __init__(
         self, debounce: float, max_wait: float, cap: int | float, overflow: Overflow
@@ -132,7 +135,7 @@ class Line(Generic[T]):
         self._interrupts: Final[deque[Entry[T]]] = deque()
         self._units: Final[deque[deque[Entry[T]]]] = deque()
         self._length = 0
-        self._replaceable: Entry[T] | None = None  # the one in mode REPLACE
+        self._replaceable: Entry[T] | None = None  # the message in mode REPLACE
 
     def __len__(self) -> int:
         return self._length
@@ -142,32 +145,32 @@ class Line(Generic[T]):
 
     @property
     def has_replaceable(self) -> bool:
-        """Whether one waits that a new one in mode REPLACE takes the place of."""
+        """Whether a message in mode REPLACE waits."""
         return self._replaceable is not None
 
     @property
     def is_full(self) -> bool:
-        """Whether as many wait as may."""
+        """Whether ``cap`` messages wait."""
         return self._length >= self._cap
 
     def would_drop(self, mode: WhenBusy) -> bool:
-        """Whether a new message in that mode finds no room, and makes none."""
+        """Whether the overflow rule drops a new message of this mode."""
         if not self.is_full or (mode is WhenBusy.REPLACE and self.has_replaceable):
             return False
         return self._overflow is Overflow.DROP_NEWEST or not self._units
 
-    # ---- when
+    # ---- due times
 
     @property
     def due(self) -> float:
-        """When the head is due; there must be one."""
+        """The time at which the head is due. The queue must not be empty."""
         if self._interrupts or len(self._units) > 1:
             return AT_ONCE
         (unit,) = self._units
         return self._due(unit[0], unit[-1])
 
     def due_with(self, entry: Entry[T]) -> float:
-        """When the head would be due if ``entry`` were added, and room made for it."""
+        """Return when the head would be due after ``entry`` was added and an overflow resolved."""
         if self._interrupts or not entry._is_collected:
             return AT_ONCE
         gone = int(self.is_full and len(self._units[0]) == 1)
@@ -180,23 +183,23 @@ class Line(Generic[T]):
         return AT_ONCE
 
     def _due(self, first: Entry[T], last: Entry[T]) -> float:
-        """When a run is due that has nothing behind it."""
+        """Return when the last run of the queue is due."""
         if not first._is_collected:
             return AT_ONCE
         return min(last.posted_at + self._debounce, first.oldest_at + self._max_wait)
 
-    # ---- in
+    # ---- adding
 
-    def meet(self, entry: Entry[T]) -> None:
-        """Let ``entry``, which is to be added, know since when there is the run that it joins.
+    def inherit_age(self, entry: Entry[T]) -> None:
+        """Copy the age of the run that ``entry`` will join into ``entry``.
 
-        Before room is made for it: that may take all that there is of the run.
+        Call this before an overflow is resolved, which may remove every message of the run.
         """
         if self._units and self._units[-1][-1].is_joined_by(entry):
             entry.oldest_at = self._units[-1][-1].oldest_at
 
     def add(self, entry: Entry[T]) -> None:
-        """Have ``entry`` wait."""
+        """Add ``entry``: interrupts before the units, all other messages at the tail."""
         self._length += 1
         if entry.mode is WhenBusy.INTERRUPT:
             self._interrupts.append(entry)
@@ -208,16 +211,16 @@ class Line(Generic[T]):
         else:
             self._units.append(deque((entry,)))
 
-    # ---- out
+    # ---- removing
 
     def take_unit(self) -> list[Entry[T]]:
-        """Take out what the next turn is started with; there must be something."""
+        """Remove and return the messages of the next turn. The queue must not be empty."""
         taken = [self._interrupts.popleft()] if self._interrupts else [*self._units.popleft()]
         self._taken(taken)
         return taken
 
     def take_steers(self) -> list[Entry[T]]:
-        """Take out the steers before which nothing else waits."""
+        """Remove and return the steers at the head of the queue."""
         taken: list[Entry[T]] = []
         if not self._interrupts:
             while self._units and self._units[0][0].mode is WhenBusy.STEER:
@@ -226,7 +229,7 @@ class Line(Generic[T]):
         return taken
 
     def take_victim(self) -> Entry[T]:
-        """Take out the first that is no interrupt; there must be one."""
+        """Remove and return the first message that is not an interrupt; there must be one."""
         unit = self._units[0]
         victim = unit.popleft()
         if not unit:
@@ -235,7 +238,7 @@ class Line(Generic[T]):
         return victim
 
     def take_replaceable(self) -> Entry[T]:
-        """Take out the one in mode REPLACE. The runs around it become one, if they can."""
+        """Remove and return the message in mode REPLACE; join the runs on both sides of it."""
         replaced = self._replaceable
         assert replaced is not None
         at = next(i for i, unit in enumerate(self._units) if unit[0] is replaced)
@@ -250,7 +253,7 @@ class Line(Generic[T]):
         return replaced
 
     def take_all(self) -> list[Entry[T]]:
-        """Take out everything."""
+        """Remove and return all messages."""
         taken = [*self]
         self._interrupts.clear()
         self._units.clear()

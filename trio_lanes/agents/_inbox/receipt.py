@@ -1,11 +1,11 @@
-"""What whoever posts a message holds of it: whether it waits, and what became of it.
+"""The receipt of a posted message: its state, and its outcome.
 
 ::
 
-    WAITS ──▶ IN_TURN ──▶ SETTLED     RAN, MERGED, FAILED, CANCELLED
+    WAITING ──▶ IN_TURN ──▶ SETTLED   RAN, MERGED, FAILED, CANCELLED
       └───────────────────▶ SETTLED   STEERED, SUMMARIZED, DROPPED, REJECTED, REPLACED, CANCELLED
 
-Only the inbox moves a message along; nothing settles twice, and nothing goes back.
+Only the inbox changes the state. A message settles once, and never returns to an earlier state.
 """
 
 from __future__ import annotations
@@ -26,69 +26,71 @@ if TYPE_CHECKING:
 
 @final
 class SettledKind(enum.StrEnum):
-    """What became of a message. A member equals its own value."""
+    """The outcome of a message. A member equals its own value."""
 
     RAN = "ran"
-    """A turn was started with it, and returned."""
+    """A turn was started with the message, and the handler returned."""
     FAILED = "failed"
-    """A turn was started with it, and raised."""
+    """A turn was started with the message, and the handler raised."""
     STEERED = "steered"
-    """A turn that was active took it."""
+    """An active turn took the message."""
     MERGED = "merged"
-    """A turn was started with it and with older ones that it was collected with, and returned."""
+    """As RAN, for a message that was collected with an older one; that one has RAN."""
     SUMMARIZED = "summarized"
-    """It made room for others; the next turn is given a line of it, unless that is aborted too."""
+    """An overflow removed it; the next turn begins with a summary of it, unless `Inbox.abort`
+    comes first."""
     DROPPED = "dropped"
-    """It made room for others, or found none."""
+    """An overflow dropped it."""
     REJECTED = "rejected"
-    """It came while the inbox was busy."""
+    """It was posted in mode REJECT while the inbox was busy."""
     REPLACED = "replaced"
-    """A newer one took its place."""
+    """A newer message replaced it."""
     CANCELLED = "cancelled"
     """It was cancelled, while it waited or in its turn."""
 
 
 @final
 class MessageState(enum.StrEnum):
-    """Where a message is in its life. A member equals its own value."""
+    """The state of a message. A member equals its own value."""
 
-    WAITS = "waits"
-    """It is in line."""
+    WAITING = "waits"
+    """The message is in the queue. ``WAITS`` is another name of this member."""
+    WAITS = WAITING
     IN_TURN = "in_turn"
-    """A turn was started with it, which is active."""
+    """The active turn was started with the message."""
     SETTLED = "settled"
-    """It is known what became of it."""
+    """The message has an outcome."""
 
 
 @final
 @attrs.frozen(eq=False)
 class Settled:
-    """What became of a message, for good."""
+    """The final outcome of a message."""
 
     kind: SettledKind
-    """Which of the nine it is."""
+    """The kind of the outcome."""
     result: Any = None
-    """What its turn returned, if it is RAN or MERGED."""
+    """The value that the handler returned, if the kind is RAN or MERGED."""
     error: BaseException | None = None
-    """What its turn raised, if it is FAILED; why it was cancelled, if it is CANCELLED."""
+    """The error that the handler raised if FAILED; the reason of the cancellation if CANCELLED."""
     turn: Turn | None = None
-    """The turn that it went into, if it did."""
+    """The turn that was started with the message, or took it; None if no turn did."""
 
 
 @final
 class Receipt:
-    """One message that was posted. Only `Inbox.post` makes receipts.
+    """The receipt of one posted message. Only `Inbox.post` makes receipts.
 
     Attributes:
-      message: what was posted.
-      id: the id that it was given, or None.
+      message: the message as it was posted.
+      id: the id with which it was posted, or None.
     """
 
     def __init__(self, inbox: Inbox, message: Any, id: Hashable) -> None:
         self.message: Final = message
         self.id: Final = id
         self._inbox: Final = inbox
-        self._turn: Turn | None = None  # that was started with it
+        self._turn: Turn | None = None  # the turn that was started with the message
         self._outcome: Settled | None = None
         self._ending: Final = Ending()
 
@@ -96,24 +98,24 @@ class Receipt:
         if self._outcome is not None:
             state: str = self._outcome.kind
         else:
-            state = MessageState.WAITS if self._turn is None else MessageState.IN_TURN
+            state = MessageState.WAITING if self._turn is None else MessageState.IN_TURN
         return f"<trio_lanes.agents.Receipt at {id(self):#x}, {state}>"
 
     @property
     def state(self) -> MessageState:
-        """Where it is in its life."""
+        """The state of the message."""
         if self.outcome is not None:
             return MessageState.SETTLED
-        return MessageState.WAITS if self._turn is None else MessageState.IN_TURN
+        return MessageState.WAITING if self._turn is None else MessageState.IN_TURN
 
     @property
     def outcome(self) -> Settled | None:
-        """What became of it; None until that is known. Not a checkpoint.
+        """The outcome of the message; None until it has settled. Not a checkpoint.
 
-        Reading it counts as looking at a failure.
+        Reading it counts as retrieving a failure.
         """
         if self._outcome is None:
-            self._inbox._look()
+            self._inbox._update()
         outcome = self._outcome
         if outcome is not None and outcome.kind is SettledKind.FAILED:
             assert outcome.turn is not None
@@ -121,15 +123,15 @@ class Receipt:
         return outcome
 
     async def settled(self) -> Settled:
-        """Wait until it is known what became of it. A checkpoint.
+        """Wait until the message has settled, and return its outcome. A checkpoint.
 
-        Any number of tasks may wait, any number of times. Cancelling it leaves nothing behind, and
-        does not cancel the message. The failure of a turn is returned, not raised; like that of a
-        job it is logged if nobody has looked.
+        Any number of tasks may wait, any number of times. Cancelling the wait leaves nothing
+        behind, and does not cancel the message. The failure of a turn is returned, not raised. As
+        the failure of a job, it is logged if it was never retrieved.
 
         Raises:
-          LaneDeadlockError: inside a job, if this would never end: inside a turn, for its own
-            message or for one that waits behind it.
+          LaneDeadlockError: inside a job, if the wait would never end. A turn cannot wait for its
+            own message, nor for a message that waits for the end of the turn.
         """
         if self.outcome is not None:
             await trio.lowlevel.checkpoint()

@@ -1,14 +1,16 @@
-"""The one job that an inbox has queued while anything waits in it.
+"""The successor: the one job that an inbox keeps submitted while messages wait in it.
 
-It is delayed while the head of the line is not due. One that would find nothing, or come at the
-wrong time, is withdrawn: when another is accepted, or none is needed. But only while it has not
-been granted its slots; once it has, its body looks for itself, and whatever is posted before that
-begins needs no other. When one has settled, the inbox looks: it may have been reset, or cleared.
+* While the head of the queue is not due, the successor is delayed until then.
+* If the due time changes, a new job is submitted first, and then the old job is cancelled. If no
+  message waits any more, the job is cancelled. A job that was granted its slots is never
+  cancelled here: its body reads the queue when it begins, so it also handles messages that are
+  posted until then.
+* When the successor has settled, the inbox updates itself: the job may have been reset or cleared.
 
-A lane that is full may refuse it. Then `Inbox.post` raises, and has changed nothing; unless there
-is one already that comes too early, for that looks again when it begins, or a turn, for its end
-looks again. A turn that leaves messages behind, for which no job fits, has its own job run them,
-also those that are not due yet.
+A full lane may refuse a new successor. Then `Inbox.post` raises, and has changed nothing. There are
+two exceptions: a queued successor that begins too early checks the queue again, and so does the
+end of an active turn. If messages wait at the end of a turn and no job fits, the job of the turn
+runs them itself, even messages that are not due yet.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from .queue import AT_ONCE
 
 @final
 class Successor:
-    """The job that comes next, if there is one: queued, or granted its slots and not begun."""
+    """The next job of an inbox, if there is one: queued, or started with its body not begun."""
 
     def __init__(
         self,
@@ -47,15 +49,16 @@ class Successor:
         self._name: Final = getattr(handler, "__qualname__", repr(handler))
 
     def secure(self, due: float, context: Context, in_turn: bool) -> None:
-        """Have a job come when the head of the line is due.
+        """Ensure that a job starts when the head of the queue is due.
 
         Args:
-          due: when that is.
-          context: what the job is to run in a copy of.
-          in_turn: whether there is a turn, whose end looks again.
+          due: the time at which the head is due.
+          context: the context whose copy the job runs in.
+          in_turn: whether a turn is active, whose end checks the queue again.
 
         Raises:
-          LaneError: if there would be nobody to see to it in time; then nothing has changed.
+          LaneError: if the lanes refuse the job and nothing else would handle the head in time;
+            then nothing has changed.
         """
         now = trio.current_time()
         job = self.job
@@ -69,19 +72,19 @@ class Successor:
             if self.job is not None and (due > now or in_turn):
                 return
             raise
-        old = self.job  # looked at now: an instrument may have posted meanwhile
+        old = self.job  # read only now: an instrument may have posted during the submission
         self.job, self._due = new, due
-        _take_back(old)
+        _cancel(old)
 
     def withdraw(self) -> None:
-        """Nothing waits any more."""
+        """Cancel the job: no message waits any more."""
         job = self.job
         if job is not None and job.state is JobState.WAITING:
-            self.job = None  # first, for what an instrument does when it is told
-            _take_back(job)
+            self.job = None  # first, because an instrument may post when the job is cancelled
+            _cancel(job)
 
     def begins(self, job: Job[Any]) -> None:
-        """The body of ``job`` begins."""
+        """Record that the body of ``job`` begins."""
         if self.job is job:
             self.job = None
 
@@ -94,11 +97,11 @@ class Successor:
             delay=max(0.0, due - now),
             name=self._name,
         )
-        if not job.done:  # else the inbox, which posts now, updates itself afterwards
+        if not job.done:  # else the caller in the inbox updates itself afterwards
             job.on_settled(lambda job: self._update())
         return job
 
 
-def _take_back(job: Job[None] | None) -> None:
+def _cancel(job: Job[None] | None) -> None:
     if job is not None and job.state is JobState.WAITING:
-        job.cancel("it would find nothing")
+        job.cancel("no message of the inbox needs it")

@@ -1,8 +1,8 @@
-"""A turn: what a handler is given, and how others reach it while it is active.
+"""A turn: one call of the handler, and the interface through which other tasks reach it.
 
-A turn takes messages while it is active, is not compacting, and has not been aborted. Each of
-these is asked at `Turn.take`, which is synchronous; so what it says stays true until the next
-checkpoint of the handler.
+A turn takes messages while it is active, is not compacting, and has not been aborted. `Turn.take`
+checks the three conditions. It is synchronous, so its answer stays true until the next checkpoint
+of the handler.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @final
 class Turn:
-    """One call of an inbox's handler; a `Run`. Only inboxes make turns.
+    """One call of the handler of an inbox; it is a `Run`. Only inboxes make turns.
 
     Attributes:
-      messages: what it was started with: a `Summary`, if some had to make room; then one message,
-        or those that were collected, oldest first.
+      messages: the messages that it was started with: a `Summary`, if an overflow has removed
+        messages; then one message, or the collected messages, oldest first.
       is_streaming: whether `RunRegistry.send` may give it messages; False until the handler sets
-        it. Nothing else asks.
+        it. Only the registry reads it.
       job: the job in which it runs.
     """
 
@@ -59,17 +59,17 @@ class Turn:
 
     @property
     def is_compacting(self) -> bool:
-        """Whether it is inside a block of `compacting`."""
+        """Whether the handler is inside a block of `compacting`."""
         return self._compacting > 0
 
     @property
     def abort_called(self) -> bool:
-        """Whether it was told to end."""
+        """Whether the turn was aborted."""
         return self._handler_scope.cancel_called
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
-        """While the history is being rewritten: `take` gives nothing, and messages wait.
+        """Mark a block in which the history is rewritten: `take` returns nothing, messages wait.
 
         Blocks may be nested. Neither entering nor leaving is a checkpoint.
         """
@@ -81,11 +81,11 @@ class Turn:
 
     @enable_ki_protection
     def take(self) -> list[Any]:
-        """At a boundary of the handler: the steers that came meanwhile, oldest first.
+        """Remove and return the steers at the head of the queue, oldest first.
 
-        They are settled as STEERED now, whatever becomes of the turn. Only those are given before
-        which nothing else waits. Nothing is given while compacting, after an abort and after the
-        end. Not a checkpoint.
+        The handler calls this where it can include new messages. The steers settle as STEERED now,
+        whatever the outcome of the turn. A steer behind another kind of message is not taken. The
+        list is empty while compacting, after an abort and after the end. Not a checkpoint.
         """
         if self.is_compacting or self.abort_called or not self._is_active:
             return []
@@ -95,8 +95,8 @@ class Turn:
     def queue_message(self, message: Any, /) -> bool:
         """Post ``message`` as a steer; False if this turn can take no more. Never blocks.
 
-        True says that it waits: if the turn ends before it takes the message, that is run next.
-        Not a checkpoint.
+        True means that the message waits. If the turn ends before it takes the message, the
+        message gets a turn of its own. Not a checkpoint.
         """
         if self.abort_called or not self._is_active:
             return False
@@ -109,11 +109,11 @@ class Turn:
 
     @enable_ki_protection
     def abort(self, reason: str | None = None) -> None:
-        """Cancel the handler, as by a `trio.CancelScope` around it. What waits is left alone.
+        """Cancel the handler, as by a `trio.CancelScope` around it. Waiting messages stay.
 
-        The messages that it was started with settle when it has ended: as CANCELLED, or as RAN or
-        FAILED if it returned or raised all the same. Aborting again, or after the end, changes
-        nothing. Not a checkpoint.
+        The messages of the turn settle when the handler has ended: as CANCELLED, or as RAN or
+        FAILED if the handler returned or raised nevertheless. A second abort, or an abort after
+        the end, has no effect. Not a checkpoint.
         """
         if self._is_active and not self.abort_called:
             self._reason = reason
@@ -126,12 +126,15 @@ Handler: TypeAlias = Callable[[Turn], Awaitable[Any]]
 
 @disable_ki_protection
 async def call(handler: Handler, turn: Turn) -> Any:
-    """The frame in which Ctrl-C may interrupt the handler."""
+    """Call the handler with Ctrl-C enabled."""
     return await handler(turn)
 
 
 def own_part(error: BaseException) -> BaseException | None:
-    """What of ``error`` is no cancellation from outside of the turn, as its messages are told."""
+    """Return the error for the receipts: ``error`` without cancellations from outside the turn.
+
+    None if ``error`` is nothing but such a cancellation.
+    """
     if isinstance(error, trio.Cancelled):
         return None
     rest: BaseException | None = error
