@@ -674,9 +674,9 @@ async def test_a_fork_cannot_be_a_thread_that_exists(conversation: Conversation)
     await say(conversation, "u1", "a1")
     other = Conversation("other", conversation.store)
     await say(other, "u2", "a2")
-    with pytest.raises(TranscriptError, match="there is a thread 'other' already"):
+    with pytest.raises(TranscriptError, match="a thread 'other' exists already"):
         await conversation.fork("other")
-    with pytest.raises(TranscriptError, match="there is a thread 'thread' already"):
+    with pytest.raises(TranscriptError, match="a thread 'thread' exists already"):
         await conversation.fork("thread")
     assert short(await other.messages()) == ["u:u2", "a:a2"]
     with pytest.raises(ValueError, match="empty"):

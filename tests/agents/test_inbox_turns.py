@@ -787,7 +787,7 @@ async def test_where_no_successor_fits_the_ending_turns_job_runs_what_waits(
             await stage.fail(ValueError("no"))
             assert stage.turn.messages == [1]
             assert stage.turn.job is job
-            assert "its job runs the next" in caplog.text
+            assert "the same job runs the next turn" in caplog.text
             stage.turn.abort()
             await wait_all_tasks_blocked()
             assert stage.turn.messages == [2]

@@ -43,15 +43,16 @@ def test_a_run_goes_only_where_the_contract_says(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("old", ALLOWED)
-def test_the_error_says_where_the_run_could_have_gone(old: str) -> None:
+def test_the_error_names_the_allowed_statuses(old: str) -> None:
     new = next(status for status in ALLOWED if status != old and status not in ALLOWED[old])
     with pytest.raises(IllegalTransitionError) as caught:
         check_transition(RunStatus(old), RunStatus(new))
-    ways = str(caught.value).partition(";")[2]
+    advice = str(caught.value).partition(";")[2]
     if ALLOWED[old]:
-        assert sorted(ways.partition("to: ")[2].split(", ")) == sorted(ALLOWED[old].split())
+        allowed = advice.partition(f" allowed from {old}: ")[2]
+        assert sorted(allowed.split(", ")) == sorted(ALLOWED[old].split())
     else:
-        assert ways == f" {old} is an end"
+        assert advice == f" {old} is final"
 
 
 def test_the_public_table_is_the_one_that_is_checked() -> None:

@@ -1,4 +1,4 @@
-"""What LLM agents need on top of lanes: runs, inboxes, conversations, ordered tools."""
+"""Building blocks for LLM agents: runs, inboxes, conversations, tool calls in order."""
 
 from ._conversations.conversation import Conversation as Conversation
 from ._conversations.conversation import ConversationTurn as ConversationTurn

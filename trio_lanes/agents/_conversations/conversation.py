@@ -1,17 +1,18 @@
-"""Conversations: several turns of one thread at once, answers in the order of the questions.
+"""Conversations: concurrent turns of one thread, with the answers in the order of the questions.
 
-The log of the thread is the truth, and what a conversation knows of it is what it has read. A turn
-is placed once, while the thread's lock is exclusive: the commit that holds its users' messages is
-its place, and whatever it says later refers to it. So nobody who writes ever looks at another's
-exchange, and turns need not wait for each other.
+The log of the thread is authoritative; a conversation keeps a copy of the part that it has read. A
+turn gets its place once, under the exclusive lock of the thread: the commit with its user messages
+is its place, and all later records of the turn refer to that commit by the id of the turn. So a
+turn never reads the exchange of another turn when it writes, and turns need not wait for each
+other.
 
-A write of a turn happens in two steps. At the call it is checked and done in the turn's own
-exchange, synchronously. When it is awaited, what has been done since the last commit is written as
-one, while the thread's lock is shared; and at the end of the turn, what is left. Between the two
-steps only this conversation sees it. A commit that is cancelled leaves what it did not write to
-the next one.
+A write has two steps. The call checks the record and applies it to the exchange of the turn,
+synchronously. Awaiting the result writes all records since the last commit as one commit, under the
+shared lock of the thread; the end of the turn writes the rest. Between the two steps, only this
+conversation object shows the change. A cancelled commit leaves its records to the next commit.
 
-At the end of a turn, that is done even if it was cancelled: shielded, and for two seconds at most.
+The commit at the end of a turn is done even if the turn was cancelled: shielded, for at most two
+seconds.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ class Conversation:
                 turn.append(text)
             await turn.finish()
 
-    Any number of `Conversation` objects may have the same thread of the same store. What one of
-    them writes the others see when it was committed.
+    Any number of `Conversation` objects may use the same thread of the same store. Each of them
+    shows the committed writes of the others.
 
     Args:
-      thread_id: what the store knows the thread by; it need not exist.
-      store: where it is kept; a `MemoryTranscript` of its own unless one is given.
+      thread_id: the id of the thread in the store; the thread need not exist.
+      store: the store of the thread; a new `MemoryTranscript` unless one is given.
 
     Raises:
-      TypeError, ValueError: for a thread id that the store cannot keep.
+      TypeError, ValueError: for a thread id that is not valid in the store.
     """
 
     def __init__(self, thread_id: str, store: TranscriptStore | None = None) -> None:
@@ -63,7 +64,7 @@ class Conversation:
         self.store.check(thread_id)
         self.thread_id: Final = thread_id
         self._thread = Thread(thread_id)
-        self._running: Final[dict[str, Exchange]] = {}  # {turn id: exchange}, of this object's
+        self._running: Final[dict[str, Exchange]] = {}  # {turn id: exchange} of this object
 
     def __repr__(self) -> str:
         return (
@@ -72,42 +73,43 @@ class Conversation:
         )
 
     def turn(self, *contents: Any) -> AbstractAsyncContextManager[ConversationTurn]:
-        """``async with conversation.turn("hello") as turn:`` asks, and holds the answer's place.
+        """Add user messages, and reserve the place of the answer: ``async with ... as turn:``.
 
-        Entering writes the users' messages and an empty answer behind all that is in the thread
-        now, as one; it is a checkpoint, and if it is cancelled, nothing was written. Turns of
-        one thread may run at the same time.
+        Entering appends the user messages and an empty answer to the thread, as one commit. It is
+        a checkpoint; if it is cancelled, nothing was written. Turns of one thread may run at the
+        same time.
 
-        Leaving ends the turn and writes what has not been written; it is a checkpoint. After
-        `ConversationTurn.finish` the turn is complete, whatever else happened. Without, it is
-        complete if it has answered, and else incomplete; calls that have no result get
-        ``"skipped"`` for one. Left by an exception it is incomplete, keeps what it has said, and
-        its calls without a result get ``"cancelled"``; writing that is shielded, for 2 seconds
-        at most. If the store takes longer, the end of the turn is lost, which is logged.
+        Leaving ends the turn and writes the rest of it; it is a checkpoint. After
+        `ConversationTurn.finish` the turn is complete, whatever happened later. Without it, the
+        turn is complete if it has an answer, and otherwise incomplete; calls without a result get
+        the result ``"skipped"``. If an exception leaves the block, the turn is incomplete and keeps
+        its messages, and calls without a result get the result ``"cancelled"``; this commit is
+        shielded, for at most 2 seconds. If the store takes longer, the end of the turn is lost,
+        and the loss is logged.
 
         Args:
-          contents: what users say, a message each: a string or another JSON value.
+          contents: the user messages, each a string or another JSON value.
 
         Raises:
-          TranscriptError: at the call, if nothing is said.
-          TypeError, ValueError: at the call, for what is no JSON.
-          Exception: on entering and on leaving, whatever the store raises; but a turn that is
-            left by an exception raises that, and the store's is logged.
+          TranscriptError: at the call, if there is no message.
+          TypeError, ValueError: at the call, for a message that is not JSON.
+          Exception: on entering and on leaving, any error of the store; but if an exception leaves
+            the block, it is raised, and the error of the store is logged.
         """
         if not contents:
-            raise TranscriptError("an answer must follow what a user says, and nothing is said")
+            raise TranscriptError("a turn must begin with a user message, and none was given")
         return _Turning(self, [_json("a message", content) for content in contents])
 
     @enable_ki_protection
     async def messages(self) -> list[Message]:
-        """All messages of the thread, by place. A checkpoint.
+        """Return all messages of the thread, by place. A checkpoint.
 
-        Those of turns that run are as they are now. Those of a turn that was cut off by a crash
-        are as if it had been cancelled.
+        The messages of running turns are included as they are now. The messages of a turn that a
+        crash cut off look as if the turn had been cancelled.
 
         Raises:
-          TranscriptError: if what is stored is no conversation.
-          Exception: whatever the store raises.
+          TranscriptError: if the stored data is not a conversation.
+          Exception: any error of the store.
         """
         async with self.store.locks.shared(self.thread_id):
             await self._read()
@@ -115,37 +117,37 @@ class Conversation:
 
     @enable_ki_protection
     async def fork(self, new_id: str) -> Conversation:
-        """A new thread in the same store, with a copy of the exchanges that have ended.
+        """Copy the exchanges that have ended into a new thread of the same store, and return it.
 
         A checkpoint. If it is cancelled, there is no new thread.
 
         Raises:
-          TypeError, ValueError: if the store cannot keep a thread of that id.
-          TranscriptError: if there is a thread of that id already.
-          Exception: whatever the store raises.
+          TypeError, ValueError: for a thread id that is not valid in the store.
+          TranscriptError: if a thread with that id exists.
+          Exception: any error of the store.
         """
         fork = Conversation(new_id, self.store)
         if new_id == self.thread_id:
-            raise TranscriptError(f"there is a thread {new_id!r} already")
+            raise TranscriptError(f"a thread {new_id!r} exists already")
         async with _locked(exclusive=fork, shared=self):
             await self._read()
             await fork._read()
             if fork._thread.exchanges:
-                raise TranscriptError(f"there is a thread {new_id!r} already")
+                raise TranscriptError(f"a thread {new_id!r} exists already")
             await fork._copy(self._thread.ended(self.store.live))
         return fork
 
     @enable_ki_protection
     async def merge(self, other: Conversation) -> None:
-        """Put a copy of the exchanges of ``other`` that have ended behind all of this thread.
+        """Append a copy of the exchanges of ``other`` that have ended to this thread.
 
         A checkpoint. If it is cancelled, nothing was written. ``other`` may be in another store,
-        and stays as it is.
+        and does not change.
 
         Raises:
-          ValueError: if it is this very thread.
-          TranscriptError: if what is stored is no conversation.
-          Exception: whatever the stores raise.
+          ValueError: if ``other`` is the same thread.
+          TranscriptError: if the stored data is not a conversation.
+          Exception: any error of the stores.
         """
         if other.store is self.store and other.thread_id == self.thread_id:
             raise ValueError(f"thread {self.thread_id!r} cannot be merged into itself")
@@ -155,12 +157,12 @@ class Conversation:
             await self._copy(other._thread.ended(other.store.live))
 
     async def _read(self) -> None:
-        """Read what has come to the log since it was read last."""
+        """Read the commits that the log has gained since the last call."""
         thread = self._thread
         start = thread.known
         commits = await self.store.load(self.thread_id, start)
         try:
-            thread.read(commits[thread.known - start :])  # another task may have read some
+            thread.read(commits[thread.known - start :])  # another task may have read some of them
         except TranscriptError:
             self._thread = Thread(self.thread_id)
             raise
@@ -174,18 +176,19 @@ class Conversation:
 
 @final
 class ConversationTurn:
-    """One turn of a conversation: what it may read, and what it says in its own place.
+    """One turn of a conversation: the history that it reads, and the messages that it writes.
 
-    Everything that writes is done at the call, which raises what is wrong with it. To await what
-    it returns is a checkpoint, and waits until that and all before it is in the store; cancelling
-    that undoes nothing, it is then written later. What is not awaited is written with the next
-    that is, or at the turn's end: so a stream of small pieces costs no more than its whole.
+    Each method that writes does so at the call, and raises errors there. Awaiting its result is a
+    checkpoint; it waits until this write and all earlier writes are in the store. Cancelling the
+    wait undoes nothing: the write is stored later. A write that is not awaited is stored with the
+    next awaited write, or at the end of the turn, so a stream of small pieces costs no more than
+    the whole text.
 
     Attributes:
       id: unique among all turns.
-      history: the messages of the exchanges placed before it that had ended when it was entered.
-        One that was incomplete is there as far as it was answered; one without an answer is not,
-        nor is one that was running. So it never ends with a question.
+      history: the messages of the earlier exchanges that had ended when the turn was entered. An
+        incomplete exchange is included up to its last answer; an exchange without an answer and a
+        running exchange are left out. So the history never ends with a question.
     """
 
     def __init__(
@@ -206,18 +209,18 @@ class ConversationTurn:
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """What a model is to go on from: the history, then all of this turn.
+        """The messages for the next request to a model: the history, then this turn.
 
-        Its answer is left out while that is empty.
+        An empty answer is left out.
         """
         return self.history + self._exchange.prompt()
 
     def append(self, delta: str) -> Awaitable[None]:
-        """Add text to the answer. Behind the results of calls, this begins the next message.
+        """Add text to the answer. After the results of calls, the text begins a new message.
 
         Raises:
           TranscriptError: if a call has no result yet, or the turn has ended.
-          TypeError: if it is no string.
+          TypeError: if ``delta`` is not a string.
         """
         if not isinstance(delta, str):
             raise TypeError(f"a piece of text must be a string, not {delta!r}")
@@ -229,41 +232,41 @@ class ConversationTurn:
         Raises:
           TranscriptError: if a call of this message has the id already, or some of its calls
             have a result and some have none; if there is no call; if the turn has ended.
-          TypeError, ValueError: for a call without an id, or what is no JSON.
+          TypeError, ValueError: for a call without an id, or a value that is not JSON.
         """
         calls = [_json("a tool call", call_record(call)) for call in tool_calls]
         return self._write({"op": "call", "calls": calls})
 
     def result(self, call_id: str, content: Any) -> Awaitable[None]:
-        """Give a call its result. The results stand in the order of the calls.
+        """Add the result of a call. The results are in the order of the calls.
 
         Raises:
-          TranscriptError: if no such call waits for a result, or the turn has ended.
-          TypeError, ValueError: for what is no JSON.
+          TranscriptError: if no call with this id waits for a result, or the turn has ended.
+          TypeError, ValueError: for a value that is not JSON.
         """
         return self._write({"op": "result", "call": call_id, "content": _json("a result", content)})
 
     def steer(self, *contents: Any) -> Awaitable[None]:
-        """Let users say more in the midst of the turn; what is answered then follows that.
+        """Add user messages in the middle of the turn; the next text begins a new answer.
 
         Raises:
-          TranscriptError: if a call has no result yet, nothing is said, or the turn has ended.
-          TypeError, ValueError: for what is no JSON.
+          TranscriptError: if a call has no result yet, there is no message, or the turn has ended.
+          TypeError, ValueError: for a message that is not JSON.
         """
         return self._write(
             {"op": "steer", "contents": [_json("a message", content) for content in contents]}
         )
 
     def finish(self, content: Any = None, usage: Any = None) -> Awaitable[None]:
-        """Say that the answer is complete. Nothing can be added, and no failure undoes it.
+        """Mark the answer as complete. Nothing can be added later, and no failure undoes it.
 
         Args:
-          content: stands in place of the text that was appended; None: that is the text.
-          usage: what it has cost; kept as it is.
+          content: replaces the text that was appended; None keeps that text.
+          usage: the usage of the answer, stored as it is.
 
         Raises:
           TranscriptError: if a call has no result yet, or the turn has ended.
-          TypeError, ValueError: for what is no JSON.
+          TypeError, ValueError: for a value that is not JSON.
         """
         return self._write(
             {"op": "finish", "content": _json("a message", content), "usage": _json("usage", usage)}
@@ -281,7 +284,7 @@ class ConversationTurn:
 
     @enable_ki_protection
     async def _commit(self) -> None:
-        """Write what has not been written; if this raises, it has not been written still."""
+        """Write the unwritten records as one commit; if this raises, they stay unwritten."""
         store = self._conversation.store
         thread_id = self._conversation.thread_id
         async with self._writing:
@@ -296,33 +299,33 @@ class ConversationTurn:
 
     @enable_ki_protection
     async def _close(self, failed: bool) -> None:
-        """End it, and write what is left of it."""
+        """End the turn, and write the rest of it."""
         if self._exchange.status == "in_progress":
             self._write(self._exchange.end_record(failed=failed))
         if failed:
-            await self._commit_anyhow()
+            await self._commit_shielded()
             return
         try:
             await self._commit()
         except Exception:
             raise
-        except BaseException:  # cancelled, or Ctrl-C: the turn has not failed for that
-            await self._commit_anyhow()
+        except BaseException:  # cancelled, or Ctrl-C: neither is a failure of the turn
+            await self._commit_shielded()
             raise
 
-    async def _commit_anyhow(self) -> None:
+    async def _commit_shielded(self) -> None:
         with trio.move_on_after(_LAST_COMMIT, shield=True):
             try:
                 await self._commit()
             except Exception:
-                _log.exception("%r could not be written", self)
+                _log.exception("%r could not be written to its store", self)
         if self._unwritten:
-            _log.error("the end of %r is lost", self)
+            _log.error("the end of %r was not written to its store, and is lost", self)
 
 
 @final
 class _Written:
-    """A write that was done, and can be awaited until it is stored."""
+    """An applied write; awaiting it waits until the write is stored."""
 
     def __init__(self, turn: ConversationTurn) -> None:
         self._turn: Final = turn
@@ -380,7 +383,7 @@ def _new_id() -> str:
 
 
 def _json(what: str, value: Any) -> Any:
-    """``value`` as it will be read back: a copy, and the same whichever store keeps it."""
+    """Return a copy of ``value`` as any store will return it: encoded to JSON and decoded."""
     if value is None or isinstance(value, str):
         return value
     try:
@@ -391,8 +394,10 @@ def _json(what: str, value: Any) -> Any:
 
 @asynccontextmanager
 async def _locked(exclusive: Conversation, shared: Conversation) -> AsyncIterator[None]:
-    """Hold the locks of two threads, taken in an order that all keep, so that no two wait for
-    each other: that of (store, thread id)."""
+    """Hold the locks of two threads.
+
+    All callers acquire locks in the order of (store, thread id), so they cannot deadlock.
+    """
 
     def lock(conversation: Conversation) -> AbstractAsyncContextManager[None]:
         locks = conversation.store.locks

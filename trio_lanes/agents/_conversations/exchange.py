@@ -1,31 +1,31 @@
-"""One exchange: what users asked, what was answered, and all the tools in between.
+"""The exchange of a turn: the user messages, the answers, and the tool calls between them.
 
-Everything that decides what may stand behind what is in this module. It is pure: it knows no time,
-no task and no store. A turn that runs changes its exchange by `Exchange.apply`, one record at a
-time, and so does reading a log; so what was written can be read.
+This module has all rules about the order of messages. It is pure: it uses no clock, no task and no
+store. A running turn changes its exchange by `Exchange.apply`, one record at a time. Reading a log
+applies the same records, so every log that was written can be read.
 
-A thread is a row of exchanges, in the order in which their turns were entered. Each begins with
-what users say and keeps its place, whatever others do meanwhile, so it is enough to check each by
-itself. Inside it there is one *answer* that can grow, always the last assistant message:
+A thread is a list of exchanges, in the order in which their turns were entered. An exchange begins
+with user messages and never changes its place, whatever other turns do, so each exchange is checked
+by itself. One message of an exchange can grow: the *answer*, which is its last assistant message.
 
-    user(s)  answer                                   it takes text and calls
+    user(s)  answer                                   the answer takes text and calls
     user(s)  answer(calls)  results                   it takes results, one for each call
-    user(s)  answer(calls)  results  answer           when all are there, the next text begins this
-    user(s)  answer  user(s)  answer                  steered, when no call is open
+    user(s)  answer(calls)  results  answer           after all results, text begins a new answer
+    user(s)  answer  user(s)  answer                  steered, while no call is open
 
-Its status is that of its last answer. The results stand in the order of the calls. When an
-exchange ends, or has been cut off, each call without a result gets one that says so.
+The status of the exchange is the status of its last answer. The results are in the order of the
+calls. When an exchange ends, or was cut off, each call without a result gets a substitute.
 
-Records are ``{"turn": id, "op": ...}`` with, by ``op``:
+Records are ``{"turn": id, "op": ...}`` with these fields, by ``op``:
 
-    open     contents           begins an exchange: what users say
-    copy     messages           is an exchange that has ended, from another thread
+    open     contents           begins an exchange with user messages
+    copy     messages           an exchange that has ended, copied from another thread
     append   text               more text of the answer
     call     calls              calls of the answer
-    result   call, content      the result of one of them
-    steer    contents           users say something in between
-    finish   content, usage     the end; the content, if there is one, is instead of the text
-    end      status             the end without that word
+    result   call, content      the result of one of the calls
+    steer    contents           user messages in the middle of the turn
+    finish   content, usage     the end; content, unless it is null, replaces the text
+    end      status             the end of a turn that did not finish by itself
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _NO_RESULT: Final = object()
 @final
 @attrs.define(eq=False)
 class _Answer:
-    """An assistant message that can grow."""
+    """An assistant message that can grow, with the results of its calls."""
 
     id: str
     parts: list[str] = attrs.field(factory=list)
-    content: Any = None  # instead of the parts, when it has been finished so
+    content: Any = None  # replaces the parts, unless it is None
     calls: list[dict[str, Any]] = attrs.field(factory=list)
     results: dict[str, Any] = attrs.field(factory=dict)  # {call id: content}, in call order
     usage: Any = None
@@ -61,7 +61,7 @@ class _Answer:
         return [call for call, result in self.results.items() if result is _NO_RESULT]
 
     def messages(self, status: Status) -> Iterator[Message]:
-        """Itself and the results of its calls, in place of which there may be a word."""
+        """Yield the answer and the results of its calls, or the substitutes of missing results."""
         content = "".join(self.parts) if self.content is None else self.content
         yield Message("assistant", content, status, self.id, tuple(self.calls), usage=self.usage)
         for n, (call, result) in enumerate(self.results.items()):
@@ -75,20 +75,20 @@ class _Answer:
 
 @final
 class Exchange:
-    """One exchange, under the id of its turn."""
+    """The exchange of one turn, known by the id of the turn."""
 
     def __init__(self, id: str, contents: Sequence[Any]) -> None:
         self.id: Final = id
         self.status: Status = "in_progress"
-        self._before: list[Message] = []  # what stands before the answer that can grow
-        self._count = 0  # of the messages that have got an id, results left out
+        self._before: list[Message] = []  # the messages before the answer that can grow
+        self._count = 0  # messages with an id, without results
         self._say(contents)
         self._answer = _Answer(self._next_id())
-        self._ended: tuple[Message, ...] = ()  # all of it, when it has ended
+        self._ended: tuple[Message, ...] = ()  # all messages, when it has ended
 
     @classmethod
     def copied(cls, id: str, messages: Sequence[Message]) -> Exchange:
-        """One that has ended."""
+        """Return an exchange that has ended, with these messages."""
         exchange = cls(id, ())
         answers = [message for message in messages if message.role == "assistant"]
         exchange.status = answers[-1].status
@@ -102,19 +102,19 @@ class Exchange:
     def _say(self, contents: Sequence[Any]) -> None:
         self._before += [Message("user", content, id=self._next_id()) for content in contents]
 
-    # ---- what can be read
+    # ---- reading
 
     def messages(self, *, cut_off: bool = False) -> tuple[Message, ...]:
-        """All of it; if ``cut_off``, nobody will end it any more."""
+        """Return all messages; ``cut_off`` means that no turn will end the exchange any more."""
         if self._ended:
             return self._ended
         status: Status = "incomplete" if cut_off else self.status
         return (*self._before, *self._answer.messages(status))
 
     def for_model(self, *, cut_off: bool = False) -> tuple[Message, ...]:
-        """What a model may be shown of it: no question that has no answer at its end.
+        """Return the messages for a model: without questions at the end that have no answer.
 
-        That is nothing if it is incomplete and nothing was answered.
+        Empty if the exchange is incomplete and has no answer.
         """
         messages = self.messages(cut_off=cut_off)
         if self.status == "completed":
@@ -125,20 +125,20 @@ class Exchange:
         return messages[:end]
 
     def prompt(self) -> tuple[Message, ...]:
-        """All of it, but an answer that is still empty: what the model is to go on from."""
+        """Return all messages without an empty answer, for the next request to the model."""
         messages = self.messages()
         return messages[:-1] if self._answer.empty else messages
 
-    # ---- what can be done
+    # ---- changing
 
     def apply(self, record: Record) -> None:
-        """Do what ``record`` says.
+        """Apply one record.
 
         Raises:
-          TranscriptError: if that may not be; then nothing has changed.
+          TranscriptError: if the record is not allowed now; then nothing has changed.
         """
         if self.status != "in_progress":
-            raise TranscriptError(f"turn {self.id} has ended: nothing can be added")
+            raise TranscriptError(f"turn {self.id} has ended; nothing can be added")
         match record:
             case {"op": "append", "text": str(text)}:
                 self._growing("text").parts.append(text)
@@ -153,21 +153,21 @@ class Exchange:
             case {"op": "end", "status": "completed" | "incomplete" as status}:
                 self._end(status)
             case _:
-                raise TranscriptError(f"no turn can do {record!r}")
+                raise TranscriptError(f"unknown record {record!r}")
 
     def end_record(self, *, failed: bool) -> Record:
-        """How a turn ends that did not say that it has finished."""
+        """Return the record that ends a turn without `ConversationTurn.finish`."""
         status = "incomplete" if failed or self._answer.empty else "completed"
         return {"turn": self.id, "op": "end", "status": status}
 
     def _all_answered(self, what: str) -> None:
         if missing := self._answer.open_calls:
             raise TranscriptError(
-                f"{what} may not stand before the results of the calls {', '.join(missing)}"
+                f"{what} must follow the results of the calls {', '.join(missing)}"
             )
 
     def _growing(self, what: str) -> _Answer:
-        """The answer to which ``what`` may be added: a new one, behind the results of calls."""
+        """Return the answer that ``what`` is added to; a new answer after the results of calls."""
         self._all_answered(what)
         if self._answer.calls:
             self._begin_answer()
@@ -180,14 +180,14 @@ class Exchange:
     def _call(self, calls: Sequence[dict[str, Any]]) -> None:
         ids = [call["id"] for call in calls]
         answer = self._answer
-        # More calls of one message may come one by one; behind a result, a new message begins.
+        # Calls of one message may be added one by one; after a result, a new message begins.
         results = answer.results.values()
         more = bool(results) and all(result is _NO_RESULT for result in results)
         known = set(answer.results) if more else set()
         if repeated := sorted({id for id in ids if id in known or ids.count(id) > 1}):
             raise TranscriptError(f"calls are repeated: {', '.join(repeated)}")
         if not ids:
-            raise TranscriptError("there is no call")
+            raise TranscriptError("no call was given")
         if not more:
             answer = self._growing("another call")
         answer.calls += calls
@@ -196,15 +196,15 @@ class Exchange:
     def _result(self, call: str, content: Any) -> None:
         results = self._answer.results
         if call not in results:
-            raise TranscriptError(f"there is no call {call!r} that waits for a result")
+            raise TranscriptError(f"no call {call!r} waits for a result")
         if results[call] is not _NO_RESULT:
             raise TranscriptError(f"call {call!r} has its result already")
         results[call] = content
 
     def _steer(self, contents: Sequence[Any]) -> None:
-        self._all_answered("what a user says")
+        self._all_answered("a user message")
         if not contents:
-            raise TranscriptError("nothing is said")
+            raise TranscriptError("no user message was given")
         if not self._answer.empty:
             self._before += self._answer.messages("completed")
         self._say(contents)
@@ -230,18 +230,18 @@ def _unanswered(message: Message) -> bool:
 
 @final
 class Thread:
-    """The exchanges of one log, as far as it has been read."""
+    """The exchanges of one log, up to the last commit that was read."""
 
     def __init__(self, id: str) -> None:
         self.id: Final = id
         self.exchanges: Final[dict[str, Exchange]] = {}  # {turn id: exchange}, by place
-        self.known = 0  # commits that have been read
+        self.known = 0  # the number of commits that were read
 
     def read(self, commits: Sequence[Commit]) -> None:
-        """Read what comes next in the log.
+        """Apply the next commits of the log.
 
         Raises:
-          TranscriptError: if that is no log of a conversation.
+          TranscriptError: if they are not commits of a conversation.
         """
         for commit in commits:
             for record in commit:
@@ -249,7 +249,7 @@ class Thread:
                     self._read(record)
                 except (TranscriptError, LookupError, TypeError, ValueError) as error:
                     raise TranscriptError(
-                        f"thread {self.id!r}: commit {self.known} cannot be: {error!r}"
+                        f"thread {self.id!r}: commit {self.known} is not valid: {error!r}"
                     ) from error
             self.known += 1
 
@@ -264,13 +264,13 @@ class Thread:
                 self.exchanges[turn].apply(record)
 
     def ended(self, live: Collection[str]) -> Iterator[Exchange]:
-        """Those to which nothing will be added: which have ended, or are not ``live``."""
+        """Yield the final exchanges: the turn has ended, or its id is not in ``live``."""
         for id, exchange in self.exchanges.items():
             if exchange.status != "in_progress" or id not in live:
                 yield exchange
 
     def messages(self, live: Collection[str], instead: Mapping[str, Exchange]) -> Iterator[Message]:
-        """All messages; of some exchanges those ``instead`` of what has been read."""
+        """Yield all messages; ``instead`` replaces some exchanges by newer ones."""
         for id, exchange in self.exchanges.items():
             yield from instead.get(id, exchange).messages(cut_off=id not in live)
 
@@ -280,7 +280,10 @@ def _message(tool_calls: Sequence[dict[str, Any]], **fields: Any) -> Message:
 
 
 def copy_record(exchange: Exchange, id: str) -> Record:
-    """``exchange``, which has ended or was cut off, under the id of another turn."""
+    """Return a record with a copy of ``exchange``, under the id of another turn.
+
+    The exchange has ended or was cut off.
+    """
     messages = [
         attrs.asdict(attrs.evolve(message, id=id + message.id.removeprefix(exchange.id)))
         for message in exchange.messages(cut_off=True)

@@ -1,14 +1,14 @@
-"""Conversations in files: a folder with one file for each thread, a line of JSON for each commit.
+"""Conversations in files: one file for each thread, one line of JSON for each commit.
 
-A line is written by one call, and counts when its newline is there. So whatever a crash leaves of
-the last line is no commit: reading passes over it, and the next write first cuts it off. A write
-that fails takes back what it has written. Any other line that is no JSON is an error, since
-something else has been at the file.
+A commit counts when the newline of its line is in the file. A crash may leave a part of the last
+line: reading ignores it, and the next write removes it first. A write that fails removes the part
+it has written. Any other line that is not JSON is an error, because another program has changed the
+file.
 
-All of it is done in threads. What concerns one file is done under one lock, which is a thread's
-and not a task's: a write that has begun cannot be cancelled, and one that waits for another waits
-where Trio sees only a thread at work. The locks are few and shared by the files, so that nothing
-is kept of a file that is not in use.
+The file system is used in worker threads. All access to a file is under one `threading.Lock`: a
+write that has begun cannot be cancelled, so it may still run in its thread after its task has gone
+on. A fixed number of locks is shared by all files, so the store keeps nothing about files that are
+not in use.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .locks import ThreadLocks
 from .transcript import Commit, TranscriptError, check_thread_id
 
 _LOCKS: Final = 64
-_STEP: Final = 64 * 1024  # bytes that are looked through at once for the last newline
+_STEP: Final = 64 * 1024  # bytes that one search step for the last newline reads
 
 
 @final
 class JsonlTranscript:
     """A `TranscriptStore` in a folder: an append-only file ``<thread id>.jsonl`` for each thread.
 
-    A folder is for one object of one process at a time. The folder is made when it is needed.
+    Only one object of one process may use a folder at a time. The first write makes the folder.
 
     Args:
-      folder: where the files are.
-      fsync: whether a write waits until the disk has it, so that it outlives the machine's crash
-        and not only the process's.
+      folder: the folder of the files.
+      fsync: whether a write waits until the data is on the disk, so that it survives a crash of
+        the machine, and not only of the process.
     """
 
     def __init__(self, folder: str | os.PathLike[str], fsync: bool = False) -> None:
@@ -56,8 +56,8 @@ class JsonlTranscript:
         """Return if ``thread_id`` can be the name of a file in the folder. Not a checkpoint.
 
         Raises:
-          TypeError: if it is no string.
-          ValueError: if it is empty, or would lead out of the folder.
+          TypeError: if it is not a string.
+          ValueError: if it is blank, or names a file outside the folder.
         """
         self._path(thread_id)
 
@@ -67,7 +67,7 @@ class JsonlTranscript:
         Raises:
           TypeError, ValueError: as `check`.
           OSError: if the file cannot be read.
-          TranscriptError: if a line of it is no commit.
+          TranscriptError: if a line of the file is not a commit.
         """
         return await trio.to_thread.run_sync(self._load, self._path(thread_id), start)
 
@@ -75,7 +75,7 @@ class JsonlTranscript:
         """See `TranscriptStore.append`. Cancelling it has no effect once the file is written.
 
         Raises:
-          TypeError, ValueError: as `check`, or if ``commit`` is no JSON.
+          TypeError, ValueError: as `check`, or if ``commit`` is not JSON.
           OSError: if the file cannot be written.
         """
         path = self._path(thread_id)
@@ -84,9 +84,9 @@ class JsonlTranscript:
 
     def _path(self, thread_id: str) -> Path:
         name = check_thread_id(thread_id) + ".jsonl"
-        # A backslash is looked for everywhere, since a folder may be taken to another system.
+        # Refuse backslashes on every system: a folder may be moved to another system.
         if thread_id in (".", "..") or "\\" in name or "\0" in name or Path(name).name != name:
-            raise ValueError(f"thread id {thread_id!r} could leave the folder")
+            raise ValueError(f"thread id {thread_id!r} names a file outside the folder")
         return self.folder / name
 
     # ---- in a thread
@@ -106,7 +106,7 @@ class JsonlTranscript:
     def _append(self, path: Path, line: bytes) -> None:
         with self._lock(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Without a buffer, so that closing the file cannot write what had failed before.
+            # Unbuffered, so that closing the file does not repeat a write that has failed.
             with open(path, "a+b", buffering=0) as file:
                 end = _whole_lines(file)
                 file.truncate(end)
@@ -116,7 +116,7 @@ class JsonlTranscript:
                         view = view[file.write(view) :]
                     if self.fsync:
                         os.fsync(file.fileno())
-                        if not end and os.name == "posix":  # elsewhere folders cannot be opened
+                        if not end and os.name == "posix":  # only there can folders be opened
                             _sync_folder(self.folder)
                 except BaseException:
                     file.truncate(end)
@@ -129,12 +129,12 @@ def _commit(path: Path, number: int, line: bytes) -> Commit:
     except ValueError as error:
         raise TranscriptError(f"{path}, line {number}: {error}") from error
     if not isinstance(commit, list):
-        raise TranscriptError(f"{path}, line {number} is no list")
+        raise TranscriptError(f"{path}, line {number}: not a list of records")
     return commit
 
 
 def _whole_lines(file: FileIO) -> int:
-    """How many bytes of the file are lines that end."""
+    """Return the number of bytes of the file up to its last newline."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = file.seek(max(0, end - _STEP))
@@ -146,7 +146,7 @@ def _whole_lines(file: FileIO) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the disk know that there is a new file."""
+    """Write the directory entry of a new file to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

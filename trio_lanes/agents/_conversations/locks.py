@@ -1,12 +1,15 @@
-"""Shared and exclusive locks, one for each key that is in use, served in order of arrival.
+"""Shared and exclusive locks, one for each key in use, granted in order of arrival.
 
-A key has holders and a line. Whoever comes while somebody is in line goes behind, also one who
-could share the lock at once: so a stream of sharers does not starve the one who waits to be alone.
-The head of the line is let in when the holders allow it, and those behind it that share as well.
+A key has holders and a queue. A task joins the queue if other tasks wait, even if it could share
+the lock at once; so a stream of sharing tasks does not starve a task that waits for exclusive
+access. When the holders allow it, the head of the queue is admitted, and the sharing tasks directly
+behind it.
 
-An entry of the table exists while somebody holds its key or waits for it. Everything that changes
-one is synchronous; a lock that was granted is held, even if whoever waited for it is cancelled in
-the same tick, so it is the `async with` block that gives it back, and nothing else.
+Invariants:
+
+* An entry of the table exists while a task holds its key or waits for it.
+* Every change is synchronous. A granted lock is held, even if its task is cancelled in the same
+  tick; only the end of the `async with` block releases it.
 """
 
 from __future__ import annotations
@@ -25,46 +28,46 @@ from trio.lowlevel import Abort, Task, enable_ki_protection
 @final
 @attrs.define(eq=False)
 class _Lock:
-    """Who holds one key, and who waits for it."""
+    """The lock of one key: its holders, and the queue of waiting tasks."""
 
     holders: set[Task] = attrs.field(factory=set)
-    alone: bool = False  # whether the one holder wants no other
-    line: OrderedDict[Task, bool] = attrs.field(factory=OrderedDict)  # {task: whether alone}
+    exclusive: bool = False  # whether the holder has exclusive access
+    queue: OrderedDict[Task, bool] = attrs.field(factory=OrderedDict)  # {task: whether exclusive}
 
     def admits(self, exclusive: bool) -> bool:
-        """Whether who stands at the head of the line may come in now."""
-        return not self.holders or not (exclusive or self.alone)
+        """Whether the holders allow the head of the queue to hold the lock."""
+        return not self.holders or not (exclusive or self.exclusive)
 
-    def take(self, task: Task, exclusive: bool) -> None:
-        """Let ``task`` in."""
+    def grant(self, task: Task, exclusive: bool) -> None:
+        """Make ``task`` a holder."""
         self.holders.add(task)
-        self.alone = exclusive
+        self.exclusive = exclusive
 
     def serve(self) -> None:
-        """Let in everybody who may come in now."""
-        while self.line:
-            task, exclusive = next(iter(self.line.items()))
+        """Grant the lock to as many tasks from the head of the queue as possible."""
+        while self.queue:
+            task, exclusive = next(iter(self.queue.items()))
             if not self.admits(exclusive):
                 break
-            del self.line[task]
-            self.take(task, exclusive)
+            del self.queue[task]
+            self.grant(task, exclusive)
             trio.lowlevel.reschedule(task)
 
 
 @final
 class ThreadLocks:
-    """A shared and exclusive lock for each key, made when it is needed and gone when it is not.
+    """A shared and exclusive lock for each key. A lock exists only while it is in use.
 
-    The keys are those of conversations: one message is written while the lock is shared, what
-    belongs together while it is exclusive.
+    A conversation uses its thread id as the key: it writes one commit under the shared lock, and
+    takes the exclusive lock where several steps belong together.
 
     ::
 
         async with locks.exclusive("thread-1"):
             await write_both()
 
-    Waiting is first come, first served. ``len(locks)`` is the number of keys that are held now or
-    waited for.
+    Waiting tasks are served in order of arrival. ``len(locks)`` is the number of keys that a task
+    holds or waits for.
     """
 
     def __init__(self) -> None:
@@ -77,18 +80,18 @@ class ThreadLocks:
         return f"<trio_lanes.agents.ThreadLocks at {id(self):#x}, {len(self)} keys>"
 
     def shared(self, key: Hashable) -> AbstractAsyncContextManager[None]:
-        """Hold ``key`` together with others that share it.
+        """Hold ``key`` together with other tasks that share it, for an ``async with`` block.
 
         Entering is a checkpoint, leaving is not. If entering is cancelled, nothing is held.
 
         Raises:
-          RuntimeError: on entering, if this task holds ``key`` already, shared or not: it would
-            wait for itself as soon as somebody else wants to be alone.
+          RuntimeError: on entering, if this task holds ``key`` already, shared or exclusive. It
+            would wait for itself as soon as another task waits for exclusive access.
         """
         return _Hold(self, key, exclusive=False)
 
     def exclusive(self, key: Hashable) -> AbstractAsyncContextManager[None]:
-        """Hold ``key`` alone. In all else as `shared`."""
+        """Hold ``key`` alone, for an ``async with`` block. The rest is as for `shared`."""
         return _Hold(self, key, exclusive=True)
 
     async def _acquire(self, key: Hashable, task: Task, exclusive: bool) -> None:
@@ -97,17 +100,17 @@ class ThreadLocks:
             raise RuntimeError(f"{task!r} holds {key!r} already")
         await trio.lowlevel.checkpoint_if_cancelled()
         lock = self._locks.setdefault(key, _Lock())
-        if not lock.line and lock.admits(exclusive):
-            lock.take(task, exclusive)
+        if not lock.queue and lock.admits(exclusive):
+            lock.grant(task, exclusive)
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
 
         def abort(raise_cancel: Callable[[], Any]) -> Abort:
-            del lock.line[task]
-            lock.serve()  # those behind it may share with the holders
+            del lock.queue[task]
+            lock.serve()  # the tasks behind it may be able to share with the holders
             return Abort.SUCCEEDED
 
-        lock.line[task] = exclusive
+        lock.queue[task] = exclusive
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _release(self, key: Hashable, task: Task) -> None:
@@ -120,7 +123,7 @@ class ThreadLocks:
 
 @final
 class _Hold:
-    """One `async with` block."""
+    """One `async with` block that holds a lock."""
 
     def __init__(self, locks: ThreadLocks, key: Hashable, *, exclusive: bool) -> None:
         self._locks: Final = locks

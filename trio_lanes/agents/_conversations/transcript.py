@@ -1,8 +1,8 @@
-"""Where conversations are kept: an append-only log for each thread, of which messages are made.
+"""The stores of conversations: an append-only log for each thread.
 
-A log consists of commits. A commit is what is written together: after a crash it is in the log
-whole or not at all. It is a list of records, which are JSON objects. What they mean is said in
-``_exchange``; a store only keeps them.
+A log is a list of commits. A commit is written atomically: after a crash, the log has all of it or
+none of it. A commit is a list of records, and a record is a JSON object. The module ``exchange``
+gives records their meaning; a store only keeps them.
 """
 
 from __future__ import annotations
@@ -25,82 +25,85 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class TranscriptError(LaneError):
-    """A message may not stand there, or what is stored is no conversation; nothing has changed."""
+    """A message is not allowed at its place, or stored data is not a conversation.
+
+    Nothing has changed.
+    """
 
 
 @final
 @attrs.frozen
 class Message:
-    """One message of a conversation, as it is now. To be read, not to be changed."""
+    """A snapshot of one message of a conversation. Do not change it."""
 
     role: Role
-    """Who says it: ``"user"``, ``"assistant"`` or ``"tool"``."""
+    """The author: ``"user"``, ``"assistant"`` or ``"tool"``."""
     content: Any
-    """Its text, or whatever JSON value was given."""
+    """The text, or another JSON value."""
     status: Status = "completed"
-    """``"in_progress"``, ``"completed"`` or ``"incomplete"``. Of an answer: whether it goes on, is
-    whole, or was cut off. Of a tool's result: incomplete if it stands in for one that never came.
+    """``"in_progress"``, ``"completed"`` or ``"incomplete"``. An answer is incomplete if it was cut
+    off. The message of a tool is incomplete if it stands for a result that never came.
     """
     id: str = ""
-    """Unique in its thread, and always the same."""
+    """The id of the message: unique in its thread, and constant."""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """Of an assistant's message: the calls that it asks for, each with an ``"id"``."""
+    """The calls that a message of the assistant asks for, each with an ``"id"``."""
     tool_call_id: str | None = None
-    """Of a tool's message: the call that it answers."""
+    """The id of the call that a message of a tool answers."""
     usage: Any = None
-    """Of an assistant's message: what it has cost, as it was given."""
+    """The usage of a message of the assistant, as the application gave it."""
 
 
 class TranscriptStore(Protocol):
-    """Keeps threads, each under its id; what a `Conversation` needs, and no more.
+    """The interface of a store of threads, as `Conversation` uses it.
 
-    A store belongs to one process. What two of its methods do at the same time must be as if
-    they had been called one after the other.
+    A store belongs to one process. Concurrent calls of its methods must have the same effect as
+    calls one after the other.
     """
 
     @property
     def locks(self) -> ThreadLocks:
-        """Its locks, by thread id; the same object every time. Conversations take them."""
+        """The locks by thread id, always the same object. Conversations acquire them."""
         ...
 
     @property
     def live(self) -> set[str]:
-        """The turns that run now; the same object every time, empty at first.
+        """The ids of the turns that run now: always the same object, empty at first.
 
-        Conversations keep it. A turn that has no end in the log and is not in here was cut off
-        by a crash.
+        Conversations maintain it. If the log has no end of a turn and this set does not have its
+        id, a crash cut the turn off.
         """
         ...
 
     def check(self, thread_id: str) -> None:
-        """Return if it can keep a thread of this id. Not a checkpoint.
+        """Return if the store can keep a thread with this id; otherwise raise. Not a checkpoint.
 
         Raises:
-          TypeError, ValueError: if it cannot.
+          TypeError, ValueError: if the id is not valid in this store.
         """
         ...
 
     async def load(self, thread_id: str, start: int = 0) -> Sequence[Commit]:
-        """The commits of a thread but the first ``start``; none if there is no such thread.
+        """Return the commits of a thread from index ``start``; none if there is no such thread.
 
         A checkpoint.
 
         Raises:
-          TranscriptError: if what is stored cannot be read.
+          TranscriptError: if the stored data cannot be read.
         """
         ...
 
     async def append(self, thread_id: str, commit: Commit) -> None:
-        """Put ``commit`` at the end of the thread's log. A checkpoint.
+        """Append ``commit`` to the log of the thread. A checkpoint.
 
-        If this raises, be it `trio.Cancelled`, the log is as it was.
+        If this raises, even `trio.Cancelled`, the log has not changed.
         """
         ...
 
 
 @final
 class MemoryTranscript:
-    """A `TranscriptStore` in memory: gone with the object."""
+    """A `TranscriptStore` in memory; its threads are lost with the object."""
 
     def __init__(self) -> None:
         self.locks: Final = ThreadLocks()
@@ -128,10 +131,11 @@ class MemoryTranscript:
 
 
 def check_thread_id(thread_id: object) -> str:
-    """``thread_id``, if it is a string that is not blank.
+    """Return ``thread_id`` if it is a string that is not blank; otherwise raise.
 
     Raises:
-      TypeError, ValueError: if it is not.
+      TypeError: if it is not a string.
+      ValueError: if it is blank.
     """
     if not isinstance(thread_id, str):
         raise TypeError(f"a thread id must be a string, not {thread_id!r}")

@@ -365,7 +365,9 @@ class Inbox:
             if not self._goes_on(job):
                 break
             if failure is not None:
-                _log.error("a turn of %r failed; its job runs the next", self, exc_info=failure)
+                _log.error(
+                    "a turn of %r failed; the same job runs the next turn", self, exc_info=failure
+                )
         if failure is not None:
             try:
                 raise failure
@@ -373,8 +375,8 @@ class Inbox:
                 del failure  # this frame is in its traceback
 
     def _is_due(self, due: float) -> bool:
-        """Whether a job that was to come at ``due``, and begins, is to start a turn."""
-        if self._turn is not None or not self._queue:  # a turn: the session was made wider since
+        """Whether a job that was submitted for the time ``due``, and begins, starts a turn."""
+        if self._turn is not None or not self._queue:  # a turn: the session was made wider
             return False
         head_is_due = self._queue.due
         if head_is_due <= max(due, trio.current_time()):
@@ -382,7 +384,7 @@ class Inbox:
         try:
             self._secure()
         except LaneError:
-            return True  # there would be nobody to see to it
+            return True  # no later job would handle the head
         return False
 
     def _begin(self, job: Job[Any]) -> Turn:

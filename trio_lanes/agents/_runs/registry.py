@@ -1,14 +1,14 @@
-"""Which run is active in each session, and how others reach it.
+"""The registry of active runs: the run of each session, and the ways to reach it.
 
-A session has at most one active run. The registry holds it, neither starts nor stops it, and has
-no task: all that changes it is synchronous, so between two checkpoints of whoever asks, what was
-answered stays true.
+A session has at most one active run. The registry does not start or stop runs, and has no task. All
+its changes are synchronous, so an answer stays true until the next checkpoint of the caller.
 
-A run is registered until it is cleared, by itself, or until another run is registered in its
-session. In both cases whoever waits for its end is told at once. A run that was replaced may go on
-for a while; when it then clears, it removes nothing, for what is cleared is that very object.
+A run is registered until it clears itself, or until another run is registered in its session. Both
+wake the tasks that wait for its end. A replaced run may go on for a while. When it clears itself
+later, nothing is removed, because `RunRegistry.clear` compares the run object.
 
-Sessions are named as for lanes: ``"alice"``, ``" alice "`` and ``"session:alice"`` are one.
+Session names are normalized as for lanes: ``"alice"``, ``" alice "`` and ``"session:alice"`` name
+the same session.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from trio_lanes import resolve_session_lane
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
-_SHORTEST_WAIT: Final = 0.1  # seconds: a run needs some passes of the scheduler to end at all
+_SHORTEST_WAIT: Final = 0.1  # seconds: a run needs a few passes of Trio's scheduler to end
 
 
 class Run(Protocol):
-    """What a registry must know of a run: whether it hears, how to tell it and how to stop it."""
+    """The interface of a run: whether it takes messages, how to send one, and how to stop it."""
 
     @property
     def is_streaming(self) -> bool:
-        """Whether it takes messages now."""
+        """Whether the run takes messages now."""
         ...
 
     @property
     def is_compacting(self) -> bool:
-        """Whether it is rewriting its history, so that a message would be lost in it."""
+        """Whether the run is rewriting its history, in which a message would be lost."""
         ...
 
     def queue_message(self, message: Any, /) -> bool:
@@ -54,35 +54,35 @@ class Run(Protocol):
 
 @final
 class Registered(enum.Enum):
-    """What `RunRegistry.register` did."""
+    """The effect of `RunRegistry.register`."""
 
     STARTED = "started"
     """The session had no active run."""
     REPLACED = "replaced"
-    """The session had another one, which is now active no more."""
+    """The session had another active run, which is no longer registered."""
 
 
 @final
 class SendRefused(enum.Enum):
-    """Why a message was not given to a run; asked in this order."""
+    """The reason why a message was refused. The reasons are checked in this order."""
 
     NO_ACTIVE_RUN = "no_active_run"
-    """The session has none."""
+    """The session has no active run."""
     NOT_STREAMING = "not_streaming"
-    """It has one, which does not listen now."""
+    """The run takes no messages now."""
     COMPACTING = "compacting"
-    """It listens, but is rewriting its history."""
+    """The run is rewriting its history."""
     STOPPED = "stopped"
-    """The run itself said no, or failed when it was asked."""
+    """The run refused the message, or raised."""
 
 
 @final
 @attrs.frozen
 class SendResult:
-    """What became of a message: true if the run accepted it."""
+    """The result of `RunRegistry.send`: true if the run accepted the message."""
 
     reason: SendRefused | None = None
-    """Why it was refused; None if it was accepted."""
+    """The reason of the refusal; None if the message was accepted."""
 
     def __bool__(self) -> bool:
         return self.reason is None
@@ -94,18 +94,18 @@ _ACCEPTED: Final = SendResult()
 @final
 @attrs.define(eq=False)
 class _Active:
-    """One registration."""
+    """A registration."""
 
-    session: str  # as it was given
+    session: str  # as the caller spelled it
     run: Run
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
 
 
 @final
 class RunRegistry:
-    """The active run of each session. It can be made anywhere, and needs no closing.
+    """The active run of each session. A registry can be made anywhere, and needs no closing.
 
-    Two lines are all that a run needs of it.
+    A run registers itself with two lines:
 
     ::
 
@@ -114,17 +114,17 @@ class RunRegistry:
     """
 
     def __init__(self) -> None:
-        self._active: Final[dict[str, _Active]] = {}  # {the name of the session's lane: its run}
+        self._active: Final[dict[str, _Active]] = {}  # {the name of the session lane: its run}
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.RunRegistry at {id(self):#x}, {len(self._active)} active>"
 
     @enable_ki_protection
     def register(self, session: str, run: Run) -> Registered:
-        """Make ``run`` the active one of ``session``, in place of any other. Not a checkpoint.
+        """Make ``run`` the active run of ``session``; it replaces any other. Not a checkpoint.
 
-        Who waits for the end of the other is told now. A run that is active there already
-        stays, which counts as started.
+        Tasks that wait for the end of a replaced run are woken. If ``run`` is active there already,
+        nothing changes, and the result is STARTED.
         """
         lane = resolve_session_lane(session)
         other = self._active.get(lane)
@@ -140,9 +140,9 @@ class RunRegistry:
 
     @enable_ki_protection
     def clear(self, session: str, run: Run) -> bool:
-        """Say that ``run`` has ended; whether it was the active one. Not a checkpoint.
+        """Remove ``run``, which has ended; False if it was not the active run. Not a checkpoint.
 
-        Only that very object is removed, so a run that ends late leaves its successor alone.
+        Runs are compared by identity, so a run that ends late does not remove its successor.
         """
         lane = resolve_session_lane(session)
         active = self._active.get(lane)
@@ -153,25 +153,22 @@ class RunRegistry:
         return True
 
     def running(self, session: str, run: Run) -> AbstractContextManager[Registered]:
-        """``with registry.running(session, run):`` registers it, and clears it at the end."""
+        """Register ``run`` for a ``with`` block, and clear it at the end of the block."""
         return _Running(self, session, run)
 
     def get(self, session: str) -> Run | None:
-        """The active run of ``session``, or None. Not a checkpoint."""
+        """Return the active run of ``session``, or None. Not a checkpoint."""
         active = self._active.get(resolve_session_lane(session))
         return None if active is None else active.run
 
     def active(self) -> dict[str, Run]:
-        """Each session that has an active run, by the name that it was registered with, with it.
-
-        A copy. Not a checkpoint.
-        """
+        """Return all active runs, by session as spelled at `register`. Not a checkpoint."""
         return {active.session: active.run for active in self._active.values()}
 
     def send(self, session: str, message: Any) -> SendResult:
-        """Give ``message`` to the active run of ``session``, if it takes it. Not a checkpoint.
+        """Offer ``message`` to the active run of ``session``. Not a checkpoint.
 
-        It never blocks and never raises: what the run raises is logged, and is a refusal.
+        This never blocks and never raises: an exception of the run is logged, and is a refusal.
 
         ::
 
@@ -190,13 +187,13 @@ class RunRegistry:
             if run.queue_message(message):
                 return _ACCEPTED
         except Exception:
-            _log.exception("%r raised when it was sent a message: session %r", run, session)
+            _log.exception("session %r: %r raised when a message was sent to it", session, run)
         return SendResult(SendRefused.STOPPED)
 
     def abort(self, session: str, reason: str | None = None) -> bool:
         """Ask the active run of ``session`` to end; False if there is none. Not a checkpoint.
 
-        The run stays registered until it has ended. What its own ``abort`` raises is raised.
+        The run stays registered until it has ended. An exception of its ``abort`` is raised.
         """
         run = self.get(session)
         if run is None:
@@ -205,16 +202,16 @@ class RunRegistry:
         return True
 
     async def wait_ended(self, session: str, timeout: float = 15.0) -> bool:
-        """Wait until the run that is active in ``session`` now has ended or is replaced.
+        """Wait until the run that is active in ``session`` now has ended or was replaced.
 
         A checkpoint; cancelling it leaves nothing behind. A run that waits for its own end waits
-        for the timeout.
+        until the timeout.
 
         Args:
-          timeout: seconds, at least 0.1; less is 0.1.
+          timeout: the maximum number of seconds; a value below 0.1 counts as 0.1.
 
         Returns:
-          False at the timeout; True if it ended in time, or if there was none.
+          False at the timeout; True if the run ended in time, or if there was none.
         """
         return await _wait(self._active.get(resolve_session_lane(session)), timeout)
 
@@ -223,8 +220,8 @@ class RunRegistry:
     ) -> bool:
         """`abort` the run that is active in ``session`` now, and wait for its end.
 
-        A checkpoint; cancelling it does not take back the abort. ``timeout`` and what is
-        returned are as for `wait_ended`.
+        A checkpoint; cancelling it does not undo the abort. ``timeout`` and the result are as for
+        `wait_ended`.
         """
         active = self._active.get(resolve_session_lane(session))
         if active is not None:
@@ -243,7 +240,10 @@ async def _wait(active: _Active | None, timeout: float) -> bool:
 
 @final
 class _Running:
-    """`RunRegistry.running`: a class, since a signal cannot come between its two steps."""
+    """The block of `RunRegistry.running`.
+
+    It is a class, not a generator, so that Ctrl-C cannot come between registering and entering.
+    """
 
     def __init__(self, registry: RunRegistry, session: str, run: Run) -> None:
         self._registry: Final = registry

@@ -1,8 +1,9 @@
-"""What an application says of a run to its users. All that may change it is the table here.
+"""The status of a run as an application shows it to users, and the table of its transitions.
 
-The words are those of the APIs that serve runs. A run is queued, then in progress; it may wait for
-an action of somebody else, and goes on from there or is queued again. ``cancelling`` is the time
-between the wish and the end, which may still be a completion. The five others are ends.
+The names are the names of the common APIs for runs. A run is queued, then in progress. It may wait
+for an action of a person or a client; afterwards it goes on or is queued again. ``cancelling`` is
+the time between the request to stop and the end; the run may still complete. The other five
+statuses are final.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from trio_lanes import LaneError
 
 @final
 class RunStatus(enum.StrEnum):
-    """How far a run is: four states in which it lives, and five ends.
+    """The status of a run: four active statuses and five final statuses.
 
     A member equals its own value, so it can be stored and sent as it is.
     """
 
     QUEUED = "queued"
-    """Accepted; nothing has been done."""
+    """The run was accepted and has not started."""
     IN_PROGRESS = "in_progress"
-    """It is at work."""
+    """The run is active."""
     REQUIRES_ACTION = "requires_action"
-    """It waits for what a person or a client must do first."""
+    """The run waits for an action of a person or a client."""
     CANCELLING = "cancelling"
-    """It was asked to stop, and has not ended."""
+    """The run was asked to stop, and has not ended."""
     CANCELLED = "cancelled"
-    """It was stopped."""
+    """The run was stopped."""
     FAILED = "failed"
-    """It broke."""
+    """The run ended with an error."""
     COMPLETED = "completed"
-    """It did all that it was to do."""
+    """The run did all its work."""
     INCOMPLETE = "incomplete"
-    """It ended by itself before it was through, at a limit of length for example."""
+    """The run ended by itself before its work was complete, for example at a length limit."""
     EXPIRED = "expired"
-    """Its time was over."""
+    """The time of the run ran out."""
 
 
 _S: Final = RunStatus
@@ -77,15 +78,15 @@ RUN_TRANSITIONS: Final[Mapping[RunStatus, frozenset[RunStatus]]] = MappingProxyT
         _S.EXPIRED: frozenset(),
     }
 )
-"""Where a run may go from each status; from an end, nowhere."""
+"""The allowed next statuses of each status; a final status has none."""
 
 
 class IllegalTransitionError(LaneError, RuntimeError):
-    """A run was to go where the table has no way.
+    """The transition of a run is not in the table.
 
     Attributes:
-      old: the status that it has.
-      new: the status that it was to have.
+      old: the present status.
+      new: the requested status.
     """
 
     def __init__(self, old: RunStatus, new: RunStatus) -> None:
@@ -94,20 +95,23 @@ class IllegalTransitionError(LaneError, RuntimeError):
         super().__init__(old, new)
 
     def __str__(self) -> str:
-        ways = ", ".join(status for status in RunStatus if status in RUN_TRANSITIONS[self.old])
+        following = [status for status in RunStatus if status in RUN_TRANSITIONS[self.old]]
         return f"a run cannot go from {self.old} to {self.new}; " + (
-            f"from {self.old} it may go to: {ways}" if ways else f"{self.old} is an end"
+            f"allowed from {self.old}: {', '.join(following)}"
+            if following
+            else f"{self.old} is final"
         )
 
 
 def check_transition(old: RunStatus | str, new: RunStatus | str) -> None:
-    """Return if a run may go from ``old`` to ``new``; the same status again is always allowed.
+    """Return if a run may go from ``old`` to ``new``; otherwise raise.
 
-    Each may be given as its value, as read from a database. Not a checkpoint; changes nothing.
+    A transition to the same status is always allowed. Each status may be given as its value, as
+    read from a database. Not a checkpoint; changes nothing.
 
     Raises:
-      IllegalTransitionError: if the table has no such way.
-      ValueError: if one is no status.
+      IllegalTransitionError: if the table does not have the transition.
+      ValueError: if ``old`` or ``new`` is not a status.
     """
     old, new = RunStatus(old), RunStatus(new)
     if new is not old and new not in RUN_TRANSITIONS[old]:

@@ -1,4 +1,4 @@
-"""What a tool call is: what is asked for, and what came of it."""
+"""Tool calls: the call as an application or a model states it, and its result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import attrs
 
 
 class Emit(Protocol):
-    """How a tool streams: ``await emit(data)``.
+    """The function with which a tool streams output: ``await emit(data)``.
 
-    A checkpoint, which waits while the reader is too far behind. If it is cancelled, ``data``
-    was not emitted.
+    A checkpoint that waits while the buffer is full. If the wait is cancelled, ``data`` was not
+    emitted.
 
     Raises:
       trio.ClosedResourceError: if the call has ended.
@@ -36,49 +36,49 @@ def _function(instance: object, attribute: attrs.Attribute[Any], value: object) 
 @final
 @attrs.frozen
 class ToolCall:
-    """A tool that is to run, and how.
+    """A tool call to run, with its options.
 
     Raises:
-      TypeError, ValueError: for a bad value, naming the field.
+      TypeError, ValueError: for a bad value; the error names the field.
     """
 
     id: str = attrs.field(validator=_text)
-    """What it is known by; no two calls of a run have the same."""
+    """The id of the call, unique in its run."""
     fn: Callable[[Emit], Awaitable[Any]] = attrs.field(validator=_function)
     """``async def tool(emit) -> result``."""
     name: str | None = attrs.field(
         default=None, kw_only=True, validator=attrs.validators.optional(_text)
     )
-    """For people and transcripts."""
+    """The name of the tool, for people and transcripts."""
     serial_group: Hashable | None = attrs.field(default=None, kw_only=True)
-    """Calls of one group run one after the other, in call order; None: of no group."""
+    """Calls of the same group run one after the other, in call order; None: no group."""
     final: bool = attrs.field(default=False, kw_only=True)
     """Whether its outputs are part of the answer itself."""
 
 
 AnyCall: TypeAlias = ToolCall | Mapping[str, Any] | str
-"""A call, as a tool, as what a model sent (with its ``"id"``), or by its id alone."""
+"""A call: a `ToolCall`, the mapping with an ``"id"`` that a model sent, or the id alone."""
 
 
 @final
 @attrs.frozen
 class ToolResult:
-    """What became of one call."""
+    """The result of one call."""
 
     id: str
-    """The call's id."""
+    """The id of the call."""
     kind: Literal["result", "error", "cancelled"]
-    """How it ended."""
+    """The way in which the call ended."""
     value: Any
-    """What it returned, the exception that it raised, or the reason of its cancellation."""
+    """The returned value, the exception that was raised, or the reason of the cancellation."""
 
 
 def call_id(call: AnyCall) -> str:
-    """The id of ``call``.
+    """Return the id of ``call``.
 
     Raises:
-      TypeError: if it is nothing that has one, or if that is not a string.
-      ValueError: if that is empty.
+      TypeError: if ``call`` has no id, or the id is not a string.
+      ValueError: if the id is empty.
     """
     if isinstance(call, ToolCall):
         return call.id
@@ -91,7 +91,7 @@ def call_id(call: AnyCall) -> str:
 
 
 def call_record(call: AnyCall) -> dict[str, Any]:
-    """``call`` as a transcript keeps it; raises what `call_id` does."""
+    """Return ``call`` in the form of a transcript. Raises the errors of `call_id`."""
     found = call_id(call)
     if isinstance(call, ToolCall):
         return {"id": found} if call.name is None else {"id": found, "name": call.name}

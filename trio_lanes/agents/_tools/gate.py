@@ -1,7 +1,7 @@
-"""Calls that somebody else answers: a person who approves, a client that runs its own tools.
+"""Calls with external answers: from a person who approves, or a client that runs its own tools.
 
-The gate is one event with an answer. It opens once, with the outputs of all calls together, or
-cancelled; before that nothing of it is taken, so nobody ever sees half of the answers.
+The gate is one event with a value. It opens once, with the outputs of all calls together, or
+cancelled. Until then it accepts no output, so no task ever sees some of the answers only.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .calls import AnyCall, ToolResult, call_id
 
 @final
 class ActionGate:
-    """Waits until every one of some calls has been answered from outside.
+    """A gate that opens when all of its calls have been answered from outside.
 
     ::
 
-        gate = ActionGate(calls)            # shown to whoever is to answer
+        gate = ActionGate(calls)            # shown to a person or a client
         results = await gate.wait()         # elsewhere: gate.submit({"call-1": "approved"})
 
     Inside a job, wait in ``async with current_job().yield_slot():``, so that the job lends its
-    slot of the global lane meanwhile, and keeps its session's.
+    slot of the global lane during the wait, and keeps the slot of its session.
 
     Args:
       calls: `ToolCall` objects, mappings with an ``"id"``, or ids.
 
     Raises:
-      TypeError, ValueError: for a call without an id, or for two with the same.
+      TypeError, ValueError: for a call without an id, or for two calls with the same id.
     """
 
     def __init__(self, calls: Iterable[AnyCall]) -> None:
@@ -50,15 +50,15 @@ class ActionGate:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The ids of the calls that have no answer, in order: all, or none."""
+        """The ids of the calls that have no answer, in order: all of them, or none."""
         return tuple(self._ids) if self._results is None else ()
 
     async def wait(self) -> list[ToolResult]:
-        """Wait for the answers; a result for each call, in order, of kind ``"result"``.
+        """Wait for the answers, and return a result for each call, in order.
 
-        If the gate was cancelled, each is of kind ``"cancelled"``, and has the reason for its
-        value. A checkpoint. Any number of tasks may wait, any number of times; cancelling one
-        leaves the gate as it is.
+        The kind of each result is ``"result"``. If the gate was cancelled, the kind is
+        ``"cancelled"`` and the value is the reason. A checkpoint. Any number of tasks may wait, any
+        number of times; cancelling a wait does not change the gate.
         """
         await self._opened.wait()
         assert self._results is not None
@@ -66,11 +66,11 @@ class ActionGate:
 
     @enable_ki_protection
     def submit(self, outputs: Mapping[str, Any]) -> None:
-        """Answer all calls that are missing at once: ``{call id: output}``. Not a checkpoint.
+        """Answer all missing calls at once: ``{call id: output}``. Not a checkpoint.
 
         Raises:
-          ValueError: if an id is unknown, missing, or repeated, which is of a call that has been
-            answered or cancelled. All of them are named, and nothing is taken.
+          ValueError: if an id is unknown, missing, or repeated; it is repeated if its call has
+            been answered or cancelled. The error names all such ids, and nothing has changed.
         """
         missing = self.missing
         wrong = {
@@ -80,13 +80,13 @@ class ActionGate:
         }
         if any(wrong.values()):
             text = "; ".join(f"{how}: {_list(ids)}" for how, ids in wrong.items() if ids)
-            raise ValueError(f"the outputs cannot be taken; {text}")
+            raise ValueError(f"the outputs were refused; {text}")
         if missing:
             self._open([ToolResult(id, "result", outputs[id]) for id in self._ids])
 
     @enable_ki_protection
     def cancel(self, reason: str | None = None) -> bool:
-        """Give up: each call is cancelled. False if the gate is open already. Not a checkpoint."""
+        """Cancel each call; False if the gate is open already. Not a checkpoint."""
         if self._results is not None:
             return False
         self._open([ToolResult(id, "cancelled", reason) for id in self._ids])

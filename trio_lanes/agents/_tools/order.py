@@ -1,14 +1,15 @@
-"""In which order tools start, and in which order is read what they say. Pure: no task, no time.
+"""The order in which tool calls start, and the order in which their outputs are read.
 
-`Permits` answers which call starts next: a free permit goes to the earliest call whose predecessor
-in its serial group has ended. `Outbox` answers what is read next, and who may say more.
+The classes start no task and read no clock. `Permits` answers which call starts
+next: a free permit goes to the earliest call whose predecessor in its serial group has ended.
+`Outbox` answers which item is read next, and which waiting emitter may continue.
 
-That the two together never come to a standstill rests on the order of the permits. In call order,
-only the earliest call that has not ended is read, and all others may be stuck with a full buffer
-while they hold their permits. But that one runs, or gets the next permit there is: when it became
-eligible, by the end of its predecessor, that end freed a permit, which went to it or to an earlier
-one; and so does each permit that an earlier one gives back. Permits that tasks take for themselves,
-in the order in which they happen to run, have no such order, and do stand still.
+Why the two never deadlock: in call order, only the earliest call that has not ended is read. All
+later calls may block on a full buffer while they hold their permits. But the earliest call runs, or
+gets the next free permit. It became eligible when its predecessor ended, and that end freed a
+permit, which went to the call or to an earlier call; each earlier call that ends frees a permit in
+the same way. If tasks competed for permits in the order in which Trio happens to run them, a later
+call could take the permit, and all calls would deadlock.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ Kind: TypeAlias = Literal["output", "result", "error", "cancelled"]
 
 @final
 class Permits:
-    """Which of the calls, known by their numbers, may start.
+    """The permits to run. Calls are known by their numbers.
 
     Args:
       groups: the serial group of each call, or None.
-      limit: how many may run at once.
+      limit: the maximum number of calls that run at once.
     """
 
     def __init__(self, groups: Sequence[Hashable | None], limit: float) -> None:
@@ -38,18 +39,18 @@ class Permits:
         self._limit: Final = limit
         self._waiting: Final = set(range(len(groups)))
         self._running: Final[set[int]] = set()
-        self._lines: Final[dict[Hashable, deque[int]]] = {}  # {group: its calls that may be left}
+        self._queues: Final[dict[Hashable, deque[int]]] = {}  # {group: calls that may not have run}
         self._eligible: Final[list[int]] = []  # a heap; a call may have been withdrawn from it
         for call, group in enumerate(groups):
             if group is not None:
-                line = self._lines.setdefault(group, deque())
-                line.append(call)
-                if len(line) > 1:
+                queue = self._queues.setdefault(group, deque())
+                queue.append(call)
+                if len(queue) > 1:
                     continue
             self._eligible.append(call)
 
     def next(self) -> int | None:
-        """The call that starts now, if one may."""
+        """Give a permit to the next call and return the call; None if no call may start."""
         while self._eligible and len(self._running) < self._limit:
             call = heapq.heappop(self._eligible)
             if call in self._waiting:
@@ -59,31 +60,31 @@ class Permits:
         return None
 
     def is_waiting(self, call: int) -> bool:
-        """Whether it has neither started nor ended."""
+        """Whether the call has neither started nor ended."""
         return call in self._waiting
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many wait, and how many run."""
+        """The number of waiting calls, and of running calls."""
         return len(self._waiting), len(self._running)
 
     def ended(self, call: int) -> None:
-        """It has ended, or will not start."""
+        """Take back the permit of a call that has ended, or withdraw a call that will not start."""
         self._waiting.discard(call)
         self._running.discard(call)
-        line = self._lines.get(self._groups[call])
-        if not line or line[0] != call:
-            return  # if in a group, it was withdrawn, and is passed over when it becomes the first
-        while line and line[0] not in self._waiting:
-            line.popleft()
-        if line:
-            heapq.heappush(self._eligible, line[0])
+        queue = self._queues.get(self._groups[call])
+        if not queue or queue[0] != call:
+            return  # a withdrawn call of a group is skipped when it reaches the head
+        while queue and queue[0] not in self._waiting:
+            queue.popleft()
+        if queue:
+            heapq.heappush(self._eligible, queue[0])
 
 
 @final
 @attrs.frozen
 class Item:
-    """What a call said."""
+    """An output of a call, or its end."""
 
     call: int
     kind: Kind
@@ -92,94 +93,98 @@ class Item:
 
 @final
 @attrs.define(eq=False)
-class _Line:
-    """What is to be read one after the other; only outputs count."""
+class _Buffer:
+    """The items that are read one after the other. Only outputs count against the limit."""
 
     items: deque[Item] = attrs.field(factory=deque)
     outputs: int = 0
-    waiting: OrderedDict[Task, Item] = attrs.field(factory=OrderedDict)  # for room, by speaker
+    waiting: OrderedDict[Task, Item] = attrs.field(factory=OrderedDict)  # {emitter: its output}
 
 
 @final
 class Outbox:
-    """What the calls have said and nobody has read.
+    """The unread outputs and ends of the calls.
 
     Args:
-      calls: how many there are.
-      by_call: whether one call is read at a time, in order; else whatever was said first.
-      buffer: how many outputs are kept: of each call, if ``by_call``, else of all together. A
-        speaker for whose output there is no room waits, and the output with it. What a call ends
-        with always has room.
+      calls: the number of calls.
+      by_call: whether one call is read at a time, in call order; otherwise items are read in the
+        order in which they were emitted.
+      buffer: the maximum number of buffered outputs: of each call if ``by_call``, else of all calls
+        together. An emitter waits with its output while the buffer is full. The end of a call is
+        always buffered.
     """
 
     def __init__(self, calls: int, *, by_call: bool, buffer: float) -> None:
         self._by_call: Final = by_call
         self._buffer: Final = buffer
-        self._lines: Final = [_Line() for _ in range(calls if by_call else 1)]
-        self._head = 0  # the line that is read
+        self._buffers: Final = [_Buffer() for _ in range(calls if by_call else 1)]
+        self._head = 0  # the buffer that is read
         self._unread: int = calls  # calls whose end has not been read
 
-    def _line(self, call: int) -> _Line:
-        return self._lines[call if self._by_call else 0]
+    def _buffer_of(self, call: int) -> _Buffer:
+        return self._buffers[call if self._by_call else 0]
 
     @property
     def finished(self) -> bool:
-        """Whether all has been read that there will ever be."""
+        """Whether the end of each call has been read."""
         return not self._unread
 
     @property
     def readable(self) -> bool:
-        """Whether there is something to take; not to be asked when it is `finished`."""
-        line = self._lines[self._head]
-        return bool(line.items or line.waiting)
+        """Whether `take` would return an item. Do not ask when the outbox is `finished`."""
+        buffer = self._buffers[self._head]
+        return bool(buffer.items or buffer.waiting)
 
-    def say(self, call: int, data: Any, speaker: Task) -> bool:
-        """An output of ``call``; False if there is no room, and ``speaker`` has to wait."""
-        line = self._line(call)
+    def emit(self, call: int, data: Any, emitter: Task) -> bool:
+        """Add an output of ``call``; False if the buffer is full, and ``emitter`` has to wait."""
+        buffer = self._buffer_of(call)
         item = Item(call, "output", data)
-        if line.outputs < self._buffer:
-            line.outputs += 1
-            line.items.append(item)
+        if buffer.outputs < self._buffer:
+            buffer.outputs += 1
+            buffer.items.append(item)
             return True
-        line.waiting[speaker] = item
+        buffer.waiting[emitter] = item
         return False
 
-    def withdraw(self, call: int, speaker: Task) -> None:
-        """``speaker`` does not wait any more, and has said nothing."""
-        del self._line(call).waiting[speaker]
+    def withdraw(self, call: int, emitter: Task) -> None:
+        """Remove ``emitter``, whose wait was cancelled, and its output."""
+        del self._buffer_of(call).waiting[emitter]
 
     def end(self, call: int, kind: Kind, value: Any) -> list[Task]:
-        """The last that ``call`` says; who waits in vain to say more for it."""
-        line = self._line(call)
-        late = [speaker for speaker, item in line.waiting.items() if item.call == call]
-        for speaker in late:
-            del line.waiting[speaker]
-        line.items.append(Item(call, kind, value))
+        """Add the end of ``call``; return the emitters of the call whose wait ends in an error."""
+        buffer = self._buffer_of(call)
+        late = [emitter for emitter, item in buffer.waiting.items() if item.call == call]
+        for emitter in late:
+            del buffer.waiting[emitter]
+        buffer.items.append(Item(call, kind, value))
         return late
 
     def take(self) -> tuple[Item, Task | None]:
-        """What is read next, if it is `readable`, and who waits no more because of that."""
-        line = self._lines[self._head]
-        if not line.items:  # there is no buffer
-            speaker, item = line.waiting.popitem(last=False)
-            return item, speaker
-        item = line.items.popleft()
+        """Remove and return the next item, and the emitter that may continue, if there is one.
+
+        The outbox must be `readable`.
+        """
+        buffer = self._buffers[self._head]
+        if not buffer.items:  # the limit is 0: take the output from the emitter itself
+            emitter, item = buffer.waiting.popitem(last=False)
+            return item, emitter
+        item = buffer.items.popleft()
         if item.kind != "output":
             self._unread -= 1
             self._head += self._by_call
             return item, None
-        line.outputs -= 1
-        if not line.waiting:
+        buffer.outputs -= 1
+        if not buffer.waiting:
             return item, None
-        speaker, waiting = line.waiting.popitem(last=False)
-        line.outputs += 1
-        line.items.append(waiting)
-        return item, speaker
+        emitter, waiting = buffer.waiting.popitem(last=False)
+        buffer.outputs += 1
+        buffer.items.append(waiting)
+        return item, emitter
 
     def drop(self) -> list[Task]:
-        """Forget what nobody will read; who waits no more."""
-        speakers = [speaker for line in self._lines for speaker in line.waiting]
-        for line in self._lines:
-            line.items.clear()
-            line.waiting.clear()
-        return speakers
+        """Discard all items, and return the emitters that waited."""
+        emitters = [emitter for buffer in self._buffers for emitter in buffer.waiting]
+        for buffer in self._buffers:
+            buffer.items.clear()
+            buffer.waiting.clear()
+        return emitters

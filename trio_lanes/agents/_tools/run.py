@@ -1,13 +1,13 @@
-"""Running tools: all at once, as far as they may, and heard in order.
+"""Running tool calls concurrently, and reading their outputs in order.
 
-Each call runs in a task of its own, under a cancel scope of its own, in one nursery that belongs
-to the `async with` block; ``_tool_order`` decides which one is next and what is read next. What
-changes is changed synchronously: a call ends, and in the same step its result is there, its permit
-is free and given to the next. A call that waits has no task yet.
+Each call runs in a task of its own, under a cancel scope of its own, in the nursery of the
+`async with` block. The module ``order`` decides which call starts next and which item is read next.
+State changes are synchronous: in the step in which a call ends, its result is stored, and its
+permit goes to the next call. A waiting call has no task yet.
 
-A call leaves its state once, however many things happen to it. What its function returned is its
-result, also after it was cancelled; what it raised is its error, also besides that. Only what is
-no ``Exception`` goes on, and leaves the block as it would leave a nursery.
+A call ends once, even if it is cancelled and its function returns or raises. A returned value
+becomes the result, even after a cancellation; a raised exception becomes the error. An exception
+that is not an ``Exception`` leaves the block as it would leave a nursery.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from .order import Kind, Outbox, Permits
 @final
 @attrs.frozen
 class ToolEvent:
-    """Something that a tool said, as it is read."""
+    """An event that is read from a run: an output of a call, or its end."""
 
     sequence_number: int
-    """Counts what has been read from this run, from 0 and without a gap."""
+    """The number of the event in this run, from 0 and without a gap."""
     output_index: int
-    """Which call it was, counted from 0."""
+    """The position of the call in the list of calls, from 0."""
     item_id: str
-    """The id of that call."""
+    """The id of the call."""
     kind: Kind
     """``"output"``, any number of times; then once ``"result"``, ``"error"`` or ``"cancelled"``."""
     data: Any
-    """What was emitted or returned, the exception that was raised, or the reason of the
+    """The emitted or returned value, the exception that was raised, or the reason of the
     cancellation."""
     final: bool
     """Whether the outputs of this call are part of the answer itself."""
@@ -56,7 +56,7 @@ def run_tools(
     order: Literal["call", "completion"] = "call",
     buffer: int | float = 64,
 ) -> AbstractAsyncContextManager[ToolRun]:
-    """Run tools at the same time, and hear them in order.
+    """Run tool calls at the same time, and read their events in order.
 
     ::
 
@@ -65,20 +65,21 @@ def run_tools(
                 show(event)
         print(run.results)
 
-    Each call ends with one event and one result. One that fails does not stop the others. Leaving
-    the block cancels the calls that have not ended, each of which then has a ``cancelled`` result,
-    and waits for their functions. As with a nursery, entering is not a checkpoint, and leaving
-    always lets other tasks run.
+    Each call ends with one event and one result. A call that fails does not stop the others.
+    Leaving the block cancels the calls that have not ended, and waits for their functions; each of
+    these calls then has a ``cancelled`` result. As with a nursery, entering is not a checkpoint,
+    and leaving always lets other tasks run.
 
     Args:
-      calls: the calls; each has an id of its own.
-      limit: how many run at once. A free permit goes to the earliest call that does not wait for
-        one of its ``serial_group``.
-      order: what is heard when. With ``"call"``, one call at a time, in call order: the first
-        that has not ended is heard live, what later ones say waits. With ``"completion"``,
-        whatever was said first.
-      buffer: how many outputs may wait to be read, of each call, or with ``"completion"`` of all;
-        0: none. A tool that emits more waits. How a call ends is always kept.
+      calls: the calls, with different ids.
+      limit: the maximum number of calls that run at once. A free permit goes to the earliest call
+        that does not wait for another call of its ``serial_group``.
+      order: the order of the events. With ``"call"``, one call is read at a time, in call order:
+        the events of the first call that has not ended are read live, the outputs of later calls
+        are buffered. With ``"completion"``, events are read in the order in which they happened.
+      buffer: the maximum number of unread outputs, of each call, or with ``"completion"`` of all
+        calls together; 0: no buffer. A tool that emits more waits. The end of a call is always
+        kept.
 
     Raises:
       TypeError, ValueError: at the call, for a bad value, or for two calls with the same id.
@@ -109,7 +110,7 @@ def _check_count(field: str, value: object, *, at_least: int) -> None:
 
 @final
 class ToolRun:
-    """Calls that run; only `run_tools` makes one. Iterate over it, in one task, to hear them."""
+    """The calls of one `run_tools` block. Iterate over it, in one task, to read the events."""
 
     def __init__(
         self, calls: tuple[ToolCall, ...], limit: float, by_call: bool, buffer: float
@@ -119,11 +120,11 @@ class ToolRun:
         self._results: Final[list[ToolResult | None]] = [None] * len(calls)
         self._permits: Final = Permits([call.serial_group for call in calls], limit)
         self._outbox: Final = Outbox(len(calls), by_call=by_call, buffer=buffer)
-        self._scopes: Final[dict[int, trio.CancelScope]] = {}  # {number of a call: while it runs}
-        self._reasons: Final[dict[int, str | None]] = {}  # {number of a call: why it is cancelled}
+        self._scopes: Final[dict[int, trio.CancelScope]] = {}  # {number of a running call: scope}
+        self._reasons: Final[dict[int, str | None]] = {}  # {number of a cancelled call: reason}
         self._read = 0
         self._reader: Task | None = None
-        self._start: Callable[[int], None] | None = None  # None: nothing starts any more
+        self._start: Callable[[int], None] | None = None  # None: no call starts any more
 
     def __repr__(self) -> str:
         waiting, running = self._permits.counts
@@ -134,9 +135,9 @@ class ToolRun:
 
     @property
     def results(self) -> list[ToolResult]:
-        """The results of the calls that have ended, in call order, whatever ``order`` is.
+        """A new list of the results of the calls that have ended, in call order.
 
-        A new list. When all events were read, or the block was left: one for each call.
+        After all events were read, or the block was left, it has a result for each call.
         """
         return [result for result in self._results if result is not None]
 
@@ -144,8 +145,9 @@ class ToolRun:
     def cancel(self, id: str, reason: str | None = None) -> bool:
         """Cancel one call; False if it has ended. Not a checkpoint.
 
-        A call that waits never starts. One that runs is cancelled, and keeps its permit and its
-        place in its serial group until it has ended: with a result, should it return one.
+        A waiting call never starts. A running call is cancelled, and keeps its permit and its place
+        in its serial group until it has ended; if its function returns a value nevertheless, the
+        call ends with that result.
 
         Raises:
           KeyError: if there is no such call.
@@ -162,7 +164,7 @@ class ToolRun:
 
     @enable_ki_protection
     async def __anext__(self) -> ToolEvent:
-        """The next event. A checkpoint; if it is cancelled, the event is still the next one.
+        """Wait for the next event, and return it. A checkpoint; a cancelled wait loses no event.
 
         Raises:
           StopAsyncIteration: when the end of each call has been read.
@@ -180,9 +182,9 @@ class ToolRun:
             if self._reader is not None:
                 raise trio.BusyResourceError("another task reads this run")
             await self._wait_readable()
-        item, speaker = self._outbox.take()
-        if speaker is not None:
-            trio.lowlevel.reschedule(speaker)
+        item, emitter = self._outbox.take()
+        if emitter is not None:
+            trio.lowlevel.reschedule(emitter)
         call = self._calls[item.call]
         number = self._read
         self._read += 1
@@ -204,7 +206,7 @@ class ToolRun:
     # ---- the calls
 
     def _open(self, nursery: trio.Nursery) -> None:
-        # A call must not inherit the context of the one at whose end it starts.
+        # A call must not inherit the context of the call whose end starts it.
         context = copy_context()
 
         def start(number: int) -> None:
@@ -217,13 +219,13 @@ class ToolRun:
         self._start_more()
 
     def _close(self) -> None:
-        """Nothing starts, nobody reads."""
+        """Cancel the calls that have not ended, and wake the emitters and the reader."""
         self._start = None
         for number, result in enumerate(self._results):
             if result is None:
                 self._cancel(number)
-        for speaker in self._outbox.drop():  # those that are shielded
-            trio.lowlevel.reschedule(speaker)
+        for emitter in self._outbox.drop():  # emitters that are shielded from the cancellation
+            trio.lowlevel.reschedule(emitter)
         self._wake_reader()
 
     def _start_more(self) -> None:
@@ -243,10 +245,10 @@ class ToolRun:
         value: Any = None
         try:
             with self._scopes[number]:
-                await trio.lowlevel.checkpoint_if_cancelled()  # then it is not called at all
+                await trio.lowlevel.checkpoint_if_cancelled()  # then do not call it
                 value = await _call(self._calls[number].fn, partial(self._emit, number))
                 returned = True
-        except BaseException as error:  # also for a scope that the function has left open
+        except BaseException as error:  # also an error about a scope that the function left open
             leaves = self._failed(number, error)
         else:
             if returned:
@@ -260,7 +262,7 @@ class ToolRun:
                 del leaves  # its traceback holds this frame
 
     def _failed(self, number: int, error: BaseException) -> BaseException | None:
-        """``error`` ended a call, or this whole run; what of it is not the call's own affair."""
+        """End a call that raised ``error``; return the part of it that has to leave the block."""
         cancelled, failure = _split(error)
         if failure is None:
             self._cancelled(number)
@@ -276,8 +278,8 @@ class ToolRun:
     def _end(self, number: int, kind: Literal["result", "error", "cancelled"], value: Any) -> None:
         self._results[number] = ToolResult(self._calls[number].id, kind, value)
         self._scopes.pop(number, None)
-        for speaker in self._outbox.end(number, kind, value):
-            trio.lowlevel.reschedule(speaker, Error(_has_ended(self._calls[number])))
+        for emitter in self._outbox.end(number, kind, value):
+            trio.lowlevel.reschedule(emitter, Error(_has_ended(self._calls[number])))
         self._wake_reader()
         self._permits.ended(number)
         self._start_more()
@@ -287,14 +289,14 @@ class ToolRun:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._results[number] is not None:
             raise _has_ended(self._calls[number])
-        speaker = trio.lowlevel.current_task()
-        if self._start is None or self._outbox.say(number, data, speaker):
+        emitter = trio.lowlevel.current_task()
+        if self._start is None or self._outbox.emit(number, data, emitter):
             self._wake_reader()
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
 
         def abort(raise_cancel: Callable[[], Any]) -> Abort:
-            self._outbox.withdraw(number, speaker)
+            self._outbox.withdraw(number, emitter)
             return Abort.SUCCEEDED
 
         self._wake_reader()
@@ -311,7 +313,7 @@ def _has_ended(call: ToolCall) -> trio.ClosedResourceError:
 
 
 def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """What of ``error`` is a cancellation, and what is not."""
+    """Split ``error`` into its cancellations and the rest."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(trio.Cancelled)
     return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
@@ -342,5 +344,5 @@ class _Opened:
             return await self._nursery.__aexit__(exc_type, exc, traceback)
         except BaseExceptionGroup as group:
             if group.exceptions == (exc,):
-                return False  # the block's own, which leaves it as it is
+                return False  # the exception of the block itself leaves it unchanged
             raise
