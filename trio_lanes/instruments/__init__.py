@@ -1,7 +1,7 @@
-"""Instruments that tell other systems what lanes do. None is on unless it is given to `open_lanes`.
+"""Instruments that report the events of lanes to other systems. Pass them to `open_lanes`.
 
-Each is a module of its own. One that needs another package is an extra, and imported by its
-module's name: ``trio_lanes.instruments.prometheus``, ``trio_lanes.instruments.otel``.
+Each instrument is a module of its own. An instrument that needs another package is an extra; import
+it from its module: ``trio_lanes.instruments.prometheus``, ``trio_lanes.instruments.otel``.
 """
 
 from .logging import LoggingInstrument as LoggingInstrument

@@ -1,7 +1,7 @@
-"""What lanes do, in figures: how many jobs wait, run and end in which way, and how long it takes.
+"""The figures of the metrics instruments: numbers of jobs, and durations of waits and runs.
 
-They are kept apart by the label of a lane and, where jobs end, by how they do. Both come from a
-bounded set, so that nobody's metrics grow with sessions, users or errors.
+Each figure has the label of a lane and, for finished jobs, an outcome. Both labels come from
+bounded sets, so the number of time series does not grow with sessions, users or errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._labels import lane_label
 
 
 class Figure(NamedTuple):
-    """One thing that is counted or measured."""
+    """A count, a level or a duration that an instrument reports."""
 
     name: str
     kind: Literal["level", "count", "seconds"]
@@ -37,16 +37,18 @@ class Figure(NamedTuple):
 
 
 WAITING: Final = Figure("jobs.waiting", "level", "Jobs that have not started.")
-RUNNING: Final = Figure("jobs.running", "level", "Jobs that run.")
+RUNNING: Final = Figure("jobs.running", "level", "Running jobs.")
 SUBMITTED: Final = Figure("jobs.submitted", "count", "Jobs that were submitted.")
 FINISHED: Final = Figure("jobs.finished", "count", "Jobs that have settled.", by_outcome=True)
 WAIT: Final = Figure("job.wait", "seconds", "How long jobs waited for their start.")
 RUN: Final = Figure("job.run", "seconds", "How long jobs ran until they settled.")
 WAITING_LONG: Final = Figure("jobs.waiting_long", "count", "Jobs that waited beyond warn_after.")
 OVERDUE: Final = Figure("jobs.overdue", "count", "Bodies that outlived their cancellation.")
-ABANDONED: Final = Figure("jobs.abandoned", "count", "Running jobs that were given up by a reset.")
+ABANDONED: Final = Figure("jobs.abandoned", "count", "Running jobs that a reset abandoned.")
 PAUSED: Final = Figure("lanes.paused", "count", "How often a lane was paused.")
-RATE_LIMITED: Final = Figure("lanes.rate_limited", "count", "How often a rate was waited for.")
+RATE_LIMITED: Final = Figure(
+    "lanes.rate_limited", "count", "How often a rate limit held a lane back."
+)
 
 FIGURES: Final = (
     WAITING,
@@ -93,16 +95,17 @@ def outcome_label(job: Job[Any]) -> str:
 
 
 class LaneFigures(LaneInstrument):
-    """Tells each figure when it changes; whoever inherits from this says where to."""
+    """The hooks that compute the figures. A subclass reports them by `_tell`."""
 
     def __init__(self) -> None:
-        # Until they have settled. A lane's label changes if it gets a configuration of its own,
-        # and what went up under one must not go down under another.
+        # The label at submission, kept until the job has settled: the label of a lane changes if
+        # the lane gets a configuration of its own, but the level that a job has raised must fall
+        # again under the same label.
         self._labels: Final[dict[Job[Any], str]] = {}
 
     @abstractmethod
     def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
-        """``figure`` of ``lane`` has changed by, or has one more of, ``amount``."""
+        """Report that ``figure`` of ``lane`` changed by ``amount``, or record a duration."""
 
     def job_submitted(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
@@ -152,6 +155,6 @@ class LaneFigures(LaneInstrument):
 
     def _label(self, job: Job[Any]) -> str:
         lane = self._labels.pop(job, None) or job.lane_label
-        if not job.done:  # another instrument may have ended it before this one is told of it
+        if not job.done:  # an earlier instrument may have settled it before this hook
             self._labels[job] = lane
         return lane

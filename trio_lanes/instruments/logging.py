@@ -1,32 +1,32 @@
-"""An instrument that writes what lanes do to the log of the standard library.
+"""An instrument that writes the events of lanes to a logger of the standard library.
 
 ::
 
     async with open_lanes({"main": 4}, instruments=[LoggingInstrument()]) as lanes: ...
 
-Every event is one line, with the same facts as fields of the record (its ``extra``), for handlers
-that write structured logs:
+Each event is one line. Its record has the same facts as fields (``extra``), for handlers that write
+structured logs:
 
 =============================  =====================================================================
-field                          of which events
+field                          events
 =============================  =====================================================================
 ``event``                      all: the name of the hook in `LaneInstrument`
 ``lane``                       all but ``lanes_closing``: a name or template from the configuration
                                of the lanes, or ``session:*``
-``job_id``, ``job_name``,      those of jobs
+``job_id``, ``job_name``,      all events of jobs
 ``priority``, ``state``
 ``waited``                     ``job_started``, ``job_waiting_long``, and ``job_finished`` of a job
-                               that never started: seconds from its submission
+                               that never started: seconds since its submission
 ``ran``, ``error``             ``job_finished``: seconds, None if it never started; and the name of
-                               the error's type, or None
-``since``                      ``job_overdue``: seconds from its cancellation
-``count``, ``reason``          ``lane_cleared``; the reason also ``lanes_closing``
+                               the type of the error, or None
+``since``                      ``job_overdue``: seconds since its cancellation
+``count``, ``reason``          ``lane_cleared``; ``reason`` also ``lanes_closing``
 ``abandoned``                  ``lane_reset``
-``until``                      ``lane_rate_limited``: on Trio's clock
+``until``                      ``lane_rate_limited``: a time on Trio's clock
 ``retry_after``                ``lanes_closing``
 =============================  =====================================================================
 
-No field has a session's key, since there is no bound to their number, and they may be private.
+No field has the key of a session: the number of keys has no bound, and a key may be private.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ from ._labels import lane_label
 
 @final
 class LoggingInstrument(LaneInstrument):
-    """Writes a line to ``logger`` for each event in the lanes that it is an instrument of.
+    """An instrument that writes a line to ``logger`` for each event.
 
-    Long waits, bodies that outlive their cancellation and resets are warnings, if ``level`` is not
-    above that; everything else has ``level``. It does not count as looking at a failure.
+    Long waits, bodies that outlive their cancellation and resets have the level WARNING, or
+    ``level`` if that is higher; all other events have ``level``. Logging does not count as
+    retrieving a failure.
 
     Args:
-      logger: where to; ``trio_lanes.events`` unless given.
-      level: of ordinary events.
-      session_keys: whether messages at `logging.DEBUG` and below name the session. No others do,
-        and no field does.
+      logger: the logger; ``trio_lanes.events`` unless one is given.
+      level: the level of ordinary events.
+      session_keys: whether messages at `logging.DEBUG` and below name the session. No other
+        message does, and no field.
 
     Raises:
-      TypeError: if the logger or the level is none.
+      TypeError: if ``logger`` is not a logger or ``level`` is not a number.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class LoggingInstrument(LaneInstrument):
 
     def lane_empty(self, lane: Lane | SessionLane) -> None:
         """A hook; see `LaneInstrument`."""
-        self._lane(self._level, "lane_empty", lane, "has nothing waiting")
+        self._lane(self._level, "lane_empty", lane, "has no waiting jobs")
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
         """A hook; see `LaneInstrument`."""
@@ -138,7 +139,7 @@ class LoggingInstrument(LaneInstrument):
 
     def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
         """A hook; see `LaneInstrument`."""
-        text = "was reset, and %d running jobs given up"
+        text = "was reset; %d running jobs were abandoned"
         self._lane(self._warning, "lane_reset", lane, text, abandoned, abandoned=abandoned)
 
     def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:

@@ -1,4 +1,4 @@
-"""An instrument that traces and measures by the OpenTelemetry API. It needs ``trio-lanes[otel]``.
+"""An instrument for traces and metrics with OpenTelemetry. It needs ``trio-lanes[otel]``.
 
 ::
 
@@ -6,29 +6,29 @@
 
     async with open_lanes({"main": 4}, instruments=[OpenTelemetryInstrument()]) as lanes: ...
 
-Each job that starts is a span, named like the job, from its start until it settles. Its parent is
-the span inside which the job was submitted; it is the current one in the job, also in the tasks
-and threads of it. It has these attributes:
+Each started job has a span with the name of the job, from its start until it settles. The parent is
+the span inside which the job was submitted. The span is the current span in the job, and in the
+tasks and threads of the job. It has these attributes:
 
 =============================  =====================================================================
 ``trio_lanes.lane``            a name or a template from the configuration of the lanes
-``trio_lanes.job.id``,         the job's
+``trio_lanes.job.id``,         the id and the priority of the job
 ``trio_lanes.job.priority``
-``trio_lanes.job.wait``        seconds from when it took its place in line to its start
+``trio_lanes.job.wait``        seconds from the time when it joined its queue until its start
 ``trio_lanes.outcome``         ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``, ``reset``
                                or ``cancelled``
-``trio_lanes.session``         its session's key, only if asked for
+``trio_lanes.session``         the key of its session, only with ``session_keys=True``
 =============================  =====================================================================
 
-A failure is recorded, and is the status of the span. A body that outlives its cancellation is an
-event, ``trio_lanes.overdue``.
+The span of a failed job has the exception and the status ERROR. A body that outlives its
+cancellation adds the event ``trio_lanes.overdue``.
 
 The metrics are ``trio_lanes.jobs.waiting`` and ``.running`` (up-down counters),
 ``trio_lanes.jobs.submitted``, ``.finished``, ``.waiting_long``, ``.overdue`` and ``.abandoned``,
 ``trio_lanes.lanes.paused`` and ``.rate_limited`` (counters), ``trio_lanes.job.wait`` and ``.run``
-(histograms, in seconds). Their attributes are ``trio_lanes.lane``, which may be ``session:*`` here,
-and, of ``finished``, ``trio_lanes.outcome``, with ``queue_timeout``, ``cleared`` and ``closed``
-besides. Never the key of a session.
+(histograms, in seconds). Their attribute is ``trio_lanes.lane``, which may also be ``session:*``.
+``finished`` has ``trio_lanes.outcome`` too, which may also be ``queue_timeout``, ``cleared`` or
+``closed``. No metric has the key of a session.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ _OUTCOME: Final = "trio_lanes.outcome"
 
 @final
 class OpenTelemetryInstrument(LaneFigures):
-    """Traces and measures. One may be given to several `open_lanes`, which it then adds up.
+    """An instrument that reports spans and metrics.
 
-    It does not count as looking at a failure.
+    One object may be an instrument of several `open_lanes`; it adds up their figures. It does not
+    count as retrieving a failure.
 
     Args:
-      tracer_provider: whose spans; the global one's unless given.
-      meter_provider: whose metrics; the global one's unless given.
-      session_keys: whether spans have the key of the session. No metric has.
+      tracer_provider: the provider of the tracer; the global provider unless one is given.
+      meter_provider: the provider of the meter; the global provider unless one is given.
+      session_keys: whether spans have the key of the session. No metric has it.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class OpenTelemetryInstrument(LaneFigures):
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
         self._told: Final = {figure: _measure(meter, figure) for figure in FIGURES}
         self._session_keys: Final = session_keys
-        self._spans: Final[dict[Job[Any], trace.Span]] = {}  # of the jobs that run
+        self._spans: Final[dict[Job[Any], trace.Span]] = {}  # of the running jobs
 
     def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
         attributes = {_LANE: lane} if outcome is None else {_LANE: lane, _OUTCOME: outcome}
@@ -93,14 +94,14 @@ class OpenTelemetryInstrument(LaneFigures):
         if self._session_keys and job.session is not None:
             attributes["trio_lanes.session"] = job.session
         span = self._spans[job] = self._tracer.start_span(job.name, attributes=attributes)
-        # In the job's own context, which is gone with it: nobody has to detach it.
+        # This hook runs in the context of the job, which ends with the job: no detach is needed.
         context.attach(trace.set_span_in_context(span))
 
     def job_overdue(self, job: Job[Any], since: float) -> None:
         """A hook; see `LaneInstrument`."""
         super().job_overdue(job, since)
         span = self._spans.get(job)
-        if span is not None:  # else it was reset, and its span has ended
+        if span is not None:  # otherwise the job was reset, and its span has ended
             span.add_event("trio_lanes.overdue", {"trio_lanes.since": since})
 
     def job_finished(self, job: Job[Any]) -> None:
@@ -118,7 +119,7 @@ class OpenTelemetryInstrument(LaneFigures):
 
 
 def _measure(meter: metrics.Meter, figure: Figure) -> Callable[[float, dict[str, str]], None]:
-    """What takes an amount of ``figure``, and its attributes."""
+    """Return the function that reports an amount of ``figure`` with attributes."""
     name = f"{_NAME}.{figure.name}"
     if figure.kind == "seconds":
         return meter.create_histogram(name, "s", figure.says).record

@@ -1,4 +1,4 @@
-"""An instrument that counts for Prometheus. It needs ``trio-lanes[prometheus]``.
+"""An instrument for Prometheus metrics. It needs ``trio-lanes[prometheus]``.
 
 ::
 
@@ -7,23 +7,23 @@
     async with open_lanes({"main": 4}, instruments=[PrometheusInstrument()]) as lanes: ...
 
 ===============================  =========  ========================================================
-metric                           kind       what it says
+metric                           kind       meaning
 ===============================  =========  ========================================================
 ``jobs_waiting``                 gauge      jobs that have not started
-``jobs_running``                 gauge      jobs that run
+``jobs_running``                 gauge      running jobs
 ``jobs_submitted_total``         counter    jobs that were submitted
 ``jobs_finished_total``          counter    jobs that have settled, by ``outcome``
-``job_wait_seconds``             histogram  from when a job took its place in line to its start
-``job_run_seconds``              histogram  from its start until it settled
+``job_wait_seconds``             histogram  from the time when a job joined its queue to its start
+``job_run_seconds``              histogram  from the start of a job until it settled
 ``jobs_waiting_long_total``      counter    jobs that waited for longer than their ``warn_after``
 ``jobs_overdue_total``           counter    bodies that outlived their cancellation
-``jobs_abandoned_total``         counter    running jobs that were given up by a reset
+``jobs_abandoned_total``         counter    running jobs that a reset abandoned
 ``lanes_paused_total``           counter    how often a lane was paused
 ``lanes_rate_limited_total``     counter    how often the head of a lane waited for a rate limit
 ===============================  =========  ========================================================
 
-The label ``lane`` is a name or a template from the configuration, or ``session:*``; never a
-session's key. ``outcome`` is ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``,
+The label ``lane`` is a name or a template from the configuration, or ``session:*``; never the key
+of a session. ``outcome`` is ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``,
 ``queue_timeout``, ``cleared``, ``reset``, ``closed`` or ``cancelled``.
 """
 
@@ -41,12 +41,14 @@ _BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300
 
 @final
 class PrometheusInstrument(LaneFigures):
-    """Counts in ``registry``. One may be given to several `open_lanes`, which it then adds up.
+    """An instrument with metrics in ``registry``.
+
+    One object may be an instrument of several `open_lanes`; it adds up their figures.
 
     Args:
-      registry: where its metrics are; a second instrument in one needs another namespace.
-      namespace: what their names begin with.
-      buckets: upper bounds of the histograms, in seconds.
+      registry: the registry of the metrics; two instruments in a registry need two namespaces.
+      namespace: the prefix of the names of the metrics.
+      buckets: the upper bounds of the histograms, in seconds.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ async def test_every_event_of_a_job_is_one_line(autojump_clock: MockClock, kept:
         "job 2 'second' in lane 'main' succeeded after 1.000 s",
     ]
     assert sorted(line for line in kept.lines if line.startswith("lane")) == [
-        "lane 'main' has nothing waiting",
+        "lane 'main' has no waiting jobs",
         "lane 'main' is idle",
         "lane 'session:*' is idle",
     ]
