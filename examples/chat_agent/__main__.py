@@ -31,10 +31,10 @@ def main() -> int:
     options = _parser().parse_args()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # an answer may hold what this terminal cannot
+            stream.reconfigure(errors="replace")  # for characters that this terminal cannot show
     try:
         return trio.run(_simulate if options.users else _chat, options)
-    except KeyboardInterrupt:  # before the lanes were open, or the third Ctrl-C
+    except KeyboardInterrupt:  # Ctrl-C before the lanes were open, or a third Ctrl-C
         return INTERRUPTED
     except BaseExceptionGroup as group:
         if group.split(KeyboardInterrupt)[1] is None:
@@ -139,10 +139,10 @@ async def _simulate(options: argparse.Namespace) -> int:
 
 @asynccontextmanager
 async def _open_model(word_delay: float) -> AsyncIterator[Model | str]:
-    """The model that the environment asks for, or what is wrong with the environment."""
+    """Open the model that the environment selects, or return the error of the environment."""
     base_url = os.environ.get("OPENAI_BASE_URL", "")
     name = os.environ.get("OPENAI_MODEL", "")
-    if not base_url:  # a key alone calls nobody: the demo is offline unless it is told where to go
+    if not base_url:  # a key alone selects no endpoint: the demo stays offline
         yield BuiltinModel(word_delay)
     elif not _is_url(base_url):
         yield f"OPENAI_BASE_URL must be a URL such as http://127.0.0.1:8000/v1, not {base_url!r}"
@@ -171,23 +171,23 @@ def _parser() -> argparse.ArgumentParser:
         " OPENAI_MODEL and OPENAI_API_KEY set it uses that endpoint; else a small built-in model.",
     )
     add = partial(parser.add_argument, metavar="N")
-    add("--users", type=_whole(1, 1_000), default=0, help="simulate so many users (built-in model)")
-    add("--steps", type=_whole(1, 1_000), default=3, help="what each of them does (default: 3)")
-    add("--seed", type=_whole(0, 2**63), default=0, help="what they do and say (default: 0)")
+    add("--users", type=_whole(1, 1_000), default=0, help="simulated users (built-in model)")
+    add("--steps", type=_whole(1, 1_000), default=3, help="steps of each user (default: 3)")
+    add("--seed", type=_whole(0, 2**63), default=0, help="random seed of the users (default: 0)")
     add("--limit", type=_whole(1, MAX_LIMIT), default=4, help="turns at once (default: 4)")
     seconds = partial(parser.add_argument, metavar="SECONDS", type=_seconds)
-    seconds("--word-delay", help="between words of the built-in model (default: 0.03; users: 0.01)")
-    seconds("--turn-timeout", default=300.0, help="that a turn may run (default: 300)")
-    seconds("--grace", default=30.0, help="after Ctrl-C until turns are cancelled (default: 30)")
+    seconds("--word-delay", help="per word of the built-in model (default: 0.03; users: 0.01)")
+    seconds("--turn-timeout", default=300.0, help="maximum time of a turn (default: 300)")
+    seconds("--grace", default=30.0, help="from Ctrl-C until turns are cancelled (default: 30)")
     parser.add_argument(
         "--limits", type=Path, metavar="FILE", help="a TOML file of limits; SIGHUP reads it again"
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
-        "--durable", type=Path, metavar="FOLDER", help="keep messages there until they are answered"
+        "--durable", type=Path, metavar="FOLDER", help="keep messages until they are answered"
     )
-    instead.add_argument("--web", action="store_true", help="a web page instead of the terminal")
-    add("--port", type=_whole(0, 65_535), default=8765, help="of the web page (default: 8765)")
+    instead.add_argument("--web", action="store_true", help="a web page, not the terminal")
+    add("--port", type=_whole(0, 65_535), default=8765, help="port of the web page (default: 8765)")
     parser.add_argument("--session", type=_name, default="me", help="the first current session")
     return parser
 

@@ -1,9 +1,9 @@
-"""The agent: how a turn is answered. Model, tools, steers and sub-agents, in one loop.
+"""The agent: the loop that answers a turn with a model, tools, steers and sub-agents.
 
-A turn is the body of a job in the lane `main`, so the model sees at most so many requests at once;
-the slot is held until the model's stream has ended, and lent while the turn waits for others.
-Starts are charged to rate limits, and each call of the model is a start: the first that of the
-turn itself, every other one a `Job.readmit`.
+A turn is the body of a job in the lane `main`, so the lane limits the concurrent requests to
+the model. The turn holds its slot until the stream of the model has ended, and lends it while it
+waits for people or sub-agents. Starts are charged to rate limits, and each call of the model is a
+start: the first call is the start of the turn, each later call is a `Job.readmit`.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from .tools import ASK_SUBAGENT, Tool, ToolError, argument_of, call_tool
 
 TURNS: Final = "main"  # the lane of turns
 TOOLS: Final = "tools"  # the lane of tool calls
-SUBAGENTS: Final = "subagent"  # the lane of what a turn lets others do
-MAX_ROUNDS: Final = 8  # of tool calls, for what was asked at once
-MAX_TRIES: Final = 4  # of one call of the model
-BUSY_SECONDS: Final = 5.0  # to wait for a busy model that does not say how long
-MAX_BUSY_SECONDS: Final = 300.0  # to wait for one that does; longer, and the turn fails
-ANSWER_TOKENS: Final = 200  # what is not known before the model has answered
+SUBAGENTS: Final = "subagent"  # the lane of sub-agents
+MAX_ROUNDS: Final = 8  # rounds of tool calls in a turn
+MAX_TRIES: Final = 4  # attempts of one call of the model
+BUSY_SECONDS: Final = 5.0  # to wait for a busy model that sends no time
+MAX_BUSY_SECONDS: Final = 300.0  # the longest such time; with a longer time, the turn fails
+ANSWER_TOKENS: Final = 200  # an estimate, made before the model has answered
 
-Steers = Callable[[], Sequence[str]]  # what was said meanwhile, for the turn to take now
+Steers = Callable[[], Sequence[str]]  # returns the steers for the turn
 
 
 def cost_of(messages: Iterable[Message]) -> dict[str, float]:
-    """What a call of the model is charged until it says what it used: a guess."""
+    """Estimate the cost of a call of the model, before its usage is known."""
     letters = sum(len(message.text) for message in messages)
     return {"requests": 1, "tokens": ANSWER_TOKENS + letters / 4}
 
 
 @attrs.frozen(eq=False)
 class Agent:
-    """What a turn needs. Of what is said it keeps nothing: that is in the conversation.
+    """The agent that answers turns. It keeps no messages: they are in the conversation.
 
     Attributes:
-      approvals: who is asked before some tools are used; None: nobody can be.
-      delegates: whether it has sub-agents.
+      approvals: asks a person before some tools are used; None: no person can be asked.
+      delegates: whether the agent has sub-agents.
     """
 
     lanes: Lanes
@@ -65,15 +65,14 @@ class Agent:
         texts: Sequence[str],
         steers: Steers = lambda: (),
     ) -> str:
-        """Answer `texts`, and what `steers` gives meanwhile. Returns what was said last.
+        """Answer `texts`, and the messages that `steers` returns meanwhile. Return the last answer.
 
-        To be called inside a job, which has just started. The conversation is read in here, and
-        not before; when this returns the answer is in it. Whatever happens, what was said until
-        then is.
+        Call it in a job that has just started. It reads the conversation itself; when it
+        returns, the answer is stored. If it raises, the text so far is stored.
         """
         async with conversation.turn(*texts) as turn:
             rounds = 0
-            start = {"requests": 0.0}  # the start of the job was charged for one
+            start = {"requests": 0.0}  # the start of the job was charged for one request
             while True:
                 prompt = [_for_model(entry) for entry in turn.prompt]
                 await _current_job().readmit(cost=cost_of(prompt) | start)
@@ -94,9 +93,9 @@ class Agent:
     async def _ask(
         self, session: str, turn: ConversationTurn, prompt: Sequence[Message]
     ) -> tuple[str, list[ToolCall]]:
-        """One call of the model, made again if it is busy. Returns what it says, and wants called.
+        """Call the model, again if it is busy. Return its text, and the tool calls.
 
-        A 429 is meant for all that use the key: their lanes pause, and this job goes on first.
+        A 429 applies to all users of the key: their lanes pause, and this job goes on first.
         """
         job = _current_job()
         tries = 0
@@ -115,21 +114,21 @@ class Agent:
                             job.charge(tokens=event.tokens)
                         else:
                             said.append(event)
-                            turn.append(event)  # written with what comes next
+                            turn.append(event)  # stored with the next write
                             self.tell(Piece(session, event))
                 return "".join(said).strip(), list(calls.values())
             except ModelBusyError as busy:
                 seconds = BUSY_SECONDS if busy.retry_after is None else busy.retry_after
                 if said or calls or tries == MAX_TRIES or seconds > MAX_BUSY_SECONDS:
                     raise
-            self.tell(Noted(session, f"the model is busy: again in {seconds:g} s"))
-            job.charge(tokens=0)  # it was a request all the same
+            self.tell(Noted(session, f"the model is busy; the next attempt is in {seconds:g} s"))
+            job.charge(tokens=0)  # a failed call was a request, too
             for lane in (TURNS, SUBAGENTS):
                 self.lanes.pause_for(lane, seconds)
             await job.readmit(cost=cost_of(prompt))
 
     async def _call(self, session: str, turn: ConversationTurn, calls: Sequence[ToolCall]) -> None:
-        """Make the calls side by side, and write their results in the order of the calls."""
+        """Run the calls concurrently, and write their results in the order of the calls."""
         await turn.call([attrs.asdict(call) for call in calls])
         self.tell(Called(session, tuple(calls)))
         asked = [call for call in calls if self._must_ask(call)]
@@ -149,7 +148,7 @@ class Agent:
         return call.name in self.tools and self.tools[call.name].asks and self.approvals is not None
 
     async def _use(self, call: ToolCall, gate: ActionGate | None, emit: Emit) -> str:
-        """Make one call. Whenever the turn waits long, its slot is lent: it may be the last."""
+        """Run one call. The turn lends its slot during long waits, as it may be the last slot."""
         if gate is not None:
             async with _current_job().yield_slot():
                 said = {result.id: result.value for result in await gate.wait()}[call.id]
@@ -161,18 +160,18 @@ class Agent:
                 self._subagent, call, lane=SUBAGENTS, name=call.name, yield_slot=True
             )
         if call.name in self.tools and self.tools[call.name].asks and gate is None:
-            raise ToolError(f"nobody can be asked to allow {call.name}")
+            raise ToolError(f"no person can be asked to allow {call.name}")
         return await self.lanes.run(call_tool, self.tools, call, lane=TOOLS, name=call.name)
 
     async def _subagent(self, call: ToolCall) -> str:
-        """A job of its own: a conversation that nobody sees or keeps, but for its answer."""
+        """Run a sub-agent in a job of its own; its conversation is not kept, only the answer."""
         task = argument_of(self.tools[call.name], call)
         alone = attrs.evolve(self, tell=nobody, approvals=None, delegates=False)
         return await alone.answer("", Conversation("task"), [task])
 
 
 def _for_model(entry: Entry) -> Message:
-    """An entry of a conversation as models know it."""
+    """Convert a message of a conversation to the type of the models."""
     calls = tuple(ToolCall(**call) for call in entry.tool_calls)
     return Message(entry.role, str(entry.content), calls, entry.tool_call_id or "")
 

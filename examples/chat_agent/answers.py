@@ -1,9 +1,8 @@
-"""Answers that are kept under the numbers of their messages: each message has one, however often
-the process was killed.
+"""Stored answers, by the number of the message: one for each message, also after crashes.
 
-A message is a durable job, and what is said in its turn is one row, under the job's number. A run
-that is repeated writes the same row again, from its beginning; one that finds the row complete has
-nothing left to do. The rows of a session, in the order of their numbers, are its transcript.
+A message is a durable job, and the records of its turn are one row, with the number of the job. A
+repeated run replaces the row from the beginning; a run that finds the row complete has nothing to
+do. The rows of a session, in the order of their numbers, are its transcript.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CREATE TABLE IF NOT EXISTS turns (
 
 @attrs.frozen(eq=False)
 class Answers:
-    """The table. SQLite blocks, so it is asked in threads, in one at a time."""
+    """The table of answers. SQLite blocks, so it is used in a worker thread, one at a time."""
 
     _db: sqlite3.Connection
     _turn: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
@@ -43,10 +42,10 @@ class Answers:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Answers]:
-        """The answers in the file at ``path``, which is made if it is not there.
+        """Open the answers in the file at ``path``; a missing file is created.
 
         Raises:
-          OSError, StoreError: if there can be none.
+          OSError, StoreError: if the file cannot be opened.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
@@ -60,27 +59,27 @@ class Answers:
             yield cls(db)
 
     async def find(self, job: int) -> bool | None:
-        """Whether that message is answered; None: nothing was said about it."""
+        """Return whether the message is answered; None if it has no row."""
         rows = await self._ask("SELECT answered FROM turns WHERE job = ?", job)
         return bool(rows[0][0]) if rows else None
 
     def conversation(self, job: int, session: str) -> Conversation:
-        """What that message is answered in: it begins with all that was said before it."""
+        """Open the conversation of the message; it begins with all earlier messages."""
         return Conversation(session, _OneTurn(self, job, session))
 
     async def transcript(self, session: str) -> list[Message]:
-        """All that was said in a session."""
+        """Return all messages of a session."""
         return await self.conversation(2**62, session).messages()
 
     async def said_before(self, job: int, session: str) -> list[Commit]:
-        """What was written about the earlier messages of the session."""
+        """Return the records of the earlier messages of the session."""
         rows = await self._ask(
             "SELECT said FROM turns WHERE session = ? AND job < ? ORDER BY job", session, job
         )
         return [json.loads(said) for (said,) in rows]
 
     async def keep(self, job: int, session: str, said: Commit) -> None:
-        """Keep that, in place of what an earlier run has said about the same message."""
+        """Store the records in place of the records of an earlier run of the same message."""
         answered = said[-1]["op"] == "finish"
         await self._ask(
             "REPLACE INTO turns VALUES (?, ?, ?, ?)", job, session, answered, json.dumps(said)
@@ -94,7 +93,7 @@ class Answers:
 
 
 class _OneTurn:
-    """A `TranscriptStore` for one run of one message: earlier rows are read, its own is written."""
+    """A `TranscriptStore` for one run of one message: it writes one row, and reads earlier rows."""
 
     def __init__(self, answers: Answers, job: int, session: str) -> None:
         self.locks: Final = ThreadLocks()
@@ -106,7 +105,7 @@ class _OneTurn:
         self._said: list[Commit] = []
 
     def check(self, thread_id: str) -> None:
-        """Any session has a name that can be kept."""
+        """Accept every session name."""
 
     async def load(self, thread_id: str, start: int = 0) -> Sequence[Commit]:
         if self._before is None:

@@ -1,4 +1,4 @@
-"""Calls that somebody must allow before they are made."""
+"""Tool calls that need the approval of a person."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .model import ToolCall
 
 
 class NothingAskedError(LookupError):
-    """There is nothing to allow or deny; the text says so, in one line."""
+    """No call waits for approval; the text is one line for the user."""
 
 
 class Approvals:
-    """What waits for a person's word: the calls of at most one turn in each session."""
+    """The calls that wait for approval, of at most one turn in each session."""
 
     def __init__(self, tell: Listener) -> None:
         self._tell: Final = tell
@@ -25,19 +25,19 @@ class Approvals:
         self._closed = False
 
     def waiting(self, session: str) -> tuple[ToolCall, ...]:
-        """The calls of the session that wait now."""
+        """Return the calls of the session that wait for approval."""
         return self._waiting[session][1] if session in self._waiting else ()
 
     @contextmanager
     def asking(self, session: str, calls: Sequence[ToolCall]) -> Iterator[ActionGate]:
-        """Ask for these calls, if there are any, for as long as the block at most.
+        """Ask a person about these calls, if there are any, until the block ends.
 
-        What `ActionGate.wait` then returns for each of them is True if it is allowed. A gate that
-        is cancelled says that there is nobody to ask.
+        The results of `ActionGate.wait` are True for allowed calls. A cancelled gate means that
+        no person can be asked.
         """
         gate = ActionGate([call.id for call in calls])
         if self._closed:
-            gate.cancel("nobody is there to ask")
+            gate.cancel("no person can be asked")
         if gate.missing:
             self._waiting[session] = (gate, tuple(calls))
             self._tell(Asked(session, tuple(calls)))
@@ -47,10 +47,10 @@ class Approvals:
             self._withdraw(session, gate, "the turn has ended")
 
     def answer(self, session: str, *, allowed: bool) -> tuple[ToolCall, ...]:
-        """Allow or deny all that waits in the session. Returns what that was.
+        """Allow or deny all waiting calls of the session, and return them.
 
         Raises:
-          NothingAskedError: if nothing does.
+          NothingAskedError: if no call waits.
         """
         if session not in self._waiting:
             raise NothingAskedError(f"nothing waits for approval in {session}")
@@ -60,10 +60,10 @@ class Approvals:
         return calls
 
     def close(self) -> None:
-        """Nobody is left who could be asked: whatever waits, or will, is cancelled."""
+        """Cancel all waiting and all later questions: no person is left to answer."""
         self._closed = True
         for session, (gate, _) in list(self._waiting.items()):
-            self._withdraw(session, gate, "nobody is left to ask")
+            self._withdraw(session, gate, "no person is left to ask")
 
     def _withdraw(self, session: str, gate: ActionGate, why: str) -> None:
         if gate.cancel(why):

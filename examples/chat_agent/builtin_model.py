@@ -1,7 +1,7 @@
 """A small model that needs no network: it follows rules, and the same words get the same answer.
 
 It streams word by word on Trio's clock, calls tools, and is long, slow or broken when asked to be:
-enough to see what lanes do with each kind of answer.
+enough to see how lanes treat each kind of answer.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BuiltinModel:
 
 
 def _wanted(asked: str, turn: int) -> list[ToolCall]:
-    """The tools that a message asks for."""
+    """Return the tool calls for a message."""
     wanted: list[tuple[str, dict[str, str]]] = []
     if subagent := SUBAGENT.search(asked):
         tasks = filter(None, map(str.strip, subagent[1].split(";")))
@@ -118,7 +118,7 @@ def _calls(turn: int, wanted: list[tuple[str, dict[str, str]]]) -> list[ToolCall
 
 
 def _usage(messages: Sequence[Message], said: int) -> Usage:
-    """This model's tokens are words: those that it was given, and those that it said."""
+    """Return the usage. The tokens of this model are words, of the prompt and of the answer."""
     return Usage(sum(len(message.text.split()) for message in messages) + said)
 
 
@@ -138,5 +138,5 @@ def _answer(asked: str, count: int) -> str:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The words with the white space after them, so that joined they are the text again."""
+    """Split a text into words with their white space, so that the joined words are the text."""
     return (match[0] for match in re.finditer(r"\S+\s*", text))

@@ -1,4 +1,4 @@
-"""Arithmetic that a stranger may ask for: parsed by `ast`, walked node by node, bounded in size."""
+"""Arithmetic on untrusted input: parsed by `ast`, walked node by node, bounded in size."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final
 
 Number = int | float
 
-CHARACTERS: Final = re.compile(r"[0-9eE.+\-*/%() ]+")  # no names, so nothing else can be meant
+CHARACTERS: Final = re.compile(r"[0-9eE.+\-*/%() ]+")  # numbers and operators only, no names
 MAX_LENGTH: Final = 200  # characters of an expression
-MAX_BITS: Final = 4096  # of any whole number on the way; Python prints up to 4,300 digits
+MAX_BITS: Final = 4096  # of each intermediate number; Python prints at most 4,300 digits
 BINARY: Final[dict[type[ast.operator], Callable[[Number, Number], Number]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -33,7 +33,7 @@ class CalcError(ValueError):
 
 
 def calculate(expression: str) -> str:
-    """The value of an arithmetic expression: numbers, `+ - * / // % **` and parentheses.
+    """Return the value of an arithmetic expression of numbers, `+ - * / // % **` and parentheses.
 
     Raises:
       CalcError: with the reason, in one line.
@@ -70,12 +70,12 @@ def _value(node: ast.expr) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    # Asked before it is computed: the size of a power is known from its operands.
+    # Checked before the computation: the operands give the size of a power.
     whole = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
     if whole and int(base).bit_length() * exponent > 2 * MAX_BITS:
         raise CalcError("the result is too large")
     result: object = base**exponent
-    if not isinstance(result, int | float):  # a root of a negative number
+    if not isinstance(result, int | float):  # the root of a negative number
         raise CalcError("the result is not a real number")
     return result
 

@@ -1,4 +1,4 @@
-"""The chat: what each command does to sessions and lanes."""
+"""The chat: the effect of each command on sessions and lanes."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from .why import why
 
 
 class Chat:
-    """Somebody at a keyboard who may speak in any session.
+    """The chat of one user, who may write in any session.
 
     Args:
-      session: where plain text goes until `/as NAME` says otherwise.
-      may_begin: whether a session of that name may be begun, or exists.
+      session: the session of plain text, until `/as NAME` changes it.
+      may_begin: whether a session with that name exists or may be created.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Chat:
         self._approvals: Final = approvals
         self._screen: Final = screen
         self._may_begin: Final = may_begin
-        self._known: Final = {session}  # the sessions that were named here
+        self._known: Final = {session}  # the sessions that this user has named
         self._paused: Final[set[str]] = set()  # lanes and sessions
 
     async def talk(self, lines: Lines) -> None:
-        """Obey lines until there are no more; then let what was paused go on."""
+        """Run commands until the lines end; then resume the lanes that were paused here."""
         going_on = True
         while going_on:
             try:
@@ -79,16 +79,18 @@ class Chat:
                 going_on = line is not None and await self.obey(line)
             except CommandError as error:
                 self._refuse(error)
-            if not self._paused:  # else there may never be room, and only a line can help
+            if not self._paused:  # without a resume, there may never be room: read the next line
                 await self._sessions.wait_room()
         if self._paused:
-            self._screen.say(f"resuming {', '.join(sorted(self._paused))}: nobody else can now")
+            self._screen.say(
+                f"resuming {', '.join(sorted(self._paused))}: no user is left to do it"
+            )
             self._resume(None)
 
     async def obey(self, line: str) -> bool:
-        """Do what the line says, or say in one line why not. False: it was the last.
+        """Run the command of a line, or show an error. Return False after the last line.
 
-        Synchronous but for `/abort`, so what is said has its place in line before the next line is
+        Only `/abort` waits, so a message has its place in the queue before the next line is
         read.
         """
         try:
@@ -212,11 +214,11 @@ async def run_chat(
     turn_timeout: float = 300.0,
     grace: float = 30.0,
 ) -> int:
-    """Chat until the lines end or a signal says so. Returns the exit code.
+    """Chat until the lines end or a signal ends the chat. Return the exit code.
 
     Args:
-      limits: what the lanes begin with.
-      read_limits: called at SIGHUP for what they go on with; may raise `LimitsError`.
+      limits: the first limits of the lanes.
+      read_limits: returns new limits at SIGHUP; may raise `LimitsError`.
     """
     limits = Limits() if limits is None else limits
 
@@ -228,7 +230,7 @@ async def run_chat(
         try:
             await Chat(lanes, sessions, approvals, screen, session=session).talk(lines)
         finally:
-            approvals.close()  # nobody is left who could allow anything
+            approvals.close()  # no person is left to allow a call
 
     def hang_up(lanes: Lanes) -> None:
         assert read_limits is not None

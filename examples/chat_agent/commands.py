@@ -1,4 +1,4 @@
-"""What a line that somebody typed means. Parsing only: nothing here knows the lanes."""
+"""The commands of the chat. This module only parses lines: it does not use the lanes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ MAX_LIMIT: Final = 1_000
 NAME: Final = re.compile(r"[\w.@+-]{1,40}")
 
 HELP: Final = """\
-text                      say it in the current session
-/as NAME TEXT             say it as NAME, and stay in the current session
+text                      post the text in the current session
+/as NAME TEXT             post the text as NAME, and stay in the current session
 /as NAME                  make NAME the current session
-/sessions                 lanes and sessions: what runs and what waits
-/why [NAME]               what a session's turns wait for
-/queue MODE [NAME]        what becomes of a message while a turn is active: steer, followup,
+/sessions                 lanes and sessions, with running and waiting turns
+/why [NAME]               the reasons why the turns of a session wait
+/queue MODE [NAME]        set the mode of messages during an active turn: steer, followup,
                           collect, interrupt, reject or replace
-/stop [NAME]              stop the turn that runs in a session
-/clear [NAME]             drop what waits in a session
-/abort [NAME]             both, what waits first
+/stop [NAME]              stop the active turn of a session
+/clear [NAME]             cancel the waiting messages of a session
+/abort [NAME]             /clear, then /stop
 /approve [NAME]           allow the tool calls that a turn asks for
-/deny [NAME]              do not allow them
-/limit LANE NUMBER        how many a lane may run at once
-/pause [LANE or NAME]     start nothing there until /resume (no name: all lanes)
-/resume [LANE or NAME]    go on (no name: everything that is paused)
-/help                     this
-/quit                     finish what was asked, and leave
-Begin with // to say something that begins with a slash."""
+/deny [NAME]              deny the tool calls that a turn asks for
+/limit LANE NUMBER        set the number of jobs that a lane runs at once
+/pause [LANE or NAME]     start no jobs there until /resume (no name: all lanes)
+/resume [LANE or NAME]    end a pause (no name: all pauses)
+/help                     show this list
+/quit                     answer all messages, then end
+Begin with // to post a text that begins with a slash."""
 
 
 class CommandError(ValueError):
-    """The line cannot be obeyed; the text says why, in one line, and nothing has changed."""
+    """The line is not a valid command; the text is the reason, in one line. Nothing has changed."""
 
 
 @attrs.frozen
@@ -119,7 +119,7 @@ class Quit:
 OfSession = Why | Stop | Clear | Abort | Approve | Deny
 Command = Say | SwitchTo | ShowSessions | OfSession | Queue | Limit | Pause | Resume | Help | Quit
 
-# What is called with the name of a session, or with none.
+# Commands with the name of a session, or without a name.
 OF_SESSION: Final[dict[str, type[OfSession]]] = {
     "/why": Why,
     "/stop": Stop,
@@ -143,7 +143,7 @@ USAGE: Final = {
 
 
 def parse(line: str) -> Command | None:
-    """The command of a line; None for a blank one.
+    """Return the command of a line; None for a blank line.
 
     Raises:
       CommandError: the line is too long, or not a command although it begins with a slash.
@@ -164,7 +164,7 @@ def parse(line: str) -> Command | None:
 
 
 def _parse_command(word: str, arguments: list[str]) -> Command:
-    """`arguments` are the first word behind the command, if there is one, and the rest."""
+    """Parse `arguments`: the first word after the command, if there is one, and the rest."""
     match word, arguments:
         case "/as", [name, text]:
             return Say(text, _name(name))
@@ -187,7 +187,7 @@ def _parse_command(word: str, arguments: list[str]) -> Command:
         case "/quit", []:
             return Quit()
     if word in USAGE:
-        raise CommandError(f"the command is used so: {USAGE[word]}")
+        raise CommandError(f"usage: {USAGE[word]}")
     raise CommandError(f"there is no command {word[:40]!r}; /help lists them")
 
 

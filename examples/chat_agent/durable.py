@@ -1,11 +1,11 @@
 """The chat whose messages survive: `--durable FOLDER`.
 
-A message is accepted when it is on the disk, as a durable job of its session. Its handler answers
-it by a turn in the lanes of this process, where limits and rates are those of any other chat. Kill
-the process in the middle of an answer and start it again: it says what was interrupted, and answers
-that first. Nobody is answered twice, since an answer is written under its job's number.
+A message is accepted when it is on the disk, as a durable job of its session. The handler answers
+it by a turn in the lanes of this process, with the limits and rates of any other chat. Kill the
+process in the middle of an answer and start it again: it names the interrupted message, and answers
+it first. No message is answered twice, because an answer is stored with the number of its job.
 
-The messages of a session are answered one by one, so there is nothing to steer or to collect.
+The messages of a session are answered one by one, so steering and collecting are not available.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from .terminal import Lines
 from .tools import bundled_tools
 
 OPEN: Final = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
-MAX_CRASHES: Final = 20  # people kill a chat more often than a message does
+MAX_CRASHES: Final = 20  # a chat is killed by people more often than by a message
 
 
 class DurableChat:
-    """Somebody at a keyboard whose messages are kept until they are answered."""
+    """The chat of one user, whose messages are kept until they are answered."""
 
     def __init__(
         self, lanes: Lanes, model: Model, screen: Screen, answers: Answers, *, turn_timeout: float
@@ -78,14 +78,14 @@ class DurableChat:
     # ---- answering
 
     async def answer(self, text: str) -> None:
-        """The handler of messages."""
+        """Answer a message: the handler of the durable jobs."""
         run = current_job()
         assert run is not None
         assert run.session is not None
         session = run.session
         answered = await self._answers.find(run.id)
-        if answered:  # and the process was killed before it could say that it had
-            self._tell(Noted(session, f"was answered already: {shorten(text, 60)}"))
+        if answered:  # the process was killed before the job settled
+            self._tell(Noted(session, f"was answered before: {shorten(text, 60)}"))
             return
         if answered is not None or run.crashes:
             self._tell(Noted(session, f"was interrupted, and is answered now: {shorten(text, 60)}"))
@@ -117,7 +117,7 @@ class DurableChat:
     # ---- talking
 
     async def talk(self, durable: DurableLanes, lines: Lines, session: str) -> None:
-        """Obey lines until there are no more; then wait until everybody has been answered."""
+        """Run commands until the lines end; then wait until all messages are answered."""
         going_on = True
         while going_on:
             try:
@@ -133,13 +133,13 @@ class DurableChat:
                     going_on = not isinstance(command, Quit)
             except (CommandError, LaneError, NothingAskedError) as error:
                 self._screen.say(f"! {error}")
-        self.approvals.close()  # nobody is left who could allow anything
+        self.approvals.close()  # no person is left to allow a call
         while left := await durable.jobs(states=OPEN):
             for status in left:
                 try:
                     await durable.job(status.id).wait()
                 except (DurableJobError, JobCancelledError):
-                    pass  # the turn has told how it ended
+                    pass  # the turn has reported its end
 
     async def _obey(self, durable: DurableLanes, command: Any, session: str) -> None:
         match command:
@@ -190,13 +190,13 @@ async def run_durable_chat(
     turn_timeout: float = 300.0,
     grace: float = 30.0,
 ) -> int:
-    """Chat until the lines end or a signal says so. Returns the exit code.
+    """Chat until the lines end or a signal ends the chat. Return the exit code.
 
-    What has not been answered then is kept in ``folder``, and answered at the next start. Arguments
-    as for `run_chat`.
+    Unanswered messages are kept in ``folder``, and answered at the next start. The arguments are
+    those of `run_chat`.
 
     Raises:
-      StoreError, OSError: if there is no working in the folder.
+      StoreError, OSError: if the folder cannot be used.
     """
     limits = Limits() if limits is None else limits
     with Answers.open(folder / "answers.db") as answers:
@@ -221,7 +221,7 @@ async def run_durable_chat(
                 ) as durable,
                 trio.open_nursery() as nursery,
             ):
-                await durable.configure(turns)  # what was asked for now, not what was once
+                await durable.configure(turns)  # not the limits of an earlier start
                 watch = partial(end_by_signals, durable, grace=grace)
                 if read_limits is not None:
                     watch = partial(watch, reload_signal=signal.SIGHUP, reload=hang_up)

@@ -1,6 +1,6 @@
-"""What happens in sessions, as facts: turns and whoever posts tell them, a screen or a page shows.
+"""The events of sessions: turns and posts report them, a screen or a page shows them.
 
-To tell is synchronous and never waits, so nobody who looks can slow a turn.
+Reporting is synchronous and never waits, so no viewer can slow a turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .model import ToolCall
 
 @attrs.frozen
 class Queued:
-    """What waits in the session is not what it was, nor is what is done with what comes."""
+    """The waiting messages of the session, or its mode, have changed."""
 
     session: str
 
@@ -29,7 +29,7 @@ class Began:
 
 @attrs.frozen
 class Steered:
-    """The turn has taken these messages, and answers them as well."""
+    """The turn has taken these messages, and answers them, too."""
 
     session: str
     texts: tuple[str, ...]
@@ -45,7 +45,7 @@ class Piece:
 
 @attrs.frozen
 class Called:
-    """The model wants these calls made. What is said after them begins another message."""
+    """The model asks for these calls. Text after them begins another message."""
 
     session: str
     calls: tuple[ToolCall, ...]
@@ -62,7 +62,7 @@ class Returned:
 
 @attrs.frozen
 class Asked:
-    """These calls are not made before somebody allows them."""
+    """These calls wait for the approval of a person."""
 
     session: str
     calls: tuple[ToolCall, ...]
@@ -70,7 +70,7 @@ class Asked:
 
 @attrs.frozen
 class Answered:
-    """What was asked has been allowed, or denied; None: it need not be answered any more."""
+    """The question was answered with allow or deny; None: it was withdrawn."""
 
     session: str
     allowed: bool | None
@@ -78,7 +78,7 @@ class Answered:
 
 @attrs.frozen
 class Noted:
-    """Something for people."""
+    """A note for the user."""
 
     session: str
     text: str
@@ -86,7 +86,7 @@ class Noted:
 
 @attrs.frozen
 class Ended:
-    """The turn has ended: with its answer, or as `ending` says."""
+    """The turn has ended: with its answer, or for the reason in `ending`."""
 
     session: str
     ending: str
@@ -97,4 +97,4 @@ Listener = Callable[[Event], None]
 
 
 def nobody(event: Event) -> None:
-    """The listener of what nobody looks at."""
+    """A listener that ignores all events."""

@@ -1,4 +1,4 @@
-"""How much at once, and how much a minute: what the lanes begin with, and a file that changes it.
+"""The limits: jobs at once and usage per minute, with defaults and a file that changes them.
 
 Turns and sub-agents call the same model with the same key, so their lanes are one group, whose rate
 limits count the calls of both.
@@ -18,17 +18,17 @@ from trio_lanes import LaneConfig, LaneGroup, Lanes, RateLimit
 from .agent import SUBAGENTS, TOOLS, TURNS
 from .commands import MAX_LIMIT
 
-MODEL: Final = "model"  # the group of those that call it
-MAX_WAITING: Final = 1_000  # turns, over all sessions; more are refused
+MODEL: Final = "model"  # the group of the lanes that call the model
+MAX_WAITING: Final = 1_000  # waiting turns, over all sessions; more are refused
 
 
 class LimitsError(ValueError):
-    """The file cannot be used; the text says why, in one line, and nothing has changed."""
+    """The file is not valid; the text is the reason, in one line. Nothing has changed."""
 
 
 @attrs.frozen
 class Limits:
-    """Jobs at once, by lane, and what all calls of the model together may use, by unit."""
+    """The jobs at once, by lane, and the usage per minute of all calls of the model, by unit."""
 
     at_once: Mapping[str, int] = attrs.field(factory=lambda: {TURNS: 4, TOOLS: 8, SUBAGENTS: 8})
     per_minute: Mapping[str, float] = attrs.field(
@@ -36,7 +36,7 @@ class Limits:
     )
 
     def lanes(self, warn_after: float = 30.0) -> dict[str, LaneConfig]:
-        """The lanes to open."""
+        """Return the lanes to open."""
         return {
             name: LaneConfig(
                 concurrency=number,
@@ -47,7 +47,7 @@ class Limits:
         }
 
     def groups(self) -> dict[str, LaneGroup]:
-        """The group to open them with."""
+        """Return the groups of the lanes."""
         rates = [
             RateLimit(limit, unit=unit, algorithm="sliding")
             for unit, limit in self.per_minute.items()
@@ -55,14 +55,14 @@ class Limits:
         return {MODEL: LaneGroup((TURNS, SUBAGENTS), rate=rates)}
 
     def with_turns(self, number: int) -> Self:
-        """These, with so many turns at once."""
+        """Return these limits with another maximum of turns at once."""
         return attrs.evolve(self, at_once={**self.at_once, TURNS: number})
 
     def read(self, path: Path) -> Self:
-        """These, with what the TOML file at `path` says instead.
+        """Return these limits with the changes of the TOML file at `path`.
 
         Raises:
-          LimitsError: the file is not there, or says something that is no limit.
+          LimitsError: if the file is missing, or has a value that is not a limit.
         """
         try:
             said = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -75,16 +75,16 @@ class Limits:
             for name, number in limits.at_once.items():
                 if type(number) is not int or not 1 <= number <= MAX_LIMIT:
                     raise ValueError(f"{name} must be a whole number from 1 to {MAX_LIMIT:,}")
-            limits.groups()  # looks at the rest
+            limits.groups()  # checks the rest
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise LimitsError(f"limits: {' '.join(str(error).split())}") from None
         return limits
 
 
 def reload(lanes: Lanes, read: Callable[[], Limits]) -> str:
-    """Have the lanes go on with what `read` returns. Returns what there is to say about it.
+    """Configure the lanes with the limits that `read` returns. Return a line for the user.
 
-    Jobs that run or wait are not touched, and what the rate limits remember stays.
+    Running and waiting jobs are not touched, and rate limits keep their history.
     """
     try:
         limits = read()
@@ -106,4 +106,4 @@ def _merged(known: Mapping[str, Any], said: Mapping[str, Any], name: str) -> dic
 def _check_names(prefix: str, said: Mapping[str, Any], known: Iterable[str]) -> None:
     for name in said:
         if name not in known:
-            raise ValueError(f"there is no {prefix + name!r}; there are {', '.join(known)}")
+            raise ValueError(f"unknown name {prefix + name!r}; the names are {', '.join(known)}")

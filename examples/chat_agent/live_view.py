@@ -1,4 +1,4 @@
-"""What a crowd does to the lanes, live: rich draws, and a Trio task says when."""
+"""A live view of the lanes and sessions: drawn by rich, refreshed by a Trio task."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REFRESH_SECONDS: Final = 0.1
 
 
 async def live_view(lanes: Lanes, sessions: Sessions, console: Console | None = None) -> None:
-    """Show lanes and sessions until cancelled. What is printed meanwhile appears above."""
+    """Show lanes and sessions until cancelled. Lines that are printed meanwhile appear above."""
     console = Console() if console is None else console
-    # Without `auto_refresh`: rich's own thread would read the lanes while they change.
+    # Without `auto_refresh`: the thread of rich would read the lanes while they change.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             live.update(render(lanes, sessions, console.height), refresh=True)
@@ -30,7 +30,7 @@ async def live_view(lanes: Lanes, sessions: Sessions, console: Console | None = 
 
 
 def render(lanes: Lanes, sessions: Sessions, height: int) -> RenderableType:
-    """The state now, in at most `height` lines."""
+    """Return the present state, in at most `height` lines."""
     lane_table = _table("lanes", LANE_HEADER)
     for lane in lane_rows(lanes):
         lane_table.add_row(*lane, style="yellow" if lane[-1] else "")
@@ -38,7 +38,7 @@ def render(lanes: Lanes, sessions: Sessions, height: int) -> RenderableType:
     room = max(height - lane_table.row_count - 12, 3)
     session_table = _table("sessions", SESSION_HEADER)
     for row in rows[:room]:
-        # A row is a line: a text that is too long for its column loses its end.
+        # A row is one line: a text that is too long for its column is cut.
         cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row.cells()]
         session_table.add_row(*cells)
     more = len(rows) - room

@@ -1,4 +1,4 @@
-"""What a model is to the agent: messages go in, words and tool calls come out, one by one."""
+"""The interface of a model: messages go in; words and tool calls come out, one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 
 @attrs.frozen
 class ToolCall:
-    """The model asks for a tool. `arguments` is JSON as the model wrote it: not to be trusted."""
+    """The model asks for a tool. `arguments` is untrusted JSON, as the model wrote it."""
 
     id: str
     name: str
@@ -20,7 +20,7 @@ class ToolCall:
 
 @attrs.frozen
 class Message:
-    """One entry of a conversation; `call_id` says which call a tool's message is the result of."""
+    """A message of a conversation; `call_id` names the call that a message of a tool answers."""
 
     role: Literal["user", "assistant", "tool"]
     text: str
@@ -30,7 +30,7 @@ class Message:
 
 @attrs.frozen
 class Usage:
-    """What a call of the model took, as the model counts it."""
+    """The usage of a call of the model, as the model counts it."""
 
     tokens: int
 
@@ -40,7 +40,7 @@ class ModelError(Exception):
 
 
 class ModelBusyError(ModelError):
-    """The model asks to be asked again later, in `retry_after` seconds if it says when."""
+    """The model is busy; `retry_after` is the number of seconds to wait, if the model sent it."""
 
     def __init__(self, text: str, retry_after: float | None) -> None:
         super().__init__(text)
@@ -51,10 +51,10 @@ Event = str | ToolCall | Usage  # a piece of text, a complete call, or, at most 
 
 
 class Model(Protocol):
-    """Anything that can go on with a conversation.
+    """A model that can continue a conversation.
 
-    `stream` is a context manager so that an answer that nobody reads to its end is closed there
-    and then, and not when the garbage collector finds it.
+    `stream` is a context manager, so that an answer that is not read to its end is closed at the
+    end of the block, and not by the garbage collector.
     """
 
     @property
@@ -66,5 +66,5 @@ class Model(Protocol):
 
 
 def well_formed(text: str) -> str:
-    """The text without lone halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+    """Return the text without lone surrogates, which JSON allows and UTF-8 does not."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

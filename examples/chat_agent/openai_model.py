@@ -1,8 +1,7 @@
 """A model behind any OpenAI-compatible endpoint: chat completions, streamed, over httpx2 on Trio.
 
-Nothing is tried again in here, and connections are not limited: a request that is repeated or
-held back inside a client is work that the lanes cannot see. How many requests there are at once is
-up to the lane.
+The client neither retries nor limits connections: lanes do not know about requests that a client
+repeats or holds back. The lane limits the number of concurrent requests.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from .model import Event, Message, ModelBusyError, ModelError, ToolCall, Usage, 
 from .screen import shorten
 from .tools import Tool
 
-# The pool never lets anybody wait, so there is no time to wait for it. How long a whole turn may
-# take is the job's `timeout`.
+# The pool has no limit, so it needs no timeout. The `timeout` of the job limits a turn.
 TIMEOUT: Final = httpx2.Timeout(connect=20, read=60, write=60, pool=None)
 TOO_MANY_REQUESTS: Final = 429
-MAX_TOKENS: Final = 100_000_000  # of one call; more is no count, and would stop all others
+MAX_TOKENS: Final = (
+    100_000_000  # of one call; a larger number is an error, and would block all other calls
+)
 LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
 
@@ -44,7 +44,7 @@ class OpenAIModel:
     async def open(
         cls, base_url: str, api_key: str, model: str, tools: Iterable[Tool]
     ) -> AsyncIterator[Self]:
-        """A model with a client of its own. An empty key sends none."""
+        """Open a model with its own client. An empty key is not sent."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT, limits=LIMITS) as client:
             yield cls(client, base_url, model, tools)
@@ -59,7 +59,7 @@ class OpenAIModel:
             "stream_options": {"include_usage": True},
         }
         try:
-            # Leaving the block closes the stream, and with it the request, however it is left.
+            # Leaving the block in any way closes the stream and the request.
             async with self._client.sse(self._url, method="POST", json=body) as source:
                 if source.response.is_error:
                     await source.response.aread()
@@ -77,11 +77,11 @@ class OpenAIModel:
 async def _reading(
     source: httpx2.EventSource,
 ) -> AsyncIterator[AsyncIterator[httpx2.ServerSentEvent]]:
-    """The events, and nothing of their readers left behind when we stop early.
+    """Iterate over the events, and close all their readers if the caller stops early.
 
-    httpx2 reads through a chain of async generators, of which `aclose` would reach only the first,
-    and the others would wait for the garbage collector. Read on after the response was closed, and
-    all of them end, from the innermost out.
+    httpx2 reads through a chain of async generators. `aclose` would close only the first, and the
+    garbage collector the others. Reading on after the response was closed ends all of them, from
+    the innermost out.
     """
     events = aiter(source)
     try:
@@ -94,14 +94,14 @@ async def _reading(
 
 
 async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerator[Event, None]:
-    """Text as it comes; calls when they are complete, which is at the end."""
+    """Yield text as it arrives, and calls at the end, when they are complete."""
     calls: dict[int, dict[str, str]] = {}
     finished = False
     tokens: object = None
     async for event in chunks:
         if event.data == "[DONE]":
             finished = True
-            continue  # and not `break`: a response that was read to its end can be used again
+            continue  # not `break`: only after reading to the end can the connection be used again
         chunk = _chunk(event.data)
         tokens = _mapping(chunk.get("usage")).get("total_tokens", tokens)
         choice = _choice(chunk)
@@ -124,22 +124,22 @@ def _chunk(data: str) -> Mapping[str, Any]:
     try:
         chunk = _mapping(json.loads(data))
     except (ValueError, RecursionError):
-        raise ModelError(f"the endpoint sent no JSON: {shorten(data, 60)!r}") from None
+        raise ModelError(f"the endpoint sent invalid JSON: {shorten(data, 60)!r}") from None
     if error := chunk.get("error"):
-        raise ModelError(f"the endpoint says: {_message(error)}")
+        raise ModelError(f"the endpoint reports: {_message(error)}")
     return chunk
 
 
 def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first choice of a chunk; empty where there is none, as in one that only counts tokens."""
+    """Return the first choice of a chunk; empty if it has none, as the chunk with the usage."""
     choices = chunk.get("choices") or [{}]
     return _mapping(choices[0] if isinstance(choices, list) else choices)
 
 
 def _add(calls: dict[int, dict[str, str]], fragment: Mapping[str, Any]) -> None:
-    """Add a piece of a call: the first has the name, each has some of the arguments."""
+    """Add a fragment of a call: the first has the name, each has a part of the arguments."""
     index = fragment.get("index")
-    if not isinstance(index, int):  # left out: a call begins where there is an id
+    if not isinstance(index, int):  # if it is missing: a call begins at each id
         index = len(calls) if fragment.get("id") or not calls else len(calls) - 1
     call = calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
     function = _mapping(fragment.get("function"))
@@ -181,6 +181,6 @@ def _refusal(response: httpx2.Response) -> str:
 
 
 def _message(error: object) -> str:
-    """The text of an error object, of which every endpoint has its own kind."""
+    """Return the text of an error object; its format depends on the endpoint."""
     text = error.get("message", error) if isinstance(error, dict) else error
     return shorten(str(text), 200)

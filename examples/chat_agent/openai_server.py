@@ -1,6 +1,6 @@
 """The built-in model behind an OpenAI-compatible endpoint: Starlette under hypercorn, on Trio.
 
-With it the client of openai_model.py can be tried, and is tested, without an account:
+Use it to try the client of openai_model.py without an account, as the tests do:
 
     python -m examples.chat_agent.openai_server --port 8000
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_MODEL=built-in python -m examples.chat_agent
@@ -34,18 +34,18 @@ from .model import Message, Model, ModelError, ToolCall, Usage
 BUSY: Final = re.compile(
     r"\bbusy\b(?: (?P<wait>\d+(?:\.\d+)?)(?P<ms>ms)?)?(?: (?P<times>twice|always))?"
 )
-IDLE_SECONDS: Final = 60.0  # that a connection may be without a request
+IDLE_SECONDS: Final = 60.0  # for which a connection may be idle
 TIMES: Final[dict[str | None, float]] = {None: 1, "twice": 2, "always": math.inf}
 
 
 @attrs.define(eq=False)
 class Endpoint:
-    """The endpoint, and what it has seen: requests, and the streams that the client gave up.
+    """The endpoint, with a record of the requests, and of the streams that the client aborted.
 
-    `http_error` in a message is answered with status 500, `cut_off` with half an answer, and
-    `garbage` with a chunk that is no JSON. `busy 5` is refused once, with status 429 and a
-    Retry-After of 5 seconds; `busy 300ms` says it in milliseconds, `busy` alone does not say it;
-    `twice` or `always` behind it is how often.
+    The answer to a message with `http_error` is status 500, with `cut_off` half an answer, and with
+    `garbage` a chunk that is not JSON. `busy 5` is refused once, with status 429 and a Retry-After
+    of 5 seconds; `busy 300ms` sends the time in milliseconds, `busy` sends no time; `twice` or
+    `always` after it is the number of refusals.
     """
 
     model: Model
@@ -54,10 +54,10 @@ class Endpoint:
     streams: int = 0  # open now
     most_streams: int = 0
     gave_up: int = 0
-    refusals: Counter[str] = attrs.field(factory=Counter)  # with 429, by what was asked
+    refusals: Counter[str] = attrs.field(factory=Counter)  # numbers of answers with 429, by message
 
     def app(self) -> Starlette:
-        """The endpoint as an ASGI application."""
+        """Return the endpoint as an ASGI application."""
         return Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
 
     async def _complete(self, request: Request) -> Response:
@@ -109,7 +109,7 @@ class Endpoint:
 
 
 class _EventStream(StreamingResponse):
-    """Ends its generator there and then when the client has gone, not some time later."""
+    """A response that closes its generator as soon as the client has disconnected."""
 
     def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
         super().__init__(chunks, media_type="text/event-stream")
@@ -123,7 +123,7 @@ class _EventStream(StreamingResponse):
 async def serve(
     endpoint: Endpoint, port: int = 0, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve on the loopback; `started` gets the base URL. Cancel it to end it."""
+    """Serve on the loopback interface until cancelled; `started` gets the base URL."""
     config = hypercorn.Config()
     config.bind = [f"127.0.0.1:{port}"]
     config.graceful_timeout = 0.1
@@ -140,7 +140,7 @@ def _chunk(chunk: dict[str, Any]) -> str:
 
 
 def _deltas(event: str | ToolCall, index: int) -> list[dict[str, Any]]:
-    """A piece of text in one delta; a call in three, as endpoints do."""
+    """Yield the deltas of an event: one for a text, three for a call, as endpoints do."""
     if isinstance(event, str):
         return [{"content": event}]
     half = len(event.arguments) // 2

@@ -1,4 +1,4 @@
-"""What the lanes are doing now, as rows: for `/sessions` and for the live view."""
+"""The present state of the lanes as table rows, for `/sessions` and the live view."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ SESSION_HEADER: Final = (" session", "running", "waiting", "next")
 
 @attrs.define
 class SessionRow:
-    """What one session's lane holds."""
+    """The jobs and messages of one session lane."""
 
     key: str
-    running: str = "-"  # what is being answered, and for how long
+    running: str = "-"  # the message that is being answered, and for how long
     waiting: int = 0
-    next: str = ""  # what is answered next
+    next: str = ""  # the next message
     paused: bool = False
 
     def cells(self, current: str | None = None) -> tuple[str, ...]:
-        """The row as `SESSION_HEADER` says, with a mark at the current session."""
+        """Return the row, in the order of `SESSION_HEADER`, with a mark at the current session."""
         mark = "*" if self.key == current else " "
         state = "paused" if self.paused and self.running == "-" else self.running
         return (mark + self.key, state, str(self.waiting), self.next)
 
 
 def lane_rows(lanes: Lanes) -> list[tuple[str, ...]]:
-    """A row for each global lane, as `LANE_HEADER` says."""
+    """Return a row for each global lane, in the columns of `LANE_HEADER`."""
     return [
         (
             name,
@@ -51,7 +51,7 @@ def lane_rows(lanes: Lanes) -> list[tuple[str, ...]]:
 
 
 def session_rows(lanes: Lanes, sessions: Sessions) -> list[SessionRow]:
-    """A row for each session that is alive: with work, or paused."""
+    """Return a row for each session that has work or is paused."""
     rows = []
     for key in lanes.sessions():
         row = SessionRow(key, paused=lanes.session(key).paused)
@@ -67,7 +67,7 @@ def session_rows(lanes: Lanes, sessions: Sessions) -> list[SessionRow]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Plain text in columns."""
+    """Return the rows as plain text in columns."""
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

@@ -1,7 +1,7 @@
-"""What people see: whole lines, each with the name of its session in front.
+"""The screen: whole lines, each with the name of its session in front.
 
-Answers of many sessions arrive word by word and at the same time. Written as they come they would
-be a salad of words; so a line is kept until it is complete, or as long as the screen is wide.
+Answers of many sessions arrive word by word at the same time. Words of different sessions must not
+mix, so a line is kept until it is complete, or as long as the screen is wide.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Screen:
     """Lines of several sessions, for a terminal or a pipe.
 
     Args:
-      write: takes one whole line without its end.
-      width: columns of the terminal; None never breaks a line.
+      write: writes one whole line; it gets the line without its end.
+      width: columns of the terminal; None: lines are never broken.
       colors: whether names may be coloured.
     """
 
@@ -33,11 +33,11 @@ class Screen:
         self._width: Final = width
         self._colors: Final = colors
         self._color_of: Final[dict[str, int]] = {}
-        self._unfinished: Final[dict[str, str]] = {}  # {session: the line that is not complete}
+        self._unfinished: Final[dict[str, str]] = {}  # {session: the incomplete line}
         self.on_change: Callable[[], None] = lambda: None
 
     def stream(self, session: str, piece: str) -> None:
-        """A piece of an answer, of any length."""
+        """Add a piece of an answer, of any length."""
         text = self._unfinished.get(session, "") + piece.replace("\r\n", "\n")
         *complete, text = text.split("\n")
         for line in complete:
@@ -50,25 +50,25 @@ class Screen:
         self.on_change()
 
     def end(self, session: str) -> None:
-        """The answer is over: what is left of it is shown."""
+        """End the answer, and show its rest."""
         text = self._unfinished.pop(session, "")
         if text.strip():
             self._answer(session, text)
         self.on_change()
 
     def note(self, session: str, text: str) -> None:
-        """A line about a session, in its place among the lines of its answer."""
+        """Show a note about a session, in order with the lines of its answer."""
         self.end(session)
         self._write(f"{self._name(session)} * {_clean(text)}")
 
     def say(self, text: str) -> None:
-        """Lines about no session."""
+        """Show lines that belong to no session."""
         for line in text.split("\n"):
             self._write(_clean(line))
 
     def unfinished(self, width: int) -> str:
-        """The ends of the lines that are being written now, together at most so wide."""
-        # A copy, because a prompt asks for this in a thread of its own.
+        """Return the ends of the incomplete lines, together at most `width` wide."""
+        # A copy, because a prompt calls this in its own thread.
         unfinished = self._unfinished.copy()
         texts = [(name, _clean(text)) for name, text in unfinished.items() if text.strip()]
         if not texts:
@@ -93,7 +93,7 @@ class Screen:
 
 
 def teller(screen: Screen) -> Callable[[Event], None]:
-    """What tells on ``screen`` what happens in sessions."""
+    """Return a listener that shows the events of sessions on ``screen``."""
 
     def tell(event: Event) -> None:
         match event:
@@ -114,20 +114,20 @@ def teller(screen: Screen) -> Callable[[Event], None]:
                 screen.end(session)
                 if ending:
                     screen.note(session, ending)
-            case _:  # the question was typed here, and stands above
+            case _:  # the question was typed here, and is above
                 pass
 
     return tell
 
 
 def shorten(text: str, length: int) -> str:
-    """One line of at most so many characters, with a sign where some were left out."""
+    """Return one line of at most `length` characters, with a mark at the omitted part."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _break(text: str, room: float) -> tuple[str, str]:
-    """A line of at most `room` characters, and what comes after it."""
+    """Return a line of at most `room` characters, and the rest."""
     place = text.rfind(" ", 1, int(room) + 1)
     if place < 1:  # one very long word
         return text[: int(room)], text[int(room) :]

@@ -1,8 +1,8 @@
 """Sessions: the one place where a message becomes a turn.
 
-A message is posted into the inbox of its session, which decides when there is a turn for it, or
-whether a turn that runs takes it. The turn is a job in the session's lane. In there, and nowhere
-else, the conversation is read and written. How a turn ends is told by the turn itself.
+A message is posted into the inbox of its session, which starts a turn for it, or offers it to the
+active turn. The turn is a job in the session lane. Only the turn reads and writes the conversation,
+and it reports its own end.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .events import Began, Ended, Listener, Noted, Queued, Steered, nobody
 from .limits import MAX_WAITING
 from .model import ModelError
 
-# What a post may do to messages that wait, or to itself, and how it is told.
+# The notes about effects of a post on itself, or on waiting messages.
 SIDE_EFFECTS: Final = {
-    SettledKind.REJECTED: "rejected: somebody is before it",
-    SettledKind.REPLACED: "it replaces the one that waited",
-    SettledKind.SUMMARIZED: "too many wait: the oldest is only mentioned to the model",
-    SettledKind.DROPPED: "too many wait: one is dropped",
+    SettledKind.REJECTED: "rejected: the session is busy",
+    SettledKind.REPLACED: "it replaces the waiting message",
+    SettledKind.SUMMARIZED: "too many wait: the model gets one line of the oldest",
+    SettledKind.DROPPED: "too many wait: a message is dropped",
 }
 
 
 class TurnTimeoutError(Exception):
-    """A turn took too long."""
+    """The turn exceeded its timeout."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"stopped after {seconds:g} s")
@@ -51,21 +51,21 @@ class TurnTimeoutError(Exception):
 
 @attrs.frozen(eq=False)
 class Talk:
-    """What there is of a session besides its lane."""
+    """The inbox and the conversation of a session."""
 
     inbox: Inbox
     conversation: Conversation
 
 
 class Sessions:
-    """Everybody who talks with the agent. All of it is synchronous but `abort` and `wait_room`.
+    """The sessions of the agent. Only `abort` and `wait_room` are asynchronous.
 
     Args:
-      tell: told of all that happens, besides what the agent tells itself.
-      store: where conversations are kept.
-      turn_timeout: seconds that a turn may take.
-      when_busy: what is done with a message while a turn is active, until `set_mode`.
-      cap, overflow: how many messages may wait in a session, and what is done with more.
+      tell: the listener for all events that the agent does not report itself.
+      store: the store of the conversations.
+      turn_timeout: the maximum number of seconds of a turn.
+      when_busy: the mode of all sessions, until `set_mode`.
+      cap, overflow: the maximum of waiting messages of a session, and the overflow rule.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Sessions:
         self._overflow: Final = overflow
         self._talks: Final[dict[str, Talk]] = {}
 
-    # ---- saying
+    # ---- posting
 
     def say(self, session: str, text: str, when_busy: WhenBusy | None = None) -> Receipt:
-        """Post a message. Its place in line is taken in here.
+        """Post a message. It gets its place in the queue at the call.
 
         Raises:
-          LaneError: if the lanes take no more.
+          LaneError: if the lanes refuse the message.
         """
         inbox = self._talk(session).inbox
         before = inbox.statistics().settled
@@ -110,7 +110,7 @@ class Sessions:
         return receipt
 
     async def _turn(self, session: str, turn: Turn) -> str:
-        """The handler of all inboxes."""
+        """Answer the messages of a turn: the handler of all inboxes."""
         talk = self._talks[session]
 
         def steers() -> Sequence[str]:
@@ -123,7 +123,7 @@ class Sessions:
         texts = tuple(map(str, turn.messages))
         self._tell(Began(session, texts))
         self._tell(Queued(session))
-        ending = "stopped"  # as it is if a cancellation, or a group of them, comes through here
+        ending = "stopped"  # this stays if a cancellation leaves the turn
         try:
             with self.runs.running(session, turn):
                 turn.is_streaming = True
@@ -145,11 +145,11 @@ class Sessions:
     # ---- stopping
 
     def stop(self, session: str, reason: str) -> bool:
-        """Abort the turn that is active; False if there is none."""
+        """Abort the active turn; False if there is none."""
         return self.runs.abort(session, reason)
 
     async def abort(self, session: str, reason: str) -> int:
-        """Cancel what waits, then the turn, and wait for its end. Returns how many waited."""
+        """Cancel the waiting messages and the turn, and wait for its end. Return their number."""
         inbox = self._talk(session).inbox
         waiting = inbox.statistics().waiting
         await inbox.abort(reason)
@@ -157,7 +157,7 @@ class Sessions:
         return waiting
 
     def clear(self, session: str, reason: str) -> int:
-        """Cancel what waits, and leave what runs. Returns how many waited."""
+        """Cancel the waiting messages, but not the turn. Return their number."""
         inbox = self._talk(session).inbox
         before = inbox.statistics().waiting
         self._lanes.session(session).clear(reason=reason)
@@ -165,32 +165,32 @@ class Sessions:
         self._tell(Queued(session))
         return before - left
 
-    # ---- looking
+    # ---- queries
 
     def __contains__(self, session: str) -> bool:
         return session in self._talks
 
     def mode(self, session: str) -> WhenBusy:
-        """What is done with a message while a turn is active."""
+        """Return the mode of the session."""
         return self._talks[session].inbox.when_busy if session in self else self._when_busy
 
     def set_mode(self, session: str, mode: WhenBusy) -> None:
-        """Change that for what is said from now on."""
+        """Set the mode for messages that are posted later."""
         self._talk(session).inbox.when_busy = mode
         self._tell(Queued(session))
 
     def turn(self, session: str) -> Turn | None:
-        """The turn that is active."""
+        """Return the active turn, or None."""
         return self._talks[session].inbox.turn if session in self else None
 
     def waiting(self, session: str) -> list[str]:
-        """The messages that wait, in order."""
+        """Return the waiting messages, in order."""
         if session not in self:
             return []
         return [str(receipt.message) for receipt in self._talks[session].inbox.waiting]
 
     def text_of(self, job: Job[Any]) -> str | None:
-        """What a turn is about: the first of its messages, or of those that it is to begin with."""
+        """Return the first message of a turn, or of the next turn."""
         if job.session is None or job.session not in self:
             return None
         turn = self.turn(job.session)
@@ -198,21 +198,21 @@ class Sessions:
         return str(texts[0]) if texts else None
 
     def conversation(self, session: str) -> Conversation:
-        """What was said in a session. Another object than that of its turns: to be read."""
+        """Return the conversation of a session, for reading; its turns use another object."""
         return Conversation(session, self._store)
 
     def statistics(self, session: str) -> InboxStatistics:
-        """What became of the messages of a session."""
+        """Return the outcomes of the messages of a session."""
         return self._talk(session).inbox.statistics()
 
     async def wait_room(self) -> None:
-        """Wait until a message more may wait, over all sessions."""
+        """Wait until another message may wait, over all sessions."""
         while True:
             waiting = {key: self._waiting_in(key) for key in self._lanes.sessions()}
             if sum(waiting.values()) < MAX_WAITING:
                 await trio.lowlevel.checkpoint()
                 return
-            longest = max(waiting, key=waiting.__getitem__)  # it is the one that will shrink
+            longest = max(waiting, key=waiting.__getitem__)  # the queue that can shrink
             await self._talks[longest].inbox.waiting[0].settled()
 
     def _waiting_in(self, session: str) -> int:
@@ -225,7 +225,7 @@ class Sessions:
             async def handler(turn: Turn) -> str:
                 return await self._turn(session, turn)
 
-            handler.__qualname__ = f"turn of {session}"  # what its jobs are called
+            handler.__qualname__ = f"turn of {session}"  # the name of its jobs
             talk = self._talks[session] = Talk(
                 Inbox(
                     self._lanes,
@@ -242,7 +242,7 @@ class Sessions:
 
 
 class FailuresTold(LaneInstrument):
-    """Looks at how turns failed, which they have told themselves, so that nobody logs it."""
+    """An instrument that retrieves the failures of turns, which report themselves: no logs."""
 
     def job_finished(self, job: Job[Any]) -> None:
         if job.session is not None:

@@ -11,7 +11,7 @@ import trio
 
 from trio_lanes import LaneConfig, LaneGroup, LaneInstrument, Lanes, open_lanes
 
-INTERRUPTED: Final = 130  # what a shell reports for a program that Ctrl-C has ended
+INTERRUPTED: Final = 130  # the exit code of a program that Ctrl-C ended, as shells report it
 
 
 async def run_with_lanes(
@@ -25,13 +25,13 @@ async def run_with_lanes(
     on_hangup: Callable[[Lanes], None] | None = None,
     farewell: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
-    """Run `work` with new lanes, and what it submitted to its end. Returns the exit code.
+    """Run `work` with new lanes, and wait for its jobs. Return the exit code.
 
-    Besides the lanes it is given a nursery for what is to go on until all of that has ended, and is
-    then cancelled: a server that shows it, for example. Before that, `farewell` is awaited.
+    `work` gets the lanes, and a nursery for tasks that go on until all jobs have ended, for example
+    a server. Then `farewell` is awaited, and the nursery is cancelled.
 
-    The first SIGINT or SIGTERM cancels `work` and drains the lanes: what runs and what waits may
-    end within `grace` seconds. The second one cancels all of it. If `on_hangup` is given,
+    The first SIGINT or SIGTERM cancels `work` and drains the lanes: running and waiting jobs may
+    end within `grace` seconds. The second signal cancels all jobs. If `on_hangup` is given,
     each SIGHUP calls it.
     """
     gently, at_once = trio.CancelScope(), trio.CancelScope()
@@ -54,7 +54,7 @@ async def run_with_lanes(
                         f"draining: {left.active} running, {left.waiting} waiting;"
                         " Ctrl-C again to cancel"
                     )
-                    resume_all(opened)  # nobody is left who could do it later
+                    resume_all(opened)  # no user is left to resume them later
                     report = await opened.drain(grace=grace)
                     complete = not (report.cancelled or report.abandoned)
                 if farewell is not None:
@@ -64,14 +64,14 @@ async def run_with_lanes(
     if at_once.cancel_called:
         say("cancelled")
     elif not complete:
-        say(f"cancelled what did not end in {grace:g} s")
+        say(f"cancelled the jobs that did not end in {grace:g} s")
     return 0 if complete and not at_once.cancel_called else INTERRUPTED
 
 
 def resume_all(lanes: Lanes) -> None:
-    """Resume every lane that somebody paused: the global ones, and those of sessions.
+    """Resume every lane that a user paused: global lanes and session lanes.
 
-    A pause that ends by itself was asked for by the model, and is kept.
+    A pause with an end comes from the model, and is kept.
     """
     for name, lane in lanes.statistics().lanes.items():
         if lane.paused_until is None:
@@ -85,7 +85,7 @@ async def _watch_signals(
     at_once: trio.CancelScope,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Own the signals as long as the lanes are open; a third Ctrl-C finds Python's own handler."""
+    """Handle the signals while the lanes are open; a third Ctrl-C gets Python's own handler."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:

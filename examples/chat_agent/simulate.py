@@ -1,8 +1,8 @@
-"""A crowd of simulated users, an operator who interferes, and a check that nothing went wrong.
+"""A crowd of simulated users, an operator who changes limits, and a check of the results.
 
-What users say and do is drawn from a seed. What became of each message its receipt tells; what
-must then be in the conversations is known, and is compared. `LaneRecorder` watches the lanes
-meanwhile, and the turns count themselves.
+The actions of the users are drawn from a seed. The receipts have the outcomes of the messages. The
+check compares the conversations with the outcomes. `LaneRecorder` checks the lanes meanwhile, and
+the turns of each session are counted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .shutdown import resume_all, run_with_lanes
 from .tools import bundled_tools
 
 VIOLATED: Final = 1  # exit code
-OPERATOR_SECONDS: Final = 1.0  # between two interferences
+OPERATOR_SECONDS: Final = 1.0  # between two actions of the operator
 TOPICS: Final = ("limits", "sessions", "stopping", "pausing", "draining")
 
-# What a summary calls them; those that it does not name end as in `SettledKind`.
+# The words of the summary for outcomes; the others have their names in `SettledKind`.
 WORDS: Final = {SettledKind.RAN: "answered", SettledKind.CANCELLED: "cleared"}
-IN_CONVERSATION: Final = {  # messages that a model was shown: how the turn has ended
+IN_CONVERSATION: Final = {  # status of the answer, by outcome, for messages that a model got
     SettledKind.RAN: "completed",
     SettledKind.MERGED: "completed",
     SettledKind.FAILED: "incomplete",
@@ -44,7 +44,7 @@ IN_CONVERSATION: Final = {  # messages that a model was shown: how the turn has 
 
 
 class Crowd:
-    """The users, the operator, and what they have seen."""
+    """The users, the operator, and their records."""
 
     def __init__(self, lanes: Lanes, *, users: int, steps: int, seed: int) -> None:
         self.sent: Final[dict[str, list[Receipt]]] = {
@@ -59,7 +59,7 @@ class Crowd:
         self._answering: Final[Counter[str]] = Counter()
 
     async def run(self, sessions: Sessions) -> None:
-        """Let every user do all of his steps."""
+        """Run all steps of every user."""
         async with trio.open_nursery() as helpers:
             helpers.start_soon(self._operator)
             async with trio.open_nursery() as users:
@@ -68,7 +68,7 @@ class Crowd:
             helpers.cancel_scope.cancel()
 
     def watch(self, event: Event) -> None:
-        """Count the turns of each session: a second opinion beside `LaneRecorder`'s."""
+        """Count the turns of each session: a second check, besides `LaneRecorder`."""
         if isinstance(event, Began):
             self._answering[event.session] += 1
             if self._answering[event.session] > 1:
@@ -98,7 +98,7 @@ class Crowd:
             user.leave()
 
     async def _operator(self) -> None:
-        """Change limits, and pause and resume, as long as there are users."""
+        """Change limits, pause and resume, until all users have finished."""
         rng = random.Random(f"{self._seed} operator")
         main = self._lanes.lane(TURNS)
         try:
@@ -116,9 +116,9 @@ class Crowd:
 
 
 class Counted:
-    """A model that counts how often it is asked at once.
+    """A model that counts its concurrent calls.
 
-    Not turns: those that wait, in their midst, to go on with the next call have no slot.
+    It counts calls, not turns: a turn that waits for its next call has no slot.
     """
 
     def __init__(self, model: Model) -> None:
@@ -139,19 +139,19 @@ class Counted:
 
 
 class User:
-    """What one of them can do. Each message is another one, and all have the user's mark."""
+    """The possible steps of a user. All messages differ, and have the mark of the user."""
 
     def __init__(self, crowd: Crowd, sessions: Sessions, key: str, rng: random.Random) -> None:
         self._crowd: Final = crowd
         self._sessions: Final = sessions
         self._key: Final = key
         self._rng: Final = rng
-        self._endless: Receipt | None = None  # what nobody but this user will end
+        self._endless: Receipt | None = None  # endless work that only this user will stop
 
     def leave(self) -> None:
-        """End what would not end in time: Ctrl-C may have come in the midst of it."""
+        """Stop endless work, because Ctrl-C may have come in the middle of a step."""
         state = MessageState.SETTLED if self._endless is None else self._endless.state
-        if state is MessageState.WAITS:
+        if state is MessageState.WAITING:
             self._sessions.clear(self._key, "the user has left")
         elif state is MessageState.IN_TURN:
             self._sessions.stop(self._key, "the user has left")
@@ -164,26 +164,26 @@ class User:
         return receipt
 
     async def _slow_turn(self, seconds: float) -> Receipt:
-        """A turn that has begun, and takes so long."""
+        """Start a turn that takes `seconds`, and wait until it has begun."""
         receipt = self._send(f"slow {seconds:g}")
         await self._begun(receipt)
         return receipt
 
     async def _endless_turn(self) -> Receipt:
-        """A turn that has begun, and will not end by itself."""
+        """Start a turn that never ends by itself, and wait until it has begun."""
         self._endless = receipt = self._send("slow 600")
         await self._begun(receipt)
         return receipt
 
     async def _begun(self, receipt: Receipt) -> None:
-        while receipt.state is MessageState.WAITS:  # noqa: ASYNC110  (a receipt tells its end)
+        while receipt.state is MessageState.WAITING:  # noqa: ASYNC110  (a receipt tells its end)
             await trio.sleep(0.05)
 
     async def ask(self) -> None:
         await self._send(_question(self._rng)).settled()
 
     async def burst(self) -> None:
-        """Three messages before the first answer: they are answered in this order."""
+        """Post three messages before the first answer; they are answered in this order."""
         for receipt in [self._send(_question(self._rng)) for _ in range(3)]:
             await receipt.settled()
 
@@ -197,7 +197,7 @@ class User:
         await turn.settled()
 
     async def clear(self) -> None:
-        """Two messages behind a slow one, taken back before their turn."""
+        """Post two messages behind a slow turn, and clear them before their turn."""
         turn = await self._slow_turn(0.5)
         for _ in range(2):
             self._send(_question(self._rng))
@@ -205,21 +205,21 @@ class User:
         await turn.settled()
 
     async def steer(self) -> None:
-        """Something to add while the answer is being given."""
+        """Post a steer during the answer."""
         turn = await self._slow_turn(0.5)
         more = self._send(_question(self._rng), WhenBusy.STEER)
         await turn.settled()
         await more.settled()
 
     async def collect(self) -> None:
-        """Two afterthoughts that are answered together."""
+        """Post two messages that are answered together."""
         turn = await self._slow_turn(0.5)
         more = [self._send(_question(self._rng), WhenBusy.COLLECT) for _ in range(2)]
         for receipt in (turn, *more):
             await receipt.settled()
 
     async def interrupt(self) -> None:
-        """Something that is more urgent than what is being answered and what waits."""
+        """Post an interrupt before the running answer and the waiting messages."""
         turn = await self._endless_turn()
         later = self._send(_question(self._rng))
         urgent = self._send(_question(self._rng), WhenBusy.INTERRUPT)
@@ -238,7 +238,7 @@ async def run_simulation(
     say: Callable[[str], None],
     live: bool = False,
 ) -> int:
-    """Run the crowd, show it if `live`, print what came of it. Returns the exit code."""
+    """Run the crowd, show it if `live`, print the results. Return the exit code."""
     recorder = LaneRecorder()
     model = Counted(BuiltinModel(word_delay))
     crowd: Crowd | None = None
@@ -285,12 +285,12 @@ async def run_simulation(
     if violations:
         say(f"check: VIOLATED: {'; '.join(violations)}")
         return VIOLATED
-    say(f"check: ok: {len(crowd.sent)} sessions, none out of order, no limit exceeded")
+    say(f"check: ok: {len(crowd.sent)} sessions, all in order, no limit exceeded")
     return code
 
 
 def summary(sent: Mapping[str, Sequence[Receipt]]) -> str:
-    """What became of the messages, in one line."""
+    """Return the numbers of the outcomes, in one line."""
     endings = Counter(_ending(receipt) for receipts in sent.values() for receipt in receipts)
     words = ("answered", "merged", "steered", "failed", "stopped", "cleared")
     parts = [f"{endings[word]} {word}" for word in words]
@@ -311,18 +311,18 @@ def check_conversation(
     modes: Mapping[Receipt, WhenBusy],
     messages: Sequence[Message],
 ) -> list[str]:
-    """What is wrong with a conversation, given what was sent in this order. Empty: nothing.
+    """Return the violations in a conversation, for messages in the order of sending.
 
-    Every message that a turn had is in it once, in the order of sending, but for interrupts, which
-    come before what waited; and behind it an answer, which is complete if the turn was. A turn that
-    was stopped before it had read the conversation left nothing in it.
+    Each message of a turn is in the conversation once, in the order of sending, except that
+    interrupts come before messages that waited. An answer follows, complete if the turn was. A turn
+    that was stopped before it had read the conversation left nothing in it.
     """
     try:
         said = dict(_said(messages))
     except ValueError as error:
         return [f"{key}: {error}"]
     wrong = []
-    in_order: dict[bool, list[str]] = {True: [], False: []}  # by whether it was an interrupt
+    in_order: dict[bool, list[str]] = {True: [], False: []}  # the key: whether it was an interrupt
     for receipt in sent:
         outcome = receipt.outcome
         assert outcome is not None
@@ -339,12 +339,12 @@ def check_conversation(
         if [text for text in said if text in texts] != texts:
             wrong.append(f"{key}: sent {texts}, but the conversation is {[*said]}")
     if strange := said.keys() - {receipt.message for receipt in sent}:
-        wrong.append(f"{key}: nobody sent {sorted(strange)}")
+        wrong.append(f"{key}: no user sent {sorted(strange)}")
     return wrong
 
 
 def _said(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """What users said in a conversation, each with how the turn ended that answered it."""
+    """Return the user messages of a conversation, each with the status of its answer."""
     turns: dict[str, list[Message]] = {}
     for message in messages:
         turns.setdefault(message.id.partition(".")[0], []).append(message)
@@ -355,12 +355,12 @@ def _said(messages: Sequence[Message]) -> list[tuple[str, str]]:
             raise ValueError(f"{texts} and {turn[-1].content!r} are no question and its answer")
         said += [(text, turn[-1].status) for text in texts]
     if len(dict(said)) != len(said):
-        raise ValueError("something was answered twice")
+        raise ValueError("a message was answered twice")
     return said
 
 
 def _question(rng: random.Random) -> str:
-    """Something that the built-in model has an answer to."""
+    """Return a question that the built-in model can answer."""
     return rng.choice(
         (
             "hello",

@@ -1,4 +1,4 @@
-"""Where the lines come from: a prompt on a terminal, else standard input."""
+"""The source of the lines: a prompt on a terminal, or standard input."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MAX_BYTES: Final = 4 * MAX_LINE  # of a line in UTF-8
 
 
 class Lines(Protocol):
-    """Lines that somebody types, or typed before."""
+    """A source of lines that are typed, or were typed before."""
 
     async def read(self, prompt: str) -> str | None:
-        """The next line; None when there are no more.
+        """Return the next line; None at the end.
 
         Raises:
-          CommandError: what came is not a line of text; the next call goes on behind it.
+          CommandError: the input is not a line of text; the next call continues after it.
         """
 
 
@@ -47,7 +47,7 @@ class StreamLines:
                 too_long = True
                 self._buffer.clear()
             # `os.read`, because a thread that is abandoned inside `sys.stdin.readline` holds a
-            # lock that the interpreter wants when it ends.
+            # lock that the interpreter needs at its exit.
             data = await trio.to_thread.run_sync(_read, self._fd, abandon_on_cancel=True)
             self._buffer += data
             self._ended = not data
@@ -67,9 +67,9 @@ class StreamLines:
 class PromptLines:
     """A prompt with history and completion, in a thread, while answers are shown above it.
 
-    prompt_toolkit has means for the latter. They let the terminal read lines for a moment, in which
-    keys such as Ctrl-D are lost; and what they are to show when the prompt is just about to end may
-    be lost as well. Here whoever ends a prompt shows what is left.
+    prompt_toolkit has a function for lines above the prompt. It leaves raw mode for a moment, in
+    which keys such as Ctrl-D are lost, and it may lose lines when the prompt is about to end. Here,
+    the code that ends a prompt shows the remaining lines.
     """
 
     def __init__(self, session: PromptSession[str]) -> None:
@@ -80,16 +80,16 @@ class PromptLines:
         self._to_show: list[str] = []
 
     def show(self, line: str) -> None:
-        """Show a line: above the prompt if there is one."""
+        """Show a line, above the prompt if there is a prompt."""
         with self._lock:
             self._to_show.append(line)
             if not self._prompting:
                 self._write()
-            elif len(self._to_show) == 1:  # else that was said before
+            elif len(self._to_show) == 1:  # otherwise a redraw is scheduled already
                 self._call_in_prompt(self._show_above)
 
     def redraw(self) -> None:
-        """What stands below the prompt has changed."""
+        """Redraw: the lines below the prompt have changed."""
         if not self._session.app.invalidated:
             self._call_in_prompt(self._session.app.invalidate)
 
@@ -97,12 +97,12 @@ class PromptLines:
         self._leaving = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._leave_when_cancelled)
-            # Not abandoned: the thread puts the terminal back into order before it ends.
+            # Not abandoned: the thread restores the terminal before it ends.
             line = await trio.to_thread.run_sync(self._prompt, prompt)
             nursery.cancel_scope.cancel()
         if line is KeyboardInterrupt:
-            # At a prompt Ctrl-C is a key, not a signal. Make it the signal that it stands for: its
-            # one owner (see shutdown.py) then cancels us, and decides about everything else.
+            # At a prompt, Ctrl-C is a key, not a signal. Raise the signal instead: its handler
+            # (see shutdown.py) cancels this task, and does the rest.
             signal.raise_signal(signal.SIGINT)
             await trio.sleep_forever()
         assert line is None or isinstance(line, str)
@@ -113,8 +113,8 @@ class PromptLines:
             self._prompting = True
         try:
             line = self._session.prompt(prompt, pre_run=self._begin)
-            return line.encode(errors="replace").decode()  # no halves of bad UTF-8
-        except (EOFError, OSError):  # or the terminal is gone
+            return line.encode(errors="replace").decode()  # no lone surrogates from invalid UTF-8
+        except (EOFError, OSError):  # or the terminal was closed
             return None
         except KeyboardInterrupt:
             return KeyboardInterrupt
@@ -131,7 +131,7 @@ class PromptLines:
             self._call_in_prompt(self._leave)
 
     def _call_in_prompt(self, call: Callable[[], None]) -> None:
-        """In the loop of the prompt, if there is one: it begins with `_begin`."""
+        """Run `_begin` in the event loop of the prompt, if there is a loop."""
         loop = self._session.app.loop
         if loop is not None:
             try:
@@ -142,7 +142,7 @@ class PromptLines:
     # ---- in the thread of the prompt
 
     def _begin(self) -> None:
-        """Do what was asked for before there was a loop; nothing is drawn yet."""
+        """Do the work that was requested before the loop began; nothing is drawn yet."""
         with self._lock:
             self._write()
         if self._leaving:
@@ -166,7 +166,7 @@ class PromptLines:
         return future is not None and not future.done()
 
     def _write(self) -> None:
-        """Write what is to be shown where the cursor is. Whoever calls has the lock."""
+        """Write the pending lines at the cursor. The caller holds the lock."""
         if not self._to_show:
             return
         output = self._session.app.output
@@ -176,14 +176,14 @@ class PromptLines:
         try:
             output.flush()
         except OSError:
-            pass  # nobody has the terminal open: the prompt sees it as well
+            pass  # the terminal was closed: the prompt gets the error, too
 
 
 @contextmanager
 def open_terminal() -> Iterator[tuple[Screen, Lines]]:
-    """The screen, and the lines that are typed below it.
+    """Open the screen, and the source of the lines that are typed below it.
 
-    With a terminal on both sides there is a prompt; else lines are read and written as they are.
+    If input and output are terminals, there is a prompt; otherwise plain lines are used.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         yield plain_screen(), StreamLines(sys.stdin.fileno())
@@ -202,12 +202,12 @@ def open_terminal() -> Iterator[tuple[Screen, Lines]]:
     lines = PromptLines(session)
     screen = plain_screen(lines.show)
     screen.on_change = lines.redraw
-    with patch_stdout(raw=True):  # for what others print: warnings, say
+    with patch_stdout(raw=True):  # for output of other code, such as warnings
         yield screen, lines
 
 
 def plain_screen(write: Callable[[str], None] | None = None) -> Screen:
-    """A screen on standard output, with what that can show."""
+    """Return a screen on standard output, with its width and colors."""
     write = _write if write is None else write
     if not sys.stdout.isatty():
         return Screen(write)
@@ -218,13 +218,13 @@ def plain_screen(write: Callable[[str], None] | None = None) -> Screen:
 def _read(fd: int) -> bytes:
     try:
         return os.read(fd, 65536)
-    except OSError:  # the terminal is gone
+    except OSError:  # the terminal was closed
         return b""
 
 
 def _write(line: str) -> None:
     try:
         print(line, flush=True)
-    except OSError:  # nobody reads any more, or the terminal is gone: as good as a Ctrl-C
+    except OSError:  # the reader or the terminal is closed: treat it as Ctrl-C
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         signal.raise_signal(signal.SIGTERM)

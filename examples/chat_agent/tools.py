@@ -1,7 +1,7 @@
 """The tools that the model may call: `time`, `calc`, `search` over the bundled documents, and more.
 
-One of them does something that cannot be undone, or would if it did it: `send_mail`. A person is
-asked before.
+The tool `send_mail` stands for an action that cannot be undone, so it needs the approval of a
+person.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SEARCH_SECONDS: Final = 0.2  # as if the documents were behind a network
 
 
 class ToolError(Exception):
-    """A tool cannot do what it was asked; the model is told so, in one line."""
+    """A tool cannot do its task; the text is one line for the model."""
 
 
 @attrs.frozen
 class Tool:
     """A function that the model may call with one optional text argument.
 
-    `asks` says that a person must allow each call.
+    With `asks`, each call needs the approval of a person.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Tool:
     asks: bool = False
 
     def schema(self) -> dict[str, Any]:
-        """The tool as OpenAI's chat completions describe it."""
+        """Return the description of the tool for OpenAI's chat completions."""
         return {
             "type": "function",
             "function": {
@@ -61,7 +61,7 @@ def bundled_tools(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     library: Library | None = None,
 ) -> dict[str, Tool]:
-    """The tools, by name. `now` is asked for the time, in UTC."""
+    """Return the tools, by name. `now` returns the time, in UTC."""
     documents = Library.bundled() if library is None else library
 
     async def time(zone: str) -> str:
@@ -83,7 +83,7 @@ def bundled_tools(
         await trio.sleep(SEARCH_SECONDS)
         found = documents.search(query)
         if not found:
-            raise ToolError(f"no document says anything about {query[:40]!r}")
+            raise ToolError(f"no document is about {query[:40]!r}")
         return "\n".join(f"{document.title}: {document.summary}" for document in found)
 
     async def send_mail(message: str) -> str:
@@ -91,22 +91,22 @@ def bundled_tools(
         return f"mail sent: {' '.join(message.split())}"
 
     async def ask_subagent(task: str) -> str:
-        # The agent answers this one itself (see agent.py); what comes here is a sub-agent's call.
+        # The agent handles this tool (see agent.py); only a call of a sub-agent comes here.
         await trio.lowlevel.checkpoint()
         raise ToolError("a sub-agent has no sub-agents")
 
     tools = (
-        Tool("time", "The time now, in an IANA time zone (default: UTC)", "zone", False, time),
+        Tool("time", "The present time in an IANA time zone (default: UTC)", "zone", False, time),
         Tool("calc", "The value of an arithmetic expression", "expression", True, calc),
-        Tool("search", "What the bundled documents say about lanes", "query", True, search),
+        Tool("search", "Searches the bundled documents about lanes", "query", True, search),
         Tool("send_mail", "Sends a mail", "message", True, send_mail, asks=True),
-        Tool(ASK_SUBAGENT, "What a sub-agent finds out for you", "task", True, ask_subagent),
+        Tool(ASK_SUBAGENT, "Asks a sub-agent to do a task", "task", True, ask_subagent),
     )
     return {tool.name: tool for tool in tools}
 
 
 async def call_tool(tools: Mapping[str, Tool], call: ToolCall) -> str:
-    """The result of a call. What is wrong with it is a result as well: the model can try again."""
+    """Return the result of a call. An error is a result, too: the model can try again."""
     try:
         tool = tools.get(call.name)
         if tool is None:
@@ -119,10 +119,10 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall) -> str:
 
 
 def argument_of(tool: Tool, call: ToolCall) -> str:
-    """The text that the model gave the tool.
+    """Return the argument of the tool as the model gave it.
 
     Raises:
-      ToolError: if it gave none, or something else.
+      ToolError: if the argument is missing or not a text.
     """
     try:
         arguments = json.loads(call.arguments or "{}")

@@ -1,4 +1,4 @@
-"""What a turn waits for, in words: `Job.blocked_by` for people."""
+"""The reasons why a turn waits, in words: `Job.blocked_by` for people."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_NAMES: Final = 3  # of jobs that are waited for
 
 
 def why(lanes: Lanes, sessions: Sessions, session: str) -> str:
-    """A line for each turn of the session and each thing that it waits for.
+    """Return a line for each turn of the session, and for each reason why it waits.
 
-    Of what waits only what comes next has a job; the rest waits behind it.
+    Only the next waiting message has a job; the others wait behind it.
     """
     turns = [job for job in lanes.jobs() if job.session == session]
     lines = [line for turn in turns for line in _lines(turn, sessions)]
-    lines += [f"{shorten(text, 24)!r} waits behind that" for text in sessions.waiting(session)[1:]]
+    lines += [f"{shorten(text, 24)!r} waits behind it" for text in sessions.waiting(session)[1:]]
     return "\n".join(lines) if lines else f"nothing runs or waits in {session}"
 
 
@@ -30,12 +30,12 @@ def _lines(job: Job[Any], sessions: Sessions, indent: str = "") -> Iterator[str]
     blockers = job.blocked_by()
     if job.state is JobState.WAITING:
         state = "waits to start"
-    else:  # in the middle of its work, for a job or, after `readmit`, for another start
+    else:  # while it runs: for a job, or after `readmit` for another start
         state = "waits to go on" if blockers else "runs"
     yield f"{indent}{_called(job, sessions)} {state}" + (":" if blockers else "")
     for blocker in blockers:
         yield f"{indent}  {_words(blocker, sessions)}"
-        if blocker.kind == "job":  # which may wait itself
+        if blocker.kind == "job":  # that job may wait, too
             for other in blocker.jobs:
                 yield from _lines(other, sessions, indent + "    ")
 
@@ -51,15 +51,15 @@ def _words(blocker: Blocker, sessions: Sessions) -> str:
         case "order":
             return f"others are before it: {jobs}"
         case "concurrency":
-            return f"{blocker.lane} runs as many as it may: {jobs}"
+            return f"{blocker.lane} is at its limit: {jobs}"
         case "pause":
             return f"{blocker.lane.removeprefix('session:')} is paused{left}"
         case "rate":
-            return f"the {blocker.lane} has had enough for this minute{left}"
+            return f"the rate limit of the {blocker.lane} is used up{left}"
         case "group":
-            return f"the {blocker.lane} runs as many as it may: {jobs}"
+            return f"the {blocker.lane} is at its limit: {jobs}"
         case "reservation":
-            return f"what the {blocker.lane} has left is kept for others"
+            return f"the free slots of the {blocker.lane} are reserved for others"
         case "job":
             return f"until others have ended: {jobs}"
         case "room":

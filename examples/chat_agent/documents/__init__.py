@@ -33,7 +33,7 @@ class Document:
 
 
 class Library:
-    """Documents that can be searched. What was not found in any is not there."""
+    """An index of documents. A word that no document has is not in the index."""
 
     def __init__(self, documents: Iterable[Document]) -> None:
         self._documents: Final = tuple(documents)
@@ -44,7 +44,7 @@ class Library:
 
     @classmethod
     def bundled(cls) -> Self:
-        """The texts in this folder, in the order of their file names."""
+        """Read the texts in this folder, in the order of their file names."""
         folder = resources.files(__package__ or __name__)
         files = sorted(
             (file for file in folder.iterdir() if file.name.endswith(".md")),
@@ -53,7 +53,7 @@ class Library:
         return cls(_parse(file.read_text(encoding="utf-8")) for file in files)
 
     def search(self, query: str, limit: int = 2) -> list[Document]:
-        """The documents that fit the query best, the best first; equals in the order given."""
+        """Return the best documents for the query, best first; ties are in the given order."""
         ranked = sorted(
             ((self._score(set(_words(query)), words), -place) for place, words in self._places()),
             reverse=True,
@@ -67,7 +67,7 @@ class Library:
         total = words.total() or 1
         return sum(
             words[word] / total * math.log(1 + len(self._words) / self._holders(word))
-            for word in sorted(query)  # sorted: a sum of floats depends on its order
+            for word in sorted(query)  # sorted, because a sum of floats depends on the order
             if words[word]
         )
 

@@ -1,8 +1,7 @@
-"""What a page shows, kept where it happens: sessions, what was said in them, lanes and their jobs.
+"""The content of a page: sessions, their messages, lanes and their jobs.
 
-It is told everything synchronously, changes what it knows, and publishes what has changed. Only
-the lanes themselves are looked at when somebody wants to know: their numbers change with every
-job, and nobody needs to see each of them.
+The board gets all events synchronously, updates its state, and publishes the changes. The numbers
+of the lanes change with every job, so they are read only when a frame is sent.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from .transcripts import Transcripts
 
 
 class Board(LaneInstrument):
-    """Listens to sessions, and to lanes as an instrument; `attach` says to which."""
+    """A listener of sessions, and an instrument of lanes; `attach` sets both."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed: Final = feed
         self._spans: Final = Spans(feed)
         self._transcripts: Final = Transcripts(feed)
-        self._known: Final[dict[str, None]] = {}  # sessions, in the order in which they came
+        self._known: Final[dict[str, None]] = {}  # sessions, in the order of their creation
         self._closing = ""
 
     def attach(self, lanes: Lanes, sessions: Sessions, approvals: Approvals) -> None:
-        """Before anything happens."""
+        """Set the lanes and sessions, before the first event."""
         self._lanes = lanes
         self._sessions = sessions
         self._approvals = approvals
 
-    # ---- what is known
+    # ---- state
 
     def __len__(self) -> int:
         return len(self._known)
@@ -46,7 +45,7 @@ class Board(LaneInstrument):
         return session in self._known
 
     def snapshot(self) -> list[Fact]:
-        """Facts that say everything."""
+        """Return the facts of a snapshot."""
         facts = [self._session(name) for name in self._known]
         facts += self._transcripts.facts()
         facts += self._spans.facts()
@@ -55,12 +54,12 @@ class Board(LaneInstrument):
         return facts
 
     def now(self) -> Fact:
-        """The time, and the lanes as they are."""
+        """Return the time, and the present state of the lanes."""
         rows = [
             {
                 "name": name,
                 "limit": lane.concurrency,
-                # The limiter is the truth about slots: who runs and is not in here lends its own.
+                # A running job that is not a borrower of the limiter lends its slot.
                 "holders": [
                     job.id
                     for job in self._lanes.lane(name).limiter.statistics().borrowers
@@ -89,10 +88,10 @@ class Board(LaneInstrument):
             "paused": self._lanes.session(name).paused,
         }
 
-    # ---- what happens
+    # ---- events
 
     def tell(self, event: Event) -> None:
-        """Something has happened in a session."""
+        """Record an event of a session."""
         self._known.setdefault(event.session)
         self._transcripts.tell(event)
         self._spans.tell(event)
@@ -107,7 +106,7 @@ class Board(LaneInstrument):
 
     def job_finished(self, job: Job[Any]) -> None:
         self._spans.job_finished(job)
-        if job.session in self._known:  # only now is its turn over
+        if job.session in self._known:  # the turn is over only now
             self._feed.publish(self._session(job.session))
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
@@ -128,5 +127,5 @@ class Board(LaneInstrument):
             self.look()
 
     def look(self) -> None:
-        """A lane may have changed: have it looked at."""
+        """Mark a lane as changed."""
         self._feed.publish({"what": "lanes"})

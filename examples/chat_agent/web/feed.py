@@ -1,9 +1,9 @@
-"""What is told to any number of viewers, each at its own pace, without ever waiting for one.
+"""A feed of facts for any number of viewers, each at its own pace. Publishing never waits.
 
-There is one numbered row of facts, of which the last ones are kept, and no queue for each viewer.
-A viewer remembers the number that it has come to, and asks for what is behind it. One that has
-been gone, and one that is slow, ask for the same; and if that is not kept any more, both get a
-snapshot instead. So a viewer costs those who publish nothing, and memory has one bound.
+There is one numbered log of facts, of which the last facts are kept, and no queue for each viewer.
+A viewer remembers the number of its last fact, and asks for the facts after it. A viewer that
+reconnects and a viewer that is slow do the same; if the facts are no longer kept, both get a
+snapshot. So publishing does not depend on the viewers, and memory has one bound.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any, Final
 
 import trio
 
-Fact = dict[str, Any]  # JSON, with "what" it is; not changed any more when it was published
+Fact = dict[str, Any]  # JSON, with its kind in "what"; not changed after it was published
 KEPT: Final = 2_000  # facts
 FRAME_SECONDS: Final = 0.06  # between two frames to one viewer
-SEND_SECONDS: Final = 20.0  # for one frame; who takes longer is gone
+SEND_SECONDS: Final = 20.0  # for a viewer to take one frame
 
 
 class Feed:
-    """The row. `run` tells apart the rows of two servers, which both count from 1."""
+    """The log. `run` distinguishes the logs of two servers, which both count from 1."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self.run: Final = secrets.token_hex(4)
-        self.last = 0  # the number of the fact that was published last
+        self.last = 0  # the number of the last published fact
         self._facts: Final[deque[Fact]] = deque(maxlen=kept)
         self._waiting: Final = trio.lowlevel.ParkingLot()
 
     def publish(self, fact: Fact) -> None:
-        """Put a fact at the end of the row. Not a checkpoint."""
+        """Append a fact to the log. Not a checkpoint."""
         self.last += 1
         self._facts.append(fact)
         self._waiting.unpark_all()
 
     def since(self, number: int) -> list[Fact] | None:
-        """The facts behind that number; None if not all of them are kept, or it is from elsewhere.
+        """Return the facts after that number; None if some are not kept, or for another run.
 
         Not a checkpoint.
         """
@@ -48,7 +48,7 @@ class Feed:
         return list(islice(self._facts, len(self._facts) - count, None))
 
     async def wait_beyond(self, number: int) -> None:
-        """Wait until there are facts behind that number. A checkpoint."""
+        """Wait until there are facts after that number. A checkpoint."""
         await trio.lowlevel.checkpoint()
         while self.last <= number:
             await self._waiting.park()
@@ -62,14 +62,14 @@ async def view(
     *,
     after: int | None = None,
 ) -> None:
-    """Send one viewer frames for as long as it takes them.
+    """Send frames to a viewer until it stops taking them.
 
     A frame has all facts since the last one, or a snapshot if there are too many.
 
     Args:
-      snapshot: the facts from which a viewer that knows nothing learns everything.
-      now: what is told with every frame as it is at that moment.
-      after: the number that the viewer has come to; None: it knows nothing.
+      snapshot: returns the facts for a new viewer.
+      now: returns the state that is sent with each frame.
+      after: the number of the last fact of the viewer; None for a new viewer.
 
     Raises:
       trio.TooSlowError: if it does not take a frame in time.
@@ -82,12 +82,12 @@ async def view(
         came_to = feed.last
         with trio.fail_after(SEND_SECONDS):
             await send(frame | now())
-        await trio.sleep(FRAME_SECONDS)  # what comes meanwhile is one frame
+        await trio.sleep(FRAME_SECONDS)  # facts that come meanwhile are one frame
         await feed.wait_beyond(came_to)
 
 
 def joined(facts: Iterable[Fact]) -> list[Fact]:
-    """The same, with the pieces of one text that come one after the other as one piece."""
+    """Merge adjacent pieces of the same text into one piece."""
     result: list[Fact] = []
     for fact in facts:
         last = result[-1] if result else {}

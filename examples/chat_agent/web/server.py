@@ -1,11 +1,11 @@
 """The web server: one page, and one WebSocket for each viewer, in the nursery of the lanes.
 
-It serves this machine alone. A page of another site must neither read nor say anything here, so a
-connection says where it comes from (`Origin`) and whom it means (`Host`), or is refused: the first
-keeps other sites out, the second those that let their own name point to this machine.
+It serves this machine only. A page of another site must neither read nor write here, so the headers
+`Origin` and `Host` of a connection are checked. `Origin` keeps other sites out; `Host` keeps out
+sites whose own name resolves to this machine.
 
-What a viewer types is read as in the terminal. What comes of it goes back to that viewer alone;
-what it changes, all of them are told.
+Lines of a viewer are parsed as in the terminal. The output of a command goes to that viewer only;
+changes are sent to all viewers.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ logger: Final = logging.getLogger(__name__)
 
 HOSTS: Final = ("127.0.0.1", "localhost")
 MAX_MESSAGE: Final = 8 * MAX_LINE  # bytes
-MAX_SESSIONS: Final = 500  # that a page may begin
-FAREWELL_SECONDS: Final = 10.0  # for viewers to be told the end
-GOODBYE_SECONDS: Final = 10.0  # for one of them to be told why it is let go
-IDLE_SECONDS: Final = 60.0  # that a connection may be without a request
+MAX_SESSIONS: Final = 500  # that a page may create
+FAREWELL_SECONDS: Final = 10.0  # for the last facts to reach the viewers
+GOODBYE_SECONDS: Final = 10.0  # to send the reason of a close
+IDLE_SECONDS: Final = 60.0  # for which a connection may be idle
 CAP: Final = 20  # messages that may wait in a session
-GOING_AWAY, POLICY, TRY_LATER = 1001, 1008, 1013  # why a WebSocket is closed
+GOING_AWAY, POLICY, TRY_LATER = 1001, 1008, 1013  # codes of a closed WebSocket
 
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -70,10 +70,10 @@ CONTENT_POLICY: Final = (
 
 
 class Page:
-    """The page as an ASGI application.
+    """The web page as an ASGI application.
 
     Args:
-      new_chat: a chat for one viewer, whose lines go to the screen that it is given.
+      new_chat: makes a chat for one viewer; its output goes to the screen argument.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Page:
         self._viewers: Final[set[Viewer]] = set()
 
     def app(self) -> Starlette:
-        """What a server serves."""
+        """Return the ASGI application."""
         return Starlette(routes=[Route("/", self._page), WebSocketRoute("/socket", self._socket)])
 
     async def _page(self, request: Request) -> Response:
@@ -115,9 +115,9 @@ class Page:
             self._viewers.remove(viewer)
 
     async def all_told(self) -> None:
-        """Wait until all viewers have been told all there is, but for those that are too slow."""
+        """Wait until all viewers have all facts, except viewers that are too slow."""
         with trio.move_on_after(FAREWELL_SECONDS):
-            # As often as there are frames; a viewer tells nobody of each that it has got.
+            # Poll once per frame: viewers do not acknowledge frames.
             while any(viewer.came_to < self._feed.last for viewer in self._viewers):  # noqa: ASYNC110
                 await trio.sleep(FRAME_SECONDS)
 
@@ -140,7 +140,7 @@ class Page:
             await viewer.close(TRY_LATER)
 
     async def _listen(self, viewer: Viewer) -> None:
-        """Obey what a viewer types until it goes away."""
+        """Run the commands of a viewer until it disconnects."""
         lines: list[str] = []
         chat = self._new_chat(Screen(lines.append))
         while (message := await viewer.receive()) is not None:
@@ -148,15 +148,15 @@ class Page:
             chat.session = session
             if not await chat.obey(line):
                 lines.append("! a page does not end the chat: Ctrl-C does, where it was started")
-            self._board.look()  # some commands change a lane, which tells nobody
-            if lines:  # and `/as NAME` has that chat opened
+            self._board.look()  # some commands change a lane without an event
+            if lines:  # and `/as NAME` opens that chat
                 said = {"said": "\n".join(lines), "session": session, "now": chat.session}
                 await viewer.send(said)
                 lines.clear()
 
 
 class Viewer:
-    """One WebSocket: what is sent is sent whole, what comes is checked."""
+    """A WebSocket: it sends whole messages, and checks received messages."""
 
     def __init__(self, socket: WebSocket) -> None:
         self.socket: Final = socket
@@ -164,16 +164,16 @@ class Viewer:
         self._sending: Final = trio.Lock()
 
     async def send(self, frame: Fact) -> None:
-        """Send JSON; once the viewer has gone, wait for being cancelled."""
+        """Send JSON; after the viewer has disconnected, wait for the cancellation."""
         async with self._sending:
             try:
                 await self.socket.send_text(json.dumps(frame, separators=(",", ":")))
                 self.came_to = frame.get("seq", self.came_to)
-            except (WebSocketDisconnect, RuntimeError):  # `receive` sees it as well
+            except (WebSocketDisconnect, RuntimeError):  # `receive` gets the disconnect, too
                 await trio.sleep_forever()
 
     async def receive(self) -> tuple[str, str] | None:
-        """The next session and line; None if the viewer has gone, or sends something else."""
+        """Return the next session and line; None after a disconnect or an invalid message."""
         try:
             message = json.loads(await self.socket.receive_text())
             match message:
@@ -181,13 +181,13 @@ class Viewer:
                     return session, well_formed(line)
         except WebSocketDisconnect:
             return None
-        except (LookupError, TypeError, ValueError, RecursionError):  # no text, or no JSON
+        except (LookupError, TypeError, ValueError, RecursionError):  # not text, or not JSON
             pass
         await self.close(POLICY)
         return None
 
     async def close(self, code: int) -> None:
-        """Say goodbye, if that still can be heard."""
+        """Close the WebSocket with a reason, if it is still open."""
         with trio.move_on_after(GOODBYE_SECONDS):
             try:
                 await self.socket.close(code)
@@ -196,7 +196,7 @@ class Viewer:
 
 
 def is_ours(connection: HTTPConnection) -> bool:
-    """Whether a request means this machine by its name, and comes from no other site."""
+    """Whether a request names this machine, and does not come from another site."""
     host = connection.headers.get("host", "")
     origin = connection.headers.get("origin")
     return _hostname(f"//{host}") in HOSTS and origin in (None, f"http://{host}")
@@ -210,7 +210,7 @@ def _hostname(url: str) -> str | None:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on the loopback.
+    """Return a listening socket on the loopback interface.
 
     Raises:
       OSError: if the port is in use.
@@ -223,11 +223,11 @@ async def serve(
     listener: socket.socket,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve on `listener`, which then belongs to the server; `started` gets the URL.
+    """Serve on `listener` until cancelled; the server closes it. `started` gets the URL.
 
-    Cancel it to end it. On Trio hypercorn ends as a whole at what it did not expect of one client,
-    such as a WebSocket that talks before it was accepted. Turns must not end for that, so the
-    server begins anew, and the pages that it has lost connect again.
+    On Trio, an unexpected message of one client ends hypercorn completely, for example data on a
+    WebSocket that was not accepted yet. This must not end turns, so the server is restarted, and
+    the pages connect again.
     """
     url = "http://{}:{}/".format(*listener.getsockname())
     config = hypercorn.Config()
@@ -249,8 +249,8 @@ async def serve(
                     task_status = trio.TASK_STATUS_IGNORED
             except* Exception:
                 if not has_begun:
-                    raise  # and would not the next time
-                logger.exception("the server has failed, and begins anew")
+                    raise  # a restart would fail, too
+                logger.exception("the web server has failed; it is restarted")
 
 
 async def run_web(
@@ -263,9 +263,9 @@ async def run_web(
     turn_timeout: float = 300.0,
     grace: float = 30.0,
 ) -> int:
-    """Serve the page until a signal says so, and on until all turns have ended.
+    """Serve the page until a signal comes and all turns have ended.
 
-    Returns the exit code. Arguments as for `run_chat`.
+    Return the exit code. The arguments are those of `run_chat`.
     """
     feed = Feed()
     board = Board(feed)

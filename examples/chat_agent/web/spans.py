@@ -1,4 +1,4 @@
-"""What the lanes did in the last minute, as a time line shows it: when each job waited and ran."""
+"""The time line of the last minute: when each job waited and ran."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Span = dict[str, Any]
 
 
 class Spans(LaneInstrument):
-    """A span for each job that waits or runs, or that ran a short while ago."""
+    """The spans of jobs that wait or run, or that ended a short time ago."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed: Final = feed
@@ -30,28 +30,28 @@ class Spans(LaneInstrument):
         self._turns: Final[dict[str, Span]] = {}  # {session: the span of its turn}
 
     def facts(self) -> Iterator[Fact]:
-        """All spans, as facts."""
+        """Return all spans, as facts."""
         while self._ended and self._ended[0]["finished"] < trio.current_time() - SECONDS:
             self._ended.popleft()
         for span in (*self._ended, *self._alive.values()):
             yield {"what": "span", "span": dict(span)}
 
     def tell(self, event: Event) -> None:
-        """Something has happened in a session."""
+        """Record an event of a session."""
         span = self._turns.get(event.session)
         if span is None:
             return
         match event:
             case Began(_, texts):
                 self._change(span, text=shorten(texts[0], 60))
-            case Asked():  # while it waits for an answer, its slot is lent
+            case Asked():  # the slot is lent while the turn waits for an answer
                 self._change(span, lent=[*span["lent"], [trio.current_time(), None]])
             case Answered():
                 (since, _) = span["lent"][-1]
                 lent = [*span["lent"][:-1], [since, trio.current_time()]]
                 self._change(span, lent=lent)
             case Ended(_, ending) if ending.startswith("stopped"):
-                self._change(span, stopped=True)  # its job goes on, and ends well
+                self._change(span, stopped=True)  # the job of an aborted turn goes on, and succeeds
             case _:
                 pass
 
@@ -82,7 +82,7 @@ class Spans(LaneInstrument):
         span = self._alive.pop(job.id)
         if job.session is not None and self._turns.get(job.session) is span:
             del self._turns[job.session]
-        if job.started_at is not None:  # else it has left nothing to be seen
+        if job.started_at is not None:  # a job that never started has no span to show
             self._ended.append(span)
         self._change(span, finished=job.finished_at, state=job.state.name.lower())
 

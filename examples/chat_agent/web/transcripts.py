@@ -1,4 +1,4 @@
-"""What was said in each session, as a page shows it: a row of items, the last of which may grow."""
+"""The transcript of each session for a page: a list of items, of which the last may grow."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from ..events import (
 )
 from .feed import Fact, Feed
 
-MAX_ITEMS: Final = 200  # of a session; older ones are forgotten here, not in the conversation
+MAX_ITEMS: Final = 200  # items of a session; older items stay in the conversation only
 
 Item = dict[str, Any]
 
 
 class Transcripts:
-    """Items by session. An item that is published again stands in place of the one before."""
+    """Items by session. An item that is published again replaces its former version."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed: Final = feed
         self._items: Final[dict[str, deque[Item]]] = {}
-        self._growing: Final[dict[str, Item]] = {}  # {session: the answer that is being given}
+        self._growing: Final[dict[str, Item]] = {}  # {session: the growing answer}
         self._calls: Final[dict[str, dict[str, Item]]] = {}  # {session: {call id: item}}, open ones
         self._ids: Final = count(1)
 
     def facts(self) -> Iterator[Fact]:
-        """All items, as facts."""
+        """Return all items, as facts."""
         for session, items in self._items.items():
             for item in items:
                 yield {"what": "item", "session": session, "item": dict(item)}
 
     def tell(self, event: Event) -> None:
-        """Something has happened."""
+        """Record an event of a session."""
         session = event.session
         match event:
             case Began(_, texts) | Steered(_, texts):
@@ -86,7 +86,7 @@ class Transcripts:
                     self._change(session, item, state="cancelled")
                 if ending:
                     self._add(session, kind="note", text=ending)
-            case _:  # what waits is no part of it
+            case _:  # waiting messages are not part of it
                 pass
 
     def _add(self, session: str, **fields: Any) -> Item:

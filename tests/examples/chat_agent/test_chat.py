@@ -183,7 +183,7 @@ async def test_quit_reads_no_further_and_lets_answers_end(autojump_clock: object
         ("/why bob", "there is no session 'bob'"),
         ("/abort bob", "there is no session 'bob'"),
         ("/queue steer bob", "there is no session 'bob'"),
-        ("/queue later", "the command is used so: /queue steer|followup|collect|"),
+        ("/queue later", "usage: /queue steer|followup|collect|"),
         ("/approve", "nothing waits for approval in me"),
         ("/deny bob", "there is no session 'bob'"),
         ("/pause bob", "there is no session 'bob'"),
@@ -244,15 +244,15 @@ async def test_a_bad_line_is_one_clear_line_and_changes_nothing(
         (
             "reject",
             [
-                "me * rejected: somebody is before it",
-                "me * rejected: somebody is before it",
+                "me * rejected: the session is busy",
+                "me * rejected: the session is busy",
                 "me | Sorry that it took me so long.",
             ],
         ),
         (
             "replace",
             [
-                "me * it replaces the one that waited",
+                "me * it replaces the waiting message",
                 "me | Sorry that it took me so long.",
                 "me | You said: three (That was message 2 of this conversation.)",
             ],
@@ -332,9 +332,9 @@ async def test_when_nobody_is_left_what_waits_for_approval_is_not_allowed(
     autojump_clock: object,
 ) -> None:
     lines = await shown("mail bob: lunch?", 1)
-    assert lines[-1] == "me | error: send_mail was not allowed: nobody is left to ask"
+    assert lines[-1] == "me | error: send_mail was not allowed: no person is left to ask"
     lines = await shown("slow 5, then mail bob: lunch?")
-    assert lines[-1] == "me | error: send_mail was not allowed: nobody is there to ask"
+    assert lines[-1] == "me | error: send_mail was not allowed: no person can be asked"
 
 
 # Bounds
@@ -342,8 +342,8 @@ async def test_when_nobody_is_left_what_waits_for_approval_is_not_allowed(
 
 async def test_more_than_may_wait_in_a_paused_lane_is_refused(autojump_clock: object) -> None:
     lines = await shown("/pause", *(f"number {n}" for n in range(MAX_WAITING + 2)))
-    assert lines.count("me * too many wait: one is dropped") == 2
-    assert "resuming main, subagent, tools: nobody else can now" in lines
+    assert lines.count("me * too many wait: a message is dropped") == 2
+    assert "resuming main, subagent, tools: no user is left to do it" in lines
     answered = [line for line in lines if line.startswith("me | ")]
     assert len(answered) == MAX_WAITING
 

@@ -242,7 +242,7 @@ async def test_an_answer_that_was_written_before_the_kill_is_not_given_again(
     before = rows(tmp_path)
     code, shown = await talk(tmp_path, "", let_it_end)
     assert code == 0
-    assert "me * was answered already: hello" in shown
+    assert "me * was answered before: hello" in shown
     assert rows(tmp_path)[:1] == before
     await verify(tmp_path, [("me", "hello"), ("me", "what is 6*7")])
 

@@ -131,7 +131,7 @@ async def test_a_busy_model_pauses_everybody_and_the_refused_turn_goes_first(
     typed = ["first", "/as bob second", "/as eve third"]
     lines = await shown(*typed, model=provider, limits=per_minute(main=1))
     assert provider.calls == [(0, "first"), (7, "first"), (7, "second"), (7, "third")]
-    assert lines[0] == "0 me * the model is busy: again in 7 s"
+    assert lines[0] == "0 me * the model is busy; the next attempt is in 7 s"
     assert [line.split(" |")[0] for line in lines[1:]] == ["7 me", "7 bob", "7 eve"]
 
 
@@ -301,12 +301,12 @@ async def test_why_tells_what_each_turn_of_a_session_waits_for(
         "1 turn of me: 'slow 90' runs",
         "1 turn of me: 'two' waits to start:",
         "1   one turn of a session at a time: turn of me: 'slow 90'",
-        "1 'three' waits behind that",
+        "1 'three' waits behind it",
         "1 turn of eve: 'hello' waits to start:",
-        "1   main runs as many as it may: turn of me: 'slow 90', turn of bob: 'slow 80'",
+        "1   main is at its limit: turn of me: 'slow 90', turn of bob: 'slow 80'",
         "1 turn of ann: 'hi' waits to start:",
         "1   others are before it: turn of eve: 'hello'",
-        "1   main runs as many as it may: turn of me: 'slow 90', turn of bob: 'slow 80'",
+        "1   main is at its limit: turn of me: 'slow 90', turn of bob: 'slow 80'",
         "1 turn of bob: 'slow 80' runs",
         "80 bob | Sorry that it took me so long.",
     ]
@@ -330,15 +330,15 @@ async def test_why_tells_pauses_and_limits_and_when_they_end(
     told = [line for line in lines if "10 " in line and " | " not in line]
     assert told == [
         "10 turn of me: 'two' waits to start:",
-        "10   the model has had enough for this minute, 50.0 s more",
+        "10   the rate limit of the model is used up, 50.0 s more",
         "10 paused main",
         "10 paused me",
         "10 turn of bob: 'hi' waits to start:",
         "10   main is paused",
-        "10   the model has had enough for this minute, 50.0 s more",
+        "10   the rate limit of the model is used up, 50.0 s more",
         "10 turn of me: 'two' waits to start:",
         "10   me is paused",
-        "10 'three' waits behind that",
+        "10 'three' waits behind it",
         "10 resumed everything",
     ]
 
@@ -362,7 +362,7 @@ async def test_why_follows_a_turn_to_the_sub_agents_that_it_waits_for(
     assert first == "1     ask_subagent runs"
     assert second == "1     ask_subagent waits to start:"
     assert lines[1:6].count("1   until others have ended: ask_subagent") == 2
-    assert "1       subagent runs as many as it may: ask_subagent" in lines[1:6]
+    assert "1       subagent is at its limit: ask_subagent" in lines[1:6]
     assert lines[6] == "1 ! there is no session 'bob'; /sessions lists them"
     assert lines[7:9] == ["1 you are bob now", "2 nothing runs or waits in bob"]
 
@@ -393,8 +393,8 @@ def test_what_a_file_leaves_out_is_as_without_it(tmp_path: Path) -> None:
     [
         ("[at_once", "limits: Expected ']'"),
         ("at_once = 3", "at_once must be a table"),
-        ("[lanes]\nmain = 3", "there is no 'lanes'; there are at_once, per_minute"),
-        ("[at_once]\nfast = 3", "there is no 'at_once.fast'; there are main, tools, subagent"),
+        ("[lanes]\nmain = 3", "unknown name 'lanes'; the names are at_once, per_minute"),
+        ("[at_once]\nfast = 3", "unknown name 'at_once.fast'; the names are main, tools, subagent"),
         ("[at_once]\nmain = 0", "main must be a whole number from 1 to 1,000"),
         ("[at_once]\nmain = true", "main must be a whole number"),
         ("[at_once]\nmain = 1.5", "main must be a whole number"),
@@ -402,7 +402,7 @@ def test_what_a_file_leaves_out_is_as_without_it(tmp_path: Path) -> None:
         ("[per_minute]\nrequests = 0", "limit must be above 0, got 0"),
         ("[per_minute]\ntokens = nan", "limit must be finite, got nan"),
         ("[per_minute]\ntokens = 'many'", "limit must be a number, not 'many'"),
-        ("[per_minute]\nwords = 5", "there is no 'per_minute.words'"),
+        ("[per_minute]\nwords = 5", "unknown name 'per_minute.words'"),
     ],
 )
 async def test_a_bad_file_is_one_line_and_changes_nothing(

@@ -140,8 +140,8 @@ async def test_tools_are_called_and_their_results_sent_in_pairs() -> None:
             "me * failed: the endpoint answered 500: out of order",
         ),
         ("cut_off", "me * failed: the endpoint ended its answer in the middle"),
-        ("garbage", "me * failed: the endpoint sent no JSON: '{what is this'"),
-        ("please fail", "me * failed: the endpoint says: the built-in model failed, as it was"),
+        ("garbage", "me * failed: the endpoint sent invalid JSON: '{what is this'"),
+        ("please fail", "me * failed: the endpoint reports: the built-in model failed, as it was"),
     ],
 )
 async def test_an_error_of_the_endpoint_is_one_line_and_the_next_message_is_answered(
@@ -158,8 +158,8 @@ async def test_an_error_of_the_endpoint_is_one_line_and_the_next_message_is_answ
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("busy 0.2", ["me * the model is busy: again in 0.2 s"]),
-        ("busy 100ms twice", ["me * the model is busy: again in 0.1 s"] * 2),
+        ("busy 0.2", ["me * the model is busy; the next attempt is in 0.2 s"]),
+        ("busy 100ms twice", ["me * the model is busy; the next attempt is in 0.1 s"] * 2),
     ],
 )
 async def test_a_429_is_asked_again_after_the_time_that_its_header_says(

@@ -263,7 +263,7 @@ async def test_what_outlives_the_grace_is_cancelled_and_the_exit_code_says_so() 
         process.send_signal(signal.SIGINT)
         await output.until("draining: 1 running, 0 waiting")
         await output.until("me * stopped")
-        await output.until("cancelled what did not end in 0.2 s")
+        await output.until("cancelled the jobs that did not end in 0.2 s")
         assert await process.wait() == 130
 
 
@@ -275,12 +275,12 @@ async def test_a_hangup_has_the_limits_read_again_and_a_bad_file_changes_nothing
     async with open_chat_in_pipe("--limits", str(file)) as (process, output):
         assert process.stdin is not None
         await process.stdin.send_all(b"slow 600\n/as bob hello\n/why bob\n")
-        await output.until("main runs as many as it may: turn of me: 'slow 600'")
+        await output.until("main is at its limit: turn of me: 'slow 600'")
         file.write_text("[at_once]\nmain = 'all'")
         process.send_signal(signal.SIGHUP)
         await output.until("! limits: main must be a whole number from 1 to 1,000; nothing has")
         await process.stdin.send_all(b"/why bob\n")
-        await output.until("main runs as many as it may: turn of me: 'slow 600'")
+        await output.until("main is at its limit: turn of me: 'slow 600'")
         file.write_text("[at_once]\nmain = 2")
         process.send_signal(signal.SIGHUP)
         await output.until("limits: main 2, tools 8, subagent 8, requests 6,000, tokens 6,000,000")
@@ -294,7 +294,7 @@ async def test_a_hangup_has_the_limits_read_again_and_a_bad_file_changes_nothing
         process.send_signal(signal.SIGHUP)
         await output.until("limits: main 2, tools 8, subagent 8, requests 1, tokens 6,000,000")
         await process.stdin.send_all(b"/as eve two\n/why eve\n")
-        await output.until("the model has had enough for this minute, ")
+        await output.until("the rate limit of the model is used up, ")
         process.send_signal(signal.SIGINT)
         await output.until("draining: 0 running, 1 waiting")
         process.send_signal(signal.SIGHUP)
@@ -377,7 +377,7 @@ async def test_the_end_of_input_key_lets_answers_end(monkeypatch: pytest.MonkeyP
         await terminal.output.until("paused tools")
         await terminal.until_prompt()
         await terminal.type(CTRL_D)
-        await terminal.output.until("resuming tools: nobody else can now")
+        await terminal.output.until("resuming tools: no user is left to do it")
         model.let_on("one", "two")
         await terminal.output.until("me | begun one ended one")
         await terminal.output.until("me | begun two ended two")
@@ -445,7 +445,7 @@ async def test_a_crowd_in_a_terminal_is_shown_live_and_checked() -> None:
         await terminal.output.until("oldest wait")
         await terminal.output.until("slow 600")  # which user-01 stops after three looks or more
         await terminal.output.until("messages of 4 users: ")
-        await terminal.output.until("check: ok: 4 sessions, none out of order, no limit exceeded")
+        await terminal.output.until("check: ok: 4 sessions, all in order, no limit exceeded")
         assert await terminal.exit_code() == 0
 
 
@@ -476,7 +476,7 @@ async def test_the_environment_chooses_an_openai_compatible_endpoint(
         "me * calc: 6*7 = 42",
         "me | 6*7 = 42",
         "me | I will try,",
-        "me * failed: the endpoint says: the built-in model failed, as it was asked to",
+        "me * failed: the endpoint reports: the built-in model failed, as it was asked to",
     ]
     assert ended.returncode == 0
     assert [request["model"] for request in endpoint.requests] == ["tiny"] * 3

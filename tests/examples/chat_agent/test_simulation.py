@@ -59,7 +59,7 @@ async def test_forty_users_are_answered_in_order_and_within_the_limits(
     total, *endings = map(int, found.groups())
     assert sum(endings) == total > 120
     assert min(endings) > 0, "everything that users can do was done"
-    assert check == "check: ok: 40 sessions, none out of order, no limit exceeded"
+    assert check == "check: ok: 40 sessions, all in order, no limit exceeded"
 
 
 async def test_the_same_seed_does_and_says_the_same(autojump_clock: object) -> None:
@@ -124,9 +124,9 @@ FINE = [
         (FINE[2:], "'1' ran, but its answer is None"),
         (FINE[:6], "'2' ran, but its answer is None"),
         (FINE[:-1], "are no question and its answer"),
-        (FINE + exchange("1", turn="again"), "something was answered twice"),
+        (FINE + exchange("1", turn="again"), "a message was answered twice"),
         (FINE + exchange("cleared"), "'cleared' was cancelled, but answered"),
-        (FINE + exchange("4"), "nobody sent ['4']"),
+        (FINE + exchange("4"), "no user sent ['4']"),
         ([*exchange("1", status="incomplete"), *FINE[2:]], "'1' ran, but its answer is incomplete"),
         (exchange("1", "please fail", "hurry", "2", "3"), "failed, but its answer is completed"),
         ([], "but its answer is None"),

@@ -329,7 +329,7 @@ async def test_what_had_to_make_room_is_mentioned_to_the_model(autojump_clock: o
             last = stage.sessions.say("ann", text)
         await last.settled()
     assert model.shown[1][-2:] == [("user", "second"), ("user", "third")]
-    assert Noted("ann", "too many wait: the oldest is only mentioned to the model") in told
+    assert Noted("ann", "too many wait: the model gets one line of the oldest") in told
 
 
 # A model that is busy, and when it is asked again
@@ -379,7 +379,7 @@ async def test_calls_that_need_no_approval_are_made_meanwhile(autojump_clock: ob
 async def test_a_sub_agent_cannot_do_what_needs_approval(autojump_clock: object) -> None:
     async with open_stage() as stage:
         answer = await stage.answer("ask a subagent: mail bob: hi")
-    assert answer == "error: nobody can be asked to allow send_mail"
+    assert answer == "error: no person can be asked to allow send_mail"
 
 
 async def test_an_abort_withdraws_the_question_and_lets_the_next_message_run(

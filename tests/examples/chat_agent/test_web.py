@@ -263,7 +263,7 @@ async def test_a_client_at_which_the_server_fails_ends_no_turn_and_others_connec
         async with open_socket(url) as socket:
             assert (await reply_to(socket, "/why")).endswith("runs")
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        "the server has failed, and begins anew"
+        "the web server has failed; it is restarted"
     ]
 
 
@@ -364,7 +364,7 @@ async def test_a_signal_lets_turns_end_which_pages_see_and_what_waits_for_approv
     assert {"what": "closing", "reason": "draining"} in told
     items = [fact["item"] for fact in told if fact["what"] == "item"]
     assert "begun one ended one" in [item["text"] for item in items]
-    refusal = "error: send_mail was not allowed: nobody is left to ask"
+    refusal = "error: send_mail was not allowed: no person is left to ask"
     assert refusal in [item["text"] for item in items]
 
 
