@@ -153,7 +153,7 @@ async def test_a_message_waits_then_is_in_a_turn_then_has_settled(
     states.append(receipt.state)
     await stage.end()
     states.append(receipt.state)
-    assert states == [MessageState.WAITS, MessageState.IN_TURN, MessageState.SETTLED]
+    assert states == [MessageState.WAITING, MessageState.IN_TURN, MessageState.SETTLED]
 
 
 async def test_a_turn_takes_its_messages_when_it_starts_not_when_its_job_is_forwarded(
@@ -645,3 +645,9 @@ async def test_two_inboxes_of_a_session_never_overlap(
         await stage.end()
     assert stage.started == [["first"], ["other"], ["second"]]
     assert kinds(receipts) == ["ran", "ran"]
+
+
+def test_waits_is_an_alias_of_waiting() -> None:
+    assert MessageState.WAITS is MessageState.WAITING
+    assert [state.name for state in MessageState] == ["WAITING", "IN_TURN", "SETTLED"]
+    assert MessageState("waits") is MessageState.WAITING
