@@ -41,10 +41,10 @@ MAIL: Final = re.compile(
 )
 
 SENTENCES: Final = (
-    "A lane keeps what it is given in order.",
+    "A lane keeps its jobs in order.",
     "A session never runs two of its jobs at once.",
     "A limit holds over all sessions together.",
-    "What waits can be cleared, and what runs can be stopped.",
+    "Waiting jobs can be cleared, and running jobs can be stopped.",
     "A nursery owns it all, so nothing is left behind.",
 )
 

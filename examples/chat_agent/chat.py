@@ -123,7 +123,7 @@ class Chat:
             case Queue(mode, session):
                 key = self._named(session)
                 self._sessions.set_mode(key, mode)
-                self._screen.say(f"what comes while {key} is busy: {mode}")
+                self._screen.say(f"mode of messages while {key} is busy: {mode}")
             case Stop(session):
                 key = self._named(session)
                 if not self._sessions.stop(key, "/stop"):

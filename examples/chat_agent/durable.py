@@ -193,7 +193,7 @@ async def run_durable_chat(
     """Chat until the lines end or a signal ends the chat. Return the exit code.
 
     Unanswered messages are kept in ``folder``, and answered at the next start. The arguments are
-    those of `run_chat`.
+    the same as of `run_chat`.
 
     Raises:
       StoreError, OSError: if the folder cannot be used.

@@ -265,7 +265,7 @@ async def run_web(
 ) -> int:
     """Serve the page until a signal comes and all turns have ended.
 
-    Return the exit code. The arguments are those of `run_chat`.
+    Return the exit code. The arguments are the same as of `run_chat`.
     """
     feed = Feed()
     board = Board(feed)

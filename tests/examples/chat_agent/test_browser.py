@@ -164,7 +164,7 @@ async def test_a_running_answer_is_steered_and_aborted() -> None:
         tab.say("ann", "one")
         tab.shows("ann", "one", "begun one")
         tab.chat("ann").get_by_role("combobox").select_option("steer")
-        tab.is_told("ann", "what comes while ann is busy: steer")
+        tab.is_told("ann", "mode of messages while ann is busy: steer")
         tab.say("ann", "two")
         tab.waits("ann", "two")
         browser.let_on("one")
@@ -180,7 +180,9 @@ async def test_a_running_answer_is_steered_and_aborted() -> None:
         tab.waits("ann", "three", "four")
         tab.press("ann", "Abort")
         tab.shows("ann", *steered, "stopped")
-        tab.is_told("ann", "what comes while ann is busy: steer", "aborted ann, with 2 waiting")
+        tab.is_told(
+            "ann", "mode of messages while ann is busy: steer", "aborted ann, with 2 waiting"
+        )
         tab.waits("ann")
         browser.let_on("five")
         tab.say("ann", "five")

@@ -264,7 +264,7 @@ async def test_queue_says_what_becomes_of_a_message_while_a_turn_is_active(
 ) -> None:
     pause = 0 if mode != "interrupt" else 1
     lines = await shown(f"/queue {mode}", "slow 5", 1, "two", pause, "three")
-    assert lines == [f"what comes while me is busy: {mode}", *told]
+    assert lines == [f"mode of messages while me is busy: {mode}", *told]
 
 
 async def test_queue_of_another_session_leaves_this_one_alone(autojump_clock: object) -> None:

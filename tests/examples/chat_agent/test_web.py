@@ -179,7 +179,8 @@ async def test_a_line_is_a_message_or_a_command_as_in_the_terminal() -> None:
         await say(socket, "bob", "what is 6*7?")
         assert await answer(socket, "bob") == "6*7 = 42"
         assert (
-            await reply_to(socket, "/queue steer", "bob") == "what comes while bob is busy: steer"
+            await reply_to(socket, "/queue steer", "bob")
+            == "mode of messages while bob is busy: steer"
         )
         assert await reply_to(socket, "/why", "bob") == "nothing runs or waits in bob"
         assert await reply_to(socket, "/limit main 2") == "main runs at most 2 at once"
