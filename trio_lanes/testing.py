@@ -44,7 +44,8 @@ from ._actors.job import AnyJob
 from ._actors.state import RUNNING, TRANSITIONS, WAITING, JobState
 from ._config.names import resolve_global_lane
 from ._instrument import LaneInstrument
-from .durable._suite import durable_store_suite as durable_store_suite
+
+from .durable.testing import durable_store_suite as durable_store_suite
 
 if TYPE_CHECKING:
     from ._actors.actor import Actor

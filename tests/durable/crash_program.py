@@ -36,7 +36,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable import _sqlite_tables as tables
+from trio_lanes.durable._sqlite import tables
 
 LOCKED_OUT = 3
 """The exit code of a worker that found another at work."""

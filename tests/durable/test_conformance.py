@@ -9,7 +9,7 @@ import pytest
 from trio.testing import MockClock
 
 from trio_lanes.durable import MemoryStore, SqliteStore, Submission
-from trio_lanes.durable._suite_bench import LEASE, Bench
+from trio_lanes.durable.testing._bench import LEASE, Bench
 from trio_lanes.testing import durable_store_suite
 
 

@@ -20,8 +20,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-import trio_lanes.durable._engine as durable_engine
-from tests.support.programs import PATIENCE
+import trio_lanes.durable._rules.engine as durable_engine
+from tests.programs import PATIENCE
 from trio_lanes import UnknownLaneError
 from trio_lanes.durable import (
     DurableLanes,
@@ -35,9 +35,9 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable._machine_time import Moment, this_moment
-from trio_lanes.durable._sqlite_schema import fill, migrate
-from trio_lanes.durable._sqlite_tables import SqliteTables
+from trio_lanes.durable._sqlite.machine_time import Moment, this_moment
+from trio_lanes.durable._sqlite.schema import fill, migrate
+from trio_lanes.durable._sqlite.tables import SqliteTables
 
 pytestmark = pytest.mark.real_processes
 
@@ -261,7 +261,7 @@ async def test_a_schema_that_cannot_be_brought_up_to_date_is_left_as_it_was(
     await used(path)
     make_older(path)
     broken = {1: "ALTER TABLE meta ADD COLUMN store TEXT;\nDROP TABLE nothing;\n"}
-    monkeypatch.setattr("trio_lanes.durable._sqlite_schema.MIGRATIONS", broken)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.schema.MIGRATIONS", broken)
     with pytest.raises(sqlite3.OperationalError):
         await used(path)
     monkeypatch.undo()
@@ -924,8 +924,8 @@ async def test_a_refusal_in_a_batch_is_refused_alone(tmp_path: Path) -> None:
 async def test_who_finds_the_line_too_long_waits_and_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._writer.IN_LINE", 3)
-    monkeypatch.setattr("trio_lanes.durable._writer.AT_ONCE", 2)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.writer.IN_LINE", 3)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.writer.AT_ONCE", 2)
     async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as lanes:
         async with trio.open_nursery() as nursery:
             for _ in range(50):
@@ -951,7 +951,7 @@ async def test_a_slow_look_that_fails_is_repeated(
             raise error
         return version(self)
 
-    monkeypatch.setattr("trio_lanes.durable._sqlite.WORKER_LOOKS_EVERY", 0.02)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.store.WORKER_LOOKS_EVERY", 0.02)
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
         async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
             monkeypatch.setattr(SqliteTables, "version", failing)
@@ -965,7 +965,7 @@ async def test_a_large_file_is_not_looked_through_at_opening(
 ) -> None:
     path = tmp_path / "jobs.db"
     await used(path)
-    monkeypatch.setattr("trio_lanes.durable._sqlite_schema.CHECKED_UP_TO", 0)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.schema.CHECKED_UP_TO", 0)
     await used(path)
 
 
@@ -974,7 +974,7 @@ async def test_a_schema_that_cannot_be_made_leaves_nothing_behind(
 ) -> None:
     path = tmp_path / "jobs.db"
     monkeypatch.setattr(
-        "trio_lanes.durable._sqlite_schema.SCHEMA", "CREATE TABLE a (b);\nDROP TABLE c;\n"
+        "trio_lanes.durable._sqlite.schema.SCHEMA", "CREATE TABLE a (b);\nDROP TABLE c;\n"
     )
     with pytest.raises(sqlite3.OperationalError):
         await used(path)
@@ -1014,7 +1014,7 @@ async def test_numbers_and_fences_never_come_again_though_a_backup_is_restored(
     def later() -> Moment:  # a second between two openings
         return attrs.evolve(this_moment(), machine=time.monotonic() + next(openings))
 
-    monkeypatch.setattr("trio_lanes.durable._sqlite.this_moment", later)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.store.this_moment", later)
 
     async def note(payload: Any) -> None:
         run = current_job()
@@ -1046,7 +1046,7 @@ async def test_a_file_that_is_removed_or_replaced_takes_nothing_more_and_ends_it
     tmp_path: Path, worker: bool, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "jobs.db"
-    monkeypatch.setattr("trio_lanes.durable._sqlite.WORKER_LOOKS_EVERY", 0.02)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.store.WORKER_LOOKS_EVERY", 0.02)
     why = "was removed or replaced while this process worked with it"
     handlers: dict[str, Any] = {"echo": echo} if worker else {}
 

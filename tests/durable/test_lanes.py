@@ -34,9 +34,9 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable._records import Finish, Released
-from trio_lanes.durable._state import TRANSITIONS, check_transition
-from trio_lanes.durable._worker import GIVE_UP_AFTER
+from trio_lanes.durable._contract.records import Finish, Released
+from trio_lanes.durable._contract.state import TRANSITIONS, check_transition
+from trio_lanes.durable._runs.worker import GIVE_UP_AFTER
 
 
 async def echo(payload: Any) -> Any:
@@ -390,7 +390,7 @@ def test_a_store_in_a_file_has_one() -> None:
 async def test_who_waits_for_one_of_very_many_jobs_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._engine_store.MOST_ALIVE", 1)
+    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.MOST_ALIVE", 1)
     async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
         submissions = [Submission(name="echo", payload=n, delay=0.01) for n in range(3)]
         jobs = [(await lanes.submit_many([one]))[0] for one in submissions]
@@ -474,7 +474,7 @@ async def test_a_payload_with_a_longer_number_than_can_be_read_here_fails_alone(
 
 
 async def test_a_payload_that_cannot_be_read_here_has_a_key_all_the_same() -> None:
-    from trio_lanes.durable._suite_bench import opening
+    from trio_lanes.durable.testing._bench import opening
 
     store = MemoryStore()
     async with store.open(opening()):
@@ -694,7 +694,7 @@ async def test_check_gives_back_a_job_that_runs_on_no_instance(tmp_path: Path) -
 
 
 async def test_a_finish_of_a_job_that_is_gone_is_stale() -> None:
-    from trio_lanes.durable._suite_bench import opening
+    from trio_lanes.durable.testing._bench import opening
 
     store = MemoryStore()
     async with store.open(opening()):
@@ -830,7 +830,7 @@ async def test_lanes_that_cannot_report_an_end_are_ended_with_an_error(
         flatten_subgroups=True,
     ):
         async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
-            monkeypatch.setattr("trio_lanes.durable._worker.Worker._report", broken)
+            monkeypatch.setattr("trio_lanes.durable._runs.worker.Worker._report", broken)
             await lanes.submit("echo")
             await wait_all_tasks_blocked()
             monkeypatch.undo()

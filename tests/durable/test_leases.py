@@ -20,7 +20,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable._suite_bench import opening
+from trio_lanes.durable.testing._bench import opening
 
 
 class Cut:

@@ -23,11 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from trio_lanes import LaneFullError
 from trio_lanes.durable import KeyConflictError, Submission
-from trio_lanes.durable._engine import Engine
-from trio_lanes.durable._inspection import check
-from trio_lanes.durable._memory_tables import MemoryTables
-from trio_lanes.durable._orders import cancel, clear, configure, pause, purge, requeue, resume
-from trio_lanes.durable._records import (
+from trio_lanes.durable._contract.records import (
     Cancelled,
     Claim,
     Died,
@@ -40,8 +36,12 @@ from trio_lanes.durable._records import (
     Released,
     Succeeded,
 )
-from trio_lanes.durable._sqlite_schema import fill
-from trio_lanes.durable._sqlite_tables import SqliteTables
+from trio_lanes.durable._memory.tables import MemoryTables
+from trio_lanes.durable._rules.engine import Engine
+from trio_lanes.durable._rules.inspection import check
+from trio_lanes.durable._rules.orders import cancel, clear, configure, pause, purge, requeue, resume
+from trio_lanes.durable._sqlite.schema import fill
+from trio_lanes.durable._sqlite.tables import SqliteTables
 
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 SESSIONS = [None, "a", "b", "c"]
@@ -475,7 +475,7 @@ class OverSqliteAsked(OverSqlite):
     """Somebody else writes to the file as well; and hardly anything fits into memory."""
 
     def __init__(self) -> None:
-        module = "trio_lanes.durable._sqlite_tables"
+        module = "trio_lanes.durable._sqlite.tables"
         self.patch = mock.patch.multiple(module, OF_A_LINE=2, OF_A_LIST=2, LINES=2, PAYLOADS=9)
         self.patch.start()
         super().__init__()

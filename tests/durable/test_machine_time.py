@@ -55,7 +55,7 @@ async def test_time_goes_on_when_the_machine_has_been_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     path, boot = tmp_path / "jobs.db", tmp_path / "boot"
-    monkeypatch.setattr("trio_lanes.durable._machine_time.BOOT_ID", boot)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.machine_time.BOOT_ID", boot)
     if known:
         boot.write_text("first\n")
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
@@ -112,7 +112,7 @@ async def test_numbers_of_a_lost_log_do_not_come_again_where_the_clock_has_gone_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, boot, on_the_disk = tmp_path / "jobs.db", tmp_path / "boot", tmp_path / "copy.db"
-    monkeypatch.setattr("trio_lanes.durable._machine_time.BOOT_ID", boot)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.machine_time.BOOT_ID", boot)
     boot.write_text("first\n")
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
         connection = sqlite3.connect(path)

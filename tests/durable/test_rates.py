@@ -4,9 +4,10 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from trio_lanes import LaneGroup, RateLimit
-from trio_lanes._limits.rate import ONE_REQUEST, Rates
-from trio_lanes.durable._memory_tables import MemoryTables
-from trio_lanes.durable._rates import (
+from trio_lanes._rate import ONE_REQUEST, Rates
+from trio_lanes.durable._contract.records import GroupLimit, LaneLimit
+from trio_lanes.durable._memory.tables import MemoryTables
+from trio_lanes.durable._rules.rates import (
     charge,
     from_json,
     group_from_json,
@@ -16,7 +17,6 @@ from trio_lanes.durable._rates import (
     replace,
     to_json,
 )
-from trio_lanes.durable._records import GroupLimit, LaneLimit
 
 AMOUNTS = st.sampled_from([0.5, 1, 1.5, 2, 3, 4.5, 7, 10, 30])
 PERS = st.sampled_from([0.1, 1.0, 3.0, 7.7, 60.0])

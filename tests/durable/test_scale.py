@@ -151,7 +151,7 @@ def stores(tmp_path: Path) -> list[Store]:
 async def test_very_many_are_cleared_in_portions_and_what_comes_later_is_left(
     tmp_path: Path, which: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._engine_store.AT_ONCE", 10)
+    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.AT_ONCE", 10)
     store = stores(tmp_path)[which]
     cleared = []
 
@@ -181,8 +181,8 @@ async def test_very_many_are_cleared_in_portions_and_what_comes_later_is_left(
 async def test_very_many_whom_nobody_can_run_are_set_aside_and_taken_back_in_portions(
     tmp_path: Path, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._claims.SHELVED_AT_ONCE", 10)
-    monkeypatch.setattr("trio_lanes.durable._engine.MOVED_AT_ONCE", 10)
+    monkeypatch.setattr("trio_lanes.durable._rules.claims.SHELVED_AT_ONCE", 10)
+    monkeypatch.setattr("trio_lanes.durable._rules.engine.MOVED_AT_ONCE", 10)
     store = stores(tmp_path)[which]
     async with open_durable_lanes(store, {"echo": echo, "new": echo}, {"main": 4}) as lanes:
         await lanes.pause("main")
@@ -201,7 +201,7 @@ async def test_very_many_whom_nobody_can_run_are_set_aside_and_taken_back_in_por
 async def test_very_many_dead_jobs_are_purged_in_portions(
     tmp_path: Path, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._engine_store.AT_ONCE", 10)
+    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.AT_ONCE", 10)
 
     async def bad(payload: Any) -> None:
         raise ValueError("no")

@@ -17,7 +17,7 @@ from trio_lanes.durable import (
     Submission,
     open_durable_lanes,
 )
-from trio_lanes.durable._records import (
+from trio_lanes.durable._contract.records import (
     Claim,
     Finish,
     LaneLimit,
@@ -25,7 +25,7 @@ from trio_lanes.durable._records import (
     Released,
     Succeeded,
 )
-from trio_lanes.durable._suite_bench import LEASE, opening
+from trio_lanes.durable.testing._bench import LEASE, opening
 
 
 def job(payload: int, **options: Any) -> Submission:

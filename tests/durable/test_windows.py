@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 
 from trio_lanes.durable import LaneLimit, Opening, Submission
-from trio_lanes.durable._engine import Engine
-from trio_lanes.durable._records import JobRecord
-from trio_lanes.durable._sqlite_schema import fill
-from trio_lanes.durable._sqlite_tables import SqliteTables
-from trio_lanes.durable._state import WAITING
-from trio_lanes.durable._windows import Window
+from trio_lanes.durable._contract.state import WAITING
+from trio_lanes.durable._rules.engine import Engine
+from trio_lanes.durable._rules.job_record import JobRecord
+from trio_lanes.durable._sqlite.schema import fill
+from trio_lanes.durable._sqlite.tables import SqliteTables
+from trio_lanes.durable._sqlite.windows import Window
 
 
 def job(id: int) -> JobRecord:
@@ -116,7 +116,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         lease_ttl=100.0,
         worker=True,
     )
-    with mock.patch.multiple("trio_lanes.durable._sqlite_tables", OF_A_LINE=2, OF_A_LIST=2):
+    with mock.patch.multiple("trio_lanes.durable._sqlite.tables", OF_A_LINE=2, OF_A_LIST=2):
         tables.begin()
         engine = Engine(tables, opening)
         engine.join(lease_until=float("inf"), alone=True, lost=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,7 @@ def public_names(module: ModuleType) -> set[str]:
     """What a user may import from ``module``, that is not another's."""
     return {
         name
-        for name, value in vars(module).items()
+        for name, value in inspect.getmembers(module)
         if not name.startswith("_")
         and f"{getattr(value, '__module__', '')}.".startswith(f"{module.__name__}.")
         and not isinstance(value, TypeVar)

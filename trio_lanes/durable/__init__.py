@@ -1,50 +1,72 @@
-"""Lanes whose accepted work survives: named jobs, kept in a store until they are done."""
+"""Lanes whose accepted jobs survive a crash: named jobs, kept in a store until they have ended."""
 
-from ._errors import DurableJobError as DurableJobError
-from ._errors import JobDeadError as JobDeadError
-from ._errors import KeyConflictError as KeyConflictError
-from ._errors import PayloadError as PayloadError
-from ._errors import ResultGoneError as ResultGoneError
-from ._errors import StoreError as StoreError
-from ._errors import StoreLockedError as StoreLockedError
-from ._errors import StoreUnavailableError as StoreUnavailableError
-from ._errors import StoreVersionError as StoreVersionError
-from ._errors import UnknownHandlerError as UnknownHandlerError
-from ._job import DurableJob as DurableJob
-from ._lanes import DurableLanes as DurableLanes
-from ._memory import MemoryStore as MemoryStore
-from ._opening import open_durable_lanes as open_durable_lanes
-from ._records import Cancelled as Cancelled
-from ._records import CheckReport as CheckReport
-from ._records import Claim as Claim
-from ._records import Died as Died
-from ._records import DurableLaneStatistics as DurableLaneStatistics
-from ._records import DurableStatistics as DurableStatistics
-from ._records import DurableStatus as DurableStatus
-from ._records import Ended as Ended
-from ._records import Failed as Failed
-from ._records import Finish as Finish
-from ._records import GroupLimit as GroupLimit
-from ._records import InstanceInfo as InstanceInfo
-from ._records import LaneLimit as LaneLimit
-from ._records import Opening as Opening
-from ._records import Postponed as Postponed
-from ._records import Released as Released
-from ._records import Step as Step
-from ._records import StoreRules as StoreRules
-from ._records import Submission as Submission
-from ._records import Succeeded as Succeeded
-from ._retry import NoRetry as NoRetry
-from ._retry import Retry as Retry
-from ._retry import RetryPolicy as RetryPolicy
-from ._run import DurableRun as DurableRun
-from ._run import current_job as current_job
-from ._sqlite import SqliteStore as SqliteStore
-from ._state import DurableState as DurableState
-from ._store import Store as Store
+from typing import TYPE_CHECKING
+
+from ._contract.errors import DurableJobError as DurableJobError
+from ._contract.errors import JobDeadError as JobDeadError
+from ._contract.errors import ResultGoneError as ResultGoneError
+from ._contract.errors import UnknownHandlerError as UnknownHandlerError
+from ._lanes.job import DurableJob as DurableJob
+from ._lanes.lanes import DurableLanes as DurableLanes
+from ._lanes.opening import open_durable_lanes as open_durable_lanes
+from ._memory.store import MemoryStore as MemoryStore
+from ._options.retry import NoRetry as NoRetry
+from ._options.retry import Retry as Retry
+from ._options.retry import RetryPolicy as RetryPolicy
+from ._runs.run import DurableRun as DurableRun
+from ._runs.run import current_job as current_job
+from .store import Cancelled as Cancelled
+from .store import CheckReport as CheckReport
+from .store import Claim as Claim
+from .store import Died as Died
+from .store import DurableLaneStatistics as DurableLaneStatistics
+from .store import DurableState as DurableState
+from .store import DurableStatistics as DurableStatistics
+from .store import DurableStatus as DurableStatus
+from .store import Ended as Ended
+from .store import Failed as Failed
+from .store import Finish as Finish
+from .store import GroupLimit as GroupLimit
+from .store import InstanceInfo as InstanceInfo
+from .store import KeyConflictError as KeyConflictError
+from .store import LaneLimit as LaneLimit
+from .store import Opening as Opening
+from .store import PayloadError as PayloadError
+from .store import Postponed as Postponed
+from .store import Released as Released
+from .store import Step as Step
+from .store import Store as Store
+from .store import StoreError as StoreError
+from .store import StoreLockedError as StoreLockedError
+from .store import StoreRules as StoreRules
+from .store import StoreUnavailableError as StoreUnavailableError
+from .store import StoreVersionError as StoreVersionError
+from .store import Submission as Submission
+from .store import Succeeded as Succeeded
+
+if TYPE_CHECKING:
+    from ._sqlite.store import SqliteStore as SqliteStore
+else:  # a type checker that sees `__getattr__` would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import `SqliteStore` at its first use: a program with another store needs no sqlite3."""
+        if name != "SqliteStore":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._sqlite.store import SqliteStore
+
+        SqliteStore.__module__ = __name__
+        globals()[name] = SqliteStore
+        return SqliteStore
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "SqliteStore"})
+
+    # `import *` would leave out a name that is not imported yet
+    _public = {name for name in __dir__() if not name.startswith("_")} - {"TYPE_CHECKING", "store"}
+    globals()["__all__"] = sorted(_public)
 
 # Tracebacks, reprs and pickles show where users find a name, not where it is defined.
-for _name, _value in list(globals().items()):
-    if not _name.startswith("_") and getattr(_value, "__module__", "").startswith(__name__ + "."):
+for _value in list(globals().values()):
+    if getattr(_value, "__module__", "").startswith(f"{__name__}._"):
         _value.__module__ = __name__
-del _name, _value
+del _value

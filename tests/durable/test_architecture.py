@@ -1,0 +1,124 @@
+"""The packages of `trio_lanes.durable`: imports go down only, and the doors import no engine."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trio_lanes.durable
+
+ROOT = Path(trio_lanes.durable.__file__).parent
+
+ORDER = (
+    "_contract",  # the `Store` protocol, its records, the states of a job, the errors
+    "_options",  # values that users give, checked and made into records
+    "_rules",  # the rules of scheduling, over tables
+    "_memory",  # the store in memory
+    "_sqlite",  # the store in a SQLite file
+    "_runs",  # one instance: it claims jobs, runs them, and keeps its lease
+    "_lanes",  # the objects that users hold
+    "store",  # the public door for authors of stores
+    "durable",  # the public door
+    "testing",  # the conformance suite
+)
+"""From the lowest to the highest: each imports only packages that stand before it."""
+
+
+def package_of(parts: tuple[str, ...]) -> str:
+    """The package of a module, which is given as its path below `trio_lanes.durable`."""
+    return parts[0] if parts else "durable"
+
+
+def modules() -> dict[tuple[str, ...], Path]:
+    """The file of each module, by its path below `trio_lanes.durable`."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[parts[:-1] if parts[-1] == "__init__" else parts] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(parts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The modules below `trio_lanes.durable` that a module imports, anywhere in its text."""
+    path = MODULES[parts]
+    here = ("trio_lanes", "durable", *parts)
+    package = here if path.name == "__init__.py" else here[:-1]
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        targets: list[tuple[str, ...]] = []
+        if isinstance(node, ast.Import):
+            targets = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            base += tuple(node.module.split(".")) if node.module else ()
+            targets = [(*base, alias.name) for alias in node.names]
+        for target in targets:
+            if target[:2] == ("trio_lanes", "durable"):
+                inside = target[2:]
+                yield inside if inside in MODULES else inside[:-1]
+
+
+def test_every_package_has_its_place_in_the_order() -> None:
+    assert {package_of(parts) for parts in MODULES} == set(ORDER)
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_package_imports_only_packages_below_it(package: str) -> None:
+    used = {
+        package_of(imported)
+        for parts in MODULES
+        if package_of(parts) == package
+        for imported in imports(parts)
+    }
+    assert used <= set(ORDER[: ORDER.index(package) + 1])
+
+
+def test_imports_for_type_checkers_are_counted() -> None:
+    assert ("_sqlite", "store") in set(imports(()))
+    assert ("_runs", "run") in set(imports(("_runs", "deadlock")))
+
+
+def test_the_two_stores_do_not_import_each_other() -> None:
+    for package, other in (("_memory", "_sqlite"), ("_sqlite", "_memory")):
+        for parts in MODULES:
+            if package_of(parts) == package:
+                assert other not in map(package_of, imports(parts))
+
+
+def test_the_conformance_suite_uses_public_names_only() -> None:
+    for parts in MODULES:
+        if package_of(parts) == "testing":
+            assert {package_of(imported) for imported in imports(parts)} <= {"durable", "testing"}
+
+
+def test_modules_of_private_packages_have_names_without_an_underscore() -> None:
+    names = [part for parts in MODULES if parts[:1] != ("testing",) for part in parts[1:]]
+    assert [name for name in names if name.startswith("_")] == []
+
+
+@pytest.mark.parametrize("module", ["trio_lanes.testing", "trio_lanes.durable.testing"])
+def test_importing_the_tools_for_tests_does_not_import_sqlite3(module: str) -> None:
+    program = f"import sys, {module}; sys.exit('sqlite3' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_the_door_has_the_sqlite_store_before_it_is_imported() -> None:
+    program = (
+        "import trio_lanes.durable\n"
+        "assert 'SqliteStore' in dir(trio_lanes.durable)\n"
+        "from trio_lanes.durable import *\n"
+        "assert SqliteStore.__module__ == open_durable_lanes.__module__ == 'trio_lanes.durable'\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_a_name_that_the_door_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'PaperStore'"):
+        _ = trio_lanes.durable.PaperStore  # type: ignore[attr-defined]

@@ -1,0 +1,225 @@
+"""`open_durable_lanes`: what is given, checked; and what is around the block, in which order."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import MappingProxyType
+from typing import Final, Literal, TypeVar, cast
+
+import attrs
+import trio
+
+from ... import _check
+from ..._config import LaneConfig, LaneGroup
+from ..._instrument import LaneInstrument
+from ..._lanes import DEFAULT_LANES, open_lanes
+from .._contract.protocol import Store
+from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
+from .._options.limits import (
+    checked_crashes,
+    checked_hold,
+    group_limit,
+    lane_configs,
+    lane_limit,
+)
+from .._options.retry import RetryPolicy
+from .._runs.lease import Lease
+from .._runs.worker import Handler, Worker
+from .lanes import DurableLanes, text
+
+logger: Final = logging.getLogger("trio_lanes.durable")
+
+DEFAULT_RETRY: Final = RetryPolicy()
+NO_GROUPS: Final[Mapping[str, LaneGroup]] = MappingProxyType({})
+
+
+def open_durable_lanes(
+    store: Store,
+    handlers: Mapping[str, Handler],
+    lanes: Mapping[str, int | float | LaneConfig] = DEFAULT_LANES,
+    *,
+    groups: Mapping[str, LaneGroup] = NO_GROUPS,
+    capacity: int | float = 100,
+    retry: RetryPolicy = DEFAULT_RETRY,
+    max_crashes: int | float = 3,
+    on_dead: Literal["continue", "hold"] = "continue",
+    result_ttl: float = 3600.0,
+    lease_ttl: float = 30.0,
+    grace: float = 30.0,
+    worker: bool = True,
+    instruments: Iterable[LaneInstrument] = (),
+) -> AbstractAsyncContextManager[DurableLanes]:
+    """Open lanes whose accepted work survives, for as long as the block.
+
+    ::
+
+        async with open_durable_lanes(SqliteStore("jobs.db"), {"answer": answer}) as lanes:
+            job = await lanes.submit("answer", {"text": "hello"}, session="alice", key="msg-42")
+            print(await job.wait())
+
+    Leaving the block drains: nothing more is claimed, what runs may end within ``grace`` seconds,
+    and what is left is cancelled and given back. Leaving it with an exception, or being cancelled,
+    cancels and gives back at once. What waits stays in the store. Both are checkpoints. What
+    leaves is an `ExceptionGroup`, as from a nursery.
+
+    Args:
+      store: where the jobs are kept.
+      handlers: by name, the async function that is called with a job's payload; it returns JSON.
+      lanes: limits over all instances. They are written to the store where they are absent; what
+        is there wins, and a difference is logged: `DurableLanes.configure` and ``trio-lanes limit``
+        change it. With ``worker=False`` they are a proposal, so that jobs can be submitted before
+        a worker has come, and the limits of the first worker replace them.
+        Of a `LaneConfig`, ``concurrency``, ``max_waiting``, ``paused`` and ``rate``
+        (of requests; every start is one) go there; ``fair``, ``aging`` and ``limiter`` are refused.
+      groups: limits that lanes share, over all instances; kept as the lanes are, by workers only.
+      capacity: how many jobs this instance runs at once.
+      retry: which failures are tried again, unless a job says otherwise.
+      max_crashes: a job is dead when this many processes have died while they ran it alone; a job
+        that is next to that runs in small company, and in the end alone. This and the next two are
+        rules of the store: the first worker writes them, what is there wins, and a difference is
+        logged. `DurableLanes.configure` and ``trio-lanes rules`` change them.
+      on_dead: whether a dead job's session goes on, or is closed until the job is requeued, purged
+        or its session cleared.
+      result_ttl: seconds for which an ended job and its key are remembered.
+      lease_ttl: seconds after which an instance that is not heard of has lost its runs; not used
+        by a store that takes one worker only.
+      worker: whether this instance runs jobs; else it only submits and inspects.
+      instruments: of the core's lanes on which this instance runs its jobs.
+
+    Raises:
+      TypeError, ValueError: for a bad argument, at the call.
+      StoreError: on entering, if the store cannot be opened; `StoreLockedError`,
+        `StoreVersionError` and `StoreUnavailableError` say why.
+    """
+    configs = lane_configs(lanes, groups)
+    if not callable(getattr(store, "enqueue", None)):
+        raise TypeError(f"store must be a Store, such as SqliteStore(path), not {store!r}")
+    if not isinstance(handlers, Mapping):
+        raise TypeError(f"handlers must be a mapping of names to functions, not {handlers!r}")
+    for name, handler in handlers.items():
+        text("a handler's name", name)
+        if not callable(handler):
+            raise TypeError(f"handler {name!r} must be an async function, not {handler!r}")
+    if not isinstance(retry, RetryPolicy):
+        raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
+    if _check.count("capacity", capacity) < 1:
+        raise ValueError(f"capacity must be at least 1, got {capacity!r}")
+    if _check.finite_seconds("lease_ttl", lease_ttl) == 0:
+        raise ValueError(f"lease_ttl must not be 0, got {lease_ttl!r}")
+    opening = Opening(
+        names=frozenset(handlers) if _check.boolean("worker", worker) else frozenset(),
+        lanes={name: lane_limit(name, config) for name, config in configs.items()},
+        groups={name: group_limit(name, group) for name, group in groups.items()},
+        max_crashes=checked_crashes(max_crashes),
+        hold=checked_hold(on_dead),
+        result_ttl=_check.finite_seconds("result_ttl", result_ttl),
+        lease_ttl=lease_ttl,
+        worker=worker,
+    )
+    _check.seconds("grace", grace)
+    durable = DurableLanes(store, handlers, grace)
+    if not worker:
+        return _asking(durable, opening)
+    durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
+    # the store alone decides what may run: the core's lanes run whatever was admitted
+    local = {
+        name: attrs.evolve(
+            config, concurrency=math.inf, max_waiting=math.inf, paused=False, rate=()
+        )
+        for name, config in configs.items()
+    }
+    return _working(durable, durable._worker, opening, local, tuple(instruments))
+
+
+@asynccontextmanager
+async def _asking(durable: DurableLanes, opening: Opening) -> AsyncIterator[DurableLanes]:
+    async with durable._store.open(opening):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_hear, durable._store)
+            yield durable
+            durable.close("the block was left")
+            nursery.cancel_scope.cancel()
+
+
+async def _hear(store: Store) -> None:
+    async for _ in store.wake():
+        pass
+
+
+@asynccontextmanager
+async def _working(
+    durable: DurableLanes,
+    worker: Worker,
+    opening: Opening,
+    local: dict[str, LaneConfig],
+    instruments: tuple[LaneInstrument, ...],
+) -> AsyncIterator[DurableLanes]:
+    store = durable._store
+    async with store.open(opening):
+        await _log_differences(store, opening)
+        lease = Lease(store, worker, opening.lease_ttl)
+        await lease.join()
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    async with open_lanes(
+                        local, instruments=(cast("LaneInstrument", worker), *instruments)
+                    ) as core:
+                        durable.local = worker.core = core
+                        await nursery.start(worker.pump)
+                        nursery.start_soon(worker.listen)
+                        nursery.start_soon(lease.keep)
+                        if store.leased:
+                            nursery.start_soon(lease.beat)
+                        try:
+                            yield durable
+                            await durable.drain(grace=durable._grace)
+                        finally:
+                            durable.close("the block was left")
+                            worker.give_back("the block was left")
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await worker.stop()
+                    nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await _leave(store)
+
+
+async def _leave(store: Store) -> None:
+    try:
+        await store.leave()
+    except Exception:
+        logger.exception("the store could not be left in order; it will count a crash")
+
+
+async def _log_differences(store: Store, opening: Opening) -> None:
+    lanes, groups = await store.lanes(), await store.groups()
+    for name, limit in opening.lanes.items():
+        _log_difference(f"lane {name!r}", lanes[name], limit)
+    for name, group in opening.groups.items():
+        if name in groups:
+            _log_difference(f"group {name!r}", groups[name], group)
+        else:
+            logger.warning("group %r is not in the store, where its lanes are in another", name)
+    _log_difference("the store", await store.rules(), opening.rules)
+
+
+T = TypeVar("T", LaneLimit, GroupLimit, StoreRules)
+
+
+def _log_difference(what: str, there: T, here: T) -> None:
+    for field in attrs.fields_dict(type(here)):
+        wins, given = getattr(there, field), getattr(here, field)
+        if wins == given or field == "paused_until":
+            continue
+        by = "DurableLanes.configure() changes it"
+        if field == "concurrency" and isinstance(here, LaneLimit):
+            by = "`trio-lanes limit` or " + by
+        elif isinstance(here, StoreRules):
+            by = "`trio-lanes rules` or " + by
+        message = "%s has %s=%r in the store, which wins over the %r given here; %s"
+        logger.warning(message, what, field, wins, given, by)

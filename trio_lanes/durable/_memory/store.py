@@ -1,0 +1,93 @@
+"""`MemoryStore`: durable lanes without durability, for tests on virtual time.
+
+It behaves as a store of many instances does: with leases, and with others that look at the same
+data. What it keeps lives as long as the object; so a test lets an instance "crash" and opens
+another over the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar, final
+
+import trio
+
+from .._contract.errors import StoreUnavailableError
+from .._contract.records import Opening
+from .._rules.engine import Engine
+from .._rules.engine_store import MAX_PAYLOAD, EngineStore
+from .._rules.queues import Queues
+from .tables import MemoryTables
+
+T = TypeVar("T")
+
+
+@final
+class MemoryStore(EngineStore):
+    """A store in memory. It is as old as Trio's clock, so it does not outlive a `trio.run`.
+
+    Args:
+      max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
+    """
+
+    def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
+        super().__init__(max_payload)
+        self._tables = MemoryTables()
+        self._open: list[MemoryStore] = []  # all that are open over these tables
+        self._engine: Engine | None = None
+        self._lease_ttl = 0.0
+        self.leased: Final = True
+
+    def another(self) -> MemoryStore:
+        """Another instance's hold on the same data."""
+        other = MemoryStore(max_payload=self.max_payload)
+        other._tables = self._tables
+        other._open = self._open
+        return other
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[None]:
+        self._engine = Engine(self._tables, opening)
+        self._lease_ttl = opening.lease_ttl
+        self._open.append(self)
+        try:
+            yield
+        finally:
+            self._open.remove(self)
+            self._engine = None
+            self._look_at_watched()  # whoever waits for a job is told that this is over
+
+    async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
+        until = trio.current_time() + self._lease_ttl
+        await self._transact(lambda engine: engine.join(lease_until=until, alone=False, lost=lost))
+
+    async def leave(self) -> None:
+        await self._transact(Engine.leave)
+
+    async def beat(self) -> bool:
+        until = trio.current_time() + self._lease_ttl
+        return await self._transact(lambda engine: engine.beat(until))
+
+    async def _transact(self, act: Callable[[Engine], T]) -> T:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        engine = self._opened()
+        engine.now = trio.current_time()
+        result = act(engine)
+        for store in self._open:
+            elsewhere = store is not self and engine.look_elsewhere
+            store._tell(engine.accepted, engine.ended, engine.look or elsewhere)
+        engine.forget_effects()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return result
+
+    async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
+        await trio.lowlevel.checkpoint()
+        engine = self._opened()
+        engine.now = trio.current_time()
+        return look(engine)
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise StoreUnavailableError("the store is not open")
+        return self._engine

@@ -1,0 +1,263 @@
+"""Tables in memory: what each lookup means, as plainly as it can be said.
+
+Everything is a search through all jobs. That is slow, and so simple that other tables are compared
+with it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, Final, final
+
+from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
+from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING, DurableState
+from .._rules.job_record import ON_LIST, UNHANDLED, WANTS_SLOT, JobRecord
+
+
+@final
+class MemoryTables:
+    """What `Tables` says, over a dict."""
+
+    def __init__(self) -> None:
+        self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
+        self._lanes: Final[dict[str, LaneLimit]] = {}
+        self._groups: Final[dict[str, GroupLimit]] = {}
+        self._marks: Final[defaultdict[str, list[tuple[float, int]]]] = defaultdict(list)
+        self._pauses: Final[dict[str, float]] = {}
+        self._instances: Final[dict[str, InstanceInfo]] = {}
+        self._numbers: Final = count(1)
+        self._identity: Final = uuid.uuid4().hex
+        self._rules: StoreRules | None = None
+
+    def insert(self, job: JobRecord) -> None:
+        self._jobs[job.id] = job
+
+    def update(self, job: JobRecord, **changes: Any) -> None:
+        for field, value in changes.items():
+            setattr(job, field, value)
+
+    def delete(self, job: JobRecord) -> None:
+        del self._jobs[job.id]
+
+    def get(self, id: int) -> JobRecord | None:
+        return self._jobs.get(id)
+
+    def keyed(self, key: str) -> JobRecord | None:
+        return next((job for job in self._jobs.values() if job.key == key), None)
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def _line(self, session: str) -> list[JobRecord]:
+        line = (
+            job for job in self._jobs.values() if job.session == session and job.place is not None
+        )
+        return sorted(line, key=lambda job: job.place or 0)
+
+    def head(self, session: str) -> JobRecord | None:
+        line = self._line(session)
+        return line[0] if line else None
+
+    def _list(self, lane: str, priority: int) -> list[JobRecord]:
+        jobs = (
+            job
+            for job in self._jobs.values()
+            if job.ready is not None and job.lane == lane and job.priority == priority
+        )
+        return sorted(jobs, key=_ready)
+
+    def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
+        return [
+            job
+            for job in self._list(lane, priority)
+            if job.shelf == ON_LIST and (after is None or _ready(job) > after)
+        ][:limit]
+
+    def shelved(self, names: Iterable[str], limit: int) -> list[JobRecord]:
+        shelved = (job for job in self._jobs.values() if job.shelf == UNHANDLED)
+        return [job for job in shelved if job.name in names][:limit]
+
+    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+        due = [
+            job
+            for job in self._jobs.values()
+            if job.state is PARKED
+            and _due(job) <= now
+            and (session is None or (job.session == session and job.place is None))
+        ]
+        return sorted(due, key=lambda job: (_due(job), job.id))[:limit]
+
+    def forget_due(self, now: float, limit: int) -> int:
+        due = [job for job in self._jobs.values() if job.state in ENDED and _due(job) <= now]
+        for job in due[:limit]:
+            self.delete(job)
+        return len(due[:limit])
+
+    def pauses_due(self, now: float) -> list[str]:
+        return [session for session, until in self._pauses.items() if until <= now]
+
+    def next_due(self) -> float | None:
+        parked = (_due(job) for job in self._jobs.values() if job.state is PARKED)
+        pauses = (until for until in self._pauses.values() if until < float("inf"))
+        return min((*parked, *pauses), default=None)
+
+    def running(self, instance: str) -> list[JobRecord]:
+        return [
+            job for job in self._jobs.values() if job.state is RUNNING and job.instance == instance
+        ]
+
+    def cancelled_running(self, instance: str) -> list[JobRecord]:
+        return [job for job in self.running(instance) if job.cancel is not None]
+
+    def slots_used(self, lane: str) -> int:
+        return sum(
+            job.state is RUNNING and job.lane == lane and not job.lent
+            for job in self._jobs.values()
+        )
+
+    def wanting(self, lane: str) -> list[JobRecord]:
+        wanting = (
+            job
+            for job in self._jobs.values()
+            if job.state is RUNNING and job.lane == lane and job.lent == WANTS_SLOT
+        )
+        return sorted(wanting, key=lambda job: job.fence)
+
+    def clearable(
+        self, lane: str | None, session: str | None, before: int, limit: int
+    ) -> list[JobRecord]:
+        jobs = [
+            job
+            for job in self._jobs.values()
+            if job.state in (WAITING, PARKED) and _of(job, lane, session) and job.id < before
+        ]
+        if session is not None:
+            jobs.sort(key=lambda job: job.place or 0)
+        return jobs[-limit:]
+
+    def dead(
+        self, lane: str | None, session: str | None, after: int, limit: int
+    ) -> list[JobRecord]:
+        return self.beyond({DEAD}, lane, session, after, limit, 0.0)
+
+    def failed(
+        self, lane: str | None, session: str | None, after: int, limit: int, now: float
+    ) -> list[JobRecord]:
+        return self.beyond({FAILED}, lane, session, after, limit, now)
+
+    def beyond(
+        self,
+        states: Collection[DurableState],
+        lane: str | None,
+        session: str | None,
+        after: int,
+        limit: int,
+        now: float,
+    ) -> list[JobRecord]:
+        jobs = [
+            job
+            for id, job in self._jobs.items()
+            if id > after and job.state in states and _of(job, lane, session)
+            if job.state not in ENDED or _due(job) > now
+        ]
+        return jobs if limit < 0 else jobs[:limit]
+
+    def in_line(self) -> Iterable[JobRecord]:
+        alive = [job for job in self._jobs.values() if job.state not in ENDED]
+        return sorted(alive, key=lambda job: (job.session or "", job.place or 0, job.id))
+
+    def waiting_for(self, lane: str) -> int:
+        return sum(
+            job.state in (WAITING, PARKED) and job.lane == lane for job in self._jobs.values()
+        )
+
+    def counts(self) -> Counter[tuple[str, str, str]]:
+        return Counter((job.lane, job.state.value, job.name) for job in self._jobs.values())
+
+    def sessions(self) -> int:
+        return len({job.session for job in self._jobs.values() if job.place is not None})
+
+    def sessions_of_lanes(self) -> Mapping[str, int]:
+        in_line = {(job.lane, job.session) for job in self._jobs.values() if job.place is not None}
+        return Counter(lane for lane, _ in in_line)
+
+    def identity(self) -> str:
+        return self._identity
+
+    def rules(self) -> StoreRules | None:
+        return self._rules
+
+    def put_rules(self, rules: StoreRules) -> None:
+        self._rules = rules
+
+    def lanes(self) -> dict[str, LaneLimit]:
+        return dict(self._lanes)
+
+    def put_lane(self, name: str, limit: LaneLimit | None) -> None:
+        if limit is None:
+            del self._lanes[name]
+        else:
+            self._lanes[name] = limit
+
+    def groups(self) -> dict[str, GroupLimit]:
+        return dict(self._groups)
+
+    def put_group(self, name: str, group: GroupLimit | None) -> None:
+        if group is None:
+            del self._groups[name]
+        else:
+            self._groups[name] = group
+
+    def marks(self, meter: str) -> Sequence[tuple[float, int]]:
+        return self._marks[meter]
+
+    def put_mark(self, meter: str, mark: tuple[float, int], keep: int) -> None:
+        self._marks[meter] = [*self._marks[meter], mark][-keep:]
+
+    def forget_marks(self, meter: str) -> None:
+        self._marks.pop(meter, None)
+
+    def pause_of(self, session: str) -> float | None:
+        return self._pauses.get(session)
+
+    def put_pause(self, session: str, until: float | None) -> None:
+        if until is None:
+            self._pauses.pop(session, None)
+        else:
+            self._pauses[session] = until
+
+    def instances(self) -> list[InstanceInfo]:
+        return list(self._instances.values())
+
+    def lease_of(self, instance: str) -> float | None:
+        info = self._instances.get(instance)
+        return None if info is None else info.lease_until
+
+    def put_instance(self, info: InstanceInfo) -> None:
+        self._instances[info.id] = info
+
+    def drop_instance(self, id: str) -> None:
+        self._instances.pop(id, None)
+
+    def inspect(self) -> list[str]:
+        return []
+
+    def recount(self) -> bool:
+        return False  # nothing is kept that could differ
+
+
+def _ready(job: JobRecord) -> int:
+    assert job.ready is not None
+    return job.ready
+
+
+def _due(job: JobRecord) -> float:
+    assert job.due is not None
+    return job.due
+
+
+def _of(job: JobRecord, lane: str | None, session: str | None) -> bool:
+    return (lane is None or job.lane == lane) and (session is None or job.session == session)

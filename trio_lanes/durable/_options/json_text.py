@@ -1,0 +1,88 @@
+"""JSON at the border: what is accepted, how large, and what an exception becomes."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from .._contract.errors import PayloadError
+
+LONGEST_TRACEBACK: Final = 16_000
+LONGEST_MESSAGE: Final = 4_000
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def encode(what: str, value: object, max_bytes: float) -> str:
+    """The JSON text of ``value``.
+
+    Raises:
+      PayloadError: if it is no JSON, or larger than that.
+    """
+    try:
+        text = _ENCODER.encode(value)
+        size = len(text) if text.isascii() else len(text.encode())
+    except Exception as error:  # whatever the methods of a mapping raise, or MemoryError
+        raise PayloadError(f"{what} is not JSON: {_message(error)}") from None
+    if size > max_bytes:
+        raise PayloadError(f"{what} has {size} bytes of JSON, and may have {max_bytes}")
+    return text
+
+
+def decode(text: str) -> Any:
+    """What `encode` was given, as JSON sees it."""
+    return json.loads(text)
+
+
+def _said(say: Callable[[], str]) -> str:
+    try:
+        return say()
+    except Exception:
+        return "(it cannot say)"
+
+
+def _message(error: BaseException) -> str:
+    # an error whose message cannot be read must not hide that there was one
+    return _said(lambda: str(error) or type(error).__name__)
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group and in the groups in it, in order; else the error alone."""
+    found: list[BaseException] = []
+    to_do = [error]
+    while to_do:
+        one = to_do.pop()
+        if isinstance(one, BaseExceptionGroup):
+            to_do.extend(reversed(one.exceptions))
+        else:
+            found.append(one)
+    return found
+
+
+def encode_error(error: BaseException) -> str:
+    """What is kept of an exception: its type, its message, and the end of its traceback.
+
+    A group that holds a single exception, as nurseries raise it, is told as that exception; the
+    message of any other group lists the exceptions that it holds.
+    """
+    inner = leaves(error)
+    shown = inner[0] if len(inner) == 1 else error
+    message = _said(lambda: str(shown))
+    if len(inner) > 1:
+        message += ": " + "; ".join(f"{_type_name(one)}: {_message(one)}" for one in inner)
+    text = _said(lambda: "".join(traceback.format_exception(error)))
+    told = {
+        "type": _type_name(shown),
+        "message": message[:LONGEST_MESSAGE],
+        "traceback": text[-LONGEST_TRACEBACK:],
+    }
+    return json.dumps(told)  # escapes what no encoding has

@@ -1,0 +1,78 @@
+"""What is given of lanes and groups, as what a store keeps of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ... import _check
+from ..._config import LaneConfig, LaneGroup
+from ..._names import SESSION_PREFIX
+from ..._plan import TEMPLATE_MARK, Plan
+from ..._rate import REQUESTS, RateLimit, rate_limits
+from .._contract.records import GroupLimit, LaneLimit
+
+
+def lane_configs(
+    lanes: Mapping[str, int | float | LaneConfig], groups: Mapping[str, LaneGroup] | None = None
+) -> Mapping[str, LaneConfig]:
+    """Lanes by their full names, all of them as configurations.
+
+    Raises:
+      TypeError, ValueError: if anything is bad of them, or of groups of these lanes alone.
+    """
+    plan = Plan().changed(lanes, groups, opening=True)
+    for name in (*(f"{SESSION_PREFIX}{key}" for key in plan.sessions), *plan.lanes):
+        if name.startswith(SESSION_PREFIX) or name.endswith(TEMPLATE_MARK):
+            raise ValueError(f"durable lanes are neither sessions nor templates, got {name!r}")
+    return plan.lanes
+
+
+def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
+    """What a store keeps of that configuration.
+
+    Raises:
+      ValueError: for what durable lanes do not do.
+    """
+    for field, neutral in (("fair", False), ("aging", math.inf), ("limiter", None)):
+        if getattr(config, field) != neutral:
+            raise ValueError(f"lane {name!r}: durable lanes have no {field}")
+    rates = _rates(f"lane {name!r}", config.rate)
+    paused_until = math.inf if config.paused else None
+    return LaneLimit(config.concurrency, config.max_waiting, paused_until, rates)
+
+
+def group_limit(name: str, group: object) -> GroupLimit:
+    """What a store keeps of that group.
+
+    Raises:
+      TypeError: if it is none.
+      ValueError: for what durable lanes do not do.
+    """
+    if not isinstance(group, LaneGroup):
+        raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
+    rates = _rates(f"group {name!r}", group.rate)
+    return GroupLimit(tuple(group.members), group.concurrency, dict(group.reserve), rates)
+
+
+def checked_crashes(max_crashes: Any) -> int | float:
+    """Return ``max_crashes``, which must be a count from 1 up."""
+    if _check.count("max_crashes", max_crashes) < 1:
+        raise ValueError(f"max_crashes must be at least 1, got {max_crashes!r}")
+    return max_crashes  # type: ignore[no-any-return]  # count() has looked at it
+
+
+def checked_hold(on_dead: str) -> bool:
+    """Return whether a dead job holds its session."""
+    if on_dead not in ("continue", "hold"):
+        raise ValueError(f"on_dead must be 'continue' or 'hold', not {on_dead!r}")
+    return on_dead == "hold"
+
+
+def _rates(whose: str, rate: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:
+    limits = rate_limits(rate)
+    for limit in limits:
+        if limit.unit != REQUESTS:
+            raise ValueError(f"{whose}: durable lanes count requests alone, got {limit!r}")
+    return limits

@@ -1,0 +1,243 @@
+"""A `Store` whose rules are the `Engine`'s: what is left is where a transaction takes place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import trio
+
+from .._contract.records import (
+    CheckReport,
+    DurableStatistics,
+    DurableStatus,
+    Ended,
+    Finish,
+    GroupLimit,
+    InstanceInfo,
+    LaneLimit,
+    Step,
+    StoreRules,
+    Submission,
+)
+from .._contract.state import DurableState
+from . import inspection, orders
+from .engine import Engine
+from .queues import Queues
+
+T = TypeVar("T")
+
+MAX_PAYLOAD: Final = 1024 * 1024
+MOST_ALIVE: Final = 10_000
+AT_ONCE: Final = 500
+"""How many jobs one transaction clears or purges, so that others can work meanwhile."""
+
+
+class EngineStore(ABC):
+    """All of `Store` but opening it, for a store that gives the engine tables."""
+
+    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_payload = max_payload
+        self._watched: Final[dict[int, set[_Watch]]] = {}
+        self._alive: Final[set[int]] = set()
+        """Jobs that are known not to have ended: whoever waits for one need not ask the tables."""
+        self._watching = trio.Event()
+        self._poke, self._pokes = trio.open_memory_channel[None](1)
+
+    @abstractmethod
+    async def _transact(self, act: Callable[[Engine], T]) -> T:
+        """Call ``act`` in a transaction, then `_tell` what it did. It is not cancelled halfway."""
+
+    @abstractmethod
+    async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
+        """Call ``look``, which changes nothing; ``long`` if it may look at every job."""
+
+    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended]], look: bool) -> None:
+        """A transaction is done: wake those whom it concerns."""
+        if len(self._alive) < MOST_ALIVE:
+            self._alive.update(accepted)
+        for id, how in ended:
+            self._alive.discard(id)
+            for watch in self._watched.pop(id, ()):
+                watch.see(how)
+        if look:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        try:
+            self._poke.send_nowait(None)
+        except trio.WouldBlock:
+            pass  # it has been said, and not been heard yet
+
+    async def _until_watched(self) -> None:
+        """Wait until somebody waits for a job."""
+        while not self._watched:
+            self._watching = trio.Event()
+            await self._watching.wait()
+
+    def _look_at_watched(self) -> None:
+        """Somebody else wrote: whoever waits reads again."""
+        self._alive.clear()
+        watches = [watch for watches in self._watched.values() for watch in watches]
+        self._watched.clear()
+        for watch in watches:
+            watch.see(None)
+
+    async def wake(self) -> AsyncIterator[None]:
+        async for poke in self._pokes:
+            yield poke
+
+    # ---- jobs
+
+    async def enqueue(self, batch: Sequence[Submission]) -> list[int]:
+        return await self._transact(lambda engine: engine.enqueue(batch))
+
+    async def step(self, finished: Sequence[Finish], room: int) -> Step:
+        return await self._transact(lambda engine: engine.step(finished, room))
+
+    async def checkpoint(self, id: int, fence: int, data: str) -> bool:
+        return await self._transact(lambda engine: engine.checkpoint(id, fence, data))
+
+    async def lend_slot(self, id: int, fence: int) -> bool:
+        return await self._transact(lambda engine: engine.lend_slot(id, fence))
+
+    async def regain_slot(self, id: int, fence: int) -> bool | None:
+        return await self._transact(lambda engine: engine.regain_slot(id, fence))
+
+    async def wait(self, id: int) -> Ended | None:
+        while True:
+            watch = _Watch()
+            watches = self._watched.setdefault(id, set())
+            watches.add(watch)
+            self._watching.set()
+            try:
+                if id not in self._alive:
+                    job = await self._read(lambda engine: engine.known(id))
+                    if job is None:
+                        return None
+                    how = inspection.ended_of(job)
+                    if how is not None:
+                        return how
+                await watch.seen.wait()
+            finally:
+                watches.discard(watch)
+                if not watches and self._watched.get(id) is watches:
+                    del self._watched[id]
+            if watch.how is not None:
+                return watch.how
+
+    # ---- control
+
+    async def cancel(self, id: int, outcome: str) -> bool:
+        return await self._transact(lambda engine: orders.cancel(engine, id, outcome))
+
+    async def clear(self, lane: str | None, session: str | None, outcome: str) -> int:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True):  # half of a clear is none
+            act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
+            cleared, before = await self._transact(act)
+            while before is not None:
+                number, before = await self._transact(partial(act, before=before))
+                cleared += number
+        return cleared
+
+    async def pause(self, lane: str | None, session: str | None, seconds: float) -> None:
+        await self._transact(lambda engine: orders.pause(engine, lane, session, seconds))
+
+    async def resume(self, lane: str | None, session: str | None) -> None:
+        await self._transact(lambda engine: orders.resume(engine, lane, session))
+
+    async def configure(
+        self,
+        lanes: Mapping[str, LaneLimit | int | float | None],
+        groups: Mapping[str, GroupLimit] | None = None,
+        rules: Mapping[str, Any] | None = None,
+    ) -> None:
+        await self._transact(lambda engine: orders.configure(engine, lanes, groups, rules))
+
+    async def requeue(self, id: int) -> bool:
+        return await self._transact(lambda engine: orders.requeue(engine, id))
+
+    async def purge(
+        self, id: int | None, lane: str | None, session: str | None, *, failed: bool = False
+    ) -> int:
+        act = partial(orders.purge, id=id, lane=lane, session=session, failed=failed, limit=AT_ONCE)
+        purged = number = await self._transact(act)
+        while number == AT_ONCE:
+            number = await self._transact(act)
+            purged += number
+        self._look_at_watched()
+        return purged
+
+    # ---- inspection
+
+    async def lanes(self) -> Mapping[str, LaneLimit]:
+        return await self._read(lambda engine: engine.tables.lanes())
+
+    async def groups(self) -> Mapping[str, GroupLimit]:
+        return await self._read(lambda engine: engine.tables.groups())
+
+    async def rules(self) -> StoreRules:
+        return await self._read(lambda engine: engine.rules)
+
+    async def status(self, id: int) -> DurableStatus | None:
+        job = await self._read(lambda engine: engine.known(id))
+        return None if job is None else inspection.status_of(job)
+
+    async def jobs(
+        self,
+        states: Collection[DurableState],
+        lane: str | None,
+        session: str | None,
+        after: int,
+        limit: int,
+    ) -> list[DurableStatus]:
+        jobs = await self._read(
+            lambda engine: engine.tables.beyond(states, lane, session, after, limit, engine.now),
+            long=True,
+        )
+        return [inspection.status_of(job) for job in jobs]
+
+    async def dead(
+        self,
+        lane: str | None,
+        session: str | None,
+        limit: int,
+        *,
+        after: int = 0,
+        failed: bool = False,
+    ) -> list[DurableStatus]:
+        jobs = await self._read(
+            lambda engine: orders.letters(engine, lane, session, after, limit, failed=failed),
+            long=True,
+        )
+        return [inspection.status_of(job) for job in jobs]
+
+    async def statistics(self) -> DurableStatistics:
+        return await self._read(
+            lambda engine: inspection.statistics(engine.tables, engine.now), long=True
+        )
+
+    async def instances(self) -> list[InstanceInfo]:
+        return await self._read(lambda engine: inspection.instances(engine.tables))
+
+    async def check(self, repair: bool) -> CheckReport:
+        # first without the write lock: it takes long, and there is most often nothing to repair
+        report = await self._read(lambda queues: inspection.check(queues, repair=False), long=True)
+        if not repair or not report.problems:
+            return report
+        return await self._transact(lambda engine: inspection.check(engine, repair=True))
+
+
+class _Watch:
+    """Somebody who waits for the end of a job."""
+
+    def __init__(self) -> None:
+        self.seen = trio.Event()
+        self.how: Ended | None = None
+
+    def see(self, how: Ended | None) -> None:
+        self.how = how
+        self.seen.set()

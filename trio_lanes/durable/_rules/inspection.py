@@ -1,0 +1,155 @@
+"""Looking at a store: what a job, a lane, a line is like, and whether it all agrees."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import groupby
+
+import attrs
+
+from .._contract.records import (
+    CheckReport,
+    DurableLaneStatistics,
+    DurableStatistics,
+    DurableStatus,
+    Ended,
+    InstanceInfo,
+)
+from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
+from .claims import is_paused
+from .job_record import ON_LIST, JobRecord
+from .queues import Queues
+from .tables import Tables
+
+
+def status_of(job: JobRecord) -> DurableStatus:
+    """What is told of a job."""
+    error = None
+    if job.state in (DEAD, FAILED) and job.outcome is not None:
+        told = json.loads(job.outcome)
+        error = f"{told['type']}: {told['message']}"
+    return DurableStatus(
+        id=job.id,
+        name=job.name,
+        session=job.session,
+        lane=job.lane,
+        priority=job.priority,
+        key=job.key,
+        state=job.state,
+        why=job.why,
+        until=job.due if job.state is PARKED else None,
+        attempt=job.attempts + (job.state is RUNNING),
+        crashes=job.crashes,
+        instance=job.instance if job.state is RUNNING else None,
+        cancelling=job.state is RUNNING and job.cancel is not None,
+        error=error,
+        submitted_at=job.submitted_at,
+    )
+
+
+def ended_of(job: JobRecord) -> Ended | None:
+    """How it ended; None: it has not."""
+    if job.state in ENDED or job.state is DEAD:
+        return Ended(job.state, job.outcome or "null")
+    return None
+
+
+def instances(tables: Tables) -> list[InstanceInfo]:
+    """Who claims, and how much."""
+    return [attrs.evolve(info, running=len(tables.running(info.id))) for info in tables.instances()]
+
+
+def statistics(tables: Tables, now: float) -> DurableStatistics:
+    """The sums."""
+    handled = {name for info in tables.instances() for name in info.names}
+    sums: dict[str, Counter[str]] = {}
+    for (lane, state, name), count in tables.counts().items():
+        of_lane = sums.setdefault(lane, Counter())
+        of_lane[state] += count
+        if state in (WAITING.value, PARKED.value) and name not in handled:
+            of_lane["unhandled"] += count
+    sessions = tables.sessions_of_lanes()
+    lanes = {
+        name: DurableLaneStatistics(
+            waiting=sums.get(name, Counter())[WAITING.value],
+            parked=sums.get(name, Counter())[PARKED.value],
+            running=sums.get(name, Counter())[RUNNING.value],
+            dead=sums.get(name, Counter())[DEAD.value],
+            unhandled=sums.get(name, Counter())["unhandled"],
+            sessions=sessions.get(name, 0),
+            concurrency=limit.concurrency,
+            max_waiting=limit.max_waiting,
+            paused=is_paused(limit, now),
+        )
+        for name, limit in tables.lanes().items()
+    }
+    return DurableStatistics(
+        waiting=sum(lane.waiting for lane in lanes.values()),
+        parked=sum(lane.parked for lane in lanes.values()),
+        running=sum(lane.running for lane in lanes.values()),
+        dead=sum(lane.dead for lane in lanes.values()),
+        unhandled=sum(lane.unhandled for lane in lanes.values()),
+        sessions=tables.sessions(),
+        lanes=lanes,
+        store=tables.identity(),
+    )
+
+
+def check(queues: Queues, *, repair: bool) -> CheckReport:
+    """Compare every job with the rules of the lines; it looks at all of them."""
+    tables = queues.tables
+    problems = list(tables.inspect())
+    repaired = 0
+    known = {info.id for info in tables.instances()}
+    lanes = tables.lanes()
+    lost: defaultdict[str | None, list[JobRecord]] = defaultdict(list)  # runs of no instance
+    wrong: list[tuple[str, JobRecord, bool]] = []  # (what, who, whether it should be on the list)
+    for session, in_session in groupby(tables.in_line(), key=lambda job: job.session):
+        line = _checked_line(session, in_session)
+        for job, is_head in line:
+            what = _wrong_with(job, is_head)
+            if what is not None:
+                wrong.append((what, job, is_head and job.state is WAITING))
+            if job.state is RUNNING and job.instance not in known:
+                problems.append(f"job {job.id} runs on an instance that is not in the store")
+                if is_head:
+                    lost[job.instance].append(job)
+            if job.lane not in lanes:
+                problems.append(f"job {job.id} is bound for lane {job.lane!r}, which is not there")
+    for what, job, on_list in wrong:
+        problems.append(f"job {job.id} {what}")
+        if repair:
+            repaired += 1
+            tables.update(job, ready=None, shelf=ON_LIST)
+            if on_list:
+                queues.show(job)
+    if repair:
+        for runs in lost.values():
+            repaired += len(runs)
+            queues.crash(runs)
+        repaired += tables.recount()
+    return CheckReport(tuple(problems), repaired)
+
+
+def _checked_line(
+    session: str | None, line: Iterable[JobRecord]
+) -> Iterable[tuple[JobRecord, bool]]:
+    """Each job, and whether it is one that may be claimed as far as its line goes."""
+    behind = False
+    for job in line:
+        yield job, session is None or (job.place is not None and not behind)
+        behind = behind or job.place is not None
+
+
+def _wrong_with(job: JobRecord, is_head: bool) -> str | None:
+    if job.state is WAITING and is_head and job.ready is None:
+        return "could be claimed, and is on no list"
+    if job.ready is not None and job.state is not WAITING:
+        return f"is on a list, though it is {job.state.value}"
+    if job.ready is not None and not is_head:
+        return "is on a list, though others stand before it"
+    if job.state is RUNNING and not is_head:
+        return "runs, though others stand before it"
+    return None

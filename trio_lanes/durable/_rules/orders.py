@@ -1,0 +1,235 @@
+"""Orders that people give: cancel, clear, pause, configure, and what becomes of dead jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from ..._errors import UnknownLaneError
+from .._contract.records import GroupLimit, LaneLimit
+from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, RUNNING, WAITING
+from . import rates
+from .job_record import SESSION_PAUSED, JobRecord
+from .queues import Queues
+
+T = TypeVar("T")
+
+
+def known_lane(queues: Queues, lane: str) -> LaneLimit:
+    """That lane.
+
+    Raises:
+      UnknownLaneError: if there is none.
+    """
+    lanes = queues.tables.lanes()
+    if lane not in lanes:
+        raise UnknownLaneError(lane, lanes)
+    return lanes[lane]
+
+
+def cancel(queues: Queues, id: int, outcome: str) -> bool:
+    """End a job that does not run; record it for one that does, before anybody is told."""
+    job = queues.tables.get(id)
+    if job is None or job.state in ENDED or job.state is DEAD:
+        return False
+    if job.state is RUNNING:
+        if job.cancel is None:
+            queues.tables.update(job, cancel=outcome)
+        queues.look = True
+    else:
+        queues.end(job, CANCELLED, outcome)
+    return True
+
+
+def clear(
+    queues: Queues,
+    lane: str | None,
+    session: str | None,
+    outcome: str,
+    *,
+    limit: int,
+    before: int | None = None,
+) -> tuple[int, int | None]:
+    """End what waits or is parked there; a session that a dead job held closed is open again.
+
+    No more than ``limit`` are ended at once, so that others can work meanwhile; and none that has
+    an id from ``before`` on, which is of those that came later. Returns how many were, and the
+    ``before`` with which to go on; None: that was all.
+    """
+    tables = queues.tables
+    if lane is not None:
+        known_lane(queues, lane)
+    if before is None:
+        before = tables.next_number()
+    jobs = tables.clearable(lane, session, before, limit)
+    # from the tail: a head that goes first would show each of its successors in turn
+    for job in sorted(jobs, key=lambda job: -(job.place or 0)):
+        queues.end(job, CANCELLED, outcome)
+    if len(jobs) == limit:
+        return limit, min(job.id for job in jobs) if session is None else before
+    if session is not None:
+        for job in tables.dead(None, session, 0, -1):
+            _open_session(queues, job)
+    return len(jobs), None
+
+
+def pause(queues: Queues, lane: str | None, session: str | None, seconds: float) -> None:
+    """Claim nothing there for that long, or longer if that was said before."""
+    until = queues.now + seconds
+    if lane is not None:
+        limit = known_lane(queues, lane)
+        until = max(until, limit.paused_until or until)
+        queues.tables.put_lane(lane, attrs.evolve(limit, paused_until=until))
+    else:
+        assert session is not None
+        until = max(until, queues.tables.pause_of(session) or until)
+        queues.tables.put_pause(session, until)
+        head = queues.tables.head(session)
+        if head is not None and head.ready is not None:
+            queues.tables.update(head, shelf=SESSION_PAUSED)
+    queues.look = until < math.inf  # somebody must know when it ends
+
+
+def resume(queues: Queues, lane: str | None, session: str | None) -> None:
+    """Undo `pause`."""
+    if lane is not None:
+        queues.tables.put_lane(lane, attrs.evolve(known_lane(queues, lane), paused_until=None))
+        queues.look = True
+    else:
+        assert session is not None
+        queues.resume_session(session)
+
+
+def configure(
+    queues: Queues,
+    lanes: Mapping[str, LaneLimit | int | float | None],
+    groups: Mapping[str, GroupLimit] | None = None,
+    rules: Mapping[str, Any] | None = None,
+) -> None:
+    """Set lanes and rules, and replace all groups if some are given; all of it, or nothing."""
+    tables = queues.tables
+    before, groups_before = tables.lanes(), tables.groups()
+    after = dict(before)
+    for name, value in lanes.items():
+        if value is None:
+            known_lane(queues, name)
+            _check_unused(queues, name)
+            del after[name]
+        elif isinstance(value, LaneLimit):
+            after[name] = value
+        elif name in before:
+            after[name] = attrs.evolve(before[name], concurrency=value, proposed=False)
+        else:
+            after[name] = LaneLimit(value)
+    groups_after = groups_before if groups is None else groups
+    rates.check_groups(after, groups_after)
+    for name in {**before, **after}:
+        old, new = before.get(name), after.get(name)
+        if new != old:
+            tables.put_lane(name, new)
+            _replace(queues, rates.lane_meters, name, old, new)
+    for name in {**groups_before, **groups_after}:
+        was, is_now = groups_before.get(name), groups_after.get(name)
+        if is_now != was:
+            tables.put_group(name, is_now)
+            _replace(queues, rates.group_meters, name, was, is_now)
+    if rules:
+        tables.put_rules(attrs.evolve(queues.rules, **rules))
+    queues.look = True
+
+
+def _check_unused(queues: Queues, name: str) -> None:
+    used = sum(
+        count
+        for (lane, state, _), count in queues.tables.counts().items()
+        if lane == name and state not in _FORGETTABLE
+    )
+    if used:
+        raise ValueError(f"lane {name!r} cannot be removed: it has {used} jobs")
+
+
+def _replace(
+    queues: Queues,
+    meters: Callable[[str, T], list[rates.Meter]],
+    name: str,
+    old: T | None,
+    new: T | None,
+) -> None:
+    before = [] if old is None else meters(name, old)
+    after = [] if new is None else meters(name, new)
+    rates.replace(queues.tables, before, after, queues.now)
+
+
+_FORGETTABLE = {state.value for state in ENDED}
+
+
+def requeue(queues: Queues, id: int) -> bool:
+    """Take a dead or failed job back into line: in its old place if it has that, else at the tail.
+
+    Its attempts and crashes are counted anew; it finds its last checkpoint.
+    """
+    job = queues.known(id)
+    if job is None or job.state not in _LETTERS:
+        return False
+    queues.tables.update(job, attempts=0, crashes=0, alone=0, company=0, cancel=None, due=None)
+    revive(queues, job)
+    return True
+
+
+def revive(queues: Queues, job: JobRecord) -> None:
+    """Take a dead or failed job back to WAITING, with the attempts and crashes that it has."""
+    held = job.place is not None
+    if not held:
+        if job.session is not None:
+            queues.promote_session(job.session)
+        queues.stand(job)
+    queues.advance(job, WAITING, place=job.place, ready=job.ready, shelf=job.shelf, outcome=None)
+    if held:
+        queues.show_next(job.session)
+
+
+def purge(
+    queues: Queues,
+    id: int | None,
+    lane: str | None,
+    session: str | None,
+    *,
+    failed: bool = False,
+    limit: int,
+) -> int:
+    """Forget dead jobs, and their keys; no more than ``limit``. Returns how many they were.
+
+    Also failed ones: that with the ``id``, or all if ``failed``.
+    """
+    if id is not None:
+        job = queues.known(id)
+        jobs = [] if job is None or job.state not in _LETTERS else [job]
+    else:
+        jobs = letters(queues, lane, session, 0, limit, failed=failed)
+    for job in jobs:
+        _open_session(queues, job)
+        queues.tables.delete(job)
+    return len(jobs)
+
+
+def letters(
+    queues: Queues, lane: str | None, session: str | None, after: int, limit: int, *, failed: bool
+) -> list[JobRecord]:
+    """Up to ``limit`` dead jobs, and failed ones if asked, in order of their ids."""
+    jobs = queues.tables.dead(lane, session, after, limit)
+    if failed:
+        jobs += queues.tables.failed(lane, session, after, limit, queues.now)
+        jobs.sort(key=lambda job: job.id)
+    return jobs if limit < 0 else jobs[:limit]
+
+
+_LETTERS = frozenset({DEAD, FAILED})
+
+
+def _open_session(queues: Queues, job: JobRecord) -> None:
+    if job.place is not None:
+        queues.tables.update(job, place=None)
+        queues.show_next(job.session)

@@ -1,0 +1,80 @@
+"""One line in the log for what begins, and for how it ends, on this instance.
+
+They go to ``trio_lanes.durable.events``: at INFO, and a job that is dead at WARNING. No line names
+a session, since its key may be private. "Ended" is what this instance will tell the store: the
+line may be there when the process dies before that is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from ..._job import AnyJob
+from .._contract.records import Cancelled, Died, Failed, Outcome, Postponed, Released, Succeeded
+from .._options.json_text import encode_error
+from .run import DurableRun
+
+logger: Final = logging.getLogger("trio_lanes.durable.events")
+
+MOST: Final = 500
+"""Characters of an error that a line repeats."""
+
+
+def begun(run: DurableRun) -> None:
+    """It was claimed, and stands in the line of its lane here."""
+    if logger.isEnabledFor(logging.INFO):
+        name, lane = one_line(run.name), one_line(run.lane)
+        _log(logging.INFO, "%s %d begins in %s, attempt %d", name, run.id, lane, run.attempt)
+
+
+def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
+    """It has ended here. None: and all else with it."""
+    level = logging.WARNING if isinstance(outcome, Died | None) else logging.INFO
+    if logger.isEnabledFor(level):
+        assert job.finished_at is not None
+        ran = 0.0 if job.started_at is None else job.finished_at - job.started_at
+        why = _why(job, outcome)
+        name = one_line(run.name)
+        _log(level, "%s %d %s after %.3f s%s", name, run.id, _what(outcome), ran, why)
+
+
+def _log(level: int, message: str, *args: object) -> None:
+    with suppress(Exception):  # raised by a handler or filter of the application's logging
+        logger.log(level, message, *args)
+
+
+def _what(outcome: Outcome | None) -> str:
+    if isinstance(outcome, Postponed):
+        return f"is to be tried again in {outcome.delay:.3g} s,"
+    return _WORDS[type(outcome)]
+
+
+_WORDS: Final[Mapping[type[Outcome | None], str]] = {
+    Succeeded: "succeeded",
+    Failed: "failed",
+    Died: "is dead",
+    Cancelled: "was cancelled",
+    Released: "was given back",
+    type(None): "has ended its process",
+}
+
+
+def _why(job: AnyJob, outcome: Outcome | None) -> str:
+    if isinstance(outcome, Failed | Died):
+        told = json.loads(outcome.error)
+    elif isinstance(outcome, Postponed | None) and job._error is not None:
+        told = json.loads(encode_error(job._error))
+    else:
+        return ""
+    return one_line(f": {told['type']}: {' '.join(told['message'][:MOST].split())}"[:MOST])
+
+
+def one_line(text: str) -> str:
+    """The text with what a terminal obeys, or does not show, written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

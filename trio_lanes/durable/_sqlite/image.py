@@ -1,0 +1,159 @@
+"""The image: what a SQLite store knows of its tables without asking them.
+
+Most of what the rules want to know is the same as a moment ago, or was changed by themselves: who
+is first in a line, what runs, how many wait, when something is due. All of that is kept here, and
+thrown away when anybody else has written to the file, or when a transaction was undone. Whatever
+is not known is read again from the tables, which are the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import Final, final
+
+from .._contract.state import DEAD, ENDED, PARKED, RUNNING, WAITING, DurableState
+from .._rules.job_record import HOLDS_SLOT, ON_LIST, WANTS_SLOT, JobRecord
+from .windows import Window
+
+OF_A_LINE: Final = 16
+"""How many of a session are kept: the others need not be known until it is their turn."""
+OF_A_LIST: Final = 256
+"""How many of a ready list are kept."""
+LINES: Final = 2_000
+"""How many sessions are kept."""
+PAYLOADS: Final = 32 * 1024 * 1024
+"""How many characters of payloads may come into memory before none of these is kept."""
+NEVER: Final = math.inf
+COUNTED: Final = frozenset({WAITING, PARKED, RUNNING, DEAD})
+
+
+def place_of(job: JobRecord) -> int | None:
+    """Where it stands in its session's line."""
+    return job.place
+
+
+def ready_of(job: JobRecord) -> int | None:
+    """Where it stands in the ready list of its lane and priority."""
+    return job.ready if job.shelf == ON_LIST else None
+
+
+@final
+class Runs:
+    """The jobs that run, by what they hold: sets of names, never counters."""
+
+    def __init__(self) -> None:
+        self.all: Final[dict[int, JobRecord]] = {}
+        self.holding: Final[defaultdict[str, set[int]]] = defaultdict(set)  # {lane: ids}
+        self.wanting: Final[dict[int, JobRecord]] = {}
+        self.cancelled: Final[dict[int, JobRecord]] = {}
+
+    def put(self, job: JobRecord) -> None:
+        """Know what it does with its slot, and whether it is to stop."""
+        self.all[job.id] = job
+        if job.lent == HOLDS_SLOT:
+            self.holding[job.lane].add(job.id)
+        else:
+            self.holding[job.lane].discard(job.id)
+        _keep(self.wanting, job, job.lent == WANTS_SLOT)
+        _keep(self.cancelled, job, job.cancel is not None)
+
+    def drop(self, job: JobRecord) -> None:
+        """It does not run."""
+        self.all.pop(job.id, None)
+        self.holding[job.lane].discard(job.id)
+        self.wanting.pop(job.id, None)
+        self.cancelled.pop(job.id, None)
+
+
+def _keep(jobs: dict[int, JobRecord], job: JobRecord, whether: bool) -> None:
+    if whether:
+        jobs[job.id] = job
+    else:
+        jobs.pop(job.id, None)
+
+
+@final
+class Image:
+    """What is known. None anywhere: it is not, and must be read.
+
+    Attributes:
+      lines: by session, the front of its line.
+      lists: by lane and priority, the front of its ready list.
+      counts: {(lane, state, name): how many jobs}
+      uncounted: by how much these are more than in the table.
+      parked_until: the first time at which a parked job is due, or an earlier one.
+      kept_until: the first time at which an ended job is forgotten, or an earlier one.
+    """
+
+    def __init__(self) -> None:
+        self.lines: Final[dict[str, Window]] = {}
+        self.lists: Final[dict[tuple[str, int], Window]] = {}
+        self.runs: Runs | None = None
+        self.counts: Counter[tuple[str, str, str]] | None = None
+        self.uncounted: Final[Counter[tuple[str, str, str]]] = Counter()
+        self.parked_until: float | None = None
+        self.kept_until: float | None = None
+
+    def appeared(self, job: JobRecord) -> None:
+        """A job is new."""
+        self._count(job, job.state, 1)
+        self._changed_due(job)
+        self.changed_place(job)
+        self.changed_ready(job)
+
+    def changed_state(self, job: JobRecord, before: DurableState) -> None:
+        """A job is in another state."""
+        self._count(job, before, -1)
+        self._count(job, job.state, 1)
+        if self.runs is not None:
+            if job.state is RUNNING:
+                self.runs.put(job)
+            elif before is RUNNING:
+                self.runs.drop(job)
+        self._changed_due(job)
+
+    def disappeared(self, job: JobRecord) -> None:
+        """A job is no more, which did not run."""
+        self._count(job, job.state, -1)
+
+    def _count(self, job: JobRecord, state: DurableState, by: int) -> None:
+        if state in COUNTED:
+            key = job.lane, state._value_, job.name
+            self.uncounted[key] += by
+            if self.counts is not None:
+                self.counts[key] += by
+
+    def _changed_due(self, job: JobRecord) -> None:
+        """A job may be due at another time."""
+        if job.due is None:
+            return
+        if job.state is PARKED and self.parked_until is not None:
+            self.parked_until = min(self.parked_until, job.due)
+        elif job.state in ENDED and self.kept_until is not None:
+            self.kept_until = min(self.kept_until, job.due)
+
+    def changed_run(self, job: JobRecord) -> None:
+        """A run has lent its slot, or wants it back; or is to stop."""
+        if self.runs is not None and job.state is RUNNING:
+            self.runs.put(job)
+
+    def changed_place(self, job: JobRecord) -> None:
+        """A job has another place in its session's line, or none."""
+        if job.session is not None and job.place is not None:
+            line = self.lines.get(job.session)
+            if line is not None:
+                line.add(job.place, job)
+
+    def changed_ready(self, job: JobRecord) -> None:
+        """A job has another place in its ready list, or none, or is set aside."""
+        ready = ready_of(job)
+        if ready is not None:
+            ready_list = self.lists.get((job.lane, job.priority))
+            if ready_list is not None:
+                ready_list.add(ready, job)
+
+    def forget_lists(self) -> None:
+        """Keep nobody who waits; between transactions."""
+        self.lines.clear()
+        self.lists.clear()

@@ -1,0 +1,166 @@
+"""Rows: the table of jobs in SQLite, read and written a transaction at a time.
+
+A record that is in use is in memory once, whatever way it was found. What is changed is changed
+there, and written when the transaction ends, all of one kind in one call: a statement for each
+would cost more than all the rest of a job. Whoever searches the table has `Rows.flush` called
+before, if what is not written yet could matter.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Any, Final, final
+from weakref import WeakValueDictionary
+
+import attrs
+
+from .._contract.state import DurableState
+from .._rules.job_record import JobRecord
+
+COLUMNS: Final = tuple(field.name for field in attrs.fields(JobRecord))
+_SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM jobs"
+_INSERT: Final = f"INSERT INTO jobs ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+_STATES: Final = {state.value: state for state in DurableState}
+_STATE: Final = COLUMNS.index("state")
+_ID: Final = COLUMNS.index("id")
+_BITS: Final = {column: 1 << number for number, column in enumerate(COLUMNS)}
+
+
+def _values_of(columns: Iterable[str]) -> Callable[[JobRecord], Any]:
+    """What turns a record into the values of those columns."""
+    return attrgetter(*("state._value_" if column == "state" else column for column in columns))
+
+
+_ROW_OF: Final = _values_of(COLUMNS)
+
+
+@final
+class Rows:
+    """The jobs in one connection's table.
+
+    Attributes:
+      touched: the sessions of jobs that are not written yet as they are.
+      writes: how often something was changed.
+      payloads: how many characters of payloads have come into memory.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection: Final = connection
+        self._known: Final[WeakValueDictionary[int, JobRecord]] = WeakValueDictionary()
+        self._new: Final[dict[int, JobRecord]] = {}
+        self._keys: Final[dict[str, JobRecord]] = {}  # of those
+        self._changed: Final[dict[int, tuple[JobRecord, int]]] = {}  # {id: (job, bits of columns)}
+        self._updates: Final[dict[int, tuple[str, Callable[[JobRecord], Any]]]] = {}
+        self.touched: Final[set[str | None]] = set()
+        self.writes = self.payloads = 0
+
+    def forget(self) -> None:
+        """Nothing that is in memory is true any more."""
+        self._known.clear()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._new.clear()
+        self._keys.clear()
+        self._changed.clear()
+        self.touched.clear()
+
+    # ---- writing
+
+    def insert(self, job: JobRecord) -> None:
+        """Have a new job, which has its id."""
+        self._known[job.id] = self._new[job.id] = job
+        if job.key is not None:
+            self._keys[job.key] = job
+        self.touched.add(job.session)
+        self.writes += 1
+        self.payloads += len(job.payload)
+
+    def change(self, job: JobRecord, columns: Iterable[str]) -> None:
+        """Have that job's record written, in which those columns are other than before."""
+        self.writes += 1
+        if job.id not in self._new:
+            _, bits = self._changed.get(job.id, (job, 0))
+            for column in columns:
+                bits |= _BITS[column]
+            self._changed[job.id] = job, bits
+            self.touched.add(job.session)
+
+    def delete(self, job: JobRecord) -> None:
+        """Have that job no more."""
+        self.flush()
+        self.writes += 1
+        self._connection.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
+        del self._known[job.id]
+
+    def delete_where(self, where: str, values: tuple[Any, ...]) -> int:
+        """Have no more, up to a limit, of which that is true. Returns how many they were."""
+        statement = f"SELECT id FROM jobs WHERE {where}"
+        ids: list[tuple[int]] = self._connection.execute(statement, values).fetchall()
+        self.writes += len(ids)
+        self._connection.executemany("DELETE FROM jobs WHERE id = ?", ids)
+        for (id,) in ids:
+            self._known.pop(id, None)
+        return len(ids)
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        if self._new:
+            self._connection.executemany(_INSERT, map(_ROW_OF, self._new.values()))
+        by_columns: dict[int, list[JobRecord]] = {}
+        for job, bits in self._changed.values():
+            by_columns.setdefault(bits, []).append(job)
+        for bits, jobs in by_columns.items():
+            statement, values_of = self._update(bits)
+            self._connection.executemany(statement, map(values_of, jobs))
+        self._clear()
+
+    def _update(self, bits: int) -> tuple[str, Callable[[JobRecord], Any]]:
+        update = self._updates.get(bits)
+        if update is None:
+            columns = [column for column, bit in _BITS.items() if bits & bit]
+            assignments = ", ".join(f"{column} = ?" for column in columns)
+            statement = f"UPDATE jobs SET {assignments} WHERE id = ?"
+            update = self._updates[bits] = statement, _values_of([*columns, "id"])
+        return update
+
+    # ---- reading
+
+    def get(self, id: int) -> JobRecord | None:
+        """The job with that id."""
+        job = self._known.get(id)
+        if job is not None or id.bit_length() > 63:  # which SQLite cannot count to
+            return job
+        return self.one("id = ?", (id,))
+
+    def keyed(self, key: str) -> JobRecord | None:
+        """The job with that key."""
+        job = self._keys.get(key)
+        return job if job is not None else self.one("key = ?", (key,))
+
+    def one(self, where: str, values: tuple[Any, ...]) -> JobRecord | None:
+        """The first job of which that is true."""
+        row = self._connection.execute(f"{_SELECT} WHERE {where}", values).fetchone()
+        return None if row is None else self._record(row)
+
+    def select(self, where: str, values: tuple[Any, ...] = ()) -> list[JobRecord]:
+        """The jobs of which that is true."""
+        return list(self.stream(where, values))
+
+    def stream(self, where: str, values: tuple[Any, ...] = ()) -> Iterator[JobRecord]:
+        """The same, one after the other: there may be more than fit into memory."""
+        return map(self._record, self._connection.execute(f"{_SELECT} WHERE {where}", values))
+
+    def _record(self, row: tuple[Any, ...]) -> JobRecord:
+        known = self._known.get(row[_ID])
+        if known is not None:
+            return known
+        job = JobRecord.__new__(JobRecord)
+        for name, value in zip(COLUMNS, row, strict=True):
+            setattr(job, name, value)
+        job.state = _STATES[row[_STATE]]
+        self._known[job.id] = job
+        self.payloads += len(job.payload)
+        return job

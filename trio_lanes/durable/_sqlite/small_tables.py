@@ -1,0 +1,180 @@
+"""The small tables of a SQLite store: lanes, groups, pauses, instances, and what rates remember.
+
+Each is read as a whole when it is first needed, and written row by row as it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
+from .._rules.rates import from_json, group_from_json, group_to_json, to_json
+
+
+class SmallTables:
+    """The part of `SqliteTables` that is about these."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection: Final = connection
+        self._execute: Final = connection.execute
+        self._small_writes = 0
+        self._forget_small()
+
+    def _forget_small(self) -> None:
+        """Somebody else may have written; or what was written may have been undone."""
+        self._lanes: dict[str, LaneLimit] | None = None
+        self._groups: dict[str, GroupLimit] | None = None
+        self._pauses: dict[str, float] | None = None
+        self._instances: dict[str, InstanceInfo] | None = None
+        self._marks: dict[str, deque[tuple[float, int]]] = {}
+        self._meta: tuple[str, StoreRules | None] | None = None
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
+        self._small_writes += 1
+        self._execute(statement, values)
+
+    def _identity_and_rules(self) -> tuple[str, StoreRules | None]:
+        if self._meta is None:
+            store, result_ttl, *others = self._execute(
+                "SELECT store, result_ttl, max_crashes, hold FROM meta"
+            ).fetchone()
+            max_crashes, hold = others
+            rules = None
+            if result_ttl is not None:
+                rules = StoreRules(result_ttl, max_crashes, bool(hold))
+            self._meta = store, rules
+        return self._meta
+
+    def identity(self) -> str:
+        return self._identity_and_rules()[0]
+
+    def rules(self) -> StoreRules | None:
+        return self._identity_and_rules()[1]
+
+    def put_rules(self, rules: StoreRules) -> None:
+        self._meta = None
+        self._write(
+            "UPDATE meta SET result_ttl = ?, max_crashes = ?, hold = ?",
+            (rules.result_ttl, _counted(rules.max_crashes), rules.hold),
+        )
+
+    def lanes(self) -> Mapping[str, LaneLimit]:
+        if self._lanes is None:
+            rows = self._execute(
+                "SELECT name, concurrency, max_waiting, paused_until, rates, proposed FROM lanes"
+            )
+            self._lanes = {
+                name: LaneLimit(most, room, paused_until, from_json(rates), bool(proposed))
+                for name, most, room, paused_until, rates, proposed in rows
+            }
+        return self._lanes
+
+    def put_lane(self, name: str, limit: LaneLimit | None) -> None:
+        self._lanes = None
+        if limit is None:
+            self._write("DELETE FROM lanes WHERE name = ?", (name,))
+            return
+        most, room = map(_counted, (limit.concurrency, limit.max_waiting))
+        self._write(
+            "REPLACE INTO lanes VALUES (?, ?, ?, ?, ?, ?)",
+            (name, most, room, limit.paused_until, to_json(limit.rates), limit.proposed),
+        )
+
+    def groups(self) -> Mapping[str, GroupLimit]:
+        if self._groups is None:
+            rows = self._execute("SELECT name, told FROM groups")
+            self._groups = {name: group_from_json(told) for name, told in rows}
+        return self._groups
+
+    def put_group(self, name: str, group: GroupLimit | None) -> None:
+        self._groups = None
+        if group is None:
+            self._write("DELETE FROM groups WHERE name = ?", (name,))
+        else:
+            self._write("REPLACE INTO groups VALUES (?, ?)", (name, group_to_json(group)))
+
+    def marks(self, meter: str) -> Sequence[tuple[float, int]]:
+        marks = self._marks.get(meter)
+        if marks is None:
+            statement = "SELECT time, starts FROM marks WHERE meter = ? ORDER BY number"
+            marks = self._marks[meter] = deque(self._execute(statement, (meter,)))
+        return marks
+
+    def put_mark(self, meter: str, mark: tuple[float, int], keep: int) -> None:
+        marks = self.marks(meter)
+        assert isinstance(marks, deque)
+        marks.append(mark)
+        while len(marks) > keep:
+            marks.popleft()
+        self._write(
+            "INSERT INTO marks SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3"
+            " FROM marks WHERE meter = ?1",
+            (meter, *mark),
+        )
+        self._write(
+            "DELETE FROM marks WHERE meter = ?1 AND number <="
+            " (SELECT max(number) FROM marks WHERE meter = ?1) - ?2",
+            (meter, keep),
+        )
+
+    def forget_marks(self, meter: str) -> None:
+        self._marks.pop(meter, None)
+        self._write("DELETE FROM marks WHERE meter = ?", (meter,))
+
+    def pauses(self) -> dict[str, float]:
+        """{session: until when it is paused}"""
+        if self._pauses is None:
+            self._pauses = dict(self._execute("SELECT session, until FROM pauses"))
+        return self._pauses
+
+    def pause_of(self, session: str) -> float | None:
+        return self.pauses().get(session)
+
+    def put_pause(self, session: str, until: float | None) -> None:
+        pauses = self.pauses()
+        if until is not None:
+            pauses[session] = until
+            self._write("REPLACE INTO pauses VALUES (?, ?)", (session, until))
+        elif pauses.pop(session, None) is not None:
+            self._write("DELETE FROM pauses WHERE session = ?", (session,))
+
+    def pauses_due(self, now: float) -> list[str]:
+        return [session for session, until in self.pauses().items() if until <= now]
+
+    def _by_id(self) -> dict[str, InstanceInfo]:
+        if self._instances is None:
+            rows = self._execute("SELECT id, host, pid, since, lease_until, names FROM instances")
+            self._instances = {
+                id: InstanceInfo(id, host, pid, since, lease_until, tuple(json.loads(names)), 0)
+                for id, host, pid, since, lease_until, names in rows
+            }
+        return self._instances
+
+    def instances(self) -> list[InstanceInfo]:
+        return list(self._by_id().values())
+
+    def lease_of(self, instance: str) -> float | None:
+        info = self._by_id().get(instance)
+        return None if info is None else info.lease_until
+
+    def put_instance(self, info: InstanceInfo) -> None:
+        self._by_id()[info.id] = info
+        names = json.dumps(info.names)
+        self._write(
+            "REPLACE INTO instances VALUES (?, ?, ?, ?, ?, ?)",
+            (info.id, info.host, info.pid, info.since, info.lease_until, names),
+        )
+
+    def drop_instance(self, id: str) -> None:
+        self._by_id().pop(id, None)
+        self._write("DELETE FROM instances WHERE id = ?", (id,))
+
+
+def _counted(number: int | float) -> int | float:
+    """The number as SQLite can keep it: it does not count beyond 63 bits."""
+    return number if number < 2**63 else math.inf

@@ -1,0 +1,352 @@
+"""`SqliteStore`: durable lanes in one file, on one machine, without a server.
+
+One process schedules: the holder of the lock beside the file, for whom `epoch` in the file is a
+fence against any other that got in all the same. Any number may ask: they open the file with
+``worker=False`` and write their submissions and orders into it themselves, in transactions like
+the worker's own, so an asker's work is accepted when it is told so, whether a worker lives or
+not. The worker sees at its slow look that somebody else has written; askers who wait look likewise.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, TypeVar, final
+
+import trio
+
+from .._contract.errors import (
+    StoreError,
+    StoreLockedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from .._contract.records import Opening
+from .._rules.engine import Engine
+from .._rules.engine_store import MAX_PAYLOAD, EngineStore
+from .._rules.queues import Queues
+from .machine_time import Moment, this_moment
+from .owner_lock import OwnerLock
+from .schema import (
+    SCHEMA_VERSION,
+    check_place,
+    examine,
+    fill,
+    looked_at_again,
+    migrate,
+    translated,
+)
+from .tables import SqliteTables, owner_of
+from .writer import Writer
+
+T = TypeVar("T")
+
+WORKER_LOOKS_EVERY: Final = 1.0
+"""Seconds, at most, after which a worker sees what an asker has written."""
+ASKER_LOOKS_EVERY: Final = 0.25
+"""Seconds, at most, after which an asker who waits sees what anybody has written."""
+
+
+@final
+class SqliteStore(EngineStore):
+    """A store in one SQLite file, which is made if it is not there.
+
+    Args:
+      path: the file. Beside it lie its log (``-wal``, ``-shm``) and its lock (``.lock``). It must
+        not be on a network file system. A file that is made can be read by this user alone.
+      synchronous: ``"FULL"``: what is accepted survives the loss of power. ``"NORMAL"``: that may
+        lose the last moments; a crash of the process loses nothing.
+      max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
+      busy_timeout: seconds to wait for another process that is writing.
+
+    Raises:
+      ValueError: if ``path`` is not that of a file, or ``synchronous`` is something else.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        max_payload: int = MAX_PAYLOAD,
+        busy_timeout: float = 10.0,
+    ) -> None:
+        super().__init__(max_payload)
+        if synchronous not in ("FULL", "NORMAL"):
+            raise ValueError(f"synchronous must be 'FULL' or 'NORMAL', not {synchronous!r}")
+        if os.fspath(path) in ("", ":memory:"):
+            raise ValueError(f"path must be that of a file, got {path!r}; MemoryStore has none")
+        self._path: Final = Path(path)
+        self._file: Final = os.path.abspath(path)  # which SQLite never takes for a URI
+        self._log = ""
+        self._files: list[tuple[int, int] | None] = []  # that were opened
+        self._synchronous: Final = synchronous
+        self._busy_timeout: Final = busy_timeout
+        self._writer: Writer | None = None
+        self._reader: Queues | None = None
+        self._one_reader: Final = trio.CapacityLimiter(1)
+        self._offset = 0.0  # from Trio's clock to the store's
+        self.leased: Final = False
+
+    def __repr__(self) -> str:
+        return f"<trio_lanes.durable.SqliteStore {str(self._path)!r}>"
+
+    # ---- opening
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[None]:
+        if self._writer is not None:
+            raise RuntimeError(f"{self!r} is open already")
+        lock = await trio.to_thread.run_sync(self._lock, opening.worker)
+        try:
+            connections = await trio.to_thread.run_sync(self._connect, opening.worker)
+            try:
+                async with self._at_work(opening, *connections):
+                    yield
+            finally:
+                # the last one to close moves the log into the file, which takes a moment
+                with trio.CancelScope(shield=True):
+                    for connection in connections:
+                        await trio.to_thread.run_sync(connection.close, limiter=self._one_reader)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    @asynccontextmanager
+    async def _at_work(
+        self, opening: Opening, writing: sqlite3.Connection, reading: sqlite3.Connection
+    ) -> AsyncIterator[None]:
+        tables = SqliteTables(writing, str(self._path))
+        moment = this_moment()
+        self._offset = -trio.current_time()
+        engine, version, now = await trio.to_thread.run_sync(self._begin, tables, opening, moment)
+        self._offset += now
+        self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
+        self._writer = writer = Writer(self._path, tables, engine, self._check_files, self._tell)
+        writer.start()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._look_out, tables, version, opening.worker)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            await writer.close()
+            self._writer = None
+            self._look_at_watched()  # whoever waits for a job is told that this is over
+
+    def _lock(self, worker: bool) -> OwnerLock | None:
+        """In a thread: take the lock, if that is for us to take."""
+        check_place(self._path)
+        exists = examine(self._path)
+        if not worker:
+            return None
+        try:
+            path = Path(f"{os.path.realpath(self._path)}.lock")  # one, by whatever name it goes
+            with ExitStack() as opened:
+                lock = OwnerLock(path)
+                opened.callback(lock.release)
+                if lock.acquire():
+                    opened.pop_all()
+                    return lock
+            path = self._path
+            raise StoreLockedError(str(path), self._owner() if exists else "another process")
+        except sqlite3.Error as error:
+            raise translated(path, error) from error
+
+    def _owner(self) -> str:
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, timeout=self._busy_timeout)
+        try:
+            return owner_of(SqliteTables(connection, str(self._path)))
+        finally:
+            connection.close()
+
+    def _connect(self, worker: bool) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+        """In a thread: two connections to a file that has its tables."""
+        try:
+            version = examine(self._path)
+            if version != SCHEMA_VERSION:
+                if version and not worker:
+                    raise StoreVersionError(
+                        f"{self._path} has schema {version}; the next worker of this version "
+                        f"of trio_lanes brings it to {SCHEMA_VERSION}"
+                    )
+                self._make(migrate if version else fill)
+            with ExitStack() as opened:
+                connections = (
+                    opened.enter_context(closing(self._connection())),
+                    opened.enter_context(closing(self._connection())),
+                )
+                opened.pop_all()
+            return connections
+        except sqlite3.Error as error:
+            raise translated(self._path, error) from error
+
+    def _make(self, make: Callable[[sqlite3.Connection], None]) -> None:
+        """Bring the file to this version's schema, before it is (again) write-ahead.
+
+        Else its version would be in the log alone.
+        """
+        is_new = not os.path.exists(self._file)
+        connection = sqlite3.connect(self._file, timeout=self._busy_timeout, isolation_level=None)
+        try:
+            if is_new:
+                with suppress(OSError):  # not every file system knows who may read
+                    os.chmod(self._file, 0o600)
+            make(connection)
+        finally:
+            connection.close()
+
+    def _connection(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._file,
+            timeout=self._busy_timeout,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        with ExitStack() as opened:
+            opened.enter_context(closing(connection))
+            self._write_ahead(connection)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA fullfsync = ON")  # macOS: what fsync() means elsewhere
+            connection.execute("PRAGMA journal_size_limit = 67108864")
+            opened.pop_all()
+        return connection
+
+    def _write_ahead(self, connection: sqlite3.Connection) -> None:
+        """Have the file write ahead, for good; SQLite itself does not wait for others in this."""
+        until = time.monotonic() + self._busy_timeout
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+
+    def _begin(
+        self, tables: SqliteTables, opening: Opening, moment: Moment
+    ) -> tuple[Engine, int, float]:
+        """In a thread: lock all earlier workers out, and write what lanes are missing."""
+        try:
+            if opening.worker:
+                now = tables.enter_epoch(moment)
+                tables.begin()
+            else:
+                tables.begin()
+                now = tables.set_clock(moment)
+            engine = Engine(tables, opening)
+            tables.commit(0.0)
+            # from here on: the epoch of a worker is on the disk in any case
+            tables.set_synchronous(self._synchronous)
+            self._log = f"{os.path.realpath(self._file)}-wal"
+            self._files = self._present_files()
+            return engine, tables.version(), now
+        except sqlite3.Error as error:
+            told = translated(self._path, error)
+            if told is error:
+                told = StoreError(f"{self._path} has not the tables of a store: {error}")
+            raise told from error
+
+    def _present_files(self) -> list[tuple[int, int] | None]:
+        """Which files the path and that of the log lead to."""
+        files: list[tuple[int, int] | None] = []
+        for path in (self._file, self._log):
+            try:
+                there = os.stat(path)
+                files.append((there.st_dev, there.st_ino))
+            except (FileNotFoundError, NotADirectoryError):
+                files.append(None)
+            except OSError as error:
+                raise StoreUnavailableError(f"{path}: {error}") from error
+        return files
+
+    def _check_files(self) -> None:
+        """In a thread: see that others who open the path get what this instance works with.
+
+        Raises:
+          StoreError: if they do not.
+        """
+        if self._present_files() != self._files:
+            raise StoreError(
+                f"{self._path} or its log was removed or replaced while this process worked with it"
+            )
+
+    async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
+        # whoever else is written down is dead: the lock is ours
+        await self._transact(
+            lambda engine: engine.join(lease_until=math.inf, alone=True, lost=lost)
+        )
+
+    async def leave(self) -> None:
+        await self._transact(Engine.leave)
+
+    async def beat(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
+
+    # ---- working
+
+    def _now(self) -> float:
+        return trio.current_time() + self._offset
+
+    def _opened(self) -> Writer:
+        if self._writer is None:
+            raise StoreUnavailableError(f"{self._path} is not open")
+        return self._writer
+
+    async def _transact(self, act: Callable[[Engine], T]) -> T:
+        return await self._opened().act(act, self._now())
+
+    async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
+        writer = self._opened()
+        if long:  # beside the writer, which does not wait for it
+            return await trio.to_thread.run_sync(self._look, look, limiter=self._one_reader)
+        return await writer.act(look, self._now(), write=False)
+
+    def _look(self, look: Callable[[Queues], T]) -> T:
+        """In a thread: see one moment of the store, however long that takes."""
+        reader = self._reader
+        assert reader is not None
+        assert isinstance(reader.tables, SqliteTables)
+        self._check_files()
+        try:
+            reader.tables.begin(write=False)
+            try:
+                reader.now = trio.from_thread.run_sync(self._now)
+                return look(reader)
+            finally:
+                reader.tables.rollback()
+        except sqlite3.Error as error:
+            raise looked_at_again(self._path, error) from error
+
+    async def _look_out(self, tables: SqliteTables, version: int, works: bool) -> None:
+        """See, now and then, whether somebody else has written, if anybody wants to know."""
+        read = partial(_version, tables)
+        every = WORKER_LOOKS_EVERY if works else ASKER_LOOKS_EVERY
+        while True:
+            if not works:
+                await self._until_watched()
+            try:
+                now = await self._opened().act(read, self._now(), write=False)
+            except StoreUnavailableError:
+                now = version  # if it lasts, whoever works with the store hears of it
+            if now != version:
+                self._look_again()
+                self._look_at_watched()
+            version = now
+            await trio.sleep(every * random.uniform(0.5, 1.0))
+
+
+def _version(tables: SqliteTables, engine: Engine) -> int:
+    return tables.version()

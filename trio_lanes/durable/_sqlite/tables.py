@@ -1,0 +1,496 @@
+"""Tables in SQLite: each lookup of `Tables`, from what is known already or as one statement.
+
+What the statements must not do is look at the jobs that wait behind a head: their number is what
+grows. What is known, and when it is thrown away, says ``_sqlite_image``; how jobs are read and
+written, ``_sqlite_rows``; the other tables are in ``_sqlite_small``.
+
+Numbers (ids, places, fences) are counted in memory inside of a transaction, and written at its end.
+A file can go back in time: a backup is restored, or the power fails and ``synchronous`` is NORMAL.
+The numbers that are lost then may be in use outside of the store, so they must not come again:
+
+* whoever opens the file goes on from no number below the store's time in microseconds. A store
+  gives out fewer than a million numbers in a second, so this is beyond all numbers of the past,
+  also of those that this file knows nothing of;
+* a worker goes on at least a gap beyond the last number in the file, and has that on the disk
+  before it gives out a number. So numbers do not come again either where the machine starts with a
+  clock that has gone back.
+
+They stay below 2**53, which JSON and JavaScript keep exact, until the year 2255.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final, final
+
+from .._contract.errors import StoreLockedError
+from .._contract.state import ENDED, PARKED, DurableState
+from .._rules.job_record import JobRecord
+from .image import (
+    COUNTED,
+    LINES,
+    NEVER,
+    OF_A_LINE,
+    OF_A_LIST,
+    PAYLOADS,
+    Image,
+    Runs,
+    place_of,
+    ready_of,
+)
+from .machine_time import Moment
+from .rows import Rows
+from .small_tables import SmallTables
+from .windows import Window
+
+GAP: Final = 2**16
+"""Numbers that a worker leaves out when it opens a file: more than a log has that is not synced.
+
+It is less than the microseconds that it takes to start a worker: or the gaps would outrun the time.
+"""
+CLOCK_STEP: Final = 1.0
+"""Seconds by which the store's time may be younger than what is written of it."""
+_LIVE: Final = f"state IN ({', '.join(repr(state.value) for state in COUNTED)})"
+
+
+@final
+class SqliteTables(SmallTables):
+    """What `Tables` says, over one connection."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        super().__init__(connection)
+        self._name: Final = name
+        self._rows: Final = Rows(connection)
+        self._image = Image()
+        self.epoch: int | None = None  # None: not the worker's
+        self.least_number = 0  # all numbers given out by this connection are greater
+        self._version: int | None = None  # which one of the file is known; None: none
+        self._number = self._number_before = 0
+        self._clock = 0.0
+        self._in_doubt = False  # a commit may be in the log that was not synced, nor written over
+
+    # ---- transactions
+
+    def begin(self, *, write: bool = True) -> None:
+        """Begin a transaction.
+
+        Raises:
+          StoreLockedError: if another worker has opened the file since.
+        """
+        self._execute("BEGIN IMMEDIATE" if write else "BEGIN")
+        version = int(self._execute("PRAGMA data_version").fetchone()[0])
+        if version != self._version:  # somebody else has written
+            self._forget()
+            epoch, self._number, self._clock = self._execute(
+                "SELECT epoch, sequence, clock FROM meta"
+            ).fetchone()
+            if self.epoch is not None and self.epoch != epoch:
+                raise StoreLockedError(self._name, owner_of(self))
+            self._version = version
+            self._number = max(self._number, self.least_number)
+        self._number_before = self._number
+
+    def commit(self, now: float) -> None:
+        """End it; what was done is on the disk when this returns."""
+        self._flush()
+        if self._number != self._number_before:
+            if now > self._clock + CLOCK_STEP:
+                self._clock = now
+            self._execute("UPDATE meta SET sequence = ?, clock = ?", (self._number, self._clock))
+        try:
+            self._execute("COMMIT")
+        except sqlite3.Error as error:
+            self._in_doubt = self._in_doubt or _is_of_sync(error)
+            raise
+        if len(self._image.lines) > LINES or self._rows.payloads > PAYLOADS:
+            self._image.forget_lists()
+            self._rows.payloads = 0
+
+    def rollback(self) -> bool:
+        """Undo it. If that fails, the next one cannot begin, and says why.
+
+        Returns whether it is certain that a process which dies now leaves nothing of it, or of a
+        transaction before it that failed.
+        """
+        self._forget()
+        with suppress(sqlite3.Error):  # some errors have done so already
+            self._execute("ROLLBACK")
+        self._in_doubt = self._in_doubt and not self._overwrite()
+        return not self._in_doubt
+
+    def _overwrite(self) -> bool:
+        """Take a commit that failed out of the log, where it may stand in whole.
+
+        A commit is written to the log, and then synced. If only the sync fails, the commit is in
+        the file: SQLite has not counted it, but would when it reads the log anew, which it does
+        after a crash. The next transaction is written over it, whatever becomes of its own sync.
+        """
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            self._execute(
+                "UPDATE meta SET sequence = sequence + 1"
+            )  # the same value writes nothing
+            self._execute("COMMIT")
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):
+                self._execute("ROLLBACK")
+            return _is_of_sync(error)
+        return True
+
+    def _forget(self) -> None:
+        self._version = None
+        self._rows.forget()
+        self._image = Image()
+        self._forget_small()
+
+    def _flush(self) -> None:
+        self._rows.flush()
+        if self._image.uncounted:
+            self._connection.executemany(
+                "INSERT INTO counts VALUES (?, ?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET n = n + excluded.n",
+                [(*sums, n) for sums, n in self._image.uncounted.items() if n],
+            )
+            self._image.uncounted.clear()
+
+    @property
+    def writes(self) -> int:
+        """How often something was changed; so it can be told whether something was."""
+        return self._small_writes + self._rows.writes
+
+    def enter_epoch(self, moment: Moment) -> float:
+        """Lock all earlier workers out, and leave a gap in the numbers; else as `set_clock`."""
+        self.begin()
+        self._execute("UPDATE meta SET epoch = epoch + 1")
+        beyond_gap = self._number + GAP
+        now = self.set_clock(moment)
+        self._number = max(self._number, beyond_gap)
+        self._number_before = 0  # so that it is written in any case
+        self.commit(now)
+        self.epoch = self._execute("SELECT epoch FROM meta").fetchone()[0]
+        return now
+
+    def set_synchronous(self, mode: str) -> None:
+        """Between transactions: say which commits wait for the disk."""
+        self._execute(f"PRAGMA synchronous = {mode}")
+
+    def set_clock(self, moment: Moment) -> float:
+        """Return the store's time at that moment; numbers go on from there in microseconds."""
+        now = self._time_at(moment)
+        self.least_number = int(now * 1_000_000)
+        self._number = self._number_before = max(self._number, self.least_number)
+        return now
+
+    def _time_at(self, moment: Moment) -> float:
+        clock: float
+        boot: str
+        ahead: float
+        clock, boot, ahead = self._execute("SELECT clock, boot, ahead FROM meta").fetchone()
+        if moment.boot and moment.boot == boot:
+            return max(moment.machine + ahead, clock)
+        now = max(moment.wall, clock)
+        self._execute("UPDATE meta SET boot = ?, ahead = ?", (moment.boot, now - moment.machine))
+        return now
+
+    def version(self) -> int:
+        """A number that changes when another connection has written."""
+        return int(self._execute("PRAGMA data_version").fetchone()[0])
+
+    # ---- jobs
+
+    def insert(self, job: JobRecord) -> None:
+        self._rows.insert(job)
+        self._image.appeared(job)
+
+    def update(self, job: JobRecord, **changes: Any) -> None:
+        before = job.state
+        for column, value in changes.items():
+            setattr(job, column, value)
+        self._rows.change(job, changes)
+        image = self._image
+        if "state" in changes:
+            image.changed_state(job, before)
+        elif "lent" in changes or "cancel" in changes:
+            image.changed_run(job)
+        if "place" in changes:
+            image.changed_place(job)
+        if "ready" in changes or "shelf" in changes:
+            image.changed_ready(job)
+
+    def delete(self, job: JobRecord) -> None:
+        self._rows.delete(job)
+        self._image.disappeared(job)
+
+    def get(self, id: int) -> JobRecord | None:
+        return self._rows.get(id)
+
+    def keyed(self, key: str) -> JobRecord | None:
+        return self._rows.keyed(key)
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    # ---- lines
+
+    def head(self, session: str) -> JobRecord | None:
+        line = self._image.lines.get(session)
+        if line is None:
+            line = self._image.lines[session] = Window(place_of, OF_A_LINE)
+        while (heads := line.first(None, 1)) is None:
+            if session in self._rows.touched:
+                self._flush()
+            jobs = self._rows.select(
+                "session = ? AND place > ? AND place IS NOT NULL ORDER BY place LIMIT ?",
+                (session, _beyond(line), OF_A_LINE),
+            )
+            line.extend(jobs, complete=len(jobs) < OF_A_LINE)
+        return heads[0] if heads else None
+
+    def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
+        known = self._image.lists.get((lane, priority))
+        if known is None:
+            known = self._image.lists[lane, priority] = Window(ready_of, OF_A_LIST)
+        while (found := known.first(after, limit)) is None:
+            self._flush()
+            most = max(limit, OF_A_LIST)
+            jobs = self._rows.select(
+                "lane = ? AND priority = ? AND ready > ? AND ready IS NOT NULL AND shelf = 0"
+                " ORDER BY ready LIMIT ?",
+                (lane, priority, _beyond(known), most),
+            )
+            known.extend(jobs, complete=len(jobs) < most)
+        return found
+
+    def shelved(self, names: Iterable[str], limit: int) -> list[JobRecord]:
+        self._flush()
+        shelved: list[JobRecord] = []
+        for name in names:
+            shelved += self._rows.select(
+                "shelf = 1 AND name = ? LIMIT ?", (name, limit - len(shelved))
+            )
+        return shelved
+
+    # ---- times
+
+    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+        if self._parked_until() > now:
+            return []
+        if session is not None:
+            self._flush()
+            return self._rows.select(
+                "session = ? AND state = 'parked' AND place IS NULL AND due <= ?"
+                " ORDER BY due, id LIMIT ?",
+                (session, now, limit),
+            )
+        self._image.parked_until = None
+        self._flush()
+        return self._rows.select(
+            "state = 'parked' AND due <= ? ORDER BY due, id LIMIT ?", (now, limit)
+        )
+
+    def _parked_until(self) -> float:
+        until = self._image.parked_until
+        if until is None:
+            until = self._image.parked_until = self._first_due(PARKED)
+        return until
+
+    def forget_due(self, now: float, limit: int) -> int:
+        until = self._image.kept_until
+        if until is None:
+            until = self._image.kept_until = min(map(self._first_due, ENDED))
+        if until > now:
+            return 0
+        self._image.kept_until = None
+        self._flush()
+        forgotten = 0
+        for state in ENDED:
+            forgotten += self._rows.delete_where(
+                "state = ? AND due <= ? LIMIT ?", (state.value, now, limit - forgotten)
+            )
+        return forgotten
+
+    def _first_due(self, state: DurableState) -> float:
+        self._flush()
+        due = self._execute(
+            "SELECT min(due) FROM jobs WHERE state = ? AND due IS NOT NULL", (state.value,)
+        ).fetchone()[0]
+        return NEVER if due is None else float(due)
+
+    def next_due(self) -> float | None:
+        until = min([self._parked_until(), *self.pauses().values()])
+        return until if until < NEVER else None
+
+    # ---- runs
+
+    def _runs(self) -> Runs:
+        runs = self._image.runs
+        if runs is None:
+            self._flush()
+            runs = self._image.runs = Runs()
+            for job in self._rows.select("state = 'running'"):
+                runs.put(job)
+        return runs
+
+    def running(self, instance: str) -> list[JobRecord]:
+        return [job for job in self._runs().all.values() if job.instance == instance]
+
+    def cancelled_running(self, instance: str) -> list[JobRecord]:
+        return [job for job in self._runs().cancelled.values() if job.instance == instance]
+
+    def slots_used(self, lane: str) -> int:
+        return len(self._runs().holding[lane])
+
+    def wanting(self, lane: str) -> list[JobRecord]:
+        wanting = [job for job in self._runs().wanting.values() if job.lane == lane]
+        return sorted(wanting, key=lambda job: job.fence)
+
+    # ---- selections
+
+    def clearable(
+        self, lane: str | None, session: str | None, before: int, limit: int
+    ) -> list[JobRecord]:
+        self._flush()
+        if session is None:
+            return self._rows.select(
+                "state IN ('waiting', 'parked') AND lane = ? AND id < ? ORDER BY id DESC LIMIT ?",
+                (lane, before, limit),
+            )
+        in_line = self._rows.select(
+            "session = ? AND place IS NOT NULL AND state IN ('waiting', 'parked') AND id < ?"
+            " ORDER BY place DESC LIMIT ?",
+            (session, before, limit),
+        )
+        delayed = self._rows.select(
+            "session = ? AND place IS NULL AND state = 'parked' AND id < ? LIMIT ?",
+            (session, before, limit - len(in_line)),
+        )
+        return in_line + delayed
+
+    def dead(
+        self, lane: str | None, session: str | None, after: int, limit: int
+    ) -> list[JobRecord]:
+        self._flush()
+        return self._rows.select(
+            "state = 'dead' AND (?1 IS NULL OR lane = ?1) AND (?2 IS NULL OR session = ?2)"
+            " AND id > ?3 ORDER BY id LIMIT ?4",
+            (lane, session, after, limit),
+        )
+
+    def failed(
+        self, lane: str | None, session: str | None, after: int, limit: int, now: float
+    ) -> list[JobRecord]:
+        self._flush()
+        return self._rows.select(
+            "state = 'failed' AND (?1 IS NULL OR lane = ?1) AND (?2 IS NULL OR session = ?2)"
+            " AND id > ?3 AND due > ?5 AND due IS NOT NULL ORDER BY id LIMIT ?4",
+            (lane, session, after, limit, now),
+        )
+
+    def beyond(
+        self,
+        states: Collection[DurableState],
+        lane: str | None,
+        session: str | None,
+        after: int,
+        limit: int,
+        now: float,
+    ) -> list[JobRecord]:
+        self._flush()
+        names = [state.value for state in states]
+        return self._rows.select(
+            "id > ?1 AND (?2 IS NULL OR lane = ?2) AND (?3 IS NULL OR session = ?3)"
+            f" AND state IN ({', '.join(f'?{n}' for n in range(6, 6 + len(names)))})"
+            f" AND (due > ?5 OR due IS NULL OR {_LIVE}) ORDER BY id LIMIT ?4",
+            (after, lane, session, limit, now, *names),
+        )
+
+    def in_line(self) -> Iterable[JobRecord]:
+        self._flush()
+        return self._rows.stream(f"{_LIVE} ORDER BY session, place, id")
+
+    # ---- sums
+
+    def waiting_for(self, lane: str) -> int:
+        return sum(
+            n
+            for (of, state, _), n in self._counts().items()
+            if of == lane and state in ("waiting", "parked")
+        )
+
+    def counts(self) -> Mapping[tuple[str, str, str], int]:
+        return {sums: n for sums, n in self._counts().items() if n}
+
+    def _counts(self) -> Counter[tuple[str, str, str]]:
+        counts = self._image.counts
+        if counts is None:
+            self._flush()
+            rows = self._execute("SELECT lane, state, name, n FROM counts")
+            counts = Counter({(lane, state, name): n for lane, state, name, n in rows})
+            self._image.counts = counts
+        return counts
+
+    def sessions(self) -> int:
+        self._flush()
+        statement = "SELECT count(DISTINCT session) FROM jobs WHERE place IS NOT NULL"
+        return int(self._execute(statement).fetchone()[0])
+
+    def sessions_of_lanes(self) -> Mapping[str, int]:
+        self._flush()
+        return dict(
+            self._execute(
+                "SELECT lane, count(*) FROM"
+                " (SELECT DISTINCT session, lane FROM jobs WHERE place IS NOT NULL) GROUP BY lane"
+            )
+        )
+
+    # ---- whether it all agrees
+
+    def inspect(self) -> list[str]:
+        self._flush()
+        found = [row[0] for row in self._execute("PRAGMA integrity_check(20)")]
+        problems = [] if found == ["ok"] else found
+        if self._true_counts() != self._live_counts():
+            problems.append("the counts of jobs are not those of the jobs")
+        return problems
+
+    def recount(self) -> bool:
+        self._flush()
+        true = self._true_counts()
+        if true == self._live_counts():
+            return False
+        self._image.counts = None
+        self._execute("DELETE FROM counts")
+        self._connection.executemany(
+            "INSERT INTO counts VALUES (?, ?, ?, ?)", [(*sums, n) for sums, n in true.items()]
+        )
+        return True
+
+    def _true_counts(self) -> dict[tuple[str, str, str], int]:
+        rows = self._execute(
+            f"SELECT lane, state, name, count(*) FROM jobs WHERE {_LIVE} GROUP BY 1, 2, 3"
+        )
+        return {(lane, state, name): n for lane, state, name, n in rows}
+
+    def _live_counts(self) -> dict[tuple[str, str, str], int]:
+        rows = self._execute("SELECT lane, state, name, n FROM counts WHERE n != 0")
+        return {(lane, state, name): n for lane, state, name, n in rows}
+
+
+def _is_of_sync(error: sqlite3.Error) -> bool:
+    return error.sqlite_errorcode == sqlite3.SQLITE_IOERR_FSYNC
+
+
+def _beyond(window: Window) -> float:
+    last = window.last()
+    return -math.inf if last is None else last
+
+
+def owner_of(tables: SqliteTables) -> str:
+    """Who has the file, for people."""
+    owners = [f"process {info.pid} on {info.host}" for info in tables.instances()]
+    return ", ".join(owners) or "another process"

@@ -1,0 +1,33 @@
+"""What the author of a store needs: the `Store` protocol, its records, and the errors it raises.
+
+`trio_lanes.durable.testing.durable_store_suite` makes the tests that a store must pass.
+"""
+
+from ._contract.errors import KeyConflictError as KeyConflictError
+from ._contract.errors import PayloadError as PayloadError
+from ._contract.errors import StoreError as StoreError
+from ._contract.errors import StoreLockedError as StoreLockedError
+from ._contract.errors import StoreUnavailableError as StoreUnavailableError
+from ._contract.errors import StoreVersionError as StoreVersionError
+from ._contract.protocol import Store as Store
+from ._contract.records import Cancelled as Cancelled
+from ._contract.records import CheckReport as CheckReport
+from ._contract.records import Claim as Claim
+from ._contract.records import Died as Died
+from ._contract.records import DurableLaneStatistics as DurableLaneStatistics
+from ._contract.records import DurableStatistics as DurableStatistics
+from ._contract.records import DurableStatus as DurableStatus
+from ._contract.records import Ended as Ended
+from ._contract.records import Failed as Failed
+from ._contract.records import Finish as Finish
+from ._contract.records import GroupLimit as GroupLimit
+from ._contract.records import InstanceInfo as InstanceInfo
+from ._contract.records import LaneLimit as LaneLimit
+from ._contract.records import Opening as Opening
+from ._contract.records import Postponed as Postponed
+from ._contract.records import Released as Released
+from ._contract.records import Step as Step
+from ._contract.records import StoreRules as StoreRules
+from ._contract.records import Submission as Submission
+from ._contract.records import Succeeded as Succeeded
+from ._contract.state import DurableState as DurableState

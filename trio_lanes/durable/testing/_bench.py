@@ -1,0 +1,214 @@
+"""What the conformance suite's stories stand on: a store, a clock, and handlers that wait."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias, final
+
+import attrs
+import trio
+import trio.testing
+
+from .. import (
+    Claim,
+    DurableLanes,
+    DurableState,
+    LaneLimit,
+    Opening,
+    Store,
+    Submission,
+    open_durable_lanes,
+)
+
+MakeStore: TypeAlias = Callable[[Path], Store]
+LEASE: Final = 1.0
+"""Seconds, of the instances that a story lets die."""
+REAL_PAUSE: Final = 0.05
+HUNG_AFTER: Final = 180.0
+"""Real seconds; far longer than any story takes on a busy machine."""
+
+
+@final
+class Bench:
+    """One story's store and clock.
+
+    Attributes:
+      log: what handlers did, in order.
+    """
+
+    def __init__(self, make: MakeStore, folder: Path, clock: trio.testing.MockClock | None) -> None:
+        self._make = make
+        self._folder = folder
+        self._clock = clock
+        self._gates: dict[str, trio.Event] = {}
+        self.log: list[Any] = []
+
+    def store(self) -> Store:
+        """A store over the same data as all others of this story."""
+        return self._make(self._folder)
+
+    def lanes(
+        self, *, only: Sequence[str] = (), lanes: Any = None, **options: Any
+    ) -> AbstractAsyncContextManager[DurableLanes]:
+        """Durable lanes with the handlers of this bench, or only some of them."""
+        handlers: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "echo": self._echo,
+            "gate": self._gate,
+            "other": self._echo,
+        }
+        handlers.update(options.pop("handlers", {}))
+        if only:
+            handlers = {name: handlers[name] for name in only}
+        options.setdefault("lease_ttl", 3600)
+        options.setdefault("grace", 0)
+        limits = {"main": 4, "cron": 1} if lanes is None else lanes
+        return open_durable_lanes(options.pop("store", self.store()), handlers, limits, **options)
+
+    async def _echo(self, payload: Any) -> Any:
+        self.log.append(payload)
+        return payload
+
+    async def _gate(self, payload: Any) -> Any:
+        """Begin, and end when the story says so."""
+        self.log.append(f"{payload} begins")
+        try:
+            await self.gate(payload).wait()
+        except trio.Cancelled:
+            self.log.append(f"{payload} is cancelled")
+            raise
+        self.log.append(f"{payload} ends")
+        return payload
+
+    def gate(self, name: str) -> trio.Event:
+        """What the run of that payload waits for."""
+        return self._gates.setdefault(name, trio.Event())
+
+    def begun(self) -> list[str]:
+        """The payloads of the gates that have begun, in order."""
+        told = [entry for entry in self.log if isinstance(entry, str)]
+        return [entry.removesuffix(" begins") for entry in told if entry.endswith(" begins")]
+
+    async def settle(self, lanes: DurableLanes) -> None:
+        """Let everything happen that can happen now."""
+        if self._clock is None:
+            await trio.sleep(REAL_PAUSE)
+        for _ in range(6):
+            await trio.testing.wait_all_tasks_blocked()
+            await lanes.pause_for("session:nobody", 0)  # comes back after what was handed over
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def advance(self, seconds: float, lanes: DurableLanes) -> None:
+        """Let that much time go by, and what it brings happen."""
+        if self._clock is None:
+            await trio.sleep(seconds)
+        else:
+            self._clock.jump(seconds)
+        await self.settle(lanes)
+
+    async def lease_over(self, share: float = 1.1) -> None:
+        """Let leases of the dead end, or a share of them, where there are leases."""
+        store = self.store()
+        if store.leased and self._clock is None:
+            await trio.sleep(LEASE * share)
+        elif store.leased:
+            assert self._clock is not None
+            self._clock.jump(LEASE * share)
+
+    @asynccontextmanager
+    async def doomed(self, *submissions: Submission, **options: Any) -> AsyncIterator[list[Claim]]:
+        """Claim what there is, and be gone at the end of the block without a word: a crash."""
+        store = self.store()
+        async with store.open(opening(**options)):
+            await store.join()
+            if submissions:
+                await store.enqueue([checked(one) for one in submissions])
+            step = await store.step([], 100)
+            while not (step.claims or await store.beat()):
+                # the machine was so slow that the lease was over before that
+                await store.join()
+                step = await store.step([], 100)
+            yield list(step.claims)
+        await self.lease_over()
+
+    def raises(self, *kinds: type[BaseException]) -> Raises:
+        """The block must raise one of these; it is put in the list."""
+        return Raises(kinds)
+
+    async def state(self, lanes: DurableLanes, id: int) -> DurableState:
+        """Where that job is."""
+        return (await lanes.job(id).status()).state
+
+
+@final
+class Raises:
+    """A block that must raise."""
+
+    def __init__(self, kinds: tuple[type[BaseException], ...]) -> None:
+        self._kinds = kinds
+        self._caught: list[Any] = []
+
+    def __enter__(self) -> list[Any]:
+        return self._caught
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
+    ) -> bool:
+        assert kind is not None, f"none of {self._kinds} was raised"
+        self._caught.append(error)
+        return issubclass(kind, self._kinds)
+
+
+def opening(
+    names: Sequence[str] = ("echo", "gate"), max_crashes: float = 3, hold: bool = False
+) -> Opening:
+    """An instance that a story plays itself."""
+    return Opening(
+        names=frozenset(names),
+        lanes={"main": LaneLimit(4), "cron": LaneLimit(1)},
+        max_crashes=max_crashes,
+        hold=hold,
+        result_ttl=100.0,
+        lease_ttl=LEASE,
+        worker=True,
+    )
+
+
+def checked(one: Submission) -> Submission:
+    """A submission as lanes hand it to a store."""
+    return attrs.evolve(one, payload=json.dumps(one.payload))
+
+
+Story: TypeAlias = Callable[[Any, Bench], Awaitable[None]]
+
+
+def story(tell: Story) -> Callable[[Any], None]:
+    """Have an async story run as a plain method, which any test runner can call."""
+
+    def test(self: Any) -> None:
+        clock: trio.testing.MockClock | None = self.make_clock()
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(self.make_store, Path(folder), clock)
+
+            async def told() -> None:
+                with trio.CancelScope() as scope:
+                    token = trio.lowlevel.current_trio_token()
+                    # in real seconds, since a story that hangs may stand on a clock that does
+                    watch = threading.Timer(HUNG_AFTER, token.run_sync_soon, [scope.cancel])
+                    watch.start()
+                    try:
+                        await tell(self, bench)
+                    finally:
+                        watch.cancel()
+                assert not scope.cancelled_caught, f"hung after {bench.log}"
+
+            trio.run(told, clock=clock)
+
+    test.__name__ = tell.__name__
+    test.__qualname__ = tell.__qualname__
+    test.__doc__ = tell.__doc__
+    return test

@@ -1,0 +1,407 @@
+"""Stories of the conformance suite: what people order, what they see, and how lanes end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import trio
+
+from ..._config import LaneConfig
+from ..._errors import (
+    JobCancelledError,
+    LaneClearedError,
+    LanesClosedError,
+    UnknownLaneError,
+)
+from .. import DurableState, RetryPolicy, Submission, UnknownHandlerError, current_job
+from ._bench import Bench, story
+
+
+class ControlStories:
+    """What must hold of orders and of looking, on every store."""
+
+    @story
+    async def test_clear_takes_what_has_not_started_and_leaves_running_jobs_alone(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> None:
+            raise ValueError("no")
+
+        policy = RetryPolicy(backoff=(5.0, 5.0))
+        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+            running = await lanes.submit("gate", "a", session="s")
+            waiting = await lanes.submit("echo", "b", session="s")
+            delayed = await lanes.submit("echo", "c", session="s", delay=5)
+            parked = await lanes.submit("bad", session="t")
+            behind = await lanes.submit("echo", "t", session="t")
+            elsewhere = await lanes.submit("echo", "d", lane="cron", delay=1)
+            await bench.settle(lanes)
+            assert await lanes.clear("session:s", "enough") == 2
+            for job in (waiting, delayed):
+                with bench.raises(LaneClearedError) as caught:
+                    await job.wait()
+                assert (caught[0].lane, caught[0].reason) == ("session:s", "enough")
+            assert await lanes.clear("main") == 2
+            for job in (parked, behind):
+                assert await bench.state(lanes, job.id) is DurableState.CANCELLED
+            bench.gate("a").set()
+            assert await running.wait() == "a"
+            await bench.advance(1.1, lanes)
+            assert await elsewhere.wait() == "d"
+            with bench.raises(UnknownLaneError):
+                await lanes.clear("nowhere")
+
+    @story
+    async def test_cancel_ends_a_waiting_job_and_stops_a_running_one(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            running = await lanes.submit("gate", "a", session="s")
+            waiting = await lanes.submit("echo", "b", session="s")
+            last = await lanes.submit("echo", "c", session="s")
+            await bench.settle(lanes)
+            assert await lanes.cancel(waiting.id, "not needed")
+            with bench.raises(JobCancelledError) as caught:
+                await waiting.wait()
+            assert caught[0].reason == "not needed"
+            assert await lanes.cancel(running.id)
+            with bench.raises(JobCancelledError):
+                await running.wait()
+            assert await last.wait() == "c"
+            assert bench.log == ["a begins", "a is cancelled", "c"]
+            assert not await lanes.cancel(running.id)
+            assert not await lanes.cancel(10**9)
+
+    @story
+    async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(
+        self, bench: Bench
+    ) -> None:
+        async def stubborn(payload: Any) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                bench.log.append(f"{payload} stops")
+                raise ValueError("while it stopped")
+
+        async with bench.lanes(handlers={"stubborn": stubborn}) as lanes:
+            raising = await lanes.submit("stubborn", "raises")
+            await bench.settle(lanes)
+            assert await lanes.cancel(raising.id, "stop")
+            assert await lanes.cancel(raising.id, "stop again")
+            with bench.raises(JobCancelledError):
+                await raising.wait()
+            assert bench.log == ["raises stops"]
+
+    @story
+    async def test_a_paused_lane_or_session_starts_nothing_until_resumed(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes() as lanes:
+            await lanes.pause("session:s")
+            await lanes.pause("cron")
+            job = await lanes.submit("echo", "s", session="s")
+            cron = await lanes.submit("echo", "cron", lane="cron")
+            await (await lanes.submit("echo", "t", session="t")).wait()
+            await bench.settle(lanes)
+            assert bench.log == ["t"]
+            statistics = await lanes.statistics()
+            assert (statistics.lanes["cron"].paused, statistics.waiting) == (True, 2)
+            await lanes.resume("session:s")
+            await job.wait()
+            await lanes.resume("cron")
+            await cron.wait()
+
+    @story
+    async def test_pause_for_ends_by_itself_and_only_ever_extends(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            for name in ("main", "session:s"):
+                await lanes.pause_for(name, 2)
+                await lanes.pause_for(name, 1)
+            job = await lanes.submit("echo", "s", session="s", lane="cron")
+            main = await lanes.submit("echo", "main")
+            await bench.advance(1.5, lanes)
+            assert bench.log == []
+            await bench.advance(1.0, lanes)
+            await job.wait()
+            await main.wait()
+            await lanes.pause("main")
+            await lanes.pause_for("main", 0.1)
+            await lanes.submit("echo", "later")
+            await bench.advance(0.5, lanes)
+            assert (await lanes.statistics()).lanes["main"].paused
+
+    @story
+    async def test_a_session_that_is_paused_while_it_waits_keeps_its_place(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.submit("gate", "a")
+            await lanes.submit("gate", "b", session="b")
+            await lanes.submit("gate", "c", session="c")
+            await bench.settle(lanes)
+            await lanes.pause("session:b")
+            await lanes.pause("session:b")
+            await lanes.resume("session:b")
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b"]
+
+    @story
+    async def test_a_head_keeps_its_turn_when_a_job_behind_it_is_cancelled(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.submit("gate", "a")
+            await lanes.submit("gate", "b", session="b")
+            behind = await lanes.submit("gate", "behind b", session="b")
+            await lanes.submit("gate", "c", session="c")
+            await bench.settle(lanes)
+            assert await lanes.cancel(behind.id)
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b"]
+
+    @story
+    async def test_a_paused_session_keeps_its_place_while_others_are_given_back(
+        self, bench: Bench
+    ) -> None:
+        many = [Submission(name="gate", payload=f"{n}") for n in range(4)]
+        paused = Submission(name="gate", payload="paused", session="a")
+        async with bench.doomed(*many, paused, Submission(name="gate", payload="last")) as claims:
+            assert len(claims) == 4
+            async with bench.lanes(worker=False) as asker:
+                await asker.pause("session:a")
+        async with bench.lanes() as lanes:
+            await bench.settle(lanes)
+            assert bench.begun() == ["0", "1", "2", "3"]
+            await lanes.resume("session:a")
+            for n in range(2):
+                bench.gate(f"{n}").set()
+                await bench.settle(lanes)
+            assert bench.begun() == ["0", "1", "2", "3", "paused", "last"]
+
+    @story
+    async def test_limits_are_the_stores_and_what_is_there_wins(self, bench: Bench) -> None:
+        async with bench.lanes(lanes={"main": 2}) as lanes:
+            await lanes.configure({"main": 5, "new": 1, "odd": LaneConfig(max_waiting=3)})
+            await (await lanes.submit("echo", "x", lane="new")).wait()
+            await lanes.pause("odd")
+            waiting = await lanes.submit("echo", "x", lane="odd")
+            for bad in ({"odd": None}, {"main": -1}, {"main": 1, "odd": None}):
+                with bench.raises(ValueError):
+                    await lanes.configure(bad)
+            assert (await lanes.statistics()).lanes["main"].concurrency == 5
+            await lanes.cancel(waiting.id)
+            await lanes.configure({"odd": None})
+            with bench.raises(UnknownLaneError):
+                await lanes.configure({"nowhere": None})
+            with bench.raises(UnknownLaneError):
+                await lanes.submit("echo", lane="odd")
+        async with bench.lanes(lanes={"main": 2, "cron": math.inf}) as lanes:
+            limits = (await lanes.statistics()).lanes
+            assert limits["main"].concurrency == 5
+            assert limits["cron"].concurrency == math.inf
+            assert sorted(limits) == ["cron", "main", "new"]
+
+    @story
+    async def test_statistics_and_status_say_how_things_stand(self, bench: Bench) -> None:
+        async def bad(payload: Any) -> None:
+            raise NotImplementedError
+
+        once = RetryPolicy(max_attempts=1)
+        async with bench.lanes(handlers={"bad": bad}, retry=once) as lanes:
+            running = await lanes.submit("gate", "a", session="s", priority=1, key="k")
+            await lanes.submit("echo", "b", session="s")
+            await lanes.submit("echo", "c", delay=9, lane="cron")
+            await lanes.submit("bad")
+            await bench.settle(lanes)
+            now = await lanes.statistics()
+            assert (now.waiting, now.parked, now.running, now.dead) == (1, 1, 1, 1)
+            assert (now.sessions, now.unhandled) == (1, 0)
+            assert (now.lanes["main"].sessions, now.lanes["cron"].sessions) == (1, 0)
+            assert (now.lanes["main"].running, now.lanes["cron"].parked) == (1, 1)
+            assert now.lanes["main"].concurrency == 4
+            (instance,) = await lanes.instances()
+            assert (instance.running, instance.names) == (1, ("bad", "echo", "gate", "other"))
+            status = await running.status()
+            assert (status.name, status.session, status.lane) == ("gate", "s", "main")
+            assert (status.priority, status.key, status.attempt) == (1, "k", 1)
+            assert (status.instance, status.cancelling) == (instance.id, False)
+            assert status.error is None
+            assert (await lanes.check()).problems == ()
+            assert (await lanes.check(repair=True)).problems == ()
+
+    @story
+    async def test_jobs_are_listed_by_state_lane_and_session_in_pages(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            ended = await lanes.submit("echo", session="s")
+            await ended.wait()
+            running = await lanes.submit("gate", "a", session="s")
+            await bench.settle(lanes)
+            waiting = await lanes.submit("echo", session="s")
+            parked = await lanes.submit("echo", lane="cron", delay=100)
+
+            async def ids(name: str | None = None, **options: Any) -> list[int]:
+                return [status.id for status in await lanes.jobs(name, **options)]
+
+            everything = [ended.id, running.id, waiting.id, parked.id]
+            assert await ids() == everything
+            assert await ids(limit=2) == everything[:2]
+            assert await ids(after=running.id) == everything[2:]
+            assert await ids(after=running.id, limit=1) == everything[2:3]
+            assert await ids("session:s") == everything[:3]
+            assert await ids("cron") == [parked.id]
+            assert await ids("main", states=[DurableState.WAITING]) == [waiting.id]
+            live = [DurableState.RUNNING, DurableState.PARKED]
+            assert await ids(states=live) == [running.id, parked.id]
+            assert await ids(states=[]) == []
+            (status,) = await lanes.jobs(after=ended.id, limit=1)
+            assert status == await running.status()
+
+    @story
+    async def test_a_job_without_a_handler_here_keeps_its_place_and_is_no_crash(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.pause("main")
+            for session in "ab":
+                await lanes.submit("other", f"{session} new", session=session)
+                await lanes.submit("echo", f"{session} after it", session=session)
+            await lanes.submit("echo", "c", session="c")
+            with bench.raises(UnknownHandlerError):
+                await lanes.submit("nobody")
+        async with bench.lanes(only=["echo"]) as lanes:
+            await lanes.resume("main")
+            await bench.settle(lanes)
+            assert bench.log == ["c"]
+            now = await lanes.statistics()
+            assert (now.unhandled, now.waiting) == (2, 4)
+            assert (await lanes.check()).problems == ()
+        async with bench.lanes() as lanes:
+            last = await lanes.submit("echo", "last", session="b")
+            await last.wait()
+            assert (await lanes.statistics()).unhandled == 0
+        assert bench.log[1:3] == ["a new", "b new"]
+        assert sorted(bench.log[3:5]) == ["a after it", "b after it"]
+
+    @story
+    async def test_who_does_not_work_submits_and_inspects(self, bench: Bench) -> None:
+        async with bench.lanes(worker=False) as asking:
+            job = await asking.submit("echo", "hello", session="s", key="k")
+            await bench.settle(asking)
+            assert (await job.status()).state is DurableState.WAITING
+            assert await asking.instances() == []
+            assert (await asking.drain()).finished == 0
+        async with bench.lanes() as lanes:
+            assert await lanes.job(job.id).wait() == "hello"
+            async with bench.lanes(worker=False) as asking:
+                assert await asking.job(job.id).wait() == "hello"
+
+    @story
+    async def test_two_at_once_see_the_same(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes, bench.lanes(worker=False) as asking:
+            job = await asking.submit("echo", "hello")
+            stopped = await asking.submit("gate", "stop me")
+            results = []
+
+            async def wait() -> None:
+                results.append(await job.wait())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await bench.settle(lanes)
+                await bench.advance(2, lanes)  # whoever looks slowly has looked
+                await bench.advance(2, lanes)
+            assert results == ["hello"]
+            assert await asking.cancel(stopped.id)
+            await bench.advance(2, lanes)
+            with bench.raises(JobCancelledError):
+                await stopped.wait()
+
+    @story
+    async def test_leaving_gives_back_what_runs_and_that_counts_as_nothing(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes() as lanes:
+            job = await lanes.submit("gate", "a", session="s")
+            await lanes.submit("gate", "b", session="s")
+            await bench.settle(lanes)
+        assert bench.log == ["a begins", "a is cancelled"]
+        with bench.raises(LanesClosedError):
+            await lanes.submit("echo")
+        bench.gate("a").set()
+        bench.gate("b").set()
+        async with bench.lanes() as lanes:
+            status = await lanes.job(job.id).status()
+            assert status.crashes == 0
+            await lanes.job(job.id).wait()
+            status = await lanes.job(job.id).status()
+            assert (status.attempt, status.crashes) == (1, 0)
+
+    @story
+    async def test_an_error_in_the_block_cancels_what_runs_and_gives_it_back(
+        self, bench: Bench
+    ) -> None:
+        with bench.raises(ExceptionGroup):
+            async with bench.lanes() as lanes:
+                job = await lanes.submit("gate", "a")
+                await bench.settle(lanes)
+                raise RuntimeError("in the block")
+        async with bench.lanes() as lanes:
+            bench.gate("a").set()
+            await lanes.job(job.id).wait()
+            assert (await lanes.job(job.id).status()).crashes == 0
+
+    @story
+    async def test_drain_lets_work_end_and_claims_nothing_more(self, bench: Bench) -> None:
+        async def submitting(payload: Any) -> Any:
+            await bench.gate("go on").wait()
+            return (await lanes.submit("echo", "from inside")).id
+
+        async with bench.lanes(lanes={"main": 1}, handlers={"submitting": submitting}) as lanes:
+            job = await lanes.submit("submitting")
+            await bench.settle(lanes)
+            await lanes.submit("echo", "waits")
+            reports = []
+
+            async def drain() -> None:
+                reports.append(await lanes.drain())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(drain)
+                await bench.settle(lanes)
+                with bench.raises(LanesClosedError):
+                    await lanes.submit("echo", "from outside")
+                bench.gate("go on").set()
+            assert isinstance(await job.wait(), int)
+            assert (reports[0].finished, reports[0].cancelled) == (1, 0)
+            assert (await lanes.statistics()).waiting == 2
+            assert bench.log == []
+
+    @story
+    async def test_a_handler_knows_its_run(self, bench: Bench) -> None:
+        async def know(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            run.progress()
+            return [run.id, run.name, run.session, run.lane, run.attempt, run.crashes, run.fence]
+
+        assert current_job() is None
+        async with bench.lanes(handlers={"know": know}) as lanes:
+            one = await lanes.submit("know", session="s")
+            two = await lanes.submit("know", session="s", lane="cron")
+            first, second = await one.wait(), await two.wait()
+            assert first[:6] == [one.id, "know", "s", "main", 1, 0]
+            assert second[:6] == [two.id, "know", "s", "cron", 1, 0]
+            assert second[6] > first[6]
+
+    @story
+    async def test_submissions_keep_the_order_in_which_they_were_made(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            await lanes.pause("main")
+            jobs = await lanes.submit_many(
+                [Submission(name="echo", payload=n, session="s") for n in range(20)]
+            )
+            assert [job.id for job in jobs] == sorted(job.id for job in jobs)
+            await lanes.resume("main")
+            await jobs[-1].wait()
+            assert bench.log == list(range(20))

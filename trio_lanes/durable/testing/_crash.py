@@ -1,0 +1,254 @@
+"""Stories of the conformance suite: instances that die, and runs that come too late."""
+
+from __future__ import annotations
+
+import json
+
+from ..._errors import JobCancelledError
+from .. import DurableState, Finish, JobDeadError, Postponed, Released, Submission, Succeeded
+from ._bench import Bench, checked, opening, story
+
+
+class CrashStories:
+    """What must hold when an instance is gone without a word, on every store."""
+
+    @story
+    async def test_what_ran_in_a_crash_runs_again_first_with_one_crash_more(
+        self, bench: Bench
+    ) -> None:
+        many = [Submission(name="echo", payload=n, session="s") for n in range(3)]
+        async with bench.doomed(*many) as claims:
+            assert [claim.payload for claim in claims] == ["0"]
+        async with bench.lanes() as lanes:
+            last = await lanes.submit("echo", 3, session="s")
+            await last.wait()
+            assert bench.log == [0, 1, 2, 3]
+            status = await lanes.job(claims[0].id).status()
+            assert (status.crashes, status.attempt) == (1, 1)
+            assert (await lanes.check()).problems == ()
+
+    @story
+    async def test_what_ran_in_a_crash_goes_before_what_waited(self, bench: Bench) -> None:
+        many = [Submission(name="echo", payload=n) for n in range(6)]
+        async with bench.doomed(*many) as claims:
+            assert len(claims) == 4
+        async with bench.lanes(lanes={"main": 1}, capacity=1) as lanes:
+            last = await lanes.submit("echo", 6)
+            await last.wait()
+            assert bench.log == list(range(7))
+
+    @story
+    async def test_a_job_that_kills_its_process_is_dead_in_the_end(self, bench: Bench) -> None:
+        poison = Submission(name="echo", payload="poison", session="s")
+        async with bench.doomed(poison, max_crashes=2) as claims:
+            pass
+        (first,) = claims
+        async with bench.doomed() as claims:
+            assert [claim.crashes for claim in claims] == [1]
+        async with bench.lanes() as lanes:
+            with bench.raises(JobDeadError) as caught:
+                await lanes.job(first.id).wait()
+            assert caught[0].type == "crash"
+            (dead,) = await lanes.dead()
+            assert dead.crashes == 2
+            await (await lanes.submit("echo", "after", session="s")).wait()
+            assert await lanes.requeue(dead.id)
+            assert await lanes.job(first.id).wait() == "poison"
+
+    @story
+    async def test_a_job_that_kills_its_process_is_found_among_others_which_lose_nothing(
+        self, bench: Bench
+    ) -> None:
+        many = [
+            checked(
+                Submission(
+                    name="echo",
+                    payload="poison" if n == 5 else n,
+                    session=f"s{n}" if n % 2 else None,
+                    lane="cron" if n % 3 == 2 else "main",
+                    priority=n % 3 - 1,
+                )
+            )
+            for n in range(9)
+        ]
+        companies: list[int] = []  # of each crash, how many ran
+        ids: list[int] = []
+        idle = False
+        while not idle:
+            store = bench.store()
+            async with store.open(opening()):
+                await store.join()
+                ids = ids or await store.enqueue(many)
+                finished: list[Finish] = []
+                while True:
+                    claims = (await store.step(finished, 100)).claims
+                    idle = not claims
+                    if idle or any(claim.payload == '"poison"' for claim in claims):
+                        break
+                    finished = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
+                if idle:
+                    await store.leave()
+                else:
+                    companies.append(len(claims))
+            await bench.lease_over()
+            assert len(companies) < 9, companies
+        assert companies[-3:] == [1, 1, 1]
+        async with bench.lanes(worker=False) as lanes:
+            (dead,) = await lanes.dead()
+            assert (dead.id, dead.crashes) == (ids[5], len(companies))
+            for id in ids:
+                if id != dead.id:
+                    assert await lanes.job(id).wait() == 1
+
+    @story
+    async def test_a_finish_that_comes_too_late_changes_nothing(self, bench: Bench) -> None:
+        async with bench.doomed(Submission(name="echo", payload="x", session="s")) as claims:
+            pass
+        (old,) = claims
+        store = bench.store()
+        async with store.open(opening()):
+            await store.join()
+            (new,) = (await store.step([], 1)).claims
+            assert (new.id, new.crashes) == (old.id, 1)
+            assert new.fence > old.fence
+            for outcome in (Succeeded("1"), Released(), Postponed(0, True, False)):
+                step = await store.step([Finish(old.id, old.fence, outcome)], 0)
+                assert step.stale == (old.fence,)
+            assert not await store.checkpoint(old.id, old.fence, "1")
+            assert not await store.lend_slot(old.id, old.fence)
+            assert await store.regain_slot(old.id, old.fence) is None
+            step = await store.step([Finish(new.id, new.fence, Succeeded("2"))], 0)
+            assert step.stale == ()
+            step = await store.step([Finish(new.id, new.fence, Succeeded("3"))], 0)
+            assert step.stale == (new.fence,)
+            ended = await store.wait(new.id)
+            assert ended is not None
+            assert ended.outcome == "2"
+            await store.leave()
+
+    @story
+    async def test_whose_lease_is_over_does_nothing_until_it_has_joined_again(
+        self, bench: Bench
+    ) -> None:
+        store = bench.store()
+        if not store.leased:
+            return
+        async with store.open(opening(max_crashes=1)):
+            await store.join()
+            one, two = (checked(Submission(name="echo", payload=n)) for n in range(2))
+            (id,) = await store.enqueue([one])
+            (old,) = (await store.step([], 1)).claims
+            (waiting,) = await store.enqueue([two])
+            await bench.lease_over()
+            assert not await store.beat()
+            step = await store.step([Finish(id, old.fence, Succeeded("1"))], 1)
+            assert (step.claims, step.stale) == ((), (old.fence,))
+            assert not await store.checkpoint(id, old.fence, "1")
+            assert not await store.lend_slot(id, old.fence)
+            assert await store.regain_slot(id, old.fence) is None
+            await store.join([(id, old.fence)])
+            assert await store.beat()
+            new = (await store.step([], 2)).claims
+            assert [(claim.id, claim.crashes, claim.checkpoint) for claim in new] == [
+                (id, 0, None),
+                (waiting, 0, None),
+            ]
+            await store.step([Finish(claim.id, claim.fence, Released()) for claim in new], 0)
+            await store.leave()
+
+    @story
+    async def test_every_heartbeat_gives_back_what_the_dead_held(self, bench: Bench) -> None:
+        store, dead = bench.store(), bench.store()
+        if not store.leased:
+            return
+        async with store.open(opening()):
+            async with dead.open(opening()):
+                await dead.join()
+                (id,) = await dead.enqueue([checked(Submission(name="echo", payload="x"))])
+                assert (await dead.step([], 1)).claims
+            await bench.lease_over(0.6)
+            await store.join()
+            await bench.lease_over(0.6)
+            assert (await store.step([], 1)).claims == ()
+            assert await store.beat()
+            (claim,) = (await store.step([], 1)).claims
+            assert (claim.id, claim.crashes) == (id, 1)
+            assert len(await store.instances()) == 1
+            await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
+            await store.leave()
+
+    @story
+    async def test_a_recorded_cancel_survives_the_crash_of_the_run(self, bench: Bench) -> None:
+        async with bench.doomed(Submission(name="echo", payload="x", session="s")) as claims:
+            asking = bench.store()
+            async with bench.lanes(worker=False, store=asking) as lanes:
+                assert await lanes.cancel(claims[0].id, "stop")
+                assert (await lanes.job(claims[0].id).status()).cancelling
+        async with bench.lanes() as lanes:
+            with bench.raises(JobCancelledError) as caught:
+                await lanes.job(claims[0].id).wait()
+            assert caught[0].reason == "stop"
+            assert bench.log == []
+
+    @story
+    async def test_a_cancelled_job_is_cancelled_by_a_crash_that_would_make_it_dead(
+        self, bench: Bench
+    ) -> None:
+        poison = Submission(name="echo", payload="x")
+        async with bench.doomed(poison, max_crashes=1) as claims:
+            async with bench.lanes(worker=False) as lanes:
+                assert await lanes.cancel(claims[0].id)
+        async with bench.lanes(max_crashes=1) as lanes:
+            with bench.raises(JobCancelledError):
+                await lanes.job(claims[0].id).wait()
+            assert await lanes.dead() == []
+
+    @story
+    async def test_a_cancelled_run_is_not_postponed_or_given_back(self, bench: Bench) -> None:
+        store = bench.store()
+        async with store.open(opening()):
+            await store.join()
+            for outcome in (Released(), Postponed(0, True, False)):
+                (id,) = await store.enqueue([Submission(name="echo", payload="1")])
+                (claim,) = (await store.step([], 1)).claims
+                assert await store.cancel(id, json.dumps({"reason": None}))
+                step = await store.step([], 0)
+                assert step.cancels == ((id, claim.fence),)
+                await store.step([Finish(id, claim.fence, outcome)], 0)
+                status = await store.status(id)
+                assert status is not None
+                assert status.state is DurableState.CANCELLED
+            await store.leave()
+
+    @story
+    async def test_a_checkpoint_survives_the_crash_of_the_run(self, bench: Bench) -> None:
+        store = bench.store()
+        async with store.open(opening()):
+            await store.join()
+            await store.enqueue([Submission(name="echo", payload="1", session="s")])
+            (claim,) = (await store.step([], 1)).claims
+            assert await store.checkpoint(claim.id, claim.fence, "[7]")
+        await bench.lease_over()
+        async with bench.doomed() as claims:
+            assert [claim.checkpoint for claim in claims] == ["[7]"]
+
+    @story
+    async def test_a_clean_end_leaves_no_instance_and_no_crash(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            await (await lanes.submit("echo")).wait()
+            (one,) = await lanes.instances()
+        async with bench.lanes() as lanes:
+            (two,) = await lanes.instances()
+            assert one.id != two.id
+
+    @story
+    async def test_delays_and_parked_jobs_survive(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            await lanes.submit("echo", "delayed", session="s", delay=5)
+            await lanes.pause_for("session:t", 5)
+            await lanes.submit("echo", "paused", session="t")
+            await bench.settle(lanes)
+        async with bench.lanes() as lanes:
+            assert bench.log == []
+            await bench.advance(5.5, lanes)
+            assert sorted(bench.log) == ["delayed", "paused"]

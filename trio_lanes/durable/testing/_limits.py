@@ -1,0 +1,216 @@
+"""Stories of the conformance suite: groups and rates, which are limits over all instances."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..._config import LaneConfig, LaneGroup
+from ..._rate import RateLimit
+from .. import current_job
+from ._bench import Bench, story
+
+TWO_IN_ONE_SECOND = RateLimit(2, per=1.0, algorithm="sliding")
+
+
+class LimitStories:
+    """What must hold of groups and rates, on every store."""
+
+    @story
+    async def test_lanes_of_a_group_share_its_slots_and_a_reservation_is_kept(
+        self, bench: Bench
+    ) -> None:
+        groups = {"g": LaneGroup(["main", "cron"], concurrency=3, reserve={"cron": 1})}
+        async with bench.lanes(lanes={"main": 5, "cron": 5, "free": 1}, groups=groups) as lanes:
+            for name in ("a", "b", "c"):
+                await lanes.submit("gate", name)
+            await bench.settle(lanes)
+            assert sorted(bench.begun()) == ["a", "b"]  # the third slot is kept for cron
+            await lanes.submit("gate", "d", lane="cron")
+            await lanes.submit("gate", "e", lane="cron")
+            await lanes.submit("gate", "f", lane="free")
+            await bench.settle(lanes)
+            assert sorted(bench.begun()) == ["a", "b", "d", "f"]
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            assert len(bench.begun()) == 5
+
+    @story
+    async def test_no_window_of_a_rate_holds_more_starts_than_its_limit(self, bench: Bench) -> None:
+        async with bench.lanes(
+            lanes={"main": LaneConfig(concurrency=9, rate=TWO_IN_ONE_SECOND)}
+        ) as lanes:
+            for n in range(5):
+                await lanes.submit("echo", n)
+            await bench.settle(lanes)
+            assert sorted(bench.log) == [0, 1]
+            await bench.advance(0.5, lanes)
+            assert sorted(bench.log) == [0, 1]
+            await bench.advance(0.6, lanes)
+            assert sorted(bench.log) == [0, 1, 2, 3]
+            await bench.advance(1.1, lanes)
+            assert sorted(bench.log) == [0, 1, 2, 3, 4]
+
+    @story
+    async def test_a_smoothed_rate_spreads_starts_after_its_burst(self, bench: Bench) -> None:
+        rate = RateLimit(4, per=2.0, burst=2)  # three in two seconds, after a burst of two
+        async with bench.lanes(lanes={"main": LaneConfig(concurrency=9, rate=rate)}) as lanes:
+            for n in range(4):
+                await lanes.submit("echo", n)
+            await bench.settle(lanes)
+            assert sorted(bench.log) == [0, 1]
+            await bench.advance(0.7, lanes)
+            assert sorted(bench.log) == [0, 1, 2]
+            await bench.advance(0.7, lanes)
+            assert sorted(bench.log) == [0, 1, 2, 3]
+
+    @story
+    async def test_a_group_has_rates_that_its_lanes_share(self, bench: Bench) -> None:
+        groups = {"g": LaneGroup(["main", "cron"], rate=[TWO_IN_ONE_SECOND])}
+        async with bench.lanes(lanes={"main": 5, "cron": 5}, groups=groups) as lanes:
+            for n in range(2):
+                await lanes.submit("echo", f"main {n}")
+                await lanes.submit("echo", f"cron {n}", lane="cron")
+            await bench.settle(lanes)
+            assert len(bench.log) == 2
+            await bench.advance(1.1, lanes)
+            assert len(bench.log) == 4
+
+    @story
+    async def test_rates_and_groups_survive_and_what_is_there_wins(self, bench: Bench) -> None:
+        limits: Any = {"main": LaneConfig(concurrency=9, rate=TWO_IN_ONE_SECOND), "cron": 1}
+        groups = {"g": LaneGroup(["main"], concurrency=1)}
+        async with bench.lanes(lanes=limits, groups=groups) as lanes:
+            await (await lanes.submit("echo", 0)).wait()
+            await (await lanes.submit("echo", 1)).wait()
+            await lanes.submit("echo", 2)
+            await bench.settle(lanes)
+            assert sorted(bench.log) == [0, 1]
+        other = {"h": LaneGroup(["main", "cron"], concurrency=5)}
+        async with bench.lanes(lanes={"main": 9, "cron": 1}, groups=other) as lanes:
+            await bench.settle(lanes)
+            assert sorted(bench.log) == [0, 1]
+            await bench.advance(1.1, lanes)
+            assert sorted(bench.log) == [0, 1, 2]
+            bench.log.clear()
+            await lanes.submit("gate", "a")
+            await lanes.submit("gate", "b")
+            await bench.settle(lanes)
+            assert bench.begun() == ["a"]
+
+    @story
+    async def test_configure_replaces_groups_and_rates_which_go_on_with_their_past(
+        self, bench: Bench
+    ) -> None:
+        smooth = RateLimit(4, per=4.0, burst=1)  # one in a second
+        async with bench.lanes(
+            lanes={"main": LaneConfig(concurrency=9, rate=smooth), "cron": 1}
+        ) as lanes:
+            for n in range(4):
+                await lanes.submit("echo", n)
+            await bench.settle(lanes)
+            assert sorted(bench.log) == [0]
+            for groups in (
+                {"g": LaneGroup(["nowhere"])},
+                {"g": LaneGroup(["main"]), "h": LaneGroup(["main"])},
+            ):
+                with bench.raises(ValueError):
+                    await lanes.configure({"cron": 3}, groups)
+            with bench.raises(TypeError):
+                no_group: Any = 3
+                await lanes.configure({"cron": 3}, {"g": no_group})
+            assert (await lanes.statistics()).lanes["cron"].concurrency == 1
+            # twice as fast; what was used leaks as fast as that
+            faster = LaneConfig(
+                concurrency=9, rate=[RateLimit(4, per=2.0, burst=1), TWO_IN_ONE_SECOND]
+            )
+            await lanes.configure({"main": faster}, {"g": LaneGroup(["main", "cron"])})
+            await bench.settle(lanes)
+            assert sorted(bench.log) == [0]
+            await bench.advance(0.6, lanes)
+            assert sorted(bench.log) == [0, 1]
+            with bench.raises(ValueError):
+                await lanes.configure({"cron": None})
+            await lanes.configure({"main": LaneConfig(concurrency=9)}, {})
+            await bench.settle(lanes)
+            assert sorted(bench.log) == [0, 1, 2, 3]
+            await lanes.configure({"cron": None})
+            await lanes.configure({"main": LaneConfig(concurrency=9, rate=smooth)})
+            await (await lanes.submit("echo", 4)).wait()  # the past ended with the limits
+
+    @story
+    async def test_a_lent_slot_is_one_of_its_group_too(self, bench: Bench) -> None:
+        async def parent(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            async with run.yield_slot():
+                await bench.gate(f"parent {payload}").wait()
+            bench.log.append(f"parent {payload} has it back")
+
+        groups = {"g": LaneGroup(["main", "cron"], concurrency=2)}
+        async with bench.lanes(
+            lanes={"main": 2, "cron": 2}, groups=groups, handlers={"parent": parent}
+        ) as lanes:
+            await lanes.submit("parent", 1)
+            await bench.settle(lanes)
+            await lanes.submit("parent", 2, lane="cron")
+            await bench.settle(lanes)
+            for name in ("a", "b", "c"):
+                await lanes.submit("gate", name, lane="cron")
+            await bench.settle(lanes)
+            assert sorted(bench.begun()) == ["a", "b"]
+            for n in (1, 2):
+                bench.gate(f"parent {n}").set()
+                await bench.settle(lanes)
+            assert sorted(bench.begun()) == ["a", "b"]
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            last = ["a ends", "parent 1 has it back", "parent 2 has it back", "c begins"]
+            assert bench.log[-4:] == last
+
+    @story
+    async def test_slots_return_in_the_order_in_which_the_runs_were_claimed(
+        self, bench: Bench
+    ) -> None:
+        async def parent(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            async with run.yield_slot():
+                await bench.gate(f"parent {payload}").wait()
+            bench.log.append(f"parent {payload} has it back")
+
+        groups = {"g": LaneGroup(["main", "cron"], concurrency=2)}
+        for lane, shared in (("main", {}), ("cron", groups)):
+            bench.log.clear()
+            async with bench.lanes(
+                lanes={"main": 2, "cron": 2}, handlers={"parent": parent}
+            ) as lanes:
+                await lanes.configure({}, shared)
+                for n in (1, 2):  # claimed in this order
+                    await lanes.submit("parent", f"{lane} {n}", lane="main" if n == 1 else lane)
+                    await bench.settle(lanes)
+                for name in ("a", "b"):
+                    await lanes.submit("gate", f"{lane} {name}")
+                await bench.settle(lanes)
+                assert len(bench.begun()) == 2
+                for n in (2, 1):  # and they ask in the other
+                    bench.gate(f"parent {lane} {n}").set()
+                    await bench.settle(lanes)
+                bench.gate(f"{lane} a").set()
+                await bench.settle(lanes)
+                back = [entry for entry in bench.log if entry.endswith("has it back")]
+                assert back == [f"parent {lane} {n} has it back" for n in (1, 2)]
+                bench.gate(f"{lane} b").set()
+                await bench.settle(lanes)
+
+    @story
+    async def test_what_lends_its_slot_makes_room_on_its_instance(self, bench: Bench) -> None:
+        async def parent(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            async with run.yield_slot():
+                return await (await lanes.submit("echo", "child")).wait()
+
+        limits: Any = {"main": math.inf}
+        async with bench.lanes(capacity=1, lanes=limits, handlers={"parent": parent}) as lanes:
+            assert await (await lanes.submit("parent")).wait() == "child"

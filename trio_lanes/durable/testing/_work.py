@@ -1,0 +1,438 @@
+"""Stories of the conformance suite: jobs that are accepted, ordered, run and remembered."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from .. import (
+    DurableJobError,
+    DurableState,
+    JobDeadError,
+    NoRetry,
+    PayloadError,
+    ResultGoneError,
+    Retry,
+    RetryPolicy,
+    Submission,
+    current_job,
+)
+from ._bench import Bench, story
+
+SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
+
+
+class WorkStories:
+    """What must hold of jobs on every store."""
+
+    @story
+    async def test_a_job_runs_and_everybody_gets_its_result(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            job = await lanes.submit("echo", {"text": "hé\u2028", "n": [1, None, 2.5, True]})
+            assert await job.wait() == {"text": "hé\u2028", "n": [1, None, 2.5, True]}
+            assert await lanes.job(job.id).wait() == await job.wait()
+            assert (await job.status()).state is DurableState.SUCCEEDED
+
+    @story
+    async def test_a_session_runs_one_at_a_time_in_order_of_submission(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            jobs = [await lanes.submit("gate", name, session="s") for name in "abc"]
+            for number, job in enumerate(jobs):
+                await bench.settle(lanes)
+                assert bench.begun() == list("abc")[: number + 1]
+                bench.gate("abc"[number]).set()
+                await job.wait()
+
+    @story
+    async def test_a_lane_never_runs_more_than_its_limit(self, bench: Bench) -> None:
+        async with bench.lanes(lanes={"main": 2}) as lanes:
+            for name in "abcd":
+                await lanes.submit("gate", name)
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b"]
+            await lanes.configure({"main": 3})
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b", "c"]
+            await lanes.configure({"main": 1})
+            bench.gate("a").set()
+            bench.gate("b").set()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b", "c"]
+            bench.gate("c").set()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b", "c", "d"]
+
+    @story
+    async def test_an_instance_runs_no_more_than_its_capacity(self, bench: Bench) -> None:
+        async with bench.lanes(lanes={"main": 9, "cron": 9}, capacity=2) as lanes:
+            for name in "abc":
+                await lanes.submit("gate", name)
+            await lanes.submit("gate", "d", lane="cron")
+            await bench.settle(lanes)
+            assert len(bench.begun()) == 2
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            assert set(bench.begun()) >= {"a", "b", "d"}  # lanes take turns
+            assert len(bench.begun()) == 3
+
+    @story
+    async def test_a_session_with_many_jobs_costs_the_others_nothing(self, bench: Bench) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.pause("main")
+            await lanes.submit_many(
+                [Submission(name="echo", payload=f"big {n}", session="big") for n in range(50)]
+            )
+            small = [
+                await lanes.submit("echo", f"small {n}", session=f"small {n}") for n in range(5)
+            ]
+            await lanes.resume("main")
+            for job in small:
+                await job.wait()
+            assert bench.log[:6] == ["big 0", *(f"small {n}" for n in range(5))]
+
+    @story
+    async def test_priority_chooses_between_sessions_and_starves_nobody(self, bench: Bench) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.pause("main")
+            for n in range(40):
+                await lanes.submit("echo", (1, n), session=f"high {n}", priority=1)
+                await lanes.submit("echo", (0, n), session=f"mid {n}")
+                job = await lanes.submit("echo", (-1, n), session=f"low {n}", priority=-1)
+            await lanes.resume("main")
+            await job.wait()
+        served = [entry[0] for entry in bench.log]
+        assert served[0] == 1
+        for priority in (1, 0, -1):
+            numbers = [entry[1] for entry in bench.log if entry[0] == priority]
+            assert numbers == sorted(numbers)
+            waiting = [at for at, one in enumerate(served) if one == priority]
+            assert all(b - a <= 10 for a, b in pairwise(waiting))
+            assert waiting[0] < 10
+        assert served[:40].count(1) >= 30
+
+    @story
+    async def test_priority_never_reorders_a_session(self, bench: Bench) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.pause("main")
+            await lanes.submit("echo", "first", session="s", priority=-1)
+            job = await lanes.submit("echo", "second", session="s", priority=1)
+            await lanes.resume("main")
+            await job.wait()
+            assert bench.log == ["first", "second"]
+
+    @story
+    async def test_a_delayed_job_joins_the_tail_when_due_and_blocks_nobody(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes() as lanes:
+            late = await lanes.submit("echo", "late", session="s", delay=2)
+            status = await late.status()
+            assert (status.state, status.why) == (DurableState.PARKED, "delay")
+            assert status.until is not None
+            await (await lanes.submit("echo", "a", session="s")).wait()
+            await lanes.submit("gate", "b", session="s")
+            await lanes.submit("echo", "c", session="s")
+            await bench.advance(2.1, lanes)
+            assert (await late.status()).state is DurableState.WAITING
+            bench.gate("b").set()
+            await late.wait()
+            assert bench.log == ["a", "b begins", "b ends", "c", "late"]
+
+    @story
+    async def test_what_falls_due_while_no_worker_lives_is_not_overtaken(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> None:
+            bench.log.append(payload)
+            if bench.log.count(payload) == 1:
+                raise ValueError("no")
+
+        later = RetryPolicy(backoff=(2.0, 2.0), jitter=0, order="requeue")
+        once = RetryPolicy(max_attempts=1)
+        async with bench.lanes(handlers={"bad": bad}) as lanes:
+            dead = await lanes.submit("bad", "dead", session="s", retry=once)
+            await lanes.submit("bad", "again", session="s", retry=later)
+            await bench.settle(lanes)
+            for n in range(2):
+                await lanes.submit("echo", f"delayed {n}", session="s", delay=2.5 - n)
+            assert bench.log == ["dead", "again"]
+        async with bench.lanes(worker=False) as lanes:
+            await bench.advance(3, lanes)
+            await lanes.submit("echo", "submitted", session="s")
+            await lanes.submit("echo", "late", session="s", delay=1.5)
+            await bench.advance(2, lanes)
+            assert await lanes.requeue(dead.id)
+        async with bench.lanes(handlers={"bad": bad}) as lanes:
+            await lanes.job(dead.id).wait()
+        assert bench.log[2:] == ["delayed 1", "again", "delayed 0", "submitted", "late", "dead"]
+
+    @story
+    async def test_between_attempts_the_head_blocks_its_session_alone(self, bench: Bench) -> None:
+        failures = iter([ValueError("once"), ValueError("twice")])
+
+        async def flaky(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            bench.log.append(run.attempt)
+            for failure in failures:
+                raise failure
+            return run.attempt
+
+        async with bench.lanes(handlers={"flaky": flaky}, retry=SOON) as lanes:
+            job = await lanes.submit("flaky", session="s")
+            after = await lanes.submit("echo", "after", session="s")
+            await (await lanes.submit("echo", "other", session="t")).wait()
+            await bench.settle(lanes)
+            status = await job.status()
+            assert (status.state, status.why) == (DurableState.PARKED, "retry")
+            await bench.advance(1.1, lanes)
+            await bench.advance(1.1, lanes)
+            assert bench.log in ([1, "other", 2], ["other", 1, 2])
+            await bench.advance(1.0, lanes)
+            assert await job.wait() == 3
+            await after.wait()
+            assert bench.log[-2:] == [3, "after"]
+
+    @story
+    async def test_requeue_order_sends_a_failed_attempt_to_the_tail(self, bench: Bench) -> None:
+        async def flaky(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            bench.log.append(f"attempt {run.attempt}")
+            if run.attempt == 1:
+                raise ValueError("no")
+
+        async with bench.lanes(handlers={"flaky": flaky}) as lanes:
+            policy = RetryPolicy(backoff=(1.0, 1.0), jitter=0, order="requeue")
+            job = await lanes.submit("flaky", session="s", retry=policy)
+            await (await lanes.submit("echo", "next", session="s")).wait()
+            await bench.advance(1.1, lanes)
+            await job.wait()
+            assert bench.log == ["attempt 1", "next", "attempt 2"]
+
+    @story
+    async def test_retry_parks_it_that_long_and_no_retry_fails_it(self, bench: Bench) -> None:
+        async def later(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            bench.log.append(run.attempt)
+            if len(bench.log) < 5:
+                raise Retry(after=0.5, counts=False)
+            return "done"
+
+        async def never(payload: Any) -> None:
+            raise NoRetry("it is no use")
+
+        async with bench.lanes(handlers={"later": later, "never": never}) as lanes:
+            job = await lanes.submit("later")
+            for _ in range(4):
+                await bench.settle(lanes)
+                await bench.advance(0.6, lanes)
+            assert await job.wait() == "done"
+            assert bench.log == [1, 1, 1, 1, 1]
+            lost = await lanes.submit("never")
+            with bench.raises(DurableJobError) as caught:
+                await lost.wait()
+            assert caught[0].message == "it is no use"
+
+    @story
+    async def test_what_is_not_to_be_retried_fails_at_once(self, bench: Bench) -> None:
+        async def bad(payload: Any) -> None:
+            raise KeyError(payload)
+
+        policy = RetryPolicy(retry_on=ValueError)
+        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+            job = await lanes.submit("bad", "x")
+            with bench.raises(DurableJobError) as caught:
+                await job.wait()
+            (error,) = caught
+            assert (error.type, error.message) == ("KeyError", "'x'")
+            assert "in bad" in error.traceback
+            assert isinstance(error.__cause__, KeyError)
+            status = await job.status()
+            assert status.state is DurableState.FAILED
+            assert status.error == "KeyError: 'x'"
+
+    @story
+    async def test_a_job_whose_attempts_are_used_up_is_dead_and_its_session_goes_on(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> None:
+            raise ValueError("no")
+
+        async with bench.lanes(handlers={"bad": bad}) as lanes:
+            policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0)
+            job = await lanes.submit("bad", session="s", retry=policy, key="k")
+            after = await lanes.submit("echo", "after", session="s")
+            await bench.settle(lanes)
+            await bench.advance(1.1, lanes)
+            with bench.raises(JobDeadError):
+                await job.wait()
+            await after.wait()
+            (dead,) = await lanes.dead("session:s")
+            assert (dead.id, dead.attempt) == (job.id, 2)
+            assert [one.id for one in await lanes.dead("main")] == [job.id]
+            assert await lanes.dead("cron") == []
+            assert (await lanes.statistics()).dead == 1
+            assert (await lanes.submit("bad", session="s", key="k")).id == job.id
+            assert not await lanes.cancel(job.id)
+            assert await lanes.purge(job.id) == 1
+            assert await lanes.purge(job.id) == 0
+            with bench.raises(ResultGoneError):
+                await job.wait()
+            assert (await lanes.submit("echo", session="s", key="k")).id != job.id
+
+    @story
+    async def test_a_failed_job_can_be_run_again_until_it_is_forgotten(self, bench: Bench) -> None:
+        async def send(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            if run.checkpoint_data is None:
+                await run.checkpoint("began")
+                raise NoRetry("a mistake of today")
+            return [payload, run.attempt, run.checkpoint_data]
+
+        async with bench.lanes(handlers={"send": send}, result_ttl=10) as lanes:
+            one = await lanes.submit("send", {"the only": "copy"}, session="s", key="k")
+            two = await lanes.submit("send", 2, lane="cron")
+            for job in (one, two):
+                with bench.raises(DurableJobError):
+                    await job.wait()
+            assert await lanes.dead() == []
+            assert [job.id for job in await lanes.dead(failed=True)] == [one.id, two.id]
+            assert [job.id for job in await lanes.dead(failed=True, limit=1)] == [one.id]
+            assert [job.id for job in await lanes.dead(failed=True, after=one.id)] == [two.id]
+            assert [job.id for job in await lanes.dead("cron", failed=True)] == [two.id]
+            assert [job.id for job in await lanes.dead("session:s", failed=True)] == [one.id]
+            assert await lanes.requeue(one.id)
+            assert await one.wait() == [{"the only": "copy"}, 1, "began"]
+            assert not await lanes.requeue(one.id)
+            assert (
+                await lanes.submit("send", {"the only": "copy"}, session="s", key="k")
+            ).id == one.id
+            assert await lanes.purge() == 0
+            assert await lanes.purge(failed=True) == 1
+            three = await lanes.submit("send", 3)
+            four = await lanes.submit("send", 4)
+            for job in (three, four):
+                with bench.raises(DurableJobError):
+                    await job.wait()
+            assert await lanes.purge(three.id) == 1
+            await bench.advance(10.1, lanes)
+            assert await lanes.dead(failed=True) == []
+            assert not await lanes.requeue(four.id)
+            assert await lanes.purge(four.id) == 0
+            assert (await lanes.check()).problems == ()
+
+    @story
+    async def test_a_dead_job_that_is_held_keeps_its_place_until_a_person_decides(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> Any:
+            bench.log.append(payload)
+            if bench.log.count(payload) == 1:
+                raise ValueError("no")
+
+        once = RetryPolicy(max_attempts=1)
+        async with bench.lanes(handlers={"bad": bad}, retry=once, on_dead="hold") as lanes:
+            job = await lanes.submit("bad", "again", session="s")
+            after = await lanes.submit("echo", "after", session="s")
+            away = await lanes.submit("bad", "away", session="t")
+            next_t = await lanes.submit("echo", "t goes on", session="t")
+            cleared = await lanes.submit("bad", "cleared", session="u")
+            with bench.raises(JobDeadError):
+                await job.wait()
+            for one in (away, cleared):
+                with bench.raises(JobDeadError):
+                    await one.wait()
+            await bench.settle(lanes)
+            assert sorted(bench.log) == ["again", "away", "cleared"]
+            assert await lanes.requeue(job.id)
+            assert not await lanes.requeue(job.id)
+            await job.wait()
+            await after.wait()
+            assert bench.log[-2:] == ["again", "after"]
+            assert await lanes.purge(name="session:t") == 1
+            await next_t.wait()
+            assert await lanes.clear("session:u") == 0
+            await (await lanes.submit("echo", "u goes on", session="u")).wait()
+            assert await lanes.purge() == 1
+
+    @story
+    async def test_a_requeued_job_goes_to_the_tail_with_all_its_attempts(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> Any:
+            bench.log.append("bad")
+            if bench.log.count("bad") <= 2:
+                raise ValueError("no")
+
+        policy = RetryPolicy(max_attempts=2, backoff=(0.0, 0.0))
+        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+            job = await lanes.submit("bad", session="s")
+            with bench.raises(JobDeadError):
+                await job.wait()
+            await lanes.submit("gate", "before", session="s")
+            await bench.settle(lanes)
+            assert await lanes.requeue(job.id)
+            assert (await job.status()).attempt == 0
+            bench.gate("before").set()
+            await job.wait()
+            assert bench.log == ["bad", "bad", "before begins", "before ends", "bad"]
+
+    @story
+    async def test_a_timeout_is_an_attempt(self, bench: Bench) -> None:
+        async with bench.lanes(retry=RetryPolicy(max_attempts=1)) as lanes:
+            job = await lanes.submit("gate", "slow", timeout=1)
+            await bench.settle(lanes)
+            await bench.advance(1.1, lanes)
+            with bench.raises(JobDeadError) as caught:
+                await job.wait()
+            assert caught[0].type == "trio_lanes.JobTimeoutError"
+            assert bench.log == ["slow begins", "slow is cancelled"]
+
+    @story
+    async def test_a_checkpoint_is_found_by_the_next_attempt(self, bench: Bench) -> None:
+        async def careful(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            if run.checkpoint_data is None:
+                with bench.raises(PayloadError):
+                    await run.checkpoint(object())
+                await run.checkpoint({"page": 7})
+                raise ValueError("no")
+            return run.checkpoint_data
+
+        async with bench.lanes(handlers={"careful": careful}) as lanes:
+            job = await lanes.submit("careful", retry=RetryPolicy(backoff=(0.0, 0.0)))
+            assert await job.wait() == {"page": 7}
+
+    @story
+    async def test_a_lent_slot_is_free_and_taken_back_before_all_that_wait(
+        self, bench: Bench
+    ) -> None:
+        async def parent(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            async with run.yield_slot():
+                async with run.yield_slot():  # inside of it there is none to lend
+                    bench.log.append("lent")
+                    await bench.gate("parent").wait()
+            bench.log.append("has it back")
+
+        async with bench.lanes(lanes={"main": 1}, handlers={"parent": parent}) as lanes:
+            job = await lanes.submit("parent", session="s")
+            await lanes.submit("gate", "a")
+            await lanes.submit("gate", "b")
+            await lanes.submit("echo", "same session", session="s")
+            await bench.settle(lanes)
+            assert bench.log == ["lent", "a begins"]
+            bench.gate("parent").set()
+            await bench.settle(lanes)
+            assert bench.log == ["lent", "a begins"]
+            bench.gate("a").set()
+            await job.wait()
+            assert bench.log[:4] == ["lent", "a begins", "a ends", "has it back"]
+            bench.gate("b").set()
+            await bench.settle(lanes)
+            assert bench.log[-1] == "same session"
