@@ -421,7 +421,7 @@ class StoreMachine(RuleBasedStateMachine):
         for session, line in self.lines.items():
             there = [
                 record.id
-                for record in self.tables.in_line()
+                for record in self.tables.all_live()
                 if record.session == session and record.place is not None
             ]
             assert there == line
@@ -476,7 +476,9 @@ class OverSqliteAsked(OverSqlite):
 
     def __init__(self) -> None:
         module = "trio_lanes.durable._sqlite.tables"
-        self.patch = mock.patch.multiple(module, OF_A_LINE=2, OF_A_LIST=2, LINES=2, PAYLOADS=9)
+        self.patch = mock.patch.multiple(
+            module, QUEUE_FRONT=2, LIST_FRONT=2, QUEUES_KEPT=2, PAYLOADS=9
+        )
         self.patch.start()
         super().__init__()
 

@@ -56,7 +56,7 @@ class MemoryStore(EngineStore):
         finally:
             self._open.remove(self)
             self._engine = None
-            self._look_at_watched()  # whoever waits for a job is told that this is over
+            self._wake_waiters()  # whoever waits for a job is told that this is over
 
     async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
         until = trio.current_time() + self._lease_ttl

@@ -51,15 +51,15 @@ class MemoryTables:
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def _line(self, session: str) -> list[JobRecord]:
-        line = (
+    def _queue(self, session: str) -> list[JobRecord]:
+        queue = (
             job for job in self._jobs.values() if job.session == session and job.place is not None
         )
-        return sorted(line, key=lambda job: job.place or 0)
+        return sorted(queue, key=lambda job: job.place or 0)
 
     def head(self, session: str) -> JobRecord | None:
-        line = self._line(session)
-        return line[0] if line else None
+        queue = self._queue(session)
+        return queue[0] if queue else None
 
     def _list(self, lane: str, priority: int) -> list[JobRecord]:
         jobs = (
@@ -165,7 +165,7 @@ class MemoryTables:
         ]
         return jobs if limit < 0 else jobs[:limit]
 
-    def in_line(self) -> Iterable[JobRecord]:
+    def all_live(self) -> Iterable[JobRecord]:
         alive = [job for job in self._jobs.values() if job.state not in ENDED]
         return sorted(alive, key=lambda job: (job.session or "", job.place or 0, job.id))
 
@@ -181,8 +181,8 @@ class MemoryTables:
         return len({job.session for job in self._jobs.values() if job.place is not None})
 
     def sessions_of_lanes(self) -> Mapping[str, int]:
-        in_line = {(job.lane, job.session) for job in self._jobs.values() if job.place is not None}
-        return Counter(lane for lane, _ in in_line)
+        queued = {(job.lane, job.session) for job in self._jobs.values() if job.place is not None}
+        return Counter(lane for lane, _ in queued)
 
     def identity(self) -> str:
         return self._identity

@@ -79,7 +79,7 @@ class Budget:
 
     def may_return(self, job: JobRecord) -> bool:
         """Whether that run, which wants its slot back, may have it now."""
-        wanting = {name: self._tables.wanting(name) for name in self._together(job.lane)}
+        wanting = {name: self._tables.wanting(name) for name in self._lanes_that_share(job.lane)}
         mine = wanting[job.lane]
         # those that want a slot are counted as if they had it: what is free is left by others
         lane_free = self.lanes[job.lane].concurrency - self._used[job.lane] + len(mine)
@@ -88,9 +88,9 @@ class Budget:
         if job.lane not in self._group_of:
             return True
         _, group = self._group_of[job.lane]
-        everybody = [other for others in wanting.values() for other in others]
-        group_free = self._left(group) + len(everybody)
-        return sum(other.fence < job.fence for other in everybody) < group_free
+        all_wanting = [other for others in wanting.values() for other in others]
+        group_free = self._left(group) + len(all_wanting)
+        return sum(other.fence < job.fence for other in all_wanting) < group_free
 
-    def _together(self, lane: str) -> tuple[str, ...]:
+    def _lanes_that_share(self, lane: str) -> tuple[str, ...]:
         return self._group_of[lane][1].members if lane in self._group_of else (lane,)

@@ -117,7 +117,7 @@ class Engine(Queues):
                 0,
             )
         )
-        self.reap(everybody=alone)
+        self.reap(all_others=alone)
         self._unshelving = True
         self.look = True
 
@@ -133,14 +133,14 @@ class Engine(Queues):
         for info in self.tables.instances():
             if info.id == self.instance:
                 self.tables.put_instance(attrs.evolve(info, lease_until=lease_until))
-        self.reap(everybody=False)
+        self.reap(all_others=False)
         return True
 
-    def reap(self, *, everybody: bool) -> None:
+    def reap(self, *, all_others: bool) -> None:
         """Give back what other instances held that are no more."""
         for info in self.tables.instances():
-            if info.id != self.instance and (everybody or info.lease_until <= self.now):
-                self._bury_instance(info.id)
+            if info.id != self.instance and (all_others or info.lease_until <= self.now):
+                self._remove_instance(info.id)
 
     def _forgive(self, id: int, fence: int) -> None:
         """Nothing crashed in that run: only the lease was over."""
@@ -161,9 +161,9 @@ class Engine(Queues):
 
     def leave(self) -> None:
         """End this incarnation. It may be done again, should it be undone."""
-        self._bury_instance(self.instance)
+        self._remove_instance(self.instance)
 
-    def _bury_instance(self, id: str) -> None:
+    def _remove_instance(self, id: str) -> None:
         self.crash(self.tables.running(id))
         self.tables.drop_instance(id)
         self.look = True
@@ -206,7 +206,7 @@ class Engine(Queues):
             self.promote_session(job.session)
         job.id = self.tables.next_number()
         if job.state is WAITING:
-            self.stand(job)
+            self.append(job)
         else:
             self.look = True  # somebody may sleep until something that is due later
         self.tables.insert(job)
@@ -247,7 +247,7 @@ class Engine(Queues):
         elif isinstance(outcome, Failed):
             self.end(job, FAILED, outcome.error, attempt=1)
         elif isinstance(outcome, Died):
-            self.bury(job, outcome.error, attempt=1)
+            self.mark_dead(job, outcome.error, attempt=1)
         elif isinstance(outcome, Postponed):
             self.postpone(job, outcome.delay, counts=outcome.counts, requeue=outcome.requeue)
         elif isinstance(outcome, Released):

@@ -40,10 +40,10 @@ class EngineStore(ABC):
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload
-        self._watched: Final[dict[int, set[_Watch]]] = {}
+        self._waiters: Final[dict[int, set[_Waiter]]] = {}
         self._alive: Final[set[int]] = set()
         """Jobs that are known not to have ended: whoever waits for one need not ask the tables."""
-        self._watching = trio.Event()
+        self._waiter_came = trio.Event()
         self._poke, self._pokes = trio.open_memory_channel[None](1)
 
     @abstractmethod
@@ -60,8 +60,8 @@ class EngineStore(ABC):
             self._alive.update(accepted)
         for id, how in ended:
             self._alive.discard(id)
-            for watch in self._watched.pop(id, ()):
-                watch.see(how)
+            for waiter in self._waiters.pop(id, ()):
+                waiter.see(how)
         if look:
             self._look_again()
 
@@ -71,19 +71,19 @@ class EngineStore(ABC):
         except trio.WouldBlock:
             pass  # it has been said, and not been heard yet
 
-    async def _until_watched(self) -> None:
+    async def _wait_for_waiter(self) -> None:
         """Wait until somebody waits for a job."""
-        while not self._watched:
-            self._watching = trio.Event()
-            await self._watching.wait()
+        while not self._waiters:
+            self._waiter_came = trio.Event()
+            await self._waiter_came.wait()
 
-    def _look_at_watched(self) -> None:
+    def _wake_waiters(self) -> None:
         """Somebody else wrote: whoever waits reads again."""
         self._alive.clear()
-        watches = [watch for watches in self._watched.values() for watch in watches]
-        self._watched.clear()
-        for watch in watches:
-            watch.see(None)
+        waiters = [waiter for waiters in self._waiters.values() for waiter in waiters]
+        self._waiters.clear()
+        for waiter in waiters:
+            waiter.see(None)
 
     async def wake(self) -> AsyncIterator[None]:
         async for poke in self._pokes:
@@ -108,10 +108,10 @@ class EngineStore(ABC):
 
     async def wait(self, id: int) -> Ended | None:
         while True:
-            watch = _Watch()
-            watches = self._watched.setdefault(id, set())
-            watches.add(watch)
-            self._watching.set()
+            waiter = _Waiter()
+            waiters = self._waiters.setdefault(id, set())
+            waiters.add(waiter)
+            self._waiter_came.set()
             try:
                 if id not in self._alive:
                     job = await self._read(lambda engine: engine.known(id))
@@ -120,13 +120,13 @@ class EngineStore(ABC):
                     how = inspection.ended_of(job)
                     if how is not None:
                         return how
-                await watch.seen.wait()
+                await waiter.seen.wait()
             finally:
-                watches.discard(watch)
-                if not watches and self._watched.get(id) is watches:
-                    del self._watched[id]
-            if watch.how is not None:
-                return watch.how
+                waiters.discard(waiter)
+                if not waiters and self._waiters.get(id) is waiters:
+                    del self._waiters[id]
+            if waiter.how is not None:
+                return waiter.how
 
     # ---- control
 
@@ -168,7 +168,7 @@ class EngineStore(ABC):
         while number == AT_ONCE:
             number = await self._transact(act)
             purged += number
-        self._look_at_watched()
+        self._wake_waiters()
         return purged
 
     # ---- inspection
@@ -210,7 +210,7 @@ class EngineStore(ABC):
         failed: bool = False,
     ) -> list[DurableStatus]:
         jobs = await self._read(
-            lambda engine: orders.letters(engine, lane, session, after, limit, failed=failed),
+            lambda engine: orders.dead_letters(engine, lane, session, after, limit, failed=failed),
             long=True,
         )
         return [inspection.status_of(job) for job in jobs]
@@ -231,7 +231,7 @@ class EngineStore(ABC):
         return await self._transact(lambda engine: inspection.check(engine, repair=True))
 
 
-class _Watch:
+class _Waiter:
     """Somebody who waits for the end of a job."""
 
     def __init__(self) -> None:

@@ -106,9 +106,9 @@ def check(queues: Queues, *, repair: bool) -> CheckReport:
     lanes = tables.lanes()
     lost: defaultdict[str | None, list[JobRecord]] = defaultdict(list)  # runs of no instance
     wrong: list[tuple[str, JobRecord, bool]] = []  # (what, who, whether it should be on the list)
-    for session, in_session in groupby(tables.in_line(), key=lambda job: job.session):
-        line = _checked_line(session, in_session)
-        for job, is_head in line:
+    for session, in_session in groupby(tables.all_live(), key=lambda job: job.session):
+        queue = _with_heads(session, in_session)
+        for job, is_head in queue:
             what = _wrong_with(job, is_head)
             if what is not None:
                 wrong.append((what, job, is_head and job.state is WAITING))
@@ -124,7 +124,7 @@ def check(queues: Queues, *, repair: bool) -> CheckReport:
             repaired += 1
             tables.update(job, ready=None, shelf=ON_LIST)
             if on_list:
-                queues.show(job)
+                queues.list_ready(job)
     if repair:
         for runs in lost.values():
             repaired += len(runs)
@@ -133,12 +133,12 @@ def check(queues: Queues, *, repair: bool) -> CheckReport:
     return CheckReport(tuple(problems), repaired)
 
 
-def _checked_line(
-    session: str | None, line: Iterable[JobRecord]
+def _with_heads(
+    session: str | None, queue: Iterable[JobRecord]
 ) -> Iterable[tuple[JobRecord, bool]]:
-    """Each job, and whether it is one that may be claimed as far as its line goes."""
+    """Each job, and whether it is one that may be claimed as far as its queue goes."""
     behind = False
-    for job in line:
+    for job in queue:
         yield job, session is None or (job.place is not None and not behind)
         behind = behind or job.place is not None
 

@@ -172,7 +172,7 @@ def requeue(queues: Queues, id: int) -> bool:
     Its attempts and crashes are counted anew; it finds its last checkpoint.
     """
     job = queues.known(id)
-    if job is None or job.state not in _LETTERS:
+    if job is None or job.state not in _REQUEUABLE:
         return False
     queues.tables.update(job, attempts=0, crashes=0, alone=0, company=0, cancel=None, due=None)
     revive(queues, job)
@@ -185,10 +185,10 @@ def revive(queues: Queues, job: JobRecord) -> None:
     if not held:
         if job.session is not None:
             queues.promote_session(job.session)
-        queues.stand(job)
+        queues.append(job)
     queues.advance(job, WAITING, place=job.place, ready=job.ready, shelf=job.shelf, outcome=None)
     if held:
-        queues.show_next(job.session)
+        queues.list_next_head(job.session)
 
 
 def purge(
@@ -206,16 +206,16 @@ def purge(
     """
     if id is not None:
         job = queues.known(id)
-        jobs = [] if job is None or job.state not in _LETTERS else [job]
+        jobs = [] if job is None or job.state not in _REQUEUABLE else [job]
     else:
-        jobs = letters(queues, lane, session, 0, limit, failed=failed)
+        jobs = dead_letters(queues, lane, session, 0, limit, failed=failed)
     for job in jobs:
         _open_session(queues, job)
         queues.tables.delete(job)
     return len(jobs)
 
 
-def letters(
+def dead_letters(
     queues: Queues, lane: str | None, session: str | None, after: int, limit: int, *, failed: bool
 ) -> list[JobRecord]:
     """Up to ``limit`` dead jobs, and failed ones if asked, in order of their ids."""
@@ -226,10 +226,10 @@ def letters(
     return jobs if limit < 0 else jobs[:limit]
 
 
-_LETTERS = frozenset({DEAD, FAILED})
+_REQUEUABLE = frozenset({DEAD, FAILED})
 
 
 def _open_session(queues: Queues, job: JobRecord) -> None:
     if job.place is not None:
         queues.tables.update(job, place=None)
-        queues.show_next(job.session)
+        queues.list_next_head(job.session)

@@ -65,16 +65,16 @@ class Queues:
 
     # ---- into line
 
-    def stand(self, job: JobRecord) -> None:
+    def append(self, job: JobRecord) -> None:
         """Give a job that is in no line its place at the tail, in the record alone."""
         if job.session is not None:
             behind = self.tables.head(job.session) is not None
             job.place = self.tables.next_number()
             if behind:
                 return
-        self._list(job)
+        self._set_ready(job)
 
-    def _list(self, job: JobRecord, *, first: bool = False) -> None:
+    def _set_ready(self, job: JobRecord, *, first: bool = False) -> None:
         """Give a head its place in the ready list, in the record alone."""
         # no two have one place, not even with one that is set aside: that comes back to its own
         number = self.tables.next_number()
@@ -86,17 +86,17 @@ class Queues:
                 job.shelf = SESSION_PAUSED
         self.look = True
 
-    def show(self, job: JobRecord, *, first: bool = False) -> None:
+    def list_ready(self, job: JobRecord, *, first: bool = False) -> None:
         """Put a waiting head on the ready list."""
-        self._list(job, first=first)
+        self._set_ready(job, first=first)
         self.tables.update(job, ready=job.ready, shelf=job.shelf)
 
-    def show_next(self, session: str | None) -> None:
+    def list_next_head(self, session: str | None) -> None:
         """Somebody left that session's line: if its head is new, show it."""
         if session is not None:
             head = self.tables.head(session)
             if head is not None and head.state is WAITING and head.ready is None:
-                self.show(head)
+                self.list_ready(head)
 
     # ---- out of RUNNING, and out of line
 
@@ -121,9 +121,9 @@ class Queues:
             outcome=outcome,
         )
         self.ended.append((job.id, Ended(state, outcome)))
-        self.show_next(job.session)
+        self.list_next_head(job.session)
 
-    def bury(self, job: JobRecord, error: str, *, attempt: int = 0) -> None:
+    def mark_dead(self, job: JobRecord, error: str, *, attempt: int = 0) -> None:
         """It is dead: kept for a person, in its place if that closes its session."""
         held = self.rules.hold and job.session is not None
         self.advance(
@@ -134,7 +134,7 @@ class Queues:
             outcome=error,
         )
         self.ended.append((job.id, Ended(DEAD, error)))
-        self.show_next(job.session)
+        self.list_next_head(job.session)
 
     def give_back(self, job: JobRecord) -> None:
         """It was running, and waits again, before all others."""
@@ -142,7 +142,7 @@ class Queues:
             self.end(job, CANCELLED, job.cancel)
         else:
             self.advance(job, WAITING, lent=HOLDS_SLOT)
-            self.show(job, first=True)
+            self.list_ready(job, first=True)
 
     def crash(self, runs: Collection[JobRecord]) -> None:
         """Give back the jobs that one process ran when it died."""
@@ -166,7 +166,7 @@ class Queues:
         if job.cancel is None and job.alone >= self.rules.max_crashes:
             times = "once" if job.alone == 1 else f"{job.alone} times"
             message = f"the process that ran it died, {times}"
-            self.bury(job, json.dumps({"type": "crash", "message": message, "traceback": ""}))
+            self.mark_dead(job, json.dumps({"type": "crash", "message": message, "traceback": ""}))
         else:
             self.give_back(job)
 
@@ -187,7 +187,7 @@ class Queues:
             lent=HOLDS_SLOT,
         )
         if leaves:
-            self.show_next(job.session)
+            self.list_next_head(job.session)
 
     def together(self, job: JobRecord) -> int | float:
         """How many jobs an instance may run while it runs ``job``, this one included.
@@ -218,9 +218,9 @@ class Queues:
     def _promote(self, due: Iterable[JobRecord]) -> None:
         for job in due:
             if job.place is None:
-                self.stand(job)
+                self.append(job)
             else:
-                self._list(job)
+                self._set_ready(job)
             self.advance(
                 job,
                 WAITING,

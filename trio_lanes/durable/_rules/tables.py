@@ -93,7 +93,7 @@ class Tables(Protocol):
     ) -> list[JobRecord]:
         """Those in one of the states with ids beyond ``after``, by id; none to be forgotten."""
 
-    def in_line(self) -> Iterable[JobRecord]:
+    def all_live(self) -> Iterable[JobRecord]:
         """Every job that is not ended, by session and place."""
 
     # ---- sums

@@ -139,7 +139,7 @@ class SqliteStore(EngineStore):
         finally:
             await writer.close()
             self._writer = None
-            self._look_at_watched()  # whoever waits for a job is told that this is over
+            self._wake_waiters()  # whoever waits for a job is told that this is over
 
     def _lock(self, worker: bool) -> OwnerLock | None:
         """In a thread: take the lock, if that is for us to take."""
@@ -336,14 +336,14 @@ class SqliteStore(EngineStore):
         every = WORKER_LOOKS_EVERY if works else ASKER_LOOKS_EVERY
         while True:
             if not works:
-                await self._until_watched()
+                await self._wait_for_waiter()
             try:
                 now = await self._opened().act(read, self._now(), write=False)
             except StoreUnavailableError:
                 now = version  # if it lasts, whoever works with the store hears of it
             if now != version:
                 self._look_again()
-                self._look_at_watched()
+                self._wake_waiters()
             version = now
             await trio.sleep(every * random.uniform(0.5, 1.0))
 

@@ -1,7 +1,7 @@
 """Tables in SQLite: each lookup of `Tables`, from what is known already or as one statement.
 
 What the statements must not do is look at the jobs that wait behind a head: their number is what
-grows. What is known, and when it is thrown away, says ``_sqlite_image``; how jobs are read and
+grows. What is known, and when it is thrown away, says ``_sqlite_cache``; how jobs are read and
 written, ``_sqlite_rows``; the other tables are in ``_sqlite_small``.
 
 Numbers (ids, places, fences) are counted in memory inside of a transaction, and written at its end.
@@ -30,22 +30,22 @@ from typing import Any, Final, final
 from .._contract.errors import StoreLockedError
 from .._contract.state import ENDED, PARKED, DurableState
 from .._rules.job_record import JobRecord
-from .image import (
+from .cache import (
     COUNTED,
-    LINES,
+    LIST_FRONT,
     NEVER,
-    OF_A_LINE,
-    OF_A_LIST,
     PAYLOADS,
-    Image,
+    QUEUE_FRONT,
+    QUEUES_KEPT,
+    Cache,
     Runs,
     place_of,
     ready_of,
 )
+from .list_front import ListFront
 from .machine_time import Moment
 from .rows import Rows
 from .small_tables import SmallTables
-from .windows import Window
 
 GAP: Final = 2**16
 """Numbers that a worker leaves out when it opens a file: more than a log has that is not synced.
@@ -65,7 +65,7 @@ class SqliteTables(SmallTables):
         super().__init__(connection)
         self._name: Final = name
         self._rows: Final = Rows(connection)
-        self._image = Image()
+        self._cache = Cache()
         self.epoch: int | None = None  # None: not the worker's
         self.least_number = 0  # all numbers given out by this connection are greater
         self._version: int | None = None  # which one of the file is known; None: none
@@ -106,8 +106,8 @@ class SqliteTables(SmallTables):
         except sqlite3.Error as error:
             self._in_doubt = self._in_doubt or _is_of_sync(error)
             raise
-        if len(self._image.lines) > LINES or self._rows.payloads > PAYLOADS:
-            self._image.forget_lists()
+        if len(self._cache.queues) > QUEUES_KEPT or self._rows.payloads > PAYLOADS:
+            self._cache.forget_fronts()
             self._rows.payloads = 0
 
     def rollback(self) -> bool:
@@ -144,18 +144,18 @@ class SqliteTables(SmallTables):
     def _forget(self) -> None:
         self._version = None
         self._rows.forget()
-        self._image = Image()
+        self._cache = Cache()
         self._forget_small()
 
     def _flush(self) -> None:
         self._rows.flush()
-        if self._image.uncounted:
+        if self._cache.uncounted:
             self._connection.executemany(
                 "INSERT INTO counts VALUES (?, ?, ?, ?)"
                 " ON CONFLICT DO UPDATE SET n = n + excluded.n",
-                [(*sums, n) for sums, n in self._image.uncounted.items() if n],
+                [(*sums, n) for sums, n in self._cache.uncounted.items() if n],
             )
-            self._image.uncounted.clear()
+            self._cache.uncounted.clear()
 
     @property
     def writes(self) -> int:
@@ -204,26 +204,26 @@ class SqliteTables(SmallTables):
 
     def insert(self, job: JobRecord) -> None:
         self._rows.insert(job)
-        self._image.appeared(job)
+        self._cache.appeared(job)
 
     def update(self, job: JobRecord, **changes: Any) -> None:
         before = job.state
         for column, value in changes.items():
             setattr(job, column, value)
         self._rows.change(job, changes)
-        image = self._image
+        cache = self._cache
         if "state" in changes:
-            image.changed_state(job, before)
+            cache.changed_state(job, before)
         elif "lent" in changes or "cancel" in changes:
-            image.changed_run(job)
+            cache.changed_run(job)
         if "place" in changes:
-            image.changed_place(job)
+            cache.changed_place(job)
         if "ready" in changes or "shelf" in changes:
-            image.changed_ready(job)
+            cache.changed_ready(job)
 
     def delete(self, job: JobRecord) -> None:
         self._rows.delete(job)
-        self._image.disappeared(job)
+        self._cache.disappeared(job)
 
     def get(self, id: int) -> JobRecord | None:
         return self._rows.get(id)
@@ -238,26 +238,26 @@ class SqliteTables(SmallTables):
     # ---- lines
 
     def head(self, session: str) -> JobRecord | None:
-        line = self._image.lines.get(session)
-        if line is None:
-            line = self._image.lines[session] = Window(place_of, OF_A_LINE)
-        while (heads := line.first(None, 1)) is None:
+        front = self._cache.queues.get(session)
+        if front is None:
+            front = self._cache.queues[session] = ListFront(place_of, QUEUE_FRONT)
+        while (heads := front.first(None, 1)) is None:
             if session in self._rows.touched:
                 self._flush()
             jobs = self._rows.select(
                 "session = ? AND place > ? AND place IS NOT NULL ORDER BY place LIMIT ?",
-                (session, _beyond(line), OF_A_LINE),
+                (session, _beyond(front), QUEUE_FRONT),
             )
-            line.extend(jobs, complete=len(jobs) < OF_A_LINE)
+            front.extend(jobs, complete=len(jobs) < QUEUE_FRONT)
         return heads[0] if heads else None
 
     def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
-        known = self._image.lists.get((lane, priority))
+        known = self._cache.lists.get((lane, priority))
         if known is None:
-            known = self._image.lists[lane, priority] = Window(ready_of, OF_A_LIST)
+            known = self._cache.lists[lane, priority] = ListFront(ready_of, LIST_FRONT)
         while (found := known.first(after, limit)) is None:
             self._flush()
-            most = max(limit, OF_A_LIST)
+            most = max(limit, LIST_FRONT)
             jobs = self._rows.select(
                 "lane = ? AND priority = ? AND ready > ? AND ready IS NOT NULL AND shelf = 0"
                 " ORDER BY ready LIMIT ?",
@@ -287,25 +287,25 @@ class SqliteTables(SmallTables):
                 " ORDER BY due, id LIMIT ?",
                 (session, now, limit),
             )
-        self._image.parked_until = None
+        self._cache.parked_until = None
         self._flush()
         return self._rows.select(
             "state = 'parked' AND due <= ? ORDER BY due, id LIMIT ?", (now, limit)
         )
 
     def _parked_until(self) -> float:
-        until = self._image.parked_until
+        until = self._cache.parked_until
         if until is None:
-            until = self._image.parked_until = self._first_due(PARKED)
+            until = self._cache.parked_until = self._first_due(PARKED)
         return until
 
     def forget_due(self, now: float, limit: int) -> int:
-        until = self._image.kept_until
+        until = self._cache.kept_until
         if until is None:
-            until = self._image.kept_until = min(map(self._first_due, ENDED))
+            until = self._cache.kept_until = min(map(self._first_due, ENDED))
         if until > now:
             return 0
-        self._image.kept_until = None
+        self._cache.kept_until = None
         self._flush()
         forgotten = 0
         for state in ENDED:
@@ -328,10 +328,10 @@ class SqliteTables(SmallTables):
     # ---- runs
 
     def _runs(self) -> Runs:
-        runs = self._image.runs
+        runs = self._cache.runs
         if runs is None:
             self._flush()
-            runs = self._image.runs = Runs()
+            runs = self._cache.runs = Runs()
             for job in self._rows.select("state = 'running'"):
                 runs.put(job)
         return runs
@@ -360,16 +360,16 @@ class SqliteTables(SmallTables):
                 "state IN ('waiting', 'parked') AND lane = ? AND id < ? ORDER BY id DESC LIMIT ?",
                 (lane, before, limit),
             )
-        in_line = self._rows.select(
+        queued = self._rows.select(
             "session = ? AND place IS NOT NULL AND state IN ('waiting', 'parked') AND id < ?"
             " ORDER BY place DESC LIMIT ?",
             (session, before, limit),
         )
         delayed = self._rows.select(
             "session = ? AND place IS NULL AND state = 'parked' AND id < ? LIMIT ?",
-            (session, before, limit - len(in_line)),
+            (session, before, limit - len(queued)),
         )
-        return in_line + delayed
+        return queued + delayed
 
     def dead(
         self, lane: str | None, session: str | None, after: int, limit: int
@@ -409,7 +409,7 @@ class SqliteTables(SmallTables):
             (after, lane, session, limit, now, *names),
         )
 
-    def in_line(self) -> Iterable[JobRecord]:
+    def all_live(self) -> Iterable[JobRecord]:
         self._flush()
         return self._rows.stream(f"{_LIVE} ORDER BY session, place, id")
 
@@ -426,12 +426,12 @@ class SqliteTables(SmallTables):
         return {sums: n for sums, n in self._counts().items() if n}
 
     def _counts(self) -> Counter[tuple[str, str, str]]:
-        counts = self._image.counts
+        counts = self._cache.counts
         if counts is None:
             self._flush()
             rows = self._execute("SELECT lane, state, name, n FROM counts")
             counts = Counter({(lane, state, name): n for lane, state, name, n in rows})
-            self._image.counts = counts
+            self._cache.counts = counts
         return counts
 
     def sessions(self) -> int:
@@ -463,7 +463,7 @@ class SqliteTables(SmallTables):
         true = self._true_counts()
         if true == self._live_counts():
             return False
-        self._image.counts = None
+        self._cache.counts = None
         self._execute("DELETE FROM counts")
         self._connection.executemany(
             "INSERT INTO counts VALUES (?, ?, ?, ?)", [(*sums, n) for sums, n in true.items()]
@@ -485,8 +485,8 @@ def _is_of_sync(error: sqlite3.Error) -> bool:
     return error.sqlite_errorcode == sqlite3.SQLITE_IOERR_FSYNC
 
 
-def _beyond(window: Window) -> float:
-    last = window.last()
+def _beyond(front: ListFront) -> float:
+    last = front.last()
     return -math.inf if last is None else last
 
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 AT_ONCE: Final = 500
 """How many acts one transaction takes at most."""
-IN_LINE: Final = 2000
+OUTSTANDING: Final = 2000
 """How many acts may be handed over and not done; more wait for room, and can be cancelled."""
 
 
@@ -96,7 +96,7 @@ class Writer:
         Raises:
           StoreUnavailableError: if it cannot be done now; or no more, since the writer is closed.
         """
-        while self._outstanding >= IN_LINE and not self._closed:
+        while self._outstanding >= OUTSTANDING and not self._closed:
             await self._room.park()
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:

@@ -14,13 +14,13 @@ from typing import Final, final
 
 from .._contract.state import DEAD, ENDED, PARKED, RUNNING, WAITING, DurableState
 from .._rules.job_record import HOLDS_SLOT, ON_LIST, WANTS_SLOT, JobRecord
-from .windows import Window
+from .list_front import ListFront
 
-OF_A_LINE: Final = 16
+QUEUE_FRONT: Final = 16
 """How many of a session are kept: the others need not be known until it is their turn."""
-OF_A_LIST: Final = 256
+LIST_FRONT: Final = 256
 """How many of a ready list are kept."""
-LINES: Final = 2_000
+QUEUES_KEPT: Final = 2_000
 """How many sessions are kept."""
 PAYLOADS: Final = 32 * 1024 * 1024
 """How many characters of payloads may come into memory before none of these is kept."""
@@ -74,7 +74,7 @@ def _keep(jobs: dict[int, JobRecord], job: JobRecord, whether: bool) -> None:
 
 
 @final
-class Image:
+class Cache:
     """What is known. None anywhere: it is not, and must be read.
 
     Attributes:
@@ -87,8 +87,8 @@ class Image:
     """
 
     def __init__(self) -> None:
-        self.lines: Final[dict[str, Window]] = {}
-        self.lists: Final[dict[tuple[str, int], Window]] = {}
+        self.queues: Final[dict[str, ListFront]] = {}
+        self.lists: Final[dict[tuple[str, int], ListFront]] = {}
         self.runs: Runs | None = None
         self.counts: Counter[tuple[str, str, str]] | None = None
         self.uncounted: Final[Counter[tuple[str, str, str]]] = Counter()
@@ -139,11 +139,11 @@ class Image:
             self.runs.put(job)
 
     def changed_place(self, job: JobRecord) -> None:
-        """A job has another place in its session's line, or none."""
+        """A job has another place in its session's queue, or none."""
         if job.session is not None and job.place is not None:
-            line = self.lines.get(job.session)
-            if line is not None:
-                line.add(job.place, job)
+            queue = self.queues.get(job.session)
+            if queue is not None:
+                queue.add(job.place, job)
 
     def changed_ready(self, job: JobRecord) -> None:
         """A job has another place in its ready list, or none, or is set aside."""
@@ -153,7 +153,7 @@ class Image:
             if ready_list is not None:
                 ready_list.add(ready, job)
 
-    def forget_lists(self) -> None:
+    def forget_fronts(self) -> None:
         """Keep nobody who waits; between transactions."""
-        self.lines.clear()
+        self.queues.clear()
         self.lists.clear()

@@ -14,9 +14,9 @@ from trio_lanes.durable import LaneLimit, Opening, Submission
 from trio_lanes.durable._contract.state import WAITING
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._rules.job_record import JobRecord
+from trio_lanes.durable._sqlite.list_front import ListFront
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
-from trio_lanes.durable._sqlite.windows import Window
 
 
 def job(id: int) -> JobRecord:
@@ -40,7 +40,7 @@ class Listed:
     """A list in a "table", and a window that is told of all that happens to it."""
 
     def __init__(self) -> None:
-        self.window = Window(lambda job: job.place, 3)
+        self.window = ListFront(lambda job: job.place, 3)
         self.jobs = {id: job(id) for id in range(12)}
         self.number = 100
 
@@ -116,7 +116,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         lease_ttl=100.0,
         worker=True,
     )
-    with mock.patch.multiple("trio_lanes.durable._sqlite.tables", OF_A_LINE=2, OF_A_LIST=2):
+    with mock.patch.multiple("trio_lanes.durable._sqlite.tables", QUEUE_FRONT=2, LIST_FRONT=2):
         tables.begin()
         engine = Engine(tables, opening)
         engine.join(lease_until=float("inf"), alone=True, lost=[])
@@ -134,11 +134,11 @@ def test_what_is_not_written_yet_is_found_in_a_line_that_was_not_kept(engine: En
     first, second = engine.enqueue([Submission(name="echo", payload="1", session="s")] * 2)
     tables = engine.tables
     assert isinstance(tables, SqliteTables)
-    tables._image.lines.clear()
+    tables._cache.queues.clear()
     head = tables.head("s")
     assert head is not None
     assert head.id == first
-    tables._image.lines.clear()
+    tables._cache.queues.clear()
     tables.update(head, place=None)
     head = tables.head("s")
     assert head is not None

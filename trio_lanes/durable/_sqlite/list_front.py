@@ -17,7 +17,7 @@ from .._rules.job_record import JobRecord
 
 
 @final
-class Window:
+class ListFront:
     """The first entries of a list, in order of their places.
 
     Args:
