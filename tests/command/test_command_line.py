@@ -40,9 +40,9 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
         (["limit", "main", "-1", "--store", "s"], "Invalid value for '[N|inf]': '-1' is neither"),
         (["limit", "main", "1.5", "--store", "s"], "Invalid value for '[N|inf]': '1.5' is neither"),
         (["worker", "app:x", "--processes", "0"], "Invalid value for '--processes': 0 is not in"),
-        (["status", "--store", "jobs.db"], "'jobs.db' names no store; what does: sqlite:PATH"),
-        (["status", "--store", "sqlite:"], "'sqlite:' names no store"),
-        (["status", "--store", "oracle:x"], "'oracle:x' names no store"),
+        (["status", "--store", "jobs.db"], "'jobs.db' does not name a store; use: sqlite:PATH"),
+        (["status", "--store", "sqlite:"], "'sqlite:' does not name a store"),
+        (["status", "--store", "oracle:x"], "'oracle:x' does not name a store"),
     ],
 )
 def test_a_mistake_is_one_line_and_2(
@@ -110,7 +110,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (StoreUnavailableError("no room\nleft"), 5, "no room left"),
         (StoreUnavailableError(), 5, "StoreUnavailableError"),
         (ExceptionGroup("g", [ExceptionGroup("h", [StoreUnavailableError("x")])]), 5, "x"),
-        (StoreLockedError("jobs.db", "process 5"), 4, "jobs.db is in the hands of process 5"),
+        (StoreLockedError("jobs.db", "process 5"), 4, "jobs.db is locked by another worker"),
         (ValueError("what"), 70, "ValueError: what (--traceback shows where)"),
         (BaseExceptionGroup("g", [SystemExit("x")]), 70, "SystemExit: x"),
     ],
@@ -201,7 +201,10 @@ def test_it_is_a_script_and_a_module(
         ("tests.command.app:wants", "tests.command.app:wants must be what open_durable_lanes"),
         ("tests.command.app:coroutine", "tests.command.app:coroutine must be what"),
         ("tests.command.app:nothing", "tests.command.app:nothing must give DurableLanes, not None"),
-        ("tests.command.app:asking", "tests.command.app:asking has worker=False: it runs no jobs"),
+        (
+            "tests.command.app:asking",
+            "tests.command.app:asking has worker=False, so it runs no jobs",
+        ),
     ],
 )
 def test_what_is_no_application_is_a_mistake(

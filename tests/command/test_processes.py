@@ -146,9 +146,9 @@ def test_a_worker_that_is_told_to_end_finishes_what_it_has_begun(
     second = start("worker", "tests.command.app:sqlite", TEST_JOBS=str(path))
     assert second.ended() == 4
     pid = worker.process.pid
-    assert second.lines == [
-        f"trio-lanes: {path} is in the hands of process {pid} on {os.uname().nodename}"
-    ]
+    (line,) = second.lines
+    owner = f"process {pid} on {os.uname().nodename}"
+    assert line.startswith(f"trio-lanes: {path} is locked by another worker: {owner}; ")
     assert ask(path, capsys, "pause", "main") == {"paused": "main", "seconds": None}
     now = ask(path, capsys, "status")
     assert [(one["pid"], one["lives"]) for one in now["instances"]] == [(pid, True)]
@@ -159,7 +159,7 @@ def test_a_worker_that_is_told_to_end_finishes_what_it_has_begun(
     go_on.touch()
     assert worker.ended() == 0
     assert worker.count("act .* succeeded after") == 2
-    assert worker.lines[-1].endswith("ended in order")
+    assert worker.lines[-1].endswith("all jobs have ended; the worker ends")
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ ", x) for x in worker.lines)
     jobs = ask(path, capsys, "jobs")
     assert [job["state"] for job in jobs] == ["succeeded", "succeeded", "waiting"]
@@ -213,7 +213,7 @@ def test_signals_end_a_process_whose_bodies_do_not(start: Start) -> None:
     )
     worker.see("begins")
     worker.send(signal.SIGTERM)
-    worker.see("it waits for what did not end")
+    worker.see("this process waits for them")
     worker.send(signal.SIGTERM)
     assert worker.ended() == -signal.SIGTERM
 
@@ -243,7 +243,7 @@ def test_the_parent_alone_is_signalled_and_all_end_in_order(start: Start) -> Non
     parent.send(signal.SIGTERM)
     assert parent.ended() == 0
     assert parent.count("SIGTERM: draining") == 2
-    assert parent.count("ended in order") == 2
+    assert parent.count("all jobs have ended; the worker ends") == 2
     assert parent.lines[-1].endswith("all processes have ended")
 
 
@@ -261,7 +261,7 @@ def test_workers_end_in_order_when_their_parent_is_killed(start: Start, tmp_path
     parent.see("SIGTERM: draining", times=2)
     (tmp_path / "go on").touch()
     assert parent.ended() == -signal.SIGKILL
-    assert parent.count("ended in order") == 2
+    assert parent.count("all jobs have ended; the worker ends") == 2
     assert parent.count("succeeded after") == 2
 
 
@@ -288,7 +288,7 @@ def test_a_store_of_one_process_is_refused_with_one_clear_line(start: Start, pat
     assert parent.ended() == 2
     refusals = [line for line in parent.lines if line.startswith("trio-lanes: ")]
     assert refusals == [
-        f"trio-lanes: <trio_lanes.durable.SqliteStore {str(path)!r}> takes one process: "
+        f"trio-lanes: <trio_lanes.durable.SqliteStore {str(path)!r}> takes one worker: "
         "leave --processes out"
     ]
 

@@ -98,7 +98,7 @@ def test_status_shows_lanes_and_that_nobody_works(shop: Shop) -> None:
     assert heading == ["lane", "running", "limit", "waiting", "parked", "dead", "unhandled"]
     assert cron == ["cron", "0", "1", "0", "1", "0", "1"]
     assert main_ == ["main", "0", "2", "2", "0", "0", "2"]
-    assert sessions == ["1", "session", "in", "line"]
+    assert sessions == ["1", "session", "with", "queued", "jobs"]
     assert nobody == ["no", "worker"]
     told = shop.ask("status")
     assert (told["waiting"], told["parked"], told["sessions"]) == (2, 1, 1)
@@ -184,7 +184,7 @@ def test_jobs_by_id_say_which_are_not_known(shop: Shop) -> None:
     assert [job["id"] for job in shop.ask("jobs", str(two), str(one))] == [two, one]
     code, out, _ = shop.say("jobs", str(one), "999")
     assert code == 1
-    assert out.endswith("nothing is known of job 999 (any more)\n")
+    assert out.endswith("or it never existed\n")
 
 
 def test_a_running_job_that_is_cancelled_says_so(shop: Shop) -> None:
@@ -227,7 +227,7 @@ def test_check_finds_and_repairs(shop: Shop) -> None:
     connection.close()
     code, out, _ = shop.say("check")
     assert code == 1
-    assert "could be claimed, and is on no list" in out
+    assert "is a waiting head, and is on no ready list" in out
     code, out, _ = shop.say("check --repair")
     assert code == 0
     assert out.endswith("repaired 1, 0 problems left\n")
@@ -338,7 +338,7 @@ def test_limits_are_set_made_and_removed(shop: Shop) -> None:
         ("limit main 5 --remove", "say how many may run at once, or --remove"),
         ("limit main --new --remove", "say how many may run at once, or --remove"),
         ("limit main --remove", "lane 'main' cannot be removed: it has 1 jobs"),
-        ("limit session:a 5 --new", "durable lanes are neither sessions nor templates"),
+        ("limit session:a 5 --new", "a durable lane is neither a session nor a template"),
     ):
         code, _, err = shop.say(command)
         assert code == 2

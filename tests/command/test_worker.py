@@ -93,7 +93,7 @@ async def test_a_signal_lets_what_runs_end_and_what_waits_be(
     assert "ready: works on" in caplog.messages[0]
     assert sum("begins in main" in line for line in caplog.messages) == 2
     assert sum("succeeded after 5.000 s" in line for line in caplog.messages) == 2
-    assert caplog.messages[-1] == "ended in order"
+    assert caplog.messages[-1] == "all jobs have ended; the worker ends"
 
 
 async def test_a_second_signal_cancels_what_runs_and_it_is_given_back(
@@ -128,7 +128,7 @@ async def test_a_body_that_does_not_end_is_waited_for_and_that_is_no_clean_drain
         signal.raise_signal(TERM)
     assert worker.code == NO
     assert trio.current_time() == 3600
-    assert "it waits for what did not end" in caplog.text
+    assert "this process waits for them" in caplog.text
 
 
 async def test_another_signal_ends_a_process_whose_bodies_do_not(
@@ -168,7 +168,7 @@ async def test_a_signal_before_it_is_ready_ends_it_at_once(
         signal.raise_signal(INT)
     assert worker.code == DONE
     assert worker.after == ["left"]
-    assert caplog.messages == ["ended before it was ready"]
+    assert caplog.messages == ["a signal ended this process before it was ready"]
 
 
 async def test_a_signal_after_the_drain_cuts_the_applications_cleaning_up(
@@ -227,7 +227,7 @@ async def test_an_exception_of_the_application_is_logged_with_its_traceback(
     with pytest.raises(ExceptionGroup):
         await worker.run({})
     (record,) = caplog.records
-    assert record.getMessage() == "the application's lanes ended by an exception"
+    assert record.getMessage() == "an exception ended the application's lanes"
     assert record.exc_info is not None
     assert "no connection" in caplog.text
 
@@ -271,7 +271,7 @@ async def test_a_store_of_one_process_is_refused_under_a_supervisor(
         await work(options)
     error = first_leaf(caught.value)
     assert isinstance(error, CommandError)
-    assert "takes one process: leave --processes out" in str(error)
+    assert "takes one worker: leave --processes out" in str(error)
 
 
 async def test_what_a_handler_starts_does_not_hold_the_line(worker: Worker) -> None:

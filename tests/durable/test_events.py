@@ -76,11 +76,9 @@ async def test_how_a_run_begins_and_ends_is_one_line_each(
     assert ends[0] == "succeeded after 2.000 s"
     assert ends[1].startswith("failed after 2.000 s: trio_lanes.durable.PayloadError: the result")
     assert ends[2] == "failed after 2.000 s: trio_lanes.durable.NoRetry: not like this"
-    assert ends[3].startswith(
-        "is to be tried again in 5 s, after 2.000 s: trio_lanes.durable.Retry"
-    )
+    assert ends[3].startswith("is to be retried in 5 s, after 2.000 s: trio_lanes.durable.Retry")
     assert ends[4] == "succeeded after 2.000 s"
-    assert ends[5].startswith("is to be tried again in 3 s, after 2.000 s: ValueError: xxx")
+    assert ends[5].startswith("is to be retried in 3 s, after 2.000 s: ValueError: xxx")
     assert ends[6].startswith("is dead after 2.000 s: ValueError: xxx")
     assert len(ends[6]) < 600
     assert ends[7] == "was cancelled after 10.000 s"

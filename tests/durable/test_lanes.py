@@ -138,7 +138,7 @@ def test_the_delay_doubles_up_to_its_most_with_jitter() -> None:
     assert [policy.delay(n) for n in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
     drawn = [RetryPolicy(jitter=0.5, backoff=(10, 10)).delay(1) for _ in range(200)]
     assert 5 <= min(drawn) < 7 < 13 < max(drawn) <= 15
-    assert str(Retry(3)) == "again in 3 s"
+    assert str(Retry(3)) == "retry in 3 s"
     with pytest.raises(ValueError, match="after"):
         Retry(math.inf)
 
@@ -166,12 +166,16 @@ async def test_run_at_is_a_time_of_the_wall_clock(autojump_clock: MockClock) -> 
 
 
 def test_errors_say_what_is_wrong_and_are_lane_errors() -> None:
-    assert "'nobody'; the handlers are: 'a', 'b'" in str(UnknownHandlerError("nobody", "ab"))
-    assert "'k' belongs to job 7, whose lane is another" in str(KeyConflictError("k", 7, "lane"))
+    assert "'nobody' on this instance; its handlers are: 'a', 'b'" in str(
+        UnknownHandlerError("nobody", "ab")
+    )
+    assert "'k' belongs to job 7, which has another lane" in str(KeyConflictError("k", 7, "lane"))
     assert str(DurableJobError("ValueError", "no")) == "ValueError: no"
     assert str(JobDeadError("ValueError", "")) == "ValueError"
-    assert str(ResultGoneError(7)) == "nothing is known of job 7 (any more)"
-    assert "jobs.db is in the hands of you" in str(StoreLockedError("jobs.db", "you"))
+    assert str(ResultGoneError(7)) == (
+        "the store does not know job 7: its result_ttl is over, it was purged, or it never existed"
+    )
+    assert "jobs.db is locked by another worker: you" in str(StoreLockedError("jobs.db", "you"))
     for name in dir(durable):
         kind = getattr(durable, name)
         if name.endswith("Error"):
@@ -226,7 +230,7 @@ async def test_an_exception_that_cannot_say_what_it_is_is_kept_all_the_same() ->
 
     once = RetryPolicy(max_attempts=1)
     async with open_durable_lanes(MemoryStore(), {"bad": bad}, retry=once) as lanes:
-        with pytest.raises(JobDeadError, match="it cannot say") as caught:
+        with pytest.raises(JobDeadError, match="its message cannot be read") as caught:
             await (await lanes.submit("bad")).wait()
         assert caught.value.type.endswith("Mute")
 
@@ -245,7 +249,7 @@ async def test_a_difference_to_the_stores_lanes_is_logged(
     here = {"h": LaneGroup(["main"])}
     async with open_durable_lanes(store, {}, {"main": 3}, groups=here):
         pass
-    assert "group 'h' is not in the store, where its lanes are in another" in caplog.text
+    assert "group 'h' was not written to the store" in caplog.text
     assert "group 'g' has concurrency=inf in the store, which wins over the 2" in caplog.text
     assert (
         "lane 'main' has concurrency=3 in the store, which wins over the 5 given here; "
@@ -383,7 +387,7 @@ async def test_what_is_asked_for_is_checked_and_may_be_as_large_as_it_likes(
 
 def test_a_store_in_a_file_has_one() -> None:
     for path in ("", ":memory:"):
-        with pytest.raises(ValueError, match="path must be that of a file"):
+        with pytest.raises(ValueError, match="path must be the path of a file"):
             SqliteStore(path)
 
 
@@ -639,12 +643,12 @@ async def test_check_finds_what_contradicts_itself_and_repairs_it(tmp_path: Path
             connection.close()
         report = await lanes.check()
         text = "\n".join(report.problems)
-        assert f"job {first.id} could be claimed, and is on no list" in text
-        assert f"job {second.id} is on a list, though others stand before it" in text
-        assert f"job {parked.id} is on a list, though it is parked" in text
-        assert f"job {runs.id} runs, though others stand before it" in text
+        assert f"job {first.id} is a waiting head, and is on no ready list" in text
+        assert f"job {second.id} is on a ready list, though other jobs of its session are" in text
+        assert f"job {parked.id} is on a ready list, though it is parked" in text
+        assert f"job {runs.id} runs, though other jobs of its session are before it" in text
         assert f"job {runs.id} runs on an instance that is not in the store" in text
-        assert f"job {lost.id} is bound for lane 'nowhere', which is not there" in text
+        assert f"job {lost.id} is for lane 'nowhere', which is not in the store" in text
         assert "the counts of jobs are not those of the jobs" in text
         assert report.repaired == 0
         assert (await lanes.check(repair=True)).repaired == 5
@@ -760,7 +764,7 @@ async def test_a_retry_without_its_attributes_is_tried_again_by_the_policy(
             await lost.wait()
         assert trio.current_time() == 5
         assert await (await lanes.submit("echo", 1)).wait() == 1
-    assert "a handler raised Unconstructed, which lacks what Retry sets" in caplog.text
+    assert "a handler raised Unconstructed, which lacks the attributes of Retry" in caplog.text
 
 
 async def test_a_retry_policy_that_cannot_be_read_fails_its_job_alone() -> None:

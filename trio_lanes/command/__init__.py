@@ -1,4 +1,4 @@
-"""The command ``trio-lanes``: runs workers, and lets people look at a store and act on it.
+"""The command ``trio-lanes``: runs workers, and inspects and controls a store.
 
 It needs the extra ``command``; the library never imports it.
 """
@@ -13,7 +13,7 @@ NEEDS = ("click", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``trio-lanes`` with these arguments, or those of the process. Returns the exit code."""
+    """Run ``trio-lanes`` with arguments, by default those of the process. Return the exit code."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         print(

@@ -1,4 +1,4 @@
-"""What an inspecting command found or did: one JSON document, and the same for people."""
+"""The answer of a command: a JSON document, and the same as tables and lines of text."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: frozenset[str] = frozenset()
-    """The columns that stand at the right."""
+    """The columns that are aligned to the right."""
 
 
 @final
 @attrs.frozen
 class Answer:
-    """What a command gives back."""
+    """The answer of a command."""
 
     document: Any
-    """Attrs classes, mappings and sequences of what JSON knows."""
+    """Attrs classes, mappings and sequences of JSON values."""
     shown: Sequence[Table | str] = ()
-    """For people: tables, and lines."""
+    """Tables and lines of text."""
     code: int = DONE
 
 
 def to_json(document: Any, *, encoding: str = "utf-8") -> str:
-    """The document as indented JSON, escaped if the encoding needs that. Infinity is null."""
+    """Return a document as indented JSON, escaped if the encoding needs that. Infinity is null."""
     text = json.dumps(_plain(document), indent=2, ensure_ascii=False)
-    # what a terminal obeys, or does not show, is escaped; a line feed here is JSON's own
+    # unprintable characters are escaped; a line feed here is JSON's own
     text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     try:
         text.encode(encoding)
@@ -70,26 +70,26 @@ LONGEST: Final = 80
 
 
 def shortened(text: str) -> str:
-    """One line of it, not too long."""
+    """Return a text as one line of at most `LONGEST` characters."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def number(value: float) -> str:
-    """A count or a limit."""
+    """Format a count or a limit."""
     return "∞" if value == math.inf else f"{value:,}"
 
 
 def moment(when: float) -> str:
-    """A Unix time, in the clock of whoever reads it."""
+    """Format a Unix time as local time."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-    except (OSError, OverflowError, ValueError):  # years that no calendar of this machine has
+    except (OSError, OverflowError, ValueError):  # a year beyond the machine's calendar
         return "the end of time"
 
 
 def visible(text: str) -> str:
-    """That text with what no terminal shows, or what it obeys, written out."""
+    """Return a text with control and other unprintable characters as escapes."""
     if text.isprintable():
         return text
     return "".join(
@@ -98,5 +98,5 @@ def visible(text: str) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """``1 job``, ``2 jobs``."""
+    """Format a count with a noun: ``1 job``, ``2 jobs``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

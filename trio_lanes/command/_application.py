@@ -1,12 +1,12 @@
-"""What ``app:lanes`` may be, and how it is found.
+"""The argument ``app:lanes``: finds an application, and opens its lanes.
 
 ``app`` is a module, found from the current folder as by ``python -m``; ``lanes`` is a name in it,
-with dots if need be. It is one of:
+possibly with dots. The object of that name is one of:
 
-* an async context manager that gives `DurableLanes`: what `open_durable_lanes` returns;
-* a function without arguments that returns one, which is called once. A function under
-  `contextlib.asynccontextmanager` is such a function, and can open what handlers need around the
-  lanes, and close it after their drain.
+* an async context manager that gives `DurableLanes`, as `open_durable_lanes` returns it;
+* a function without arguments that returns one, and is called once. A function under
+  `contextlib.asynccontextmanager` is such a function. It can open resources of the handlers before
+  the lanes, and close them after the drain.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ._exits import CommandError
 
 
 def find_object(named: str) -> Any:
-    """Import what ``module:name`` stands for.
+    """Import the object that ``module:name`` names.
 
     Raises:
-      CommandError: if there is no such thing, or importing it fails.
+      CommandError: if there is no such object, or its import fails.
     """
     module_name, colon, names = named.partition(":")
     if not (module_name and colon and names):
@@ -50,10 +50,10 @@ def find_object(named: str) -> Any:
 
 @asynccontextmanager
 async def open_application(named: str) -> AsyncIterator[DurableLanes]:
-    """Open the lanes that ``named`` stands for, for as long as the block.
+    """Open the lanes that ``module:name`` names, for the time of a block.
 
     Raises:
-      CommandError: if it stands for something else.
+      CommandError: if the object is something else.
     """
     found = find_object(named)
     if _makes_something(found):
@@ -67,16 +67,16 @@ async def open_application(named: str) -> AsyncIterator[DurableLanes]:
         if not isinstance(lanes, DurableLanes):
             raise CommandError(f"{named} must give DurableLanes, not {lanes!r}")
         if lanes.local is None:
-            raise CommandError(f"{named} has worker=False: it runs no jobs")
+            raise CommandError(f"{named} has worker=False, so it runs no jobs: leave that out")
         yield lanes
 
 
 def _makes_something(found: Any) -> bool:
-    """Whether it is a plain function that can be called without arguments."""
+    """Whether an object is a plain function that can be called without arguments."""
     if isinstance(found, AbstractAsyncContextManager) or not callable(found):
         return False
     try:
         inspect.signature(found).bind()
-    except (TypeError, ValueError):  # it wants arguments, or nobody knows what it wants
+    except (TypeError, ValueError):  # it needs arguments, or has no signature
         return False
     return not inspect.iscoroutinefunction(found)

@@ -1,7 +1,7 @@
-"""What the commands that look and act do, each as one function of the lanes of a store.
+"""The commands on a store: each is one function of the store's `DurableLanes`.
 
-They open the store as somebody who asks, without lanes or handlers of their own: so nothing is
-changed by looking, and it makes no difference whether a worker lives.
+They open the store with ``worker=False``, and without lanes or handlers. So inspection changes
+nothing, and no command needs a living worker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PAGE = 1000
 """Jobs that are read at once."""
 
 
-# ---- looking
+# ---- inspection
 
 
 async def status(lanes: DurableLanes) -> Answer:
-    """How the store stands, and who works with it."""
+    """Show the lanes and the workers of the store."""
     async with progress("counting"):
         now = await lanes.statistics()
     instances = await lanes.instances()
@@ -66,10 +66,10 @@ async def status(lanes: DurableLanes) -> Answer:
         ],
         frozenset({"running"}),
     )
-    in_line = counted(now.sessions, "session")
+    sessions = counted(now.sessions, "session")
     shown: list[Table | str] = [
         of_lanes,
-        f"{in_line} in line",
+        f"{sessions} with queued jobs",
         workers if instances else "no worker",
     ]
     return Answer(document, shown)
@@ -89,9 +89,9 @@ def _instance(one: InstanceInfo) -> dict[str, object]:
 
 
 def _lives(one: InstanceInfo) -> bool | None:
-    """Whether that process is there; None: it is on another machine, so nobody knows.
+    """Whether an instance's process exists; None if it is on another machine.
 
-    One that was killed is written down until the next worker finds out.
+    The store lists an instance that was killed until the next worker removes it.
     """
     if one.host != socket.gethostname():
         return None
@@ -100,7 +100,7 @@ def _lives(one: InstanceInfo) -> bool | None:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, but there
+        pass  # it exists, and belongs to another user
     return True
 
 
@@ -112,7 +112,7 @@ async def jobs(
     after: int,
     limit: int,
 ) -> Answer:
-    """Those jobs; or the first ones of a lane or session, in some states."""
+    """List jobs by id, or the first jobs of the store, a lane or a session, in some states."""
     if ids:
         return await _jobs_by_id(lanes, ids)
     await _check_name(lanes, name)
@@ -146,7 +146,7 @@ async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
 async def dead(
     lanes: DurableLanes, name: str | None, failed: bool, after: int, limit: int
 ) -> Answer:
-    """The oldest dead jobs; with ``failed``, failed ones among them."""
+    """List the oldest dead jobs; with ``failed``, also failed jobs."""
     await _check_name(lanes, name)
     async with progress("reading"):
         found = await lanes.dead(name, limit=limit + 1, after=after, failed=failed)
@@ -187,7 +187,7 @@ def _note(one: DurableStatus) -> str:
 
 
 async def check(lanes: DurableLanes, repair: bool) -> Answer:
-    """Whether what is kept is consistent."""
+    """Check the store for contradictions."""
     async with progress("looking at every job"):
         report = await lanes.check(repair)
         left = (await lanes.check()).problems if repair and report.problems else report.problems
@@ -198,11 +198,11 @@ async def check(lanes: DurableLanes, repair: bool) -> Answer:
     return Answer(document, lines or ["all is well"], NO if left else DONE)
 
 
-# ---- acting
+# ---- control
 
 
 async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) -> Answer:
-    """Cancel those jobs."""
+    """Cancel jobs by id."""
     done = [id for id in ids if await lanes.cancel(id, reason)]
     return _done("cancelled", done, ids, "has ended, is dead, or is not known")
 
@@ -210,7 +210,7 @@ async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) ->
 async def requeue(
     lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool, failed: bool
 ) -> Answer:
-    """Take dead jobs back into line: those, or all of a lane, a session, or the store."""
+    """Queue dead jobs again: by id, or all of a lane, a session, or the store."""
     _check_selection(ids, name, all_)
     if not ids:
         await _check_name(lanes, name)
@@ -227,7 +227,7 @@ async def requeue(
 async def purge(
     lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool, failed: bool
 ) -> Answer:
-    """Forget dead jobs: those, or all of a lane, a session, or the store."""
+    """Forget dead jobs: by id, or all of a lane, a session, or the store."""
     _check_selection(ids, name, all_)
     if ids:
         done = [id for id in ids if await lanes.purge(id)]
@@ -253,7 +253,7 @@ def _done(word: str, done: Sequence[int], asked: Sequence[int], otherwise: str) 
 
 
 async def clear(lanes: DurableLanes, name: str, reason: str | None) -> Answer:
-    """Cancel what has not started in a lane or session."""
+    """Cancel the jobs of a lane or session that have not started."""
     async with progress(f"clearing {name}"):
         count = await lanes.clear(name, reason)
     line = f"cleared {counted(count, 'job')} of {name}"
@@ -261,7 +261,7 @@ async def clear(lanes: DurableLanes, name: str, reason: str | None) -> Answer:
 
 
 async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer:
-    """Claim nothing of a lane or session, for some seconds or until it is resumed."""
+    """Pause a lane or session, for some seconds or until it is resumed."""
     if seconds is None:
         await lanes.pause(name)
         return Answer({"paused": name, "seconds": None}, [f"paused {name} until it is resumed"])
@@ -270,7 +270,7 @@ async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer
 
 
 async def resume(lanes: DurableLanes, name: str) -> Answer:
-    """Undo that."""
+    """End the pause of a lane or session."""
     await lanes.resume(name)
     return Answer({"resumed": name}, [f"resumed {name}"])
 
@@ -278,7 +278,7 @@ async def resume(lanes: DurableLanes, name: str) -> Answer:
 async def limit(
     lanes: DurableLanes, name: str, concurrency: float | None, new: bool, remove: bool
 ) -> Answer:
-    """Set how many jobs of a lane run at once; or remove it."""
+    """Set how many jobs of a lane run at once; or remove the lane."""
     if (concurrency is None) != remove or (new and remove):
         raise CommandError("say how many may run at once, or --remove")
     known = (await lanes.statistics()).lanes
@@ -306,7 +306,7 @@ async def rules(
     max_crashes: float | None,
     on_dead: Literal["continue", "hold"] | None,
 ) -> Answer:
-    """Show the rules of the store; and change some first, if asked."""
+    """Change rules of the store, if values are given; then show them all."""
     changes: dict[str, Any] = {
         "result_ttl": result_ttl,
         "max_crashes": max_crashes,
@@ -325,14 +325,14 @@ async def rules(
     }
     lines = [
         f"result_ttl {now.result_ttl:,g} s: how long an ended job and its key are remembered",
-        f"max_crashes {number(now.max_crashes)}: the crashes of a job alone that make it dead",
-        f"on_dead {document['on_dead']}: what the session of a dead job does",
+        f"max_crashes {number(now.max_crashes)}: how many crashes of a job alone make it dead",
+        f"on_dead {document['on_dead']}: whether the session of a dead job goes on",
     ]
     return Answer(document, lines)
 
 
 async def _check_name(lanes: DurableLanes, name: str | None) -> None:
-    """Refuse a lane that is not there; a session need not be."""
+    """Refuse the name of a lane that does not exist; a session need not exist."""
     if name is None or name.strip().startswith(SESSION_PREFIX):
         return
     known = (await lanes.statistics()).lanes

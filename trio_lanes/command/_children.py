@@ -1,9 +1,9 @@
-"""Worker processes, and the line between each of them and its parent.
+"""Worker processes, and the connection between each of them and its parent.
 
-The line is a pair of sockets. A child says over it that it works; and when the parent is gone,
-however that ended, the line is cut, which a child takes for a SIGTERM: no worker goes on without
-anybody to supervise it. A child is a process group of its own, so that Ctrl-C in a terminal reaches
-it once, from its parent, and not twice.
+The connection is a pair of sockets. A child reports over it that it is ready. When the parent ends,
+in any way, the connection is cut, and the child acts as on a SIGTERM: no worker goes on without a
+supervisor. A child is a process group of its own, so Ctrl-C in a terminal reaches it once, from its
+parent, and not twice.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class Child(Protocol):
     def pid(self) -> int: ...
 
     async def wait_ready(self) -> bool:
-        """Wait until it works; False if it ends before."""
+        """Wait until the process is ready; return False if it ends before."""
 
     async def wait(self) -> int:
-        """Wait for its end; its exit code, which is the negative signal if one ended it."""
+        """Wait for its end; return its exit code, or the negative number of a signal."""
 
     def send_signal(self, signum: int) -> None:
-        """Send it a signal; nothing, if it has ended."""
+        """Send a signal to the process, unless it has ended."""
 
     async def aclose(self) -> None:
-        """Cut the line."""
+        """Cut the connection."""
 
 
 @final
 class WorkerProcess:
-    """A `Child` that is a process."""
+    """A `Child` that is a real process."""
 
     def __init__(self, process: trio.Process, line: trio.SocketStream) -> None:
         self._process: Final = process
@@ -63,7 +63,7 @@ class WorkerProcess:
 
 
 async def start_worker(arguments: Sequence[str]) -> WorkerProcess:
-    """Start ``trio-lanes worker`` with these arguments, at the other end of a line."""
+    """Start ``trio-lanes worker`` with arguments and a connection to this process."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await trio.lowlevel.open_process(
@@ -77,22 +77,22 @@ async def start_worker(arguments: Sequence[str]) -> WorkerProcess:
 
 @final
 class Line:
-    """A child's end."""
+    """The child's end of the connection."""
 
     def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # what a handler starts must not hold it
+        os.set_inheritable(descriptor, False)  # processes that a handler starts must not hold it
         end = trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))
         self._stream: Final = trio.SocketStream(end)
 
     async def say_ready(self) -> None:
-        """Tell the parent that this process works."""
+        """Tell the parent that this process is ready."""
         try:
             await self._stream.send_all(_READY)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # `hold` has heard of it, or is about to
+            pass  # the parent has ended, which `hold` sees
 
     async def hold(self) -> None:
-        """Keep the line, and end this process by SIGTERM when the parent is gone."""
+        """Hold the connection, and end this process by SIGTERM when the parent has ended."""
         async with self._stream:
             try:
                 await self._stream.receive_some(1)

@@ -1,4 +1,4 @@
-"""The command line itself: what can be typed, and how errors become one line and a code."""
+"""The command line: its options, and the exit code and message of each error."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ._store_commands import add_store_commands
 EXIT_CODES: Final = """
 \b
 Exit codes:
-  0    done; a worker has drained in order
-  1    nothing to do it to, problems found, or a drain that left something behind
+  0    success; a worker has drained
+  1    no job was concerned, problems were found, or a drain gave up jobs
   2    a mistake on the command line or in the application
-  3    the store is not there, damaged, or of another version
-  4    another process works with the store, which takes only one
-  5    the store is not available now; trying again later is right
-  70   an exception that nobody expected, in the application or in here
+  3    the store does not exist, is damaged, or has another version
+  4    another worker has the store, which takes only one
+  5    the store is not available now; try again later
+  70   an unexpected exception, in the application or in this command
   130  Ctrl-C
 """
 
 
 def run(arguments: Sequence[str] | None) -> int:
-    """Do what the command line says. Returns the exit code; errors are a line on standard error."""
+    """Run a command line. Return the exit code; an error is one line on standard error."""
     settings = {"traceback": False}
     try:
         return int(
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
     except Exception as error:
         return _explain(error, settings)
-    except BaseExceptionGroup as group:  # it has something that is no Exception
+    except BaseExceptionGroup as group:  # a group with an exception that is not an Exception
         return _explain(group, settings)
 
 
@@ -75,7 +75,7 @@ def _fail(error: BaseException, message: str, code: int, settings: dict[str, boo
 @click.option("--traceback", is_flag=True, help="Show where an error comes from.")
 @click.pass_context
 def cli(context: click.Context, traceback: bool) -> int:
-    """Run durable lanes, look at their store, and act on it."""
+    """Run durable lanes; inspect and control their store."""
     context.obj["traceback"] = traceback
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
@@ -93,28 +93,28 @@ def cli(context: click.Context, traceback: bool) -> int:
     default=1,
     show_default=True,
     metavar="N",
-    help="How many; more than one only on a store that many may work with.",
+    help="How many worker processes; more than one only on a store that takes several.",
 )
 @click.option(
     "--grace",
     type=seconds,
     default=30.0,
     show_default=True,
-    help="How long what runs may go on after the first signal.",
+    help="How long running jobs may go on after the first signal.",
 )
 @click.option(
     "--cancel-grace",
     type=seconds,
     default=5.0,
     show_default=True,
-    help="How long it may take to end once it is cancelled.",
+    help="How long a job may take to end after it is cancelled.",
 )
 @click.option(
     "--kill-after",
     type=seconds,
     default=10.0,
     show_default=True,
-    help="With --processes: how long after the grace a process may take to end.",
+    help="With --processes: how long a process may take to end after the grace.",
 )
 @click.option(
     "--reload",
@@ -140,11 +140,12 @@ def worker(
 ) -> int:
     """Run the durable lanes of an application.
 
-    APP is a module, found from the current folder; LANES is a name in it: what open_durable_lanes()
-    returns, or a function without arguments that returns it.
+    APP is a module, found from the current folder; LANES is a name in it: the return value of
+    open_durable_lanes(), or a function without arguments that returns it.
 
-    The first SIGTERM, SIGINT (or SIGHUP, without --reload) has it claim no more and end in order;
-    the second cancels what still runs, and gives it back. SIGUSR1 gives up bodies that do not end.
+    After the first SIGTERM or SIGINT (or SIGHUP, without --reload) the worker claims no more jobs,
+    and running jobs may end. The second signal cancels them and gives them back. SIGUSR1 gives up
+    running jobs that do not end.
     """
     from ._supervisor import supervise
     from ._worker import WorkerOptions, work

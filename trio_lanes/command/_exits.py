@@ -1,4 +1,4 @@
-"""Exit codes, and the errors that lead to them."""
+"""The exit codes, and the errors that lead to them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from .._config.errors import LaneError
 from ..durable import StoreError, StoreLockedError, StoreUnavailableError
 
 DONE: Final = 0
-"""Done; a worker has drained, and nothing is left behind."""
+"""Success; a worker has drained, and all its jobs have ended."""
 NO: Final = 1
-"""There was nothing to do it to, the check found something, or a drain was not clean."""
+"""No job was concerned, the check found a problem, or a drain gave up a job."""
 USAGE: Final = 2
-"""The command line is wrong, or the application is not what it says."""
+"""The command line is wrong, or the application is not of the named form."""
 STORE: Final = 3
-"""The store cannot be used: it is not there, is damaged, or is of another version."""
+"""The store cannot be used: it does not exist, is damaged, or has another version."""
 LOCKED: Final = 4
-"""Another process works with the store, and it takes only one."""
+"""Another worker has the store, which takes only one."""
 UNAVAILABLE: Final = 5
-"""The store cannot be used now: no disk, no connection. Trying again later is right."""
+"""The store cannot be used now: disk full, no connection. The command can be tried again later."""
 CRASHED: Final = 70
-"""The application's lanes ended by an exception."""
+"""An exception ended the application's lanes."""
 INTERRUPTED: Final = 130
 """Ctrl-C."""
 
 
 class CommandError(Exception):
-    """What is told in one line, and the code to exit with."""
+    """An error that is reported in one line, with an exit code."""
 
     def __init__(self, message: str, code: int = USAGE) -> None:
         self.code: Final = code
@@ -34,14 +34,14 @@ class CommandError(Exception):
 
 
 def first_leaf(error: BaseException) -> BaseException:
-    """What really happened, out of the groups that nurseries make."""
+    """Return the first exception inside of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def exit_code(error: BaseException) -> int | None:
-    """The code for an error that is explained by its message; None if it needs a traceback."""
+    """Return the exit code of an error whose message explains it; None if it needs a traceback."""
     if isinstance(error, CommandError):
         return error.code
     if isinstance(error, StoreLockedError):
@@ -54,5 +54,5 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return the message of an error, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Kinds of values on the command line, as functions that read them."""
+"""The types of command-line values, as functions that parse them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .._config.names import SESSION_PREFIX
 
 
 def seconds(text: str | float) -> float:
-    """A finite number of seconds, from 0 up."""
+    """Parse a finite number of seconds, from 0 up."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise click.BadParameter(f"{text!r} is no number of seconds")
+        raise click.BadParameter(f"{text!r} is not a number of seconds")
     return value
 
 
 def name(text: str) -> str:
-    """A lane, or ``session:KEY``; not what is left of it when a shell's variable is not set."""
+    """Parse a lane or ``session:KEY``; refuse an empty name, as from an unset shell variable."""
     bare = text.strip()
     while bare.startswith(SESSION_PREFIX):
         bare = bare[len(SESSION_PREFIX) :].strip()
@@ -35,7 +35,7 @@ def name(text: str) -> str:
 
 
 def count(text: str) -> int | float:
-    """A whole number from 0 up, or ``inf``."""
+    """Parse a whole number from 0 up, or ``inf``."""
     if text == "inf":
         return math.inf
     if not (text.isascii() and text.isdecimal()):

@@ -18,15 +18,15 @@ from rich.table import Table as RichTable
 from ._answer import Answer, Table, to_json, visible
 
 SHOWN_AFTER: Final = 0.5
-"""Seconds after which there is something to be seen of what takes long."""
+"""Seconds after which a progress bar appears."""
 REDRAWN_EVERY: Final = 0.1
 
 WIDE: Final = 10_000
-"""Columns of a standard output that is no terminal: whoever reads it there cuts it himself."""
+"""Columns of a standard output that is not a terminal."""
 
 
 def show(answer: Answer, *, as_json: bool) -> None:
-    """Print it."""
+    """Print an answer."""
     if as_json:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         click.echo(to_json(answer.document, encoding=encoding))
@@ -56,10 +56,10 @@ def _show_table(table: Table) -> None:
 
 @asynccontextmanager
 async def progress(what: str, total: int | None = None) -> AsyncIterator[Callable[[int], None]]:
-    """Show that something goes on, if it takes long and somebody looks.
+    """Show a progress bar, if the block takes long and standard error is a terminal.
 
-    Gives the function to call with how many more of ``total`` are done; without a total the bar
-    says only that it goes on, and for how long.
+    It gives a function that advances the bar by a number; without a ``total`` the bar shows only
+    the elapsed time.
     """
     console = Console(stderr=True)
     columns = [TextColumn("{task.description}", markup=False), BarColumn()]
@@ -70,7 +70,7 @@ async def progress(what: str, total: int | None = None) -> AsyncIterator[Callabl
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        auto_refresh=False,  # a task of ours does that, and no thread
+        auto_refresh=False,  # the task below refreshes it, not a thread
         disable=not console.is_terminal,
     )
     task = bar.add_task(what, total=total)

@@ -1,4 +1,4 @@
-"""The commands that look at a store and act on it: what can be typed after their names."""
+"""The commands on a store: their options and arguments."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ OF: Final = click.Option(
     ["--of", "name"],
     type=name,
     metavar="NAME",
-    help="Of that lane, or of the session session:KEY.",
+    help="Only of this lane, or of the session session:KEY.",
 )
 ALL: Final = click.Option(["--all", "all_"], is_flag=True, help="All of the store.")
 FAILED: Final = click.Option(
     ["--failed"], is_flag=True, help="Also jobs that failed for good and are still remembered."
 )
 AFTER: Final = click.Option(
-    ["--after"], type=click.IntRange(0), default=0, help="With ids beyond this one."
+    ["--after"], type=click.IntRange(0), default=0, help="Only with ids greater than this."
 )
-REASON: Final = click.Option(["--reason"], help="What whoever waits for the job is told.")
+REASON: Final = click.Option(["--reason"], help="The reason, for tasks that wait for the job.")
 
 
 def _limit(default: int) -> click.Option:
@@ -47,10 +47,10 @@ def _ids(required: bool) -> click.Argument:
 
 
 COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
-    (_ask.status, "Show the lanes, how much waits and runs, and who works.", ()),
+    (_ask.status, "Show the lanes with their numbers of jobs, and the workers.", ()),
     (
         _ask.jobs,
-        "List jobs: those with these ids, or the first ones.",
+        "List jobs by id, or the first jobs of the store.",
         (
             _ids(required=False),
             OF,
@@ -58,7 +58,7 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
                 ["--state", "states"],
                 multiple=True,
                 type=click.Choice([state.value for state in DurableState]),
-                help="In that state; may be given more than once.",
+                help="Only in this state; may be given more than once.",
             ),
             AFTER,
             _limit(50),
@@ -67,7 +67,7 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
     (_ask.dead, "List dead jobs, the oldest first.", (OF, FAILED, AFTER, _limit(50))),
     (
         _ask.requeue,
-        "Take dead or failed jobs back into line, with attempts and crashes at 0.",
+        "Queue dead or failed jobs again, with attempts and crashes at 0.",
         (_ids(required=False), OF, ALL, FAILED),
     ),
     (
@@ -77,7 +77,7 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
     ),
     (
         _ask.pause,
-        "Claim nothing of a lane, or of the session session:KEY.",
+        "Pause a lane, or the session session:KEY.",
         (
             NAMED,
             click.Option(
@@ -86,21 +86,21 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
         ),
     ),
     (_ask.resume, "Undo a pause.", (NAMED,)),
-    (_ask.clear, "Cancel what has not started, of a lane or a session.", (NAMED, REASON)),
-    (_ask.cancel, "Cancel jobs, also those that run.", (_ids(required=True), REASON)),
+    (_ask.clear, "Cancel the jobs of a lane or session that have not started.", (NAMED, REASON)),
+    (_ask.cancel, "Cancel jobs, also running jobs.", (_ids(required=True), REASON)),
     (
         _ask.limit,
         "Set how many jobs of a lane run at once, on all workers together.",
         (
             NAMED,
             click.Argument(["concurrency"], type=count, required=False, metavar="[N|inf]"),
-            click.Option(["--new"], is_flag=True, help="Make that lane."),
-            click.Option(["--remove"], is_flag=True, help="Remove it; it must have no jobs."),
+            click.Option(["--new"], is_flag=True, help="Make the lane."),
+            click.Option(["--remove"], is_flag=True, help="Remove the lane; it must have no jobs."),
         ),
     ),
     (
         _ask.rules,
-        "Show what else holds for all workers, and change it.",
+        "Show the rules of the store, and change them.",
         (
             click.Option(
                 ["--result-ttl"],
@@ -112,25 +112,25 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
                 ["--max-crashes"],
                 type=count,
                 metavar="N|inf",
-                help="The crashes that make a job dead, while nothing else ran.",
+                help="How many crashes make a job dead, if the process ran no other job.",
             ),
             click.Option(
                 ["--on-dead"],
                 type=click.Choice(["continue", "hold"]),
-                help="What the session of a dead job does.",
+                help="Whether the session of a dead job goes on.",
             ),
         ),
     ),
     (
         _ask.check,
-        "Look at every job for what contradicts itself.",
-        (click.Option(["--repair"], is_flag=True, help="Put right what can be."),),
+        "Check every job for contradictions.",
+        (click.Option(["--repair"], is_flag=True, help="Repair them."),),
     ),
 )
 
 
 def add_store_commands(group: click.Group) -> None:
-    """Have ``group`` know them."""
+    """Add the commands to a group."""
     for act, text, parameters in COMMANDS:
         group.add_command(
             click.Command(
@@ -138,7 +138,7 @@ def add_store_commands(group: click.Group) -> None:
                 callback=_on_store(act),
                 params=[*parameters, _STORE, _JSON],
                 help=text,
-                # so that `limit main -1` is told what is wrong with -1
+                # so that the error of `limit main -1` is about the number
                 context_settings={"ignore_unknown_options": act is _ask.limit},
             )
         )
@@ -148,13 +148,13 @@ _STORE: Final = click.Option(
     ["--store"],
     envvar="TRIO_LANES_STORE",
     metavar="sqlite:PATH",
-    help="The store; or TRIO_LANES_STORE in the environment.",
+    help="The store; default: TRIO_LANES_STORE in the environment.",
 )
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 
 
 def _on_store(act: Act) -> Callable[..., int]:
-    """Have ``act`` called with the lanes of ``--store``, and its answer shown."""
+    """Return a command that calls ``act`` with the lanes of ``--store`` and shows its answer."""
 
     async def ask(store: str, options: dict[str, Any]) -> Answer:
         async with open_durable_lanes(find_store(store), {}, {}, worker=False) as lanes:

@@ -1,4 +1,4 @@
-"""How a store is named on the command line: ``sqlite:jobs.db``."""
+"""The names of stores on the command line: ``sqlite:jobs.db``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ._exits import STORE, CommandError
 
 
 def find_store(named: str) -> Store:
-    """That store, which must be there; nothing is opened yet.
+    """Return the store of a name, which must exist; it is not opened.
 
     Raises:
-      CommandError: if it is not, or the name is none.
+      CommandError: if it does not exist, or the name is malformed.
     """
     scheme, colon, rest = named.partition(":")
     if not colon or scheme not in _SCHEMES or not rest:
         known = ", ".join(f"{scheme}:{what}" for scheme, (what, _) in _SCHEMES.items())
-        raise CommandError(f"{named!r} names no store; what does: {known}")
+        raise CommandError(f"{named!r} does not name a store; use: {known}")
     return _SCHEMES[scheme][1](rest)
 
 
 def _sqlite(path: str) -> Store:
-    # a worker makes the file; a person who misspells it wants to be told
+    # only a worker makes the file, so that a misspelt path is an error
     if not Path(path).is_file():
-        raise CommandError(f"there is no store {path}: a worker makes it when it starts", STORE)
+        raise CommandError(f"there is no store {path}: a worker makes it at its start", STORE)
     return SqliteStore(path)
 
 

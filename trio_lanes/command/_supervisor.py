@@ -1,11 +1,11 @@
-"""Keeps N worker processes: starts them, passes signals on, starts them again, ends them.
+"""The supervisor of N worker processes: starts, restarts and ends them, and forwards signals.
 
-The first one is started alone, and the others when it works: so what is wrong with the command
-line, the application or the store is told once, and ends the whole. Later a process that ends,
-however it does, is started again: at first soon, then later and later while it does not last.
+The first process is started alone, and the others when it is ready. So an error in the command
+line, the application or the store is reported once, and ends all. Later a process that ends, in any
+way, is restarted: after a short time, which doubles while the process does not last.
 
-The end: whatever signal the parent gets it passes on, and a second one too. Processes that have not
-ended after ``grace`` are sent SIGTERM, and after ``kill_after`` more SIGKILL.
+The end: the parent forwards its first signal, and a second one. Processes that have not ended after
+``grace`` get SIGTERM, and after ``kill_after`` more SIGKILL.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ logger: Final = logging.getLogger("trio_lanes.command")
 StartChild: TypeAlias = Callable[[], Awaitable[Child]]
 
 BACKOFF: Final = (0.5, 30.0)
-"""Seconds after which a process is started again: at first, doubling each time, and at most."""
+"""Seconds before a process is restarted: the first time (they double each time), and at most."""
 LASTING: Final = 60.0
-"""Seconds after which one has lasted, so that the next time is a first time again."""
+"""Seconds after which a process has lasted, so that `BACKOFF` begins anew."""
 HOPELESS: Final = frozenset({USAGE, STORE, LOCKED})
-"""Exit codes of a first process with which no other would fare better."""
+"""Exit codes of the first process that the other processes would have as well."""
 IN_ORDER: Final = frozenset({DONE, -signal.SIGTERM})
-"""Ends after a signal. A process whom SIGTERM ended had not begun, or was through."""
+"""Exit codes of a clean end after a signal. SIGTERM ends a process that is not ready, or done."""
 
 
 def signal_name(signum: int) -> str:
-    """``SIGTERM``, or ``signal 40`` for one of those without a name."""
+    """Return ``SIGTERM``, or ``signal 40`` for a signal without a name."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -49,10 +49,10 @@ class Supervisor:
     """Keeps ``processes`` children alive until a signal ends them.
 
     Args:
-      start: starts one.
-      grace: seconds that they have to end in order.
-      kill_after: seconds between SIGTERM, then, and SIGKILL.
-      told: signals that are passed on and end nothing.
+      start: starts a child.
+      grace: seconds that the children have for a clean end.
+      kill_after: seconds between SIGTERM at the end of the grace and SIGKILL.
+      told: signals that are forwarded and do not end the children.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Supervisor:
         self._grace: Final = grace
         self._kill_after: Final = kill_after
         self._told: Final = told
-        self._children: Final[dict[int, Child]] = {}  # {number: who lives}
-        self._ready: Final[set[int]] = set()  # their numbers
+        self._children: Final[dict[int, Child]] = {}  # {number: child that lives}
+        self._ready: Final[set[int]] = set()  # the numbers of children that are ready
         self._first_ready: Final = trio.Event()
         self._stop: Final = trio.Event()
         self._hurry: Final = trio.Event()
         self._code = DONE
 
     async def run(self, signals: AsyncIterator[int]) -> int:
-        """Keep them until a signal comes and they have ended. Returns the exit code."""
+        """Supervise until a signal comes and all have ended. Return the exit code."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, signals)
             nursery.start_soon(self._insist)
@@ -111,16 +111,16 @@ class Supervisor:
             delay = min(2 * delay, BACKOFF[1])
 
     async def _live(self, number: int) -> int:
-        """One life of that process; returns its exit code."""
+        """Start a process, wait for its end, and return its exit code."""
         try:
             child = await self._start()
-        except OSError as error:  # no memory, too many processes: that may pass
+        except OSError as error:  # no memory, too many processes: it is tried again
             logger.error("process %d could not be started: %s", number, error)
             return CRASHED
         self._children[number] = child
         try:
             logger.info("process %d started as %d", number, child.pid)
-            if self._stop.is_set():  # the signal came while it was being started
+            if self._stop.is_set():  # the signal came during the start
                 child.send_signal(signal.SIGTERM)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._hear, number, child)
@@ -149,7 +149,7 @@ class Supervisor:
             self._code = self._code or NO
 
     async def _first_to_come(self, event: trio.Event) -> None:
-        """Wait for ``event``, or for the end."""
+        """Wait for an event, or for the signal to stop."""
         async with trio.open_nursery() as nursery:
 
             async def wait(event: trio.Event) -> None:
@@ -165,18 +165,18 @@ class Supervisor:
         async for signum in signals:
             logger.info("%s is passed on", signal_name(signum))
             if signum in self._told:
-                for number in self._ready:  # the others read what there is when they begin
+                for number in self._ready:  # the others read the new values at their start
                     self._children[number].send_signal(signum)
                 continue
             if self._stop.is_set():
                 self._hurry.set()
             self._stop.set()
             for number, child in self._children.items():
-                # one that is not ready yet has nothing to end, and may not know the others
+                # a process that is not ready has no job, and may not handle other signals yet
                 child.send_signal(signum if number in self._ready else signal.SIGTERM)
 
     async def _insist(self) -> None:
-        """Once the end has begun: terminate, then kill, whoever has not ended in time."""
+        """After the first signal: terminate, then kill, processes that do not end in time."""
         await self._stop.wait()
         with trio.move_on_after(self._grace):
             await self._hurry.wait()
@@ -194,7 +194,7 @@ class Supervisor:
 async def supervise(
     options: WorkerOptions, processes: int, kill_after: float, log_level: str
 ) -> int:
-    """Run the application's lanes in that many processes. Returns the exit code."""
+    """Run the application's lanes in several processes. Return the exit code."""
     arguments = [
         options.application,
         f"--grace={options.grace}",

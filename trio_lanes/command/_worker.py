@@ -1,8 +1,9 @@
-"""One worker: an application's durable lanes, from the first signal handler to the last line.
+"""One worker process: runs the durable lanes of an application until a signal.
 
-Signals are taken before the application is even imported, so there is no moment at which one kills
-a process that has claimed something. Until the lanes are open a signal just ends the process; then
-`shutdown_on_signals` has them; and what comes after the drain has somebody who is tired of waiting.
+Signal handlers are installed before the application is imported, so a signal never kills a process
+that has claimed jobs. Until the lanes are open, a signal ends the process at once. Then
+`shutdown_on_signals` handles signals. A signal after the drain ends a process that still waits for
+bodies that do not end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RELOADING: Final = signal.SIGHUP
 @final
 @attrs.frozen(kw_only=True)
 class WorkerOptions:
-    """What ``trio-lanes worker`` was told about one process."""
+    """The options of ``trio-lanes worker`` for one process."""
 
     application: str
     grace: float
@@ -40,16 +41,16 @@ class WorkerOptions:
     reload: str | None = None
     """The function that SIGHUP calls; None: SIGHUP ends the worker, as SIGTERM does."""
     line: int | None = None
-    """The descriptor of the line to a supervisor, if there is one."""
+    """The descriptor of the connection to a supervisor, or None."""
 
     @property
     def told(self) -> frozenset[int]:
-        """The signals that end nothing."""
+        """The signals that do not end the worker."""
         return frozenset({RESETTING} if self.reload is None else {RESETTING, RELOADING})
 
 
 async def work(options: WorkerOptions) -> int:
-    """Run the application's lanes until a signal ends them. Returns the exit code."""
+    """Run the application's lanes until a signal ends them. Return the exit code."""
     worker = _Worker(options)
     try:
         with trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals:
@@ -58,17 +59,17 @@ async def work(options: WorkerOptions) -> int:
                 await worker.run(nursery)
                 nursery.cancel_scope.cancel()
     except Exception as error:
-        if exit_code(first_leaf(error)) is None:  # nobody knows what it means without a traceback
-            logger.exception("the application's lanes ended by an exception")
+        if exit_code(first_leaf(error)) is None:  # its message alone does not explain it
+            logger.exception("an exception ended the application's lanes")
         raise
     if not worker.ready:
-        logger.info("ended before it was ready")
+        logger.info("a signal ended this process before it was ready")
     return worker.code
 
 
 @final
 class _Worker:
-    """How far it has come."""
+    """The state of a worker process."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options: Final = options
@@ -80,13 +81,13 @@ class _Worker:
         return NO if self._report is not None and self._report.abandoned else DONE
 
     async def take_signals(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
-        """Before the lanes are open, and after they are drained: leave, whatever is going on."""
+        """End the process at a signal that comes before the lanes are open, or after the drain."""
         async for signum in signals:
             if signum in self._options.told:
                 continue
             everything.cancel()
             if self._report is not None and self._report.abandoned:
-                # there are bodies that no cancellation reaches: end as if nobody took signals
+                # some bodies ignore their cancellation: end by the signal's default action
                 signal.signal(signum, signal.SIG_DFL)
                 signal.raise_signal(signum)
 
@@ -100,7 +101,7 @@ class _Worker:
             raise CommandError(f"{options.reload} must be a function, not {reload!r}")
         async with open_application(options.application) as lanes:
             if line is not None and not lanes._store.leased:
-                raise CommandError(f"{lanes._store!r} takes one process: leave --processes out")
+                raise CommandError(f"{lanes._store!r} takes one worker: leave --processes out")
             async with trio.open_nursery() as stopping:
                 await stopping.start(self._stop, lanes, reload)
                 self.ready = True
@@ -108,9 +109,14 @@ class _Worker:
                 logger.info("ready: works on %r, with the handlers %s", lanes._store, names)
                 if line is not None:
                     await line.say_ready()
-            if self.code:
-                logger.error("it waits for what did not end; another signal ends it all")
-        logger.info("ended in order" if not self.code else "ended")
+            report = self._report
+            if report is not None and report.abandoned:
+                logger.error(
+                    "the drain gave up %d jobs, whose bodies did not end when they were cancelled;"
+                    " this process waits for them, and another signal kills it",
+                    report.abandoned,
+                )
+        logger.info("all jobs have ended; the worker ends" if not self.code else "the worker ends")
 
     async def _stop(
         self, lanes: DurableLanes, reload: object, *, task_status: trio.TaskStatus[None]

@@ -274,7 +274,7 @@ async def test_a_folder_that_somebody_works_in_is_refused(
         await model.until_asked("one")
         other = await chat(b"", "--durable", str(tmp_path))
         assert other.returncode == 2
-        assert b"in the hands of process" in other.stderr
+        assert b"locked by another worker: process" in other.stderr
         process.kill()
 
     async with open_endpoint_of(model, monkeypatch):

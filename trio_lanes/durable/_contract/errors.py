@@ -1,4 +1,4 @@
-"""What durable lanes raise besides the errors of the core. All are `LaneError`."""
+"""The exceptions of durable lanes. All of them are `LaneError`, as those of the core are."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..._errors import LaneError
 
 
 class PayloadError(LaneError, ValueError):
-    """What was given is not JSON, or larger than the store's ``max_payload``."""
+    """A payload, result or checkpoint is not JSON, or larger than the store's ``max_payload``."""
 
 
 class UnknownHandlerError(LaneError, LookupError):
-    """This instance has handlers, and none of that name.
+    """This instance has handlers, and no handler of the submitted name.
 
     Attributes:
-      name: the name that was asked for.
-      names: the names that exist.
+      name: the submitted name.
+      names: the names of this instance's handlers.
     """
 
     def __init__(self, name: str, names: Iterable[str]) -> None:
@@ -27,7 +27,7 @@ class UnknownHandlerError(LaneError, LookupError):
 
     def __str__(self) -> str:
         known = ", ".join(map(repr, self.names))
-        return f"there is no handler {self.name!r}; the handlers are: {known}"
+        return f"there is no handler {self.name!r} on this instance; its handlers are: {known}"
 
 
 class KeyConflictError(LaneError, ValueError):
@@ -35,8 +35,8 @@ class KeyConflictError(LaneError, ValueError):
 
     Attributes:
       key: the key.
-      id: the job that has it.
-      field: what differs.
+      id: the job that has the key.
+      field: the field in which the two jobs differ.
     """
 
     def __init__(self, key: str, id: int, field: str) -> None:
@@ -46,16 +46,19 @@ class KeyConflictError(LaneError, ValueError):
         super().__init__(key, id, field)
 
     def __str__(self) -> str:
-        return f"the key {self.key!r} belongs to job {self.id}, whose {self.field} is another"
+        return (
+            f"the key {self.key!r} belongs to job {self.id}, which has another {self.field}; "
+            "use another key for another job"
+        )
 
 
 class DurableJobError(LaneError):
-    """The job failed. On the instance that ran it, ``__cause__`` is what its handler raised.
+    """The job failed. On the instance that ran it, ``__cause__`` is the handler's exception.
 
     Attributes:
       type: the name of the exception's type.
-      message: what it said.
-      traceback: its traceback, as text.
+      message: the exception's message.
+      traceback: the exception's traceback, as text.
     """
 
     def __init__(self, type: str, message: str, traceback: str = "") -> None:
@@ -69,14 +72,14 @@ class DurableJobError(LaneError):
 
 
 class JobDeadError(DurableJobError):
-    """The job is dead: its attempts or crashes are used up, and it waits for a person."""
+    """The job is dead: its attempts or crashes are used up. It is kept until requeue or purge."""
 
 
 class ResultGoneError(LaneError, LookupError):
-    """The job is not known: its ``result_ttl`` is over, it was purged, or it never was.
+    """The store does not know the job: ``result_ttl`` is over, it was purged, or it never existed.
 
     Attributes:
-      id: the job.
+      id: the job's number.
     """
 
     def __init__(self, id: int) -> None:
@@ -84,31 +87,34 @@ class ResultGoneError(LaneError, LookupError):
         super().__init__(id)
 
     def __str__(self) -> str:
-        return f"nothing is known of job {self.id} (any more)"
+        return (
+            f"the store does not know job {self.id}: its result_ttl is over, it was purged, "
+            "or it never existed"
+        )
 
 
 class StoreError(LaneError):
-    """The store is not usable: damaged, lost, or no store of this library."""
+    """The store cannot be used: it is damaged, was removed, or is not a store of this library."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store could not do this now: disk full, an I/O error, no connection.
+    """The store could not do the call now: the disk is full, an I/O error, no connection.
 
-    What was asked for has not happened; trying again later is right.
+    The call has changed nothing. The caller can try again later.
 
     Attributes:
-      unknown: True where it may have happened: the store could neither complete nor undo it. A job
-        with a key can be submitted again all the same.
+      unknown: True if the call may have happened: the store could neither complete nor undo it. A
+        job with a key can be submitted again in that case too.
     """
 
     unknown: bool = False
 
 
 class StoreLockedError(StoreError):
-    """Another process schedules this store, or has taken it over.
+    """Another process is the worker of this store, or has taken the store over.
 
     Attributes:
-      owner: who that is, as far as is known.
+      owner: a description of that process, as far as the store knows it.
     """
 
     def __init__(self, store: str, owner: str) -> None:
@@ -117,7 +123,10 @@ class StoreLockedError(StoreError):
         super().__init__(store, owner)
 
     def __str__(self) -> str:
-        return f"{self.store} is in the hands of {self.owner}"
+        return (
+            f"{self.store} is locked by another worker: {self.owner}; a store of this kind takes "
+            "one worker at a time"
+        )
 
 
 class StoreVersionError(StoreError):

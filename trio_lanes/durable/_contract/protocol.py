@@ -1,19 +1,19 @@
-"""What an engine must do to carry durable lanes: the `Store` protocol.
+"""The `Store` protocol: the calls that durable lanes make to a store.
 
-A `Store` object is one instance's hold on an engine. A store keeps jobs, decides which may be
-claimed, and makes each of its calls one atomic act: it has happened as a whole when the call
-returns, and not at all when it raises. What dies in between is told by the caller's point of view:
+A `Store` object is the connection of one instance to an engine. A store keeps jobs and decides
+which of them an instance may claim. Each call is atomic: it has happened as a whole when it
+returns, and not at all when it raises. If the calling process dies:
 
 ===========================  ==================================================================
-the process dies             what the engine has, and what follows
+the process dies             the engine has, and then
 ===========================  ==================================================================
-before `Store.enqueue`       nothing; the caller was told nothing
-during it                    the job or nothing; the caller, not knowing, asks again by its key
-after it                     the job, waiting
-after `Store.step` claimed   the job, running under a fence; one crash more when it is found
-after the handler's effect   the same: the effect is done again (its key or fence can prevent it)
-during the finishing step    either of the two: finished, or running as before
-after it                     the end, and the next of the session claimed or waiting
+before `Store.enqueue`       nothing; the caller had no answer
+during `Store.enqueue`       the job or nothing; the caller submits again with the same key
+after `Store.enqueue`        the job, waiting
+after `Store.step` claimed   the job, running under a fence; its recovery counts a crash
+after the handler's effect   the same: the effect is repeated (a key or a fence can prevent that)
+during the finishing step    the job, finished, or running as before
+after the finishing step     the end; the session's next job is claimed or waiting
 ===========================  ==================================================================
 """
 
@@ -41,88 +41,96 @@ from .state import DurableState
 
 
 class Store(Protocol):
-    """One instance's hold on an engine.
+    """The connection of one instance to an engine that keeps jobs.
 
-    No call is left half done: where a caller is cancelled, the call ends first. All of them raise
-    `StoreUnavailableError` for what may pass, having changed nothing, and another `StoreError`
-    for what will not.
+    No call stays half done: if a caller is cancelled, the call ends first. Every call raises
+    `StoreUnavailableError`, having changed nothing, for a fault that may pass, and another
+    `StoreError` for a fault that will not.
     """
 
     max_payload: int
     """The largest payload, result or checkpoint, in bytes of its JSON text."""
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[None]:
-        """Connect, and write lanes that are absent. Leaving it forgets nothing and ends no run.
+        """Connect, and write the lanes that the store lacks. Closing forgets no job, ends no run.
 
         Raises:
-          StoreLockedError: if it is a worker, and the engine takes only one.
-          StoreVersionError: if the engine holds what this version does not know.
+          StoreLockedError: if this is a second worker of an engine that takes only one.
+          StoreVersionError: if the engine holds data of a version that this version cannot read.
         """
 
     async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
-        """Become a new incarnation, with a lease; and give back what those without one held.
+        """Become a new incarnation with a lease; give back the jobs of instances without a lease.
 
         Args:
           lost: (id, fence) of runs that ended with the lease of the former incarnation, though
-            its process is well: they are given back, and count as no crash.
+            its process is well: their jobs are given back, and no crash is counted.
         """
 
     async def leave(self) -> None:
-        """End this incarnation cleanly. What it still runs is lost to it, as a crash."""
+        """End this incarnation. Each job that it still runs is given back and counts a crash."""
 
     async def beat(self) -> bool:
-        """Prolong the lease, then give back what expired instances held.
+        """Prolong the lease, then give back the jobs of instances whose lease has expired.
 
-        False: the lease is over, and this incarnation with it.
+        Return False if the lease of this instance is over, and its incarnation with it.
         """
 
     @property
     def leased(self) -> bool:
-        """Whether there are leases at all; else `beat` need not be called."""
+        """Whether the store has leases; else `beat` need not be called."""
 
     def wake(self) -> AsyncIterator[None]:
-        """A stream that says "look again". It may say so too often, and, now and then, too late."""
+        """Yield whenever the worker should take a step: a hint, possibly superfluous or late."""
 
     # ---- jobs
 
     async def enqueue(self, batch: Sequence[Submission]) -> list[int]:
-        """Accept all of them, in this order, or none. Returns their ids; a known key's is not new.
+        """Accept all jobs, in this order, or none. Return their ids.
+
+        A job whose key is known is not accepted again: its id is that of the job with the key.
 
         Raises:
-          UnknownLaneError, LaneFullError, KeyConflictError: for the first of which it is true.
+          UnknownLaneError, LaneFullError, KeyConflictError: for the first job that is refused.
         """
 
     async def step(self, finished: Sequence[Finish], room: int) -> Step:
-        """Finish those, then claim up to ``room`` others, in one atomic act."""
+        """Finish runs, then claim up to ``room`` jobs, in one atomic call."""
 
     async def checkpoint(self, id: int, fence: int, data: str) -> bool:
-        """Keep ``data`` for the next attempt; False if the fence is not the run's any more."""
+        """Keep ``data`` for the next attempt; False if the fence is no longer the run's."""
 
     async def lend_slot(self, id: int, fence: int) -> bool:
-        """Have the run take part in no limit; False if the fence is not the run's any more."""
+        """Free the run's slot; False if the fence is no longer the run's."""
 
     async def regain_slot(self, id: int, fence: int) -> bool | None:
-        """Take the slot back: False if there is none yet; None if the fence is not the run's.
+        """Take the slot back: False if no slot is free; None if the fence is not the run's.
 
-        Whoever was told False goes ahead of every claim, and asks again after each step.
+        A run that got False goes ahead of every claim; the caller tries again after each step.
         """
 
     async def wait(self, id: int) -> Ended | None:
-        """Wait until the job has ended or is dead; None if it is not known. Cancellable."""
+        """Wait until the job has ended or is dead; None if it is unknown. Cancellable."""
 
     # ---- control
 
     async def cancel(self, id: int, outcome: str) -> bool:
-        """End a job that does not run; record it for one that does. False if it had ended."""
+        """End a job that does not run; record the cancellation of a job that runs.
+
+        Return False if the job had ended.
+        """
 
     async def clear(self, lane: str | None, session: str | None, outcome: str) -> int:
-        """End what is waiting or parked in that lane, or of that session. Returns how many."""
+        """End the waiting and parked jobs of a lane or a session. Return how many they were."""
 
     async def pause(self, lane: str | None, session: str | None, seconds: float) -> None:
-        """Claim nothing there for that long; only ever prolongs. `math.inf`: until `resume`."""
+        """Claim no job of a lane or session for some seconds; `math.inf`: until `resume`.
+
+        It can prolong a pause, never shorten it.
+        """
 
     async def resume(self, lane: str | None, session: str | None) -> None:
-        """Undo `pause`."""
+        """End a pause."""
 
     async def configure(
         self,
@@ -130,43 +138,44 @@ class Store(Protocol):
         groups: Mapping[str, GroupLimit] | None = None,
         rules: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set lanes: a number is the concurrency alone, None removes it. All of it, or nothing.
+        """Set lanes: a number sets the concurrency alone, None removes the lane. All or nothing.
 
         Args:
-          groups: the groups that replace all others, if given.
+          groups: if given, they replace all groups.
           rules: the fields of `StoreRules` to change, by name.
 
         Raises:
-          ValueError: for the removal of a lane that has jobs, or is in a group; for a lane in two.
+          ValueError: for the removal of a lane that has jobs or is in a group; for a lane in two
+            groups.
         """
 
     async def requeue(self, id: int) -> bool:
-        """Take a dead or failed job back into line, with its attempts and crashes at 0.
+        """Queue a dead or failed job again, with its attempts and crashes at 0.
 
-        False if it is neither.
+        Return False if the job is neither.
         """
 
     async def purge(
         self, id: int | None, lane: str | None, session: str | None, *, failed: bool = False
     ) -> int:
-        """Forget dead jobs: all, or all of a lane or session; with ``failed`` also failed ones.
+        """Forget dead jobs: all, or all of a lane or session; with ``failed`` also failed jobs.
 
-        With an ``id``, that dead or failed job. Returns how many.
+        With an ``id``, forget that dead or failed job. Return how many jobs were forgotten.
         """
 
     # ---- inspection
 
     async def lanes(self) -> Mapping[str, LaneLimit]:
-        """The lanes and their limits."""
+        """Return the lanes and their limits."""
 
     async def groups(self) -> Mapping[str, GroupLimit]:
-        """The groups and their limits."""
+        """Return the groups and their limits."""
 
     async def rules(self) -> StoreRules:
-        """The rules that hold for all instances."""
+        """Return the rules that hold for all instances."""
 
     async def status(self, id: int) -> DurableStatus | None:
-        """That job; None if it is not known."""
+        """Return the state of a job; None if it is unknown."""
 
     async def jobs(
         self,
@@ -176,7 +185,7 @@ class Store(Protocol):
         after: int,
         limit: int,
     ) -> list[DurableStatus]:
-        """Jobs in one of those states, with ids beyond ``after``, in order of their ids."""
+        """Return the jobs in some states with ids greater than ``after``, in order of their ids."""
 
     async def dead(
         self,
@@ -187,13 +196,16 @@ class Store(Protocol):
         after: int = 0,
         failed: bool = False,
     ) -> list[DurableStatus]:
-        """Dead jobs with ids beyond ``after``, by id; with ``failed`` failed ones among them."""
+        """Return the dead jobs with ids greater than ``after``, in order of their ids.
+
+        With ``failed``, failed jobs are among them.
+        """
 
     async def statistics(self) -> DurableStatistics:
-        """How things stand."""
+        """Return the numbers of jobs and sessions, by lane and in all."""
 
     async def instances(self) -> list[InstanceInfo]:
-        """Who claims."""
+        """Return the instances that claim from this store."""
 
     async def check(self, repair: bool) -> CheckReport:
-        """Whether what is kept is consistent; and make it so, if asked."""
+        """Compare all jobs with the rules, and repair what differs if ``repair`` is True."""

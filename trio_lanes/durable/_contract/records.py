@@ -1,6 +1,6 @@
-"""What crosses the border between lanes and store: plain records, and no behaviour.
+"""The records that lanes and stores exchange. They have no behaviour.
 
-Times in here are the store's: seconds that never run backwards, on one machine close to Unix time.
+All times are in the store's time: seconds that never run backwards, close to Unix time.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ import attrs
 from ..._rate import RateLimit
 from .state import DurableState
 
-# ---- what lanes ask
+# ---- from lanes to a store
 
 
 @final
 @attrs.frozen(kw_only=True)
 class Submission:
-    """One job to accept. `DurableLanes.submit_many` takes these; a store gets them checked."""
+    """One job to accept: an argument of `DurableLanes.submit_many`. A store gets it checked."""
 
     name: str
     """The handler's name."""
     payload: object = None
-    """JSON; in a store's hands it is its text."""
+    """A JSON value; a store gets its JSON text."""
     session: str | None = None
     lane: str = "main"
     priority: int = 0
     key: str | None = None
     delay: float = 0.0
     run_at: float | None = None
-    """Unix time; in a store's hands it is None, and part of ``delay``."""
+    """Unix time; a store gets None, with the time added to ``delay``."""
     timeout: float = math.inf
     retry: object = None
-    """A `RetryPolicy` or None; in a store's hands it is its text."""
+    """A `RetryPolicy` or None; a store gets the policy's JSON text."""
 
 
 @final
 @attrs.frozen
 class LaneLimit:
-    """What a store keeps of a lane."""
+    """The limits of one lane, as a store keeps them."""
 
     concurrency: int | float
     max_waiting: int | float = math.inf
     paused_until: float | None = None
-    """None: not paused. `math.inf`: until it is resumed."""
+    """None: the lane is not paused. `math.inf`: it is paused until ``resume``."""
     rates: tuple[RateLimit, ...] = ()
     proposed: bool = False
-    """Whether an instance that does not work wrote it: the first worker's limits replace it."""
+    """Whether an instance with ``worker=False`` wrote it: the first worker's limits replace it."""
 
 
 @final
 @attrs.frozen
 class StoreRules:
-    """What a store keeps for all instances besides limits."""
+    """The rules of a store that hold for all instances, besides the limits."""
 
     result_ttl: float
-    """Seconds for which an ended job and its key are remembered."""
+    """Seconds for which the store remembers an ended job and its key."""
     max_crashes: int | float
-    """A job is dead when this many processes have died while they ran it alone."""
+    """A job is dead when this many processes have died while they ran no other job."""
     hold: bool
     """Whether a dead job keeps its session closed."""
 
@@ -68,7 +68,7 @@ class StoreRules:
 @final
 @attrs.frozen
 class GroupLimit:
-    """What a store keeps of a group: the limits that its lanes share."""
+    """The limits that the lanes of a group share, as a store keeps them."""
 
     members: tuple[str, ...]
     concurrency: int | float = math.inf
@@ -79,32 +79,34 @@ class GroupLimit:
 @final
 @attrs.frozen(kw_only=True)
 class Opening:
-    """With what an instance comes to a store."""
+    """The arguments with which an instance opens a store."""
 
     names: frozenset[str]
-    """The handlers that it has."""
+    """The names of this instance's handlers."""
     lanes: Mapping[str, LaneLimit]
-    """Written where absent; what is there wins. A worker replaces what is only proposed."""
+    """Written where the store has no such lane; else the store's limits win, unless an instance
+    with ``worker=False`` proposed them: a worker replaces these."""
     groups: Mapping[str, GroupLimit] = attrs.field(factory=dict)
-    """Written where absent, by a worker; what is there wins. So are the three rules."""
+    """Written by a worker where the store has no such group; else the store's group wins. The
+    same holds for the three rules."""
     max_crashes: int | float
     hold: bool
     """Whether a dead job keeps its session closed."""
     result_ttl: float
     lease_ttl: float
     worker: bool
-    """Whether it claims; else it only submits and inspects."""
+    """Whether this instance claims jobs; else it only submits and inspects."""
 
     @property
     def rules(self) -> StoreRules:
-        """The rules that a worker writes where the store has none."""
+        """The rules that a worker writes into a store without rules."""
         return StoreRules(self.result_ttl, self.max_crashes, self.hold)
 
 
 @final
 @attrs.frozen
 class Succeeded:
-    """The handler returned ``result`` (JSON text)."""
+    """The outcome of a run whose handler returned ``result`` (JSON text)."""
 
     result: str
 
@@ -112,7 +114,7 @@ class Succeeded:
 @final
 @attrs.frozen
 class Failed:
-    """The handler failed, for good. ``error`` is JSON text."""
+    """The outcome of a run that failed and is not retried. ``error`` is JSON text."""
 
     error: str
 
@@ -120,7 +122,7 @@ class Failed:
 @final
 @attrs.frozen
 class Died:
-    """The handler failed, and its attempts are used up. ``error`` is JSON text."""
+    """The outcome of a run that failed with its last attempt. ``error`` is JSON text."""
 
     error: str
 
@@ -128,31 +130,31 @@ class Died:
 @final
 @attrs.frozen
 class Postponed:
-    """Another attempt, later."""
+    """The outcome of a run after which the job is attempted again, later."""
 
     delay: float
     counts: bool
-    """Whether that was an attempt."""
+    """Whether the run counts as an attempt."""
     requeue: bool
-    """Whether it leaves its place, and goes to the tail of its session when it is due."""
+    """Whether the job gives up its place, and joins the tail of its session when it is due."""
 
 
 @final
 @attrs.frozen
 class Cancelled:
-    """It was asked to stop, and stopped."""
+    """The outcome of a run that ended because the job was cancelled."""
 
 
 @final
 @attrs.frozen
 class Released:
-    """Given back to the front, unfinished: neither an attempt nor a crash."""
+    """The outcome of a run that gives its job back to the front: neither attempt nor crash."""
 
 
 @final
 @attrs.frozen
 class Finish:
-    """How a claimed run ended. It counts only under its fence."""
+    """The end of a claimed run. A store ignores it unless the fence is still the run's."""
 
     id: int
     fence: int
@@ -161,17 +163,17 @@ class Finish:
 
 Outcome: TypeAlias = Succeeded | Failed | Died | Postponed | Cancelled | Released
 
-# ---- what stores answer
+# ---- from a store to lanes
 
 
 @final
 @attrs.frozen
 class Claim:
-    """A run that this instance was admitted to."""
+    """A job that a store has given to this instance to run."""
 
     id: int
     fence: int
-    """Greater than that of every earlier claim."""
+    """Greater than the fence of every earlier claim."""
     name: str
     payload: str
     session: str | None
@@ -186,31 +188,31 @@ class Claim:
 @final
 @attrs.frozen
 class Step:
-    """What a step did besides."""
+    """The answer of `Store.step`."""
 
     claims: tuple[Claim, ...]
     stale: tuple[int, ...]
-    """The fences of finishes that came too late: nothing of them was recorded."""
+    """The fences of finishes that came too late: the store has recorded nothing of them."""
     cancels: tuple[tuple[int, int], ...]
     """(id, fence) of the runs of this instance whose cancellation is recorded."""
     next_due: float | None
-    """Seconds until something falls due by itself; None: nothing will."""
+    """Seconds until a job or a limit falls due by itself; None: nothing will."""
 
 
 @final
 @attrs.frozen
 class Ended:
-    """How a job ended: SUCCEEDED, FAILED, CANCELLED, or DEAD."""
+    """The end of a job: SUCCEEDED, FAILED, CANCELLED, or DEAD."""
 
     state: DurableState
     outcome: str
-    """JSON text: the result, or what is told instead."""
+    """JSON text: the result, the error, or the reason of the cancellation."""
 
 
 @final
 @attrs.frozen
 class DurableStatus:
-    """One job at one moment."""
+    """The state of one job at one moment."""
 
     id: int
     name: str
@@ -220,19 +222,19 @@ class DurableStatus:
     key: str | None
     state: DurableState
     why: str | None
-    """Why it is parked: ``"delay"`` or ``"retry"``. None: it is not."""
+    """Why the job is parked: ``"delay"`` or ``"retry"``; None if it is not parked."""
     until: float | None
-    """Until when it is parked, in Unix time."""
+    """The Unix time until which the job is parked."""
     attempt: int
-    """The attempt that runs; else how many there were."""
+    """The number of the running attempt; if the job does not run, how many attempts there were."""
     crashes: int
     """How often a process died while it ran."""
     instance: str | None
-    """The instance that runs it."""
+    """The id of the instance that runs the job."""
     cancelling: bool
-    """Whether it runs and its cancellation is recorded."""
+    """Whether the job runs and its cancellation is recorded."""
     error: str | None
-    """What it died or failed of, in one line."""
+    """The error of a dead or failed job, in one line."""
     submitted_at: float
     """Unix time."""
 
@@ -240,32 +242,32 @@ class DurableStatus:
 @final
 @attrs.frozen
 class DurableLaneStatistics:
-    """One lane of a store at one moment."""
+    """The state of one lane of a store at one moment."""
 
     waiting: int
-    """Jobs that have a place in line and do not run."""
+    """Jobs that are queued and do not run."""
     parked: int
     """Jobs that are delayed or between attempts."""
     running: int
-    """Jobs that are claimed."""
+    """Jobs that an instance has claimed and not finished."""
     dead: int
-    """Dead jobs that nobody has dealt with."""
+    """Dead jobs that have been neither requeued nor purged."""
     unhandled: int
     """Waiting and parked jobs whose handler no live instance has."""
     sessions: int
-    """Sessions that have a job in line which is bound for it."""
+    """Sessions that have a queued job for this lane."""
     concurrency: int | float
-    """How many may run at once, over all instances."""
+    """How many jobs may run at once, over all instances."""
     max_waiting: int | float
-    """How many may wait or be parked."""
+    """How many jobs may be waiting or parked."""
     paused: bool
-    """Whether nothing of it is claimed now."""
+    """Whether the lane is paused: no instance claims its jobs."""
 
 
 @final
 @attrs.frozen
 class DurableStatistics:
-    """A store at one moment: the sums over its lanes, and the lanes."""
+    """The state of a store at one moment: the sums over its lanes, and the lanes."""
 
     waiting: int
     parked: int
@@ -273,37 +275,37 @@ class DurableStatistics:
     dead: int
     unhandled: int
     sessions: int
-    """Sessions that have a job in line."""
+    """Sessions that have a queued job."""
     lanes: Mapping[str, DurableLaneStatistics]
     store: str
-    """The identity of the store; a copy of it has the same."""
+    """The identity of the store; a copy of the store has the same identity."""
 
 
 @final
 @attrs.frozen
 class InstanceInfo:
-    """A process, or a part of one, that claims from a store."""
+    """One instance that claims jobs from a store: a process, or a part of a process."""
 
     id: str
-    """Its incarnation; another after each start and each lost lease."""
+    """The id of its incarnation; it changes with each start and each lost lease."""
     host: str
     pid: int
     since: float
     """Unix time."""
     lease_until: float
-    """When its lease ends, in the store's time; `math.inf`: a lock takes the place of leases."""
+    """When its lease ends, in the store's time; `math.inf` in a store with a lock, not leases."""
     names: tuple[str, ...]
-    """The handlers that it has."""
+    """The names of its handlers."""
     running: int
-    """Jobs that it runs."""
+    """How many jobs it runs."""
 
 
 @final
 @attrs.frozen
 class CheckReport:
-    """What a check of a store found."""
+    """The result of a check of a store."""
 
     problems: tuple[str, ...]
-    """One line for each; none: all is well."""
+    """One line for each problem; empty if the store is consistent."""
     repaired: int
-    """How many were repaired."""
+    """How many problems were repaired."""

@@ -1,13 +1,15 @@
-"""The states of a durable job. Everything that may change one is the table in this module.
+"""The states of a durable job, and the table of their transitions.
 
-A job is accepted as WAITING, or as PARKED if it is not due yet. A claim, and nothing else, takes
-it to RUNNING. It leaves RUNNING under the fence of that claim: to an end, to PARKED (another
-attempt, later), or back to WAITING (it was given back, or its instance is no more). DEAD is kept
-for a person, who takes it back to WAITING or away. The ends are forgotten after ``result_ttl``;
-until then a person can take a FAILED one back to WAITING, or away.
+* A job is accepted as WAITING, or as PARKED if it is not due yet.
+* Only a claim takes a job to RUNNING. The job leaves RUNNING under the fence of that claim: to an
+  end, to PARKED (another attempt, later), or back to WAITING (the run was given back, or its
+  instance has died).
+* The store keeps a DEAD job until a person requeues it (WAITING) or purges it.
+* The store forgets an ended job after ``result_ttl``. Until then a person can requeue or purge a
+  FAILED job.
 
-All of it happens in one store's transactions, so a process that dies leaves a job in one of these
-states, and never in between.
+Each transition happens inside one transaction of the store. So a process that dies leaves each job
+in one of these states, never between two of them.
 """
 
 from __future__ import annotations
@@ -18,24 +20,25 @@ from typing import Final
 
 
 class DurableState(enum.Enum):
-    """Where a durable job is in its life."""
+    """The state of a durable job."""
 
     WAITING = "waiting"
-    """It has a place in line, and has not been claimed."""
+    """The job is queued; no instance has claimed it."""
     PARKED = "parked"
-    """It is for later: delayed, or between two attempts."""
+    """The job is delayed, or between two attempts."""
     RUNNING = "running"
-    """One instance has claimed it, under a fence."""
+    """An instance has claimed the job, under a fence."""
     SUCCEEDED = "succeeded"
-    """Its handler returned."""
+    """The handler returned."""
     FAILED = "failed"
-    """It raised `NoRetry`, or an exception that is not retried. `DurableLanes.requeue` runs it."""
+    """The handler raised `NoRetry`, or an exception that is not retried. `DurableLanes.requeue`
+    runs the job again."""
     DEAD = "dead"
-    """Its attempts or crashes are used up; it is kept for a person."""
+    """The attempts or crashes of the job are used up; it is kept until ``requeue`` or ``purge``."""
     CANCELLED = "cancelled"
-    """It was cancelled or cleared."""
+    """The job was cancelled or cleared."""
 
-    # there is one of each; that of Enum is written in Python
+    # the members are singletons, so identity is enough; the hash of Enum is written in Python
     __hash__: Callable[[enum.Enum], int] = object.__hash__  # type: ignore[assignment]  # unbound
 
 
@@ -58,11 +61,11 @@ TRANSITIONS: Final[Mapping[DurableState, frozenset[DurableState]]] = {
 }
 
 ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED})
-"""The states of what is forgotten after a time. Only a person takes a FAILED job out of them."""
+"""The states of jobs that the store forgets after ``result_ttl``."""
 
 
 def check_transition(before: DurableState, after: DurableState) -> None:
-    """Nothing changes a state without asking this.
+    """Check that a job may go from one state to another.
 
     Raises:
       RuntimeError: if the table has no such transition, which is a bug in the store.

@@ -1,6 +1,6 @@
-"""How durable lanes end: closed, drained, or reset. What `shutdown_on_signals` asks of lanes.
+"""The end of durable lanes: close, drain, reset, as `shutdown_on_signals` needs them.
 
-Ending concerns this instance alone: what waits stays in the store, for the others and for later.
+An end concerns this instance alone. Waiting jobs stay in the store, for other instances and later.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .._runs.worker import GIVE_UP_AFTER, Worker
 
 
 class Endable:
-    """The part of `DurableLanes` that ends them."""
+    """The part of `DurableLanes` that ends this instance."""
 
     local: Lanes | None
 
     def __init__(self, worker: Worker | None) -> None:
         self._worker = worker
         self._closing = trio.Event()
-        self._told = LanesClosedError()  # what new work is told, once that is set
+        self._told = LanesClosedError()  # raised to new work once `_closing` is set
 
     def close(self, reason: str = "closing", retry_after: float | None = None) -> None:
-        """Refuse new work from outside, and claim no more. Not a checkpoint.
+        """Refuse new jobs from outside, and claim no more jobs. Not a checkpoint.
 
-        What runs goes on, and may still submit. What the others do is not changed.
+        Running jobs go on, and may still submit. Other instances are not affected.
         """
         if not self._closing.is_set():
             self._told = LanesClosedError(reason, retry_after)
@@ -43,35 +43,37 @@ class Endable:
             raise LanesClosedError(self._told.reason, self._told.retry_after)
 
     async def wait_closing(self) -> None:
-        """Wait until these lanes are closed."""
+        """Wait until `close` is called, by a drain or the end of the block also."""
         await self._closing.wait()
 
     async def wait_idle(self) -> None:
-        """Wait until nothing runs on this instance, and how all of it ended is recorded."""
+        """Wait until no job runs on this instance, and the ends of all are in the store."""
         if self._worker is None:
             await trio.lowlevel.checkpoint()
         else:
             await self._worker.wait_idle()
 
     def reset(self) -> int:
-        """Give up what runs on this instance: it is given back at once. Not a checkpoint.
+        """Give up the running jobs of this instance: they are given back at once. Not a checkpoint.
 
-        The last resort for bodies that do not end when they are cancelled: each may overlap its
-        successor, which here or elsewhere starts at once; its fence is the older. Returns how many
-        were given up.
+        The last resort for bodies that do not end when they are cancelled. Each body may overlap
+        the job's next run, which starts at once, here or on another instance, with a greater
+        fence. Return how many jobs were given up.
         """
         return 0 if self.local is None else self.local.reset()
 
     async def drain(
         self, *, grace: float = math.inf, cancel_grace: float = math.inf
     ) -> DrainReport:
-        """Claim nothing more, and wait until what runs has ended and is recorded.
+        """Claim no more jobs, and wait until all running jobs have ended and are recorded.
 
-        What is left after ``grace`` seconds is cancelled and given back to the front; that counts
-        neither as an attempt nor as a crash. What outlives that by ``cancel_grace`` seconds is
-        given up as by `reset`. What a store that is not available cannot record some seconds after
-        that will be run again. New work from outside is refused from now on. What waits stays in
-        the store. Cancelling it leaves the lanes closed, and the work running.
+        * Jobs that still run after ``grace`` seconds are cancelled and given back to the front;
+          this counts neither as an attempt nor as a crash.
+        * Jobs that have not ended ``cancel_grace`` seconds later are given up, as by `reset`.
+        * If the store is not available some seconds after that, the unrecorded jobs run again.
+
+        New jobs from outside are refused from now on. Waiting jobs stay in the store. Cancelling
+        the drain leaves the lanes closed and the jobs running.
         """
         _check.seconds("grace", grace)
         _check.seconds("cancel_grace", cancel_grace)

@@ -1,4 +1,4 @@
-"""`DurableJob`: the handle of an accepted job, the same on every instance."""
+"""`DurableJob`: the handle of an accepted job, usable on every instance."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .._runs.run import current_job
 
 @final
 class DurableJob:
-    """An accepted job. It lives in the store; this is a way to ask for it.
+    """The handle of an accepted job. The job itself is in the store.
 
     Attributes:
-      id: its number in its store, in the order of acceptance.
+      id: the job's number in its store, in the order of acceptance.
     """
 
     __slots__ = ("__weakref__", "_cause", "_store", "id")
@@ -28,22 +28,22 @@ class DurableJob:
         self.id: Final = id
         self._store = store
         self._cause: tuple[str, BaseException] | None = None
-        """What is kept of what its handler raised last in this process, and that itself."""
+        """The last exception of its handler in this process, with its JSON text."""
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.DurableJob {self.id}>"
 
     async def wait(self) -> Any:
-        """Wait until it has ended, on whichever instance; returns what its handler returned.
+        """Wait until the job has ended, on any instance; return the result of its handler.
 
-        A checkpoint. Any number may wait; cancelling a wait does not cancel the job.
+        A checkpoint. Any number of tasks may wait; cancelling a wait does not cancel the job.
 
         Raises:
           LaneDeadlockError: inside a handler, if the job needs the session or the slot of this run,
             or of runs that wait in the same way, and so can never start or end.
-          DurableJobError: if it failed; `JobDeadError` if its attempts or crashes are used up.
-          JobCancelledError: if it was cancelled; `LaneClearedError` if it was cleared.
-          ResultGoneError: if nothing is known of it any more.
+          DurableJobError: if the job failed; `JobDeadError` if its attempts or crashes are used up.
+          JobCancelledError: if the job was cancelled; `LaneClearedError` if it was cleared.
+          ResultGoneError: if the store does not know the job.
         """
         run = current_job()
         if run is not None and run._store is self._store:
@@ -55,14 +55,14 @@ class DurableJob:
         if ended.state is SUCCEEDED:
             return decode(ended.outcome)
         told, cause = self._cause or ("", None)
-        # it may have been run again since, elsewhere
+        # the exception is the cause only if no other instance has run the job since
         raise _error(ended) from (cause if told == ended.outcome else None)
 
     async def status(self) -> DurableStatus:
-        """How it stands. A checkpoint.
+        """Return the job's status. A checkpoint.
 
         Raises:
-          ResultGoneError: if nothing is known of it any more.
+          ResultGoneError: if the store does not know the job.
         """
         status = await self._store.status(self.id)
         if status is None:

@@ -1,4 +1,4 @@
-"""`DurableLanes`: what users hold, and ask."""
+"""`DurableLanes`: submits, controls and inspects the jobs of a store."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 DEFAULT_RETRY: Final = RetryPolicy()
 GREATEST: Final = 2**63 - 1
-"""No store counts further."""
+"""The greatest integer that every store can keep."""
 LONGEST_NAME: Final = 1_000
-"""Characters of a name, session or key: each listing and many a log line repeats it."""
+"""The most characters of a name, session or key, which listings and log lines repeat."""
 
 
 @final
 class DurableLanes(Endable):
     """Lanes whose jobs are kept in a store. Only `open_durable_lanes` makes one.
 
-    Wherever a ``name`` is taken it is that of a global lane, or of a session if it begins with
-    ``session:``. Every async method is a checkpoint; those that ask the store raise
-    `StoreUnavailableError`, having changed nothing, when it cannot do that now, and end first what
-    they have begun when they are cancelled.
+    An argument ``name`` is the name of a global lane, or of a session if it begins with
+    ``session:``. Every async method is a checkpoint. A method that calls the store raises
+    `StoreUnavailableError`, having changed nothing, if the store cannot do the call now; when it is
+    cancelled, it ends the call first.
     """
 
     def __init__(self, store: Store, handlers: Mapping[str, Handler], grace: float) -> None:
@@ -65,7 +65,7 @@ class DurableLanes(Endable):
         self._grace: Final = grace
         self._jobs: weakref.WeakValueDictionary[int, DurableJob] = weakref.WeakValueDictionary()
         self.local: Lanes | None = None
-        """The core's lanes, on which this instance runs what it claims; None if it claims none."""
+        """The core lanes on which this instance runs its jobs; None with ``worker=False``."""
 
     def __repr__(self) -> str:
         running = 0 if self._worker is None else len(self._worker.running)
@@ -73,7 +73,7 @@ class DurableLanes(Endable):
         return f"<trio_lanes.durable.DurableLanes at {id(self):#x}, {running} running{closed}>"
 
     def _failed(self, id: int, told: str, error: BaseException) -> None:
-        """Keep what a handler raised for those who hold the job here."""
+        """Keep a handler's exception for the handles of its job in this process."""
         job = self._jobs.get(id)
         if job is not None:
             job._cause = told, error
@@ -94,26 +94,26 @@ class DurableLanes(Endable):
         timeout: float = math.inf,
         retry: RetryPolicy | None = None,
     ) -> DurableJob:
-        """Have a job accepted; it is when this returns.
+        """Submit a job. When this returns, the store has accepted it.
 
         Args:
-          name: of the handler that is called.
-          payload: JSON, which it is called with.
-          session: jobs of a session run one after the other, in the order of acceptance.
-          lane: whose slot it takes.
+          name: the name of the handler.
+          payload: the JSON value that the handler is called with.
+          session: jobs of a session run one at a time, in the order of acceptance.
+          lane: the lane whose slot the job takes.
           priority: -1, 0 or 1; chooses between sessions, never inside one.
-          key: the same key is the same job, for as long as that is remembered: submitting it
-            again gives the job that is there.
-          delay: seconds after which it joins its session's tail.
-          run_at: the same, as a Unix time.
+          key: a unique key. While the store remembers a job with this key, submitting the key
+            again returns the handle of that job.
+          delay: seconds after which the job joins the tail of its session.
+          run_at: the Unix time at which it does, in place of ``delay``.
           timeout: seconds that an attempt may run.
-          retry: this job's own policy; which exceptions are retried is always the worker's.
+          retry: the job's own policy, except ``retry_on``, which is always the worker's.
 
         Raises:
           TypeError, ValueError: for a bad argument; also for a ``retry`` with ``retry_on``.
-          PayloadError: if the payload is no JSON, or larger than the store's ``max_payload``.
+          PayloadError: if the payload is not JSON, or larger than the store's ``max_payload``.
           UnknownHandlerError: if this instance has handlers, but none of that name.
-          UnknownLaneError, LaneFullError: if the lane is not there, or has no room.
+          UnknownLaneError, LaneFullError: if the lane does not exist, or has no room.
           KeyConflictError: if the key's job has another name, session, lane or payload.
           LanesClosedError: if these lanes are closed; a running handler may still submit.
         """
@@ -124,7 +124,7 @@ class DurableLanes(Endable):
         return job
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[DurableJob]:
-        """Have all of them accepted, in this order, or none. Raises what `submit` raises."""
+        """Submit jobs: the store accepts all, in this order, or none. Raise as `submit` does."""
         return await self._enqueue(
             [
                 self._checked(
@@ -160,7 +160,7 @@ class DurableLanes(Endable):
         timeout: float,
         retry: object,
     ) -> Submission:
-        """What a store is given of that."""
+        """Check the arguments of a submission; return the record for the store."""
         name = text("name", name)
         if self._handlers and name not in self._handlers:
             raise UnknownHandlerError(name, self._handlers)
@@ -188,43 +188,44 @@ class DurableLanes(Endable):
         )
 
     def job(self, id: int) -> DurableJob:
-        """The handle of that job, whoever submitted it. Not a checkpoint; asks nothing."""
+        """Return the handle of any job, also of another process. Not a checkpoint."""
         job = self._jobs.get(id)
         if job is None:
             job = self._jobs[id] = DurableJob(self._store, _check.whole("id", id))
         return job
 
-    # ---- acting
+    # ---- control
 
     async def cancel(self, id: int, reason: str | None = None) -> bool:
-        """Cancel that job; True if it had not ended and is not dead.
+        """Cancel a job; return True if it had not ended and is not dead.
 
-        A job that does not run has ended when this returns. For one that runs it is recorded, so
-        that it is never claimed again; then its instance is told.
+        A job that does not run has ended when this returns. If the job runs, the cancellation is
+        recorded, so that the job is never claimed again; then its instance cancels the run.
         """
         return await self._store.cancel(_check.whole("id", id), json.dumps({"reason": reason}))
 
     async def clear(self, name: str, reason: str | None = None) -> int:
-        """Cancel what waits, is delayed or between attempts there; returns how many.
+        """Cancel the jobs of a lane or session that wait, are delayed, or are between attempts.
 
-        Running jobs are not touched. A session that a dead job held closed is open again.
+        Return how many. Running jobs are not touched. A session that a dead job kept closed is open
+        again.
 
         Raises:
-          UnknownLaneError: if there is no such lane.
+          UnknownLaneError: if the lane does not exist.
         """
         outcome = json.dumps({"lane": name, "reason": reason})
         return await self._store.clear(*_target(name), outcome)
 
     async def pause(self, name: str) -> None:
-        """Claim nothing there until `resume`, on any instance. Running jobs are not touched."""
+        """Pause a lane or session on all instances, until `resume`. Running jobs go on."""
         await self._store.pause(*_target(name), math.inf)
 
     async def pause_for(self, name: str, seconds: float) -> None:
-        """Claim nothing there for that long; only ever prolongs a pause."""
+        """Pause a lane or session for some seconds. It can prolong a pause, never shorten it."""
         await self._store.pause(*_target(name), _check.finite_seconds("seconds", seconds))
 
     async def resume(self, name: str) -> None:
-        """Undo `pause` and `pause_for`."""
+        """End the pause of a lane or session."""
         await self._store.resume(*_target(name))
 
     async def configure(
@@ -236,12 +237,12 @@ class DurableLanes(Endable):
         max_crashes: int | float | None = None,
         on_dead: Literal["continue", "hold"] | None = None,
     ) -> None:
-        """Set limits, for all instances; all of it, or nothing if anything of it is bad.
+        """Set limits and rules for all instances: all of them, or none if an argument is bad.
 
-        A number changes only that lane's concurrency, a `LaneConfig` all of its limits, a new name
-        is a new lane, None removes one; ``groups``, when given, replaces all groups. Running jobs
-        are not touched, and rates go on with their past. The rules of the store hold for jobs that
-        end or die from then on; None leaves a rule as it is.
+        A number changes only the lane's concurrency, a `LaneConfig` all of its limits, a new name
+        is a new lane, None removes the lane; ``groups``, if given, replaces all groups. Running
+        jobs are not touched, and rates remember past starts. The rules hold for jobs that end or
+        die from now on; None leaves a rule as it is.
 
         Raises:
           TypeError, ValueError: for a bad limit, or the removal of a lane that has jobs or is in a
@@ -249,7 +250,7 @@ class DurableLanes(Endable):
         """
         limits: dict[str, LaneLimit | int | float | None] = {}
         present = {name: value for name, value in lanes.items() if value is not None}
-        lane_configs(present)  # raises for what is bad in any of them
+        lane_configs(present)  # raises for a bad configuration
         for given, value in lanes.items():
             name = resolve_global_lane(given)
             if value is None:
@@ -270,7 +271,7 @@ class DurableLanes(Endable):
         await self._store.configure(limits, shared, rules)
 
     async def rules(self) -> StoreRules:
-        """The rules of the store that are no limits: the same for all instances."""
+        """Return the rules of the store, which hold for all instances."""
         return await self._store.rules()
 
     # ---- dead letters
@@ -283,11 +284,11 @@ class DurableLanes(Endable):
         after: int = 0,
         failed: bool = False,
     ) -> list[DurableStatus]:
-        """The oldest dead jobs: of all, or of that lane or session.
+        """Return the oldest dead jobs: of the store, or of a lane or session.
 
         Args:
-          after: only jobs with ids beyond this one.
-          failed: also jobs that failed for good; they are kept until ``result_ttl`` is over.
+          after: only jobs with ids greater than this.
+          failed: also failed jobs, which the store keeps for ``result_ttl``.
         """
         lane, session = _target(name)
         limit, after = _number("limit", limit), _number("after", after)
@@ -295,20 +296,20 @@ class DurableLanes(Endable):
         return await self._store.dead(lane, session, limit, after=after, failed=failed)
 
     async def requeue(self, id: int) -> bool:
-        """Take a dead or failed job back into line; False if it is neither.
+        """Queue a dead or failed job again; return False if it is neither.
 
-        Its attempts and crashes are counted from 0. It stands at its session's tail, or in its old
-        place if it held its session closed. Its checkpoint data is kept: it may say which effects
-        are not to be repeated.
+        Its attempts and crashes are counted from 0. It joins the tail of its session, or has its
+        old place if it kept its session closed. Its checkpoint data are kept: they may say which
+        effects must not be repeated.
         """
         return await self._store.requeue(_check.whole("id", id))
 
     async def purge(
         self, id: int | None = None, *, name: str | None = None, failed: bool = False
     ) -> int:
-        """Forget that dead or failed job; or all dead ones, or those of a lane or session.
+        """Forget a dead or failed job; or all dead jobs of the store, or of a lane or session.
 
-        Their keys are free again, and sessions that they held closed are open. Returns how many.
+        Their keys are free again, and sessions that they kept closed are open. Return how many.
 
         Args:
           failed: without an ``id``, forget failed jobs as well.
@@ -318,10 +319,10 @@ class DurableLanes(Endable):
         _check.boolean("failed", failed)
         return await self._store.purge(id, *_target(name), failed=failed)
 
-    # ---- looking
+    # ---- inspection
 
     async def statistics(self) -> DurableStatistics:
-        """How things stand in the store."""
+        """Return the numbers of jobs and sessions in the store, by lane and in all."""
         return await self._store.statistics()
 
     async def jobs(
@@ -332,10 +333,10 @@ class DurableLanes(Endable):
         after: int = 0,
         limit: int = 100,
     ) -> list[DurableStatus]:
-        """Up to ``limit`` jobs in order of their ids: of all, or of that lane or session.
+        """Return up to ``limit`` jobs in order of their ids: of the store, or of a lane or session.
 
-        To see more, call it again with the last id as ``after``. Ended jobs are among them until
-        ``result_ttl`` is over.
+        For more, call it again with the last id as ``after``. Ended jobs are among them for
+        ``result_ttl``.
         """
         lane, session = _target(name)
         after, limit = _number("after", after), _number("limit", limit)
@@ -343,19 +344,19 @@ class DurableLanes(Endable):
         return await self._store.jobs(wanted, lane, session, after, limit)
 
     async def instances(self) -> list[InstanceInfo]:
-        """Who claims from the store."""
+        """Return the instances that claim jobs from the store."""
         return await self._store.instances()
 
     async def check(self, repair: bool = False) -> CheckReport:
-        """Look for what contradicts itself in the store; and repair it, if asked.
+        """Check the store for contradictions, and repair them if ``repair`` is True.
 
-        It looks at every job, so it takes a while where there are many.
+        It reads every job, so it takes a while in a large store.
         """
         return await self._store.check(_check.boolean("repair", repair))
 
 
 def _target(name: str | None) -> tuple[str | None, str | None]:
-    """(lane, session), one of which is None."""
+    """Return (lane, session) of a name; one of them, or both for None, is None."""
     if name is None:
         return None, None
     if name.strip().startswith(SESSION_PREFIX):
@@ -364,12 +365,12 @@ def _target(name: str | None) -> tuple[str | None, str | None]:
 
 
 def _number(field: str, value: Any) -> int:
-    """A whole number, as far as stores count."""
+    """Return a whole number, reduced to the range of stores."""
     return max(-1, min(_check.whole(field, value), GREATEST))
 
 
 def text(field: str, value: Any) -> str:
-    """A string that can be written down."""
+    """Return a string; raise an error unless UTF-8 can encode it and it has a fit length."""
     if not isinstance(value, str):
         raise TypeError(f"{field} must be a string, not {value!r}")
     try:

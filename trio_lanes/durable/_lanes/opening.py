@@ -1,4 +1,4 @@
-"""`open_durable_lanes`: what is given, checked; and what is around the block, in which order."""
+"""`open_durable_lanes`: checks its arguments, and opens store, lease, worker and core lanes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def open_durable_lanes(
     worker: bool = True,
     instruments: Iterable[LaneInstrument] = (),
 ) -> AbstractAsyncContextManager[DurableLanes]:
-    """Open lanes whose accepted work survives, for as long as the block.
+    """Open lanes whose accepted jobs survive a crash, for the time of a block.
 
     ::
 
@@ -60,34 +60,35 @@ def open_durable_lanes(
             job = await lanes.submit("answer", {"text": "hello"}, session="alice", key="msg-42")
             print(await job.wait())
 
-    Leaving the block drains: nothing more is claimed, what runs may end within ``grace`` seconds,
-    and what is left is cancelled and given back. Leaving it with an exception, or being cancelled,
-    cancels and gives back at once. What waits stays in the store. Both are checkpoints. What
-    leaves is an `ExceptionGroup`, as from a nursery.
+    Leaving the block drains: no more jobs are claimed, running jobs may end within ``grace``
+    seconds, and the rest are cancelled and given back. Leaving the block with an exception, or by
+    cancellation, cancels and gives back at once. Waiting jobs stay in the store. Entering and
+    leaving are checkpoints. Exceptions leave as an `ExceptionGroup`, as from a nursery.
 
     Args:
-      store: where the jobs are kept.
-      handlers: by name, the async function that is called with a job's payload; it returns JSON.
-      lanes: limits over all instances. They are written to the store where they are absent; what
-        is there wins, and a difference is logged: `DurableLanes.configure` and ``trio-lanes limit``
-        change it. With ``worker=False`` they are a proposal, so that jobs can be submitted before
-        a worker has come, and the limits of the first worker replace them.
-        Of a `LaneConfig`, ``concurrency``, ``max_waiting``, ``paused`` and ``rate``
-        (of requests; every start is one) go there; ``fair``, ``aging`` and ``limiter`` are refused.
-      groups: limits that lanes share, over all instances; kept as the lanes are, by workers only.
+      store: the store that keeps the jobs.
+      handlers: by name, an async function that is called with a job's payload and returns JSON.
+      lanes: limits over all instances. A lane that the store lacks is written to it; else the
+        store's limits win, and a difference is logged. `DurableLanes.configure` and ``trio-lanes
+        limit`` change the limits in the store. With ``worker=False`` the limits are a proposal,
+        so that jobs can be submitted before the first worker starts; its limits replace them.
+        Of a `LaneConfig`, the store keeps ``concurrency``, ``max_waiting``, ``paused`` and
+        ``rate`` (of requests; every start is one); ``fair``, ``aging`` and ``limiter`` are refused.
+      groups: limits that lanes share, over all instances; only workers write them, as lanes.
       capacity: how many jobs this instance runs at once.
-      retry: which failures are tried again, unless a job says otherwise.
-      max_crashes: a job is dead when this many processes have died while they ran it alone; a job
-        that is next to that runs in small company, and in the end alone. This and the next two are
-        rules of the store: the first worker writes them, what is there wins, and a difference is
-        logged. `DurableLanes.configure` and ``trio-lanes rules`` change them.
+      retry: which failures are retried, and when, unless a job has a policy of its own.
+      max_crashes: a job is dead when this many processes have died while they ran no other job. A
+        job that one more crash could make dead runs beside fewer jobs, and at last alone. This
+        argument and the next two are rules of the store: the first worker writes them; after that
+        the store's rules win, and a difference is logged. `DurableLanes.configure` and
+        ``trio-lanes rules`` change them.
       on_dead: whether a dead job's session goes on, or is closed until the job is requeued, purged
         or its session cleared.
-      result_ttl: seconds for which an ended job and its key are remembered.
-      lease_ttl: seconds after which an instance that is not heard of has lost its runs; not used
-        by a store that takes one worker only.
+      result_ttl: seconds for which the store remembers an ended job and its key.
+      lease_ttl: seconds without a heartbeat after which an instance has lost its runs; not used
+        by a store that takes only one worker.
       worker: whether this instance runs jobs; else it only submits and inspects.
-      instruments: of the core's lanes on which this instance runs its jobs.
+      instruments: instruments of the core lanes on which this instance runs its jobs.
 
     Raises:
       TypeError, ValueError: for a bad argument, at the call.
@@ -124,7 +125,7 @@ def open_durable_lanes(
     if not worker:
         return _asking(durable, opening)
     durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
-    # the store alone decides what may run: the core's lanes run whatever was admitted
+    # the store alone decides which jobs run: the core's lanes have no limits of their own
     local = {
         name: attrs.evolve(
             config, concurrency=math.inf, max_waiting=math.inf, paused=False, rate=()
@@ -193,7 +194,10 @@ async def _leave(store: Store) -> None:
     try:
         await store.leave()
     except Exception:
-        logger.exception("the store could not be left in order; it will count a crash")
+        logger.exception(
+            "this instance could not sign off from its store; the jobs that it ran are run again,"
+            " with one crash more"
+        )
 
 
 async def _log_differences(store: Store, opening: Opening) -> None:
@@ -204,7 +208,11 @@ async def _log_differences(store: Store, opening: Opening) -> None:
         if name in groups:
             _log_difference(f"group {name!r}", groups[name], group)
         else:
-            logger.warning("group %r is not in the store, where its lanes are in another", name)
+            logger.warning(
+                "group %r was not written to the store, since the store has its lanes in another"
+                " group; DurableLanes.configure(groups=...) replaces the groups",
+                name,
+            )
     _log_difference("the store", await store.rules(), opening.rules)
 
 

@@ -1,8 +1,8 @@
-"""`MemoryStore`: durable lanes without durability, for tests on virtual time.
+"""`MemoryStore`: a store in memory, for tests on virtual time.
 
-It behaves as a store of many instances does: with leases, and with others that look at the same
-data. What it keeps lives as long as the object; so a test lets an instance "crash" and opens
-another over the same data.
+It behaves as a store of many instances does: with leases, and with several instances over the same
+data. The data live as long as the object. So a test can let an instance crash and open another
+instance over the same data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @final
 class MemoryStore(EngineStore):
-    """A store in memory. It is as old as Trio's clock, so it does not outlive a `trio.run`.
+    """A store in memory, for tests. Its time is Trio's clock, so it must not outlive a `trio.run`.
 
     Args:
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
@@ -34,13 +34,13 @@ class MemoryStore(EngineStore):
     def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
         super().__init__(max_payload)
         self._tables = MemoryTables()
-        self._open: list[MemoryStore] = []  # all that are open over these tables
+        self._open: list[MemoryStore] = []  # all stores that are open over these tables
         self._engine: Engine | None = None
         self._lease_ttl = 0.0
         self.leased: Final = True
 
     def another(self) -> MemoryStore:
-        """Another instance's hold on the same data."""
+        """Return a store for another instance, over the same data."""
         other = MemoryStore(max_payload=self.max_payload)
         other._tables = self._tables
         other._open = self._open
@@ -56,7 +56,7 @@ class MemoryStore(EngineStore):
         finally:
             self._open.remove(self)
             self._engine = None
-            self._wake_waiters()  # whoever waits for a job is told that this is over
+            self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
 
     async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
         until = trio.current_time() + self._lease_ttl

@@ -1,7 +1,7 @@
-"""Tables in memory: what each lookup means, as plainly as it can be said.
+"""`MemoryTables`: the tables of a store in memory, which define the lookups of `Tables`.
 
-Everything is a search through all jobs. That is slow, and so simple that other tables are compared
-with it.
+Each lookup is a search through all jobs. That is slow, and so simple that tests compare other
+tables with these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .._rules.job_record import ON_LIST, UNHANDLED, WANTS_SLOT, JobRecord
 
 @final
 class MemoryTables:
-    """What `Tables` says, over a dict."""
+    """An implementation of `Tables` over a dict."""
 
     def __init__(self) -> None:
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
@@ -246,7 +246,7 @@ class MemoryTables:
         return []
 
     def recount(self) -> bool:
-        return False  # nothing is kept that could differ
+        return False  # there are no stored counts
 
 
 def _ready(job: JobRecord) -> int:

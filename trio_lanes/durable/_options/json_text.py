@@ -1,4 +1,4 @@
-"""JSON at the border: what is accepted, how large, and what an exception becomes."""
+"""JSON text of payloads, results and errors: encoding, decoding, limits of size."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 
 
 def encode(what: str, value: object, max_bytes: float) -> str:
-    """The JSON text of ``value``.
+    """Return the JSON text of ``value``.
 
     Raises:
-      PayloadError: if it is no JSON, or larger than that.
+      PayloadError: if ``value`` is not JSON, or larger than ``max_bytes``.
     """
     try:
         text = _ENCODER.encode(value)
         size = len(text) if text.isascii() else len(text.encode())
-    except Exception as error:  # whatever the methods of a mapping raise, or MemoryError
+    except Exception as error:  # the methods of a mapping may raise anything; or MemoryError
         raise PayloadError(f"{what} is not JSON: {_message(error)}") from None
     if size > max_bytes:
-        raise PayloadError(f"{what} has {size} bytes of JSON, and may have {max_bytes}")
+        raise PayloadError(
+            f"{what} has {size} bytes of JSON, and the store's max_payload is {max_bytes}"
+        )
     return text
 
 
 def decode(text: str) -> Any:
-    """What `encode` was given, as JSON sees it."""
+    """Return the value of a JSON text."""
     return json.loads(text)
 
 
@@ -40,11 +42,11 @@ def _said(say: Callable[[], str]) -> str:
     try:
         return say()
     except Exception:
-        return "(it cannot say)"
+        return "(its message cannot be read)"
 
 
 def _message(error: BaseException) -> str:
-    # an error whose message cannot be read must not hide that there was one
+    # an error whose message cannot be read must not hide the error itself
     return _said(lambda: str(error) or type(error).__name__)
 
 
@@ -56,7 +58,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions in a group and in the groups in it, in order; else the error alone."""
+    """Return the exceptions of a group and of the groups in it, in order; else the error alone."""
     found: list[BaseException] = []
     to_do = [error]
     while to_do:
@@ -69,10 +71,10 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def encode_error(error: BaseException) -> str:
-    """What is kept of an exception: its type, its message, and the end of its traceback.
+    """Return JSON text of an exception: its type, its message, the end of its traceback.
 
-    A group that holds a single exception, as nurseries raise it, is told as that exception; the
-    message of any other group lists the exceptions that it holds.
+    A group with a single exception, as nurseries raise it, gives the type and message of that
+    exception; the message of another group lists its exceptions.
     """
     inner = leaves(error)
     shown = inner[0] if len(inner) == 1 else error
@@ -85,4 +87,4 @@ def encode_error(error: BaseException) -> str:
         "message": message[:LONGEST_MESSAGE],
         "traceback": text[-LONGEST_TRACEBACK:],
     }
-    return json.dumps(told)  # escapes what no encoding has
+    return json.dumps(told)  # escapes characters that UTF-8 cannot encode

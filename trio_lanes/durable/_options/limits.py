@@ -1,4 +1,4 @@
-"""What is given of lanes and groups, as what a store keeps of them."""
+"""Limits and rules: from the arguments that users give to the records that a store keeps."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .._contract.records import GroupLimit, LaneLimit
 def lane_configs(
     lanes: Mapping[str, int | float | LaneConfig], groups: Mapping[str, LaneGroup] | None = None
 ) -> Mapping[str, LaneConfig]:
-    """Lanes by their full names, all of them as configurations.
+    """Return the configurations of lanes, by full name.
 
     Raises:
-      TypeError, ValueError: if anything is bad of them, or of groups of these lanes alone.
+      TypeError, ValueError: for a bad lane, or a bad group of these lanes.
     """
     plan = Plan().changed(lanes, groups, opening=True)
     for name in (*(f"{SESSION_PREFIX}{key}" for key in plan.sessions), *plan.lanes):
         if name.startswith(SESSION_PREFIX) or name.endswith(TEMPLATE_MARK):
-            raise ValueError(f"durable lanes are neither sessions nor templates, got {name!r}")
+            raise ValueError(f"a durable lane is neither a session nor a template, got {name!r}")
     return plan.lanes
 
 
 def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
-    """What a store keeps of that configuration.
+    """Return the record of a lane's limits.
 
     Raises:
-      ValueError: for what durable lanes do not do.
+      ValueError: for a field that durable lanes do not have.
     """
     for field, neutral in (("fair", False), ("aging", math.inf), ("limiter", None)):
         if getattr(config, field) != neutral:
@@ -44,11 +44,11 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
 
 
 def group_limit(name: str, group: object) -> GroupLimit:
-    """What a store keeps of that group.
+    """Return the record of a group's limits.
 
     Raises:
-      TypeError: if it is none.
-      ValueError: for what durable lanes do not do.
+      TypeError: if ``group`` is not a `LaneGroup`.
+      ValueError: for a rate limit that durable lanes do not have.
     """
     if not isinstance(group, LaneGroup):
         raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
@@ -57,10 +57,10 @@ def group_limit(name: str, group: object) -> GroupLimit:
 
 
 def checked_crashes(max_crashes: Any) -> int | float:
-    """Return ``max_crashes``, which must be a count from 1 up."""
+    """Return ``max_crashes``; raise an error unless it is a count from 1 up."""
     if _check.count("max_crashes", max_crashes) < 1:
         raise ValueError(f"max_crashes must be at least 1, got {max_crashes!r}")
-    return max_crashes  # type: ignore[no-any-return]  # count() has looked at it
+    return max_crashes  # type: ignore[no-any-return]  # count() has checked it
 
 
 def checked_hold(on_dead: str) -> bool:
@@ -74,5 +74,5 @@ def _rates(whose: str, rate: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit
     limits = rate_limits(rate)
     for limit in limits:
         if limit.unit != REQUESTS:
-            raise ValueError(f"{whose}: durable lanes count requests alone, got {limit!r}")
+            raise ValueError(f"{whose}: a durable lane's rate counts requests only, got {limit!r}")
     return limits

@@ -1,4 +1,4 @@
-"""When a job that failed is tried again: the policy, and what a handler may raise to decide."""
+"""Retries: the policy of a job, and the exceptions by which a handler overrides it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 
 class Retry(Exception):
-    """Raised by a handler, or below a nursery of it: try this job again after some seconds.
+    """Raised by a handler, or below a nursery of it: attempt this job again after some seconds.
 
     Args:
       after: the seconds.
-      counts: whether this was an attempt; a job that is told to come later (a 429) used none up.
+      counts: whether the run counts as an attempt; False suits an answer like HTTP 429.
     """
 
     def __init__(self, after: float, counts: bool = True) -> None:
@@ -30,11 +30,11 @@ class Retry(Exception):
         super().__init__(after, counts)
 
     def __str__(self) -> str:
-        return f"again in {self.after} s"
+        return f"retry in {self.after} s"
 
 
 class NoRetry(Exception):
-    """Raised by a handler, or below a nursery of it: this job has failed for good."""
+    """Raised by a handler, or below a nursery of it: this job has failed; do not retry it."""
 
 
 def _attempts(instance: object, attribute: Any, value: Any) -> None:
@@ -44,15 +44,15 @@ def _attempts(instance: object, attribute: Any, value: Any) -> None:
 
 def _backoff(instance: object, attribute: Any, value: Any) -> None:
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise TypeError(f"backoff must be two numbers of seconds, first and most, not {value!r}")
+        raise TypeError(f"backoff must be two numbers of seconds (first, most), not {value!r}")
     first, most = (_check.finite_seconds("backoff", seconds) for seconds in value)
     if first > most:
-        raise ValueError(f"backoff must not begin above its most, got {value!r}")
+        raise ValueError(f"backoff must not begin above its maximum, got {value!r}")
 
 
 def _jitter(instance: object, attribute: Any, value: Any) -> None:
     if _check.finite_seconds("jitter", value) > 1:
-        raise ValueError(f"jitter must be a share from 0 to 1, got {value!r}")
+        raise ValueError(f"jitter must be a fraction from 0 to 1, got {value!r}")
 
 
 def _order(instance: object, attribute: Any, value: Any) -> None:
@@ -68,36 +68,36 @@ def _types(instance: object, attribute: Any, value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """How often, and how soon, a job that raised is tried again.
+    """The number of attempts of a job whose handler raises, and the time between them.
 
     Raises:
       TypeError, ValueError: for a bad value, naming the field and the value.
     """
 
     max_attempts: int | float = attrs.field(default=3, validator=_attempts)
-    """How often its handler may be called and fail; then the job is dead."""
+    """How many attempts may fail; then the job is dead."""
     backoff: tuple[float, float] = attrs.field(default=(1.0, 60.0), validator=_backoff)
-    """Seconds before the second attempt, which double with each more, and their most."""
+    """Seconds before the second attempt, which double with each attempt, and their maximum."""
     jitter: float = attrs.field(default=0.2, validator=_jitter)
-    """The share by which these are drawn shorter or longer."""
+    """The fraction by which the seconds are made shorter or longer at random."""
     retry_on: type[Exception] | tuple[type[Exception], ...] = attrs.field(
         default=Exception, validator=_types
     )
-    """What is tried again; anything else fails the job at once. A `JobTimeoutError` is one of
-    the things that a job may fail with. Of a group of exceptions, each is asked."""
+    """The exceptions that are retried; any other fails the job at once. A timeout raises
+    `JobTimeoutError`. A group of exceptions is retried if each exception in it is."""
     order: Literal["keep", "requeue"] = attrs.field(default="keep", validator=_order)
-    """Between attempts the job keeps its place and blocks its session; or leaves it, and goes to
-    its tail when it is due."""
+    """``"keep"``: between attempts the job keeps its place and blocks its session. ``"requeue"``:
+    it gives up its place, and joins the tail of its session when it is due."""
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after that attempt, the first being 1."""
+        """Return the seconds to wait after an attempt, the first being 1."""
         first, most = self.backoff
-        # 2.0 ** 1024 is an OverflowError, and 64 doublings are beyond any most
+        # 2.0 ** 1024 is an OverflowError, and 64 doublings exceed any maximum
         seconds = min(most, first * 2.0 ** min(attempt - 1, 64))
         return seconds * (1 + self.jitter * random.uniform(-1, 1))
 
     def to_json(self) -> str:
-        """What of it travels with a job: all but the types, which are code.
+        """Return the policy as a job carries it: all but the types, which are code.
 
         Raises:
           ValueError: if ``retry_on`` was given.
@@ -111,7 +111,7 @@ class RetryPolicy:
         return json.dumps([most, *self.backoff, self.jitter, self.order])
 
     def with_json(self, text: str) -> RetryPolicy:
-        """This policy's types, with everything else from `to_json`."""
+        """Return a policy with this policy's types and the values of a text from `to_json`."""
         most, first, last, jitter, order = json.loads(text)
         return attrs.evolve(
             self,
@@ -123,13 +123,13 @@ class RetryPolicy:
 
 
 def again(policy: RetryPolicy, error: BaseException, attempt: int) -> tuple[float, bool] | None:
-    """When a job that raised ``error`` is tried again: (seconds, whether it was an attempt).
+    """Return when a job that raised ``error`` is retried: (seconds, whether the attempt counts).
 
-    None: it is not. A nursery raises a group, so each exception in a group is asked: the job is
-    tried again if all of them allow it, after the longest of their delays.
+    None: it is not retried. A nursery raises a group, so each exception in a group is examined: the
+    job is retried if all of them allow it, after the longest of their delays.
     """
     types = policy.retry_on if isinstance(policy.retry_on, tuple) else (policy.retry_on,)
-    # a type of groups stands for all that is in such a group
+    # if a type of groups is retried, so is each exception in such a group
     of_group = isinstance(error, tuple(one for one in types if issubclass(one, ExceptionGroup)))
     answers: list[tuple[float, bool]] = []
     for one in leaves(error):
@@ -143,14 +143,14 @@ def again(policy: RetryPolicy, error: BaseException, attempt: int) -> tuple[floa
 
 
 def _asked(error: Retry) -> tuple[float, bool] | None:
-    """What ``error`` asks for; None if its class has not called the constructor of `Retry`."""
+    """Return the delay in ``error``; None if its class did not call the constructor of `Retry`."""
     try:
         after = _check.finite_seconds("after", getattr(error, "after", None))
         return after, _check.boolean("counts", getattr(error, "counts", None))
     except (TypeError, ValueError) as bad:
         logger.error(
-            "a handler raised %s, which lacks what Retry sets (%s): the job is tried again as its"
-            " policy says; call super().__init__(after, counts) in that class",
+            "a handler raised %s, which lacks the attributes of Retry (%s): the job is retried by"
+            " its policy; call super().__init__(after, counts) in that class",
             type(error).__qualname__,
             bad,
         )

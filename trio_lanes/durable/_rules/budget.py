@@ -1,9 +1,11 @@
-"""Budgets: what the limits leave, while jobs are being claimed.
+"""Budgets: the free slots and the rates of all lanes, while jobs are being claimed.
 
-Three limits stand before a start: the slots of its lane, those of its lane's group, less what that
-keeps for others, and the rates of both. They are asked and taken together. Who wants back a slot
-that it has lent is counted as if it had it, so it goes ahead of all that wait; and it returns in
-the order of the fences, without regard to reservations and rates.
+A job starts only if three limits allow it: the slots of its lane; the slots of the lane's group,
+less the reservations of other lanes; the rates of both. They are checked and charged together.
+
+A run that wants back a slot that it has lent is counted as if it held one, so it goes ahead of all
+waiting jobs. Such runs return in the order of their fences; reservations and rates do not hold
+them up.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from .tables import Tables
 
 @final
 class Budget:
-    """What is left of the limits of all lanes, inside of one transaction.
+    """The limits of all lanes, less their use, inside of one transaction.
 
     Attributes:
-      due: when a rate lets somebody start who has all else, if anybody was asked about who does.
+      due: when a rate allows the next start of a lane that only a rate has refused; or None.
     """
 
     def __init__(self, tables: Tables, now: float) -> None:
@@ -41,7 +43,7 @@ class Budget:
         self.due: float | None = None
 
     def free(self, lane: str) -> int | float:
-        """How many more of that lane may have a slot."""
+        """Return how many more jobs of a lane may take a slot."""
         free = self.lanes[lane].concurrency - self._used[lane]
         if lane in self._group_of:
             _, group = self._group_of[lane]
@@ -57,7 +59,7 @@ class Budget:
         return group.concurrency - sum(self._used[member] for member in group.members)
 
     def rates_allow(self, lane: str) -> bool:
-        """Whether the rates let one more start now; asked for somebody who has all else."""
+        """Whether the rates allow one more start now. Call it only when all else allows it."""
         ready_at = rates.ready_at(self._tables, self._meters(lane))
         if ready_at <= self._now:
             return True
@@ -65,7 +67,7 @@ class Budget:
         return False
 
     def take(self, lane: str) -> None:
-        """One more of that lane starts."""
+        """Take a slot of a lane, and charge its rates."""
         self._used[lane] += 1
         rates.charge(self._tables, self._meters(lane), self._now)
 
@@ -78,10 +80,10 @@ class Budget:
         return meters
 
     def may_return(self, job: JobRecord) -> bool:
-        """Whether that run, which wants its slot back, may have it now."""
+        """Whether a run that wants its slot back may have it now."""
         wanting = {name: self._tables.wanting(name) for name in self._lanes_that_share(job.lane)}
         mine = wanting[job.lane]
-        # those that want a slot are counted as if they had it: what is free is left by others
+        # runs that want a slot are counted in `_used`, so they are added to the free slots again
         lane_free = self.lanes[job.lane].concurrency - self._used[job.lane] + len(mine)
         if sum(other.fence < job.fence for other in mine) >= lane_free:
             return False

@@ -1,18 +1,21 @@
-"""Claims: whose turn it is. Which jobs an instance with room is admitted to run.
+"""Claims: which ready jobs an instance with free capacity may run.
 
-Lanes take turns, each as far as its budget goes. In a lane the highest priority is served first,
-but one that has somebody waiting is passed over nine times at most. In a priority it is the ready
-list's order, of which an instance leaves out whatever it has no handler for; what no live instance
-has one for is shelved, so that it is looked at once and not with every claim.
+Theory of operation:
 
-Suspects are jobs that a further crash could make dead (`Queues.together`). They are claimed before
-all others, and an instance that runs one runs at most half as many jobs as its last crash had, in
-the end that job alone. So a job that kills its process is found after a few crashes, and dies of
-crashes in which nothing else ran, while the jobs beside it only run again. An instance that runs
-more than a suspect may have beside it claims nothing until enough of them have ended. All of this
-lasts for `ISOLATED_FOR` at most, doubled with each crash of the suspect: a job may wait for another
-that is not claimed meanwhile, and a job that kills its process late is found when it is isolated
-for longer than it needs for that.
+* Lanes take turns, as far as their budgets allow.
+* In a lane the highest priority is served first, but a lower priority with ready jobs is passed
+  over at most nine times in a row.
+* In a priority the order is that of the ready list. An instance skips jobs whose handler it lacks.
+  A job whose handler no live instance has is shelved, so that claims do not look at it again.
+* A suspect is a job that a further crash could make dead (`Queues.together`). Suspects are claimed
+  before all other jobs. An instance that runs a suspect runs at most half as many jobs as ran in
+  the suspect's last crash, and at last the suspect alone. So a job that kills its process is found
+  after a few crashes, and only crashes in which it ran alone make it dead. The other jobs run
+  again.
+* An instance that runs more jobs than a suspect allows claims nothing until enough of them end.
+* A suspect restricts claims for `ISOLATED_FOR` at most, doubled with each of its crashes. It has an
+  end, because the suspect may wait for a job that is not claimed meanwhile. It doubles, so that a
+  job that kills its process late is isolated for long enough at last.
 """
 
 from __future__ import annotations
@@ -29,22 +32,22 @@ from .queues import Queues
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
-"""How often a priority is passed over at most; two of them are not due in the same claim."""
+"""How often a priority is passed over at most; different, so that no claim owes both a turn."""
 
 ISOLATED_FOR: Final = 15.0
-"""Seconds for which a suspect keeps other jobs off, times two for each of its crashes."""
+"""Seconds for which a suspect restricts claims, times two for each of its crashes."""
 
 SHELVED_AT_ONCE: Final = 1_000
-"""How many jobs of a lane that nobody can run one claim sets aside at most."""
+"""How many unhandled jobs of a lane one claim shelves at most."""
 
 
 def is_paused(limit: LaneLimit, now: float) -> bool:
-    """Whether nothing is claimed from that lane now."""
+    """Whether the lane is paused now."""
     return limit.paused_until is not None and limit.paused_until > now
 
 
 class Claims:
-    """The turns of one instance, from one claim to the next."""
+    """The claims of one instance, and whose turn it is from one claim to the next."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues: Final = queues
@@ -52,9 +55,9 @@ class Claims:
         self._isolation: Final = _Isolation(queues)
         self._served = ""  # the lane of the last claim
         self.due: float | None = None
-        """When a job may start that a rate or an isolation kept from the last `take`."""
+        """When a job may start that a rate or a suspect kept out of the last `take`; or None."""
         self.unfinished = False
-        """Whether the last `take` shelved so many that it did not get to see all."""
+        """Whether the last `take` stopped early, since it had shelved `SHELVED_AT_ONCE` jobs."""
 
     def take(self, instance: str, room: int) -> list[Claim]:
         """Claim up to ``room`` jobs for ``instance``."""
@@ -119,19 +122,19 @@ class Claims:
 
 @final
 class _Isolation:
-    """How many jobs an instance may run while some of them are suspects.
+    """The restriction of one instance to few runs while a suspect is among them.
 
-    A run that has lent its slot counts for nothing here: it waits for others.
+    A run that has lent its slot is not counted: it is waiting for other jobs.
 
     Attributes:
-      due: when an isolation ends that was asked about.
+      due: when a restriction ends that has refused a job; or None.
     """
 
     def __init__(self, queues: Queues) -> None:
         self._queues: Final = queues
         self._since: Final[
             dict[int, float]
-        ] = {}  # {suspect's id: when it began to keep others off}
+        ] = {}  # {suspect's id: when it began to restrict claims}
         self._running: int = 0
         self._most: int | float = math.inf
         self.due: float | None = None
@@ -146,15 +149,15 @@ class _Isolation:
 
     @property
     def has_room(self) -> bool:
-        """Whether the suspects that run let one more job run."""
+        """Whether the running suspects allow one more run."""
         return self._running < self._most
 
     def allows(self, suspect: JobRecord) -> bool:
-        """Whether so few jobs run that ``suspect`` may be one of them, or it has waited enough."""
+        """Whether few enough jobs run for ``suspect`` to start, or its restriction is over."""
         return self._running < self._queues.together(suspect) or not self._lasts(suspect)
 
     def add(self, job: JobRecord) -> None:
-        """Count ``job``, which has just been claimed."""
+        """Count a job that has just been claimed."""
         self._running += 1
         if job.company:
             self._since.pop(job.id, None)
@@ -176,7 +179,7 @@ class _Isolation:
 
 
 class _LaneTurn:
-    """One lane, while it is being served, and the heads that it was shown."""
+    """The turn of one lane in a claim, with the jobs that were read from its ready lists."""
 
     def __init__(
         self,
@@ -193,11 +196,11 @@ class _LaneTurn:
         self._passed = passed
         self._shelved = 0
         self.needs_isolation = False
-        """Whether a suspect could start if fewer jobs ran on this instance."""
+        """Whether the next job is a suspect that could start if this instance ran fewer jobs."""
         self._heads = {priority: self._read(priority, None) for priority in PRIORITIES}
 
     def _read(self, priority: int, after: int | None) -> deque[JobRecord]:
-        """The next heads of a ready list that this instance can run."""
+        """Read the next jobs of a ready list that this instance has handlers for."""
         queues = self._queues
         handled = queues.opening.names
         while not self.unfinished:
@@ -216,7 +219,7 @@ class _LaneTurn:
 
     @property
     def unfinished(self) -> bool:
-        """Whether it has shelved so many that the rest has to wait for the next step."""
+        """Whether this turn has shelved so many jobs that the rest is left to the next step."""
         return self._shelved >= SHELVED_AT_ONCE
 
     def _is_handled(self, name: str) -> bool:
@@ -224,14 +227,14 @@ class _LaneTurn:
 
     @property
     def suspect(self) -> JobRecord | None:
-        """A head that is a suspect."""
+        """A suspect at the front of one of the lane's ready lists; or None."""
         for heads in self._heads.values():
             if heads and heads[0].company and self._queues.together(heads[0]) < math.inf:
                 return heads[0]
         return None
 
     def next(self, isolation: _Isolation) -> JobRecord | None:
-        """Whose turn it is; None: nobody's, or a limit does not let it start."""
+        """Return the next job of this lane; None: there is none, or a limit refuses it."""
         present = [priority for priority, heads in self._heads.items() if heads]
         if not present or not self._budget.free(self.lane):
             return None

@@ -1,9 +1,41 @@
-"""The engine of the stores that are tables: accepting, stepping, and who is alive.
+"""The engine of stores of tables: accept, step, join, beat.
 
-It is synchronous, and each of its calls is one transaction of the store that carries it, which is
-where atomicity comes from. The store in memory cannot undo: it relies on every refusal being
-raised before the first write. An engine keeps nothing that a crash would lose, save whose turn it
-is among lanes and priorities.
+Theory of operation
+
+The rules are synchronous functions over tables (`Tables`). Each call of an engine is one
+transaction of its store, and the store makes it atomic. All that must survive a crash is in the
+tables; an engine keeps in memory only whose turn it is among lanes and priorities.
+
+A job is accepted (`Engine.enqueue`): it joins the tail of its session's queue, or is parked until
+it is due. The head of a queue is on the ready list of its lane. `Engine.step` finishes runs, queues
+parked jobs that are due, and claims ready jobs within the budgets (`claims`, `budget`). A claim
+gives the job a fence; the run finishes under that fence. `Engine.join` and `Engine.beat` find
+instances whose lease has expired and give back their jobs.
+
+Invariants, true between any two transactions:
+
+1. A job in a queue keeps its place until it has ended: while it waits, while it runs, and between
+   attempts. The exceptions are a job with ``RetryPolicy(order="requeue")`` between attempts, and a
+   dead job unless the rule ``hold`` keeps its session closed.
+2. The head of a queue is in exactly one of these conditions: ready, running, parked between
+   attempts, or dead and held. Jobs behind a head are WAITING and on no ready list.
+3. A job is on a ready list if and only if it is WAITING, and is a head or has no session. A shelved
+   job keeps its place on the list.
+4. So at most one job of a session is RUNNING, and the session's next job becomes ready in the same
+   transaction that ends the former.
+5. A RUNNING job has the fence of its last claim, which is greater than every earlier fence. Only a
+   call with that fence, from an instance that has its lease, finishes the run, keeps its
+   checkpoint or moves its slot. Besides, only the recovery of a lost instance ends the run.
+6. A RUNNING job belongs to an instance that is in the table of instances. Removing an instance
+   gives back all its jobs in the same transaction.
+7. The used slots of a lane are a set: its RUNNING jobs that have not lent their slot. There is no
+   counter that a crash could leave wrong.
+8. A RUNNING job whose cancellation is recorded (``cancel`` is set) never goes back to WAITING or
+   PARKED: its run succeeds or fails by itself, or the job ends as CANCELLED.
+9. Every refusal is raised before the first write. The store in memory cannot undo, and relies on
+   that; a store with transactions can go on after a refusal without a rollback.
+
+`inspection.check` compares the tables with these.
 """
 
 from __future__ import annotations
@@ -44,19 +76,19 @@ from .queues import Queues
 from .tables import Tables
 
 FORGET_AT_ONCE: Final = 500
-"""How many ended jobs a step forgets at most."""
+"""How many ended jobs a step deletes at most."""
 MOVED_AT_ONCE: Final = 1_000
-"""How many jobs a step takes from the shelf at most."""
+"""How many shelved jobs a step makes ready at most."""
 
 
 def digest(payload: str) -> str:
-    """What is kept of a keyed payload when the job has ended.
+    """Return the hash of a payload: kept of a job with a key when its payload is deleted.
 
-    The order of the fields of an object is no part of it.
+    The order of the fields of an object makes no difference.
     """
     try:
         payload = json.dumps(json.loads(payload), sort_keys=True)
-    except (RecursionError, ValueError):  # the worker cannot read it either
+    except (RecursionError, ValueError):  # nor can the worker read it
         pass
     return _digest(payload)
 
@@ -67,13 +99,13 @@ def _digest(text: str) -> str:
 
 @final
 class Engine(Queues):
-    """One instance at the tables of a store."""
+    """The rules, as one instance applies them to the tables of a store."""
 
     def __init__(self, tables: Tables, opening: Opening) -> None:
         super().__init__(tables, opening)
         self._claims: Final = Claims(self)
         self.instance = ""
-        self._unshelving = False  # whether there may be some whose names this instance has
+        self._unshelving = False  # whether shelved jobs may exist that this instance can run
         for name, limit in opening.lanes.items():
             there = tables.lanes().get(name)
             if there is None:
@@ -93,14 +125,14 @@ class Engine(Queues):
         if tables.rules() is None:
             tables.put_rules(opening.rules)
 
-    # ---- who is alive
+    # ---- instances
 
     def join(self, *, lease_until: float, alone: bool, lost: Sequence[tuple[int, int]]) -> None:
-        """Become a new incarnation, then give back what others held that are no more.
+        """Become a new incarnation, then give back the jobs of instances that are gone.
 
         Args:
-          alone: nobody else can be alive.
-          lost: (id, fence) of runs whose lease was lost, though the process is well.
+          alone: whether no other instance can be alive.
+          lost: (id, fence) of this process's runs that ended with its lease; they count no crash.
         """
         for id, fence in lost:
             self._forgive(id, fence)
@@ -122,12 +154,12 @@ class Engine(Queues):
         self.look = True
 
     def is_alive(self) -> bool:
-        """Whether this incarnation has its lease; it never has it again."""
+        """Whether this incarnation has its lease. A lost lease never comes back."""
         until = self.tables.lease_of(self.instance)
         return until is not None and until > self.now
 
     def beat(self, lease_until: float) -> bool:
-        """Prolong the lease, unless it is over."""
+        """Prolong the lease; return False if it is over."""
         if not self.is_alive():
             return False
         for info in self.tables.instances():
@@ -137,18 +169,18 @@ class Engine(Queues):
         return True
 
     def reap(self, *, all_others: bool) -> None:
-        """Give back what other instances held that are no more."""
+        """Remove other instances whose lease has expired, or all; give back their jobs."""
         for info in self.tables.instances():
             if info.id != self.instance and (all_others or info.lease_until <= self.now):
                 self._remove_instance(info.id)
 
     def _forgive(self, id: int, fence: int) -> None:
-        """Nothing crashed in that run: only the lease was over."""
+        """Take back the crash of a run that ended because its lease was lost."""
         job = self.tables.get(id)
         if job is None or job.state in ENDED:
             return
         if job.fence == fence and job.state is RUNNING:
-            self.give_back(job)  # before anybody else found out
+            self.give_back(job)  # no other instance has given it back yet
             return
         self.tables.update(
             job,
@@ -156,11 +188,11 @@ class Engine(Queues):
             alone=job.alone - (job.company == 1),
             company=0,
         )
-        if job.fence == fence and job.state is DEAD:  # of that very crash
+        if job.fence == fence and job.state is DEAD:  # this crash made it dead
             revive(self, job)
 
     def leave(self) -> None:
-        """End this incarnation. It may be done again, should it be undone."""
+        """End this incarnation. It can be repeated, if its transaction was undone."""
         self._remove_instance(self.instance)
 
     def _remove_instance(self, id: str) -> None:
@@ -171,7 +203,7 @@ class Engine(Queues):
     # ---- accepting
 
     def enqueue(self, batch: Sequence[Submission]) -> list[int]:
-        """Accept all of them, or none."""
+        """Accept all jobs, or none. Return their ids."""
         lanes = self.tables.lanes()
         fresh: Counter[str] = Counter()  # of this batch, by lane
         keyed: dict[str, Submission] = {}  # of this batch
@@ -208,7 +240,7 @@ class Engine(Queues):
         if job.state is WAITING:
             self.append(job)
         else:
-            self.look = True  # somebody may sleep until something that is due later
+            self.look = True  # the worker may be sleeping until a later time
         self.tables.insert(job)
         self.accepted.append(job.id)
         return job.id
@@ -216,7 +248,7 @@ class Engine(Queues):
     # ---- working
 
     def step(self, finished: Sequence[Finish], room: int) -> Step:
-        """Finish those, and claim others."""
+        """Finish runs, and claim up to ``room`` jobs."""
         alive = self.is_alive()
         stale = [finish.fence for finish in finished if not alive or not self._finish(finish)]
         self.promote()
@@ -224,18 +256,18 @@ class Engine(Queues):
         self.tables.forget_due(self.now, FORGET_AT_ONCE)
         claims = self._claims.take(self.instance, room if alive else 0)
         cancels = tuple((job.id, job.fence) for job in self.tables.cancelled_running(self.instance))
-        # this one has looked; but it may have freed what another waits for
+        # this instance has claimed already, but it may have freed slots that another can use
         self.look_elsewhere = self.look or bool(finished)
         self.look = self._unshelving or self._claims.unfinished
         return Step(tuple(claims), tuple(stale), cancels, self.next_due(also=self._claims.due))
 
     def _unshelve(self) -> None:
-        """Have jobs that nobody could run be looked at again, now that somebody can."""
+        """Make jobs ready that were shelved, and that this instance has handlers for."""
         if self._unshelving:
             shelved = self.tables.shelved(self.opening.names, MOVED_AT_ONCE)
             for job in shelved:
                 self.tables.update(job, shelf=ON_LIST)
-            self._unshelving = bool(shelved)  # till none is found: this step may be undone
+            self._unshelving = bool(shelved)  # until none is found, since a step may be undone
 
     def _finish(self, finish: Finish) -> bool:
         job = self.running_of(finish.id, finish.fence)
@@ -261,14 +293,14 @@ class Engine(Queues):
         return self.running_of(id, fence) if self.is_alive() else None
 
     def checkpoint(self, id: int, fence: int, data: str) -> bool:
-        """Keep what the next attempt shall find."""
+        """Keep data for the next attempt; False if the fence is no longer the run's."""
         job = self._my_run(id, fence)
         if job is not None:
             self.tables.update(job, checkpoint=data)
         return job is not None
 
     def lend_slot(self, id: int, fence: int) -> bool:
-        """Have the run take part in no limit."""
+        """Free the slot of a run; False if the fence is no longer the run's."""
         job = self._my_run(id, fence)
         if job is not None:
             self.tables.update(job, lent=LENT_SLOT)
@@ -276,7 +308,7 @@ class Engine(Queues):
         return job is not None
 
     def regain_slot(self, id: int, fence: int) -> bool | None:
-        """Take the slot back, or stand in line for it."""
+        """Take the slot back; False: none is free; None: the fence is no longer the run's."""
         job = self._my_run(id, fence)
         if job is None:
             return None
@@ -317,7 +349,7 @@ def _compare(item: Submission, known: JobRecord) -> None:
         ("name", item.name == known.name),
         ("session", item.session == known.session),
         ("lane", item.lane == known.lane),
-        # the second: of a job that was accepted when the order of fields was a part of it
+        # the second hash: of a job from a version whose hash depended on the order of fields
         ("payload", known.digest in (digest(item.payload), _digest(item.payload))),
     ):
         if not same:

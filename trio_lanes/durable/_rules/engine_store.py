@@ -1,4 +1,4 @@
-"""A `Store` whose rules are the `Engine`'s: what is left is where a transaction takes place."""
+"""`EngineStore`: the calls of `Store`, as transactions of an `Engine`."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ T = TypeVar("T")
 MAX_PAYLOAD: Final = 1024 * 1024
 MOST_ALIVE: Final = 10_000
 AT_ONCE: Final = 500
-"""How many jobs one transaction clears or purges, so that others can work meanwhile."""
+"""How many jobs one transaction clears or purges; other transactions can run between two."""
 
 
 class EngineStore(ABC):
-    """All of `Store` but opening it, for a store that gives the engine tables."""
+    """A store of tables: all calls of `Store`, except those that open it and keep its lease."""
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload
         self._waiters: Final[dict[int, set[_Waiter]]] = {}
         self._alive: Final[set[int]] = set()
-        """Jobs that are known not to have ended: whoever waits for one need not ask the tables."""
+        """Jobs that have not ended, as far as known: a wait for one need not read the tables."""
         self._waiter_came = trio.Event()
         self._poke, self._pokes = trio.open_memory_channel[None](1)
 
     @abstractmethod
     async def _transact(self, act: Callable[[Engine], T]) -> T:
-        """Call ``act`` in a transaction, then `_tell` what it did. It is not cancelled halfway."""
+        """Call ``act`` in a transaction, then `_tell` its effects. It is not cancelled halfway."""
 
     @abstractmethod
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
-        """Call ``look``, which changes nothing; ``long`` if it may look at every job."""
+        """Call ``look``, which changes nothing; ``long`` if it may read every job."""
 
     def _tell(self, accepted: list[int], ended: list[tuple[int, Ended]], look: bool) -> None:
-        """A transaction is done: wake those whom it concerns."""
+        """Announce the effects of a transaction: wake the tasks that wait for them."""
         if len(self._alive) < MOST_ALIVE:
             self._alive.update(accepted)
         for id, how in ended:
@@ -69,16 +69,16 @@ class EngineStore(ABC):
         try:
             self._poke.send_nowait(None)
         except trio.WouldBlock:
-            pass  # it has been said, and not been heard yet
+            pass  # a wake-up is pending already
 
     async def _wait_for_waiter(self) -> None:
-        """Wait until somebody waits for a job."""
+        """Wait until a task waits for a job."""
         while not self._waiters:
             self._waiter_came = trio.Event()
             await self._waiter_came.wait()
 
     def _wake_waiters(self) -> None:
-        """Somebody else wrote: whoever waits reads again."""
+        """Have every waiting task read its job again: another process may have changed it."""
         self._alive.clear()
         waiters = [waiter for waiters in self._waiters.values() for waiter in waiters]
         self._waiters.clear()
@@ -135,7 +135,7 @@ class EngineStore(ABC):
 
     async def clear(self, lane: str | None, session: str | None, outcome: str) -> int:
         await trio.lowlevel.checkpoint_if_cancelled()
-        with trio.CancelScope(shield=True):  # half of a clear is none
+        with trio.CancelScope(shield=True):  # a clear is done as a whole
             act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
             cleared, before = await self._transact(act)
             while before is not None:
@@ -224,7 +224,7 @@ class EngineStore(ABC):
         return await self._read(lambda engine: inspection.instances(engine.tables))
 
     async def check(self, repair: bool) -> CheckReport:
-        # first without the write lock: it takes long, and there is most often nothing to repair
+        # first without the write lock: it takes long, and mostly finds nothing to repair
         report = await self._read(lambda queues: inspection.check(queues, repair=False), long=True)
         if not repair or not report.problems:
             return report
@@ -232,7 +232,7 @@ class EngineStore(ABC):
 
 
 class _Waiter:
-    """Somebody who waits for the end of a job."""
+    """A task that waits for the end of a job."""
 
     def __init__(self) -> None:
         self.seen = trio.Event()

@@ -1,4 +1,4 @@
-"""Looking at a store: what a job, a lane, a line is like, and whether it all agrees."""
+"""Inspection of a store: the status of jobs, statistics, and the check of consistency."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .tables import Tables
 
 
 def status_of(job: JobRecord) -> DurableStatus:
-    """What is told of a job."""
+    """Return the public status of a job."""
     error = None
     if job.state in (DEAD, FAILED) and job.outcome is not None:
         told = json.loads(job.outcome)
@@ -50,19 +50,19 @@ def status_of(job: JobRecord) -> DurableStatus:
 
 
 def ended_of(job: JobRecord) -> Ended | None:
-    """How it ended; None: it has not."""
+    """Return how a job ended; None if it has not ended and is not dead."""
     if job.state in ENDED or job.state is DEAD:
         return Ended(job.state, job.outcome or "null")
     return None
 
 
 def instances(tables: Tables) -> list[InstanceInfo]:
-    """Who claims, and how much."""
+    """Return the instances, each with the number of its running jobs."""
     return [attrs.evolve(info, running=len(tables.running(info.id))) for info in tables.instances()]
 
 
 def statistics(tables: Tables, now: float) -> DurableStatistics:
-    """The sums."""
+    """Return the numbers of jobs and sessions, by lane and in all."""
     handled = {name for info in tables.instances() for name in info.names}
     sums: dict[str, Counter[str]] = {}
     for (lane, state, name), count in tables.counts().items():
@@ -98,14 +98,14 @@ def statistics(tables: Tables, now: float) -> DurableStatistics:
 
 
 def check(queues: Queues, *, repair: bool) -> CheckReport:
-    """Compare every job with the rules of the lines; it looks at all of them."""
+    """Compare every job with the invariants of `engine`; repair what differs, if asked."""
     tables = queues.tables
     problems = list(tables.inspect())
     repaired = 0
     known = {info.id for info in tables.instances()}
     lanes = tables.lanes()
     lost: defaultdict[str | None, list[JobRecord]] = defaultdict(list)  # runs of no instance
-    wrong: list[tuple[str, JobRecord, bool]] = []  # (what, who, whether it should be on the list)
+    wrong: list[tuple[str, JobRecord, bool]] = []  # (problem, job, whether it should be ready)
     for session, in_session in groupby(tables.all_live(), key=lambda job: job.session):
         queue = _with_heads(session, in_session)
         for job, is_head in queue:
@@ -117,7 +117,7 @@ def check(queues: Queues, *, repair: bool) -> CheckReport:
                 if is_head:
                     lost[job.instance].append(job)
             if job.lane not in lanes:
-                problems.append(f"job {job.id} is bound for lane {job.lane!r}, which is not there")
+                problems.append(f"job {job.id} is for lane {job.lane!r}, which is not in the store")
     for what, job, on_list in wrong:
         problems.append(f"job {job.id} {what}")
         if repair:
@@ -136,7 +136,7 @@ def check(queues: Queues, *, repair: bool) -> CheckReport:
 def _with_heads(
     session: str | None, queue: Iterable[JobRecord]
 ) -> Iterable[tuple[JobRecord, bool]]:
-    """Each job, and whether it is one that may be claimed as far as its queue goes."""
+    """Yield each job of a queue, and whether it is the head, or has no session."""
     behind = False
     for job in queue:
         yield job, session is None or (job.place is not None and not behind)
@@ -145,11 +145,11 @@ def _with_heads(
 
 def _wrong_with(job: JobRecord, is_head: bool) -> str | None:
     if job.state is WAITING and is_head and job.ready is None:
-        return "could be claimed, and is on no list"
+        return "is a waiting head, and is on no ready list"
     if job.ready is not None and job.state is not WAITING:
-        return f"is on a list, though it is {job.state.value}"
+        return f"is on a ready list, though it is {job.state.value}"
     if job.ready is not None and not is_head:
-        return "is on a list, though others stand before it"
+        return "is on a ready list, though other jobs of its session are before it"
     if job.state is RUNNING and not is_head:
-        return "runs, though others stand before it"
+        return "runs, though other jobs of its session are before it"
     return None

@@ -1,4 +1,4 @@
-"""A job as a store of tables keeps it."""
+"""`JobRecord`: a job as a store of tables keeps it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from .._contract.state import DurableState
 @final
 @attrs.define(kw_only=True)
 class JobRecord:
-    """A job as a store keeps it.
+    """A job, as one row of a table.
 
-    ``place`` is its place in its session's line, which it has until it ends, also while it runs;
-    None: it is in no line (it has ended, is not due yet, is dead, or has no session). ``ready`` is
-    its place in the ready list of its lane and priority: only a job that could be claimed has
-    one. ``shelf`` sets it aside there: its place is kept, and nobody looks at it.
+    Attributes:
+      place: the place in the queue of its session, from acceptance to the end, also while the job
+        runs. None: the job is in no queue (it has ended, is not due yet, is dead, or has no
+        session).
+      ready: the place in the ready list of its lane and priority. Only a job that may be claimed
+        has one.
+      shelf: why claims skip the job on the ready list, where it keeps its place; 0: they do not.
     """
 
     id: int = 0
@@ -28,7 +31,7 @@ class JobRecord:
     payload: str
     key: str | None
     digest: str | None
-    """Of the payload; only with a key."""
+    """A hash of the payload; only of a job with a key."""
     timeout: float
     retry: str | None
     state: DurableState
@@ -36,19 +39,19 @@ class JobRecord:
     ready: int | None = None
     shelf: int = 0
     due: float | None = None
-    """When it is no longer parked; when it is forgotten, if it has ended."""
+    """When a parked job is due; when the store forgets an ended job."""
     why: str | None = None
     attempts: int = 0
     crashes: int = 0
     alone: int = 0
-    """How many of the crashes happened while nothing else ran in that process."""
+    """How many of the crashes happened while the process ran no other job."""
     company: int = 0
-    """How many jobs ran in the process that crashed last, this one included; 0 again as soon as
-    a run has ended without a crash."""
+    """How many jobs, this one included, ran in the process that crashed last; 0 again as soon as
+    a run ends without a crash."""
     fence: int = 0
     instance: str | None = None
     lent: int = 0
-    """0: it holds its slot. 1: it has lent it. 2: it wants it back."""
+    """Whether a running job holds its slot, has lent it, or wants it back."""
     cancel: str | None = None
     """The recorded cancellation, as JSON text."""
     checkpoint: str | None = None
@@ -57,7 +60,8 @@ class JobRecord:
 
 
 ON_LIST, UNHANDLED, SESSION_PAUSED = 0, 1, 2
-"""The shelves."""
+"""The values of `JobRecord.shelf`: not set aside; no live instance has the handler; the session is
+paused."""
 
 HOLDS_SLOT, LENT_SLOT, WANTS_SLOT = 0, 1, 2
-"""What a running job does with its slot."""
+"""The values of `JobRecord.lent`."""

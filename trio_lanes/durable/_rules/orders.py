@@ -1,4 +1,4 @@
-"""Orders that people give: cancel, clear, pause, configure, and what becomes of dead jobs."""
+"""Orders of an operator: cancel, clear, pause, resume, configure, requeue, purge."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def known_lane(queues: Queues, lane: str) -> LaneLimit:
-    """That lane.
+    """Return the limits of a lane.
 
     Raises:
-      UnknownLaneError: if there is none.
+      UnknownLaneError: if the store has no such lane.
     """
     lanes = queues.tables.lanes()
     if lane not in lanes:
@@ -31,7 +31,10 @@ def known_lane(queues: Queues, lane: str) -> LaneLimit:
 
 
 def cancel(queues: Queues, id: int, outcome: str) -> bool:
-    """End a job that does not run; record it for one that does, before anybody is told."""
+    """End a job that does not run; record the cancellation of a job that runs.
+
+    It is recorded before the run is cancelled, so the job is never claimed again.
+    """
     job = queues.tables.get(id)
     if job is None or job.state in ENDED or job.state is DEAD:
         return False
@@ -53,11 +56,13 @@ def clear(
     limit: int,
     before: int | None = None,
 ) -> tuple[int, int | None]:
-    """End what waits or is parked there; a session that a dead job held closed is open again.
+    """End the waiting and parked jobs of a lane or session, at most ``limit`` of them.
 
-    No more than ``limit`` are ended at once, so that others can work meanwhile; and none that has
-    an id from ``before`` on, which is of those that came later. Returns how many were, and the
-    ``before`` with which to go on; None: that was all.
+    Several transactions clear very many jobs, so that others can run between them. Each ends only
+    jobs with ids below ``before``: jobs that were accepted later are not cleared. The last of them
+    opens a session that a dead job held closed.
+
+    Return how many jobs were ended, and ``before`` for the next call; None: there are no more.
     """
     tables = queues.tables
     if lane is not None:
@@ -65,7 +70,7 @@ def clear(
     if before is None:
         before = tables.next_number()
     jobs = tables.clearable(lane, session, before, limit)
-    # from the tail: a head that goes first would show each of its successors in turn
+    # from the tail: if the head ended first, each of its successors would become ready in turn
     for job in sorted(jobs, key=lambda job: -(job.place or 0)):
         queues.end(job, CANCELLED, outcome)
     if len(jobs) == limit:
@@ -77,7 +82,7 @@ def clear(
 
 
 def pause(queues: Queues, lane: str | None, session: str | None, seconds: float) -> None:
-    """Claim nothing there for that long, or longer if that was said before."""
+    """Pause a lane or session for some seconds, or longer if it is paused for longer already."""
     until = queues.now + seconds
     if lane is not None:
         limit = known_lane(queues, lane)
@@ -90,11 +95,11 @@ def pause(queues: Queues, lane: str | None, session: str | None, seconds: float)
         head = queues.tables.head(session)
         if head is not None and head.ready is not None:
             queues.tables.update(head, shelf=SESSION_PAUSED)
-    queues.look = until < math.inf  # somebody must know when it ends
+    queues.look = until < math.inf  # a worker must know when the pause ends
 
 
 def resume(queues: Queues, lane: str | None, session: str | None) -> None:
-    """Undo `pause`."""
+    """End a pause."""
     if lane is not None:
         queues.tables.put_lane(lane, attrs.evolve(known_lane(queues, lane), paused_until=None))
         queues.look = True
@@ -109,7 +114,7 @@ def configure(
     groups: Mapping[str, GroupLimit] | None = None,
     rules: Mapping[str, Any] | None = None,
 ) -> None:
-    """Set lanes and rules, and replace all groups if some are given; all of it, or nothing."""
+    """Set lanes and rules, and replace all groups if ``groups`` is given; all or nothing."""
     tables = queues.tables
     before, groups_before = tables.lanes(), tables.groups()
     after = dict(before)
@@ -148,7 +153,10 @@ def _check_unused(queues: Queues, name: str) -> None:
         if lane == name and state not in _FORGETTABLE
     )
     if used:
-        raise ValueError(f"lane {name!r} cannot be removed: it has {used} jobs")
+        raise ValueError(
+            f"lane {name!r} cannot be removed: it has {used} jobs; clear the lane, purge its dead "
+            "jobs, and wait for the running jobs first"
+        )
 
 
 def _replace(
@@ -167,9 +175,9 @@ _FORGETTABLE = {state.value for state in ENDED}
 
 
 def requeue(queues: Queues, id: int) -> bool:
-    """Take a dead or failed job back into line: in its old place if it has that, else at the tail.
+    """Queue a dead or failed job again: in its old place if it kept that, else at the tail.
 
-    Its attempts and crashes are counted anew; it finds its last checkpoint.
+    Its attempts and crashes are counted from 0; it keeps its last checkpoint.
     """
     job = queues.known(id)
     if job is None or job.state not in _REQUEUABLE:
@@ -180,7 +188,7 @@ def requeue(queues: Queues, id: int) -> bool:
 
 
 def revive(queues: Queues, job: JobRecord) -> None:
-    """Take a dead or failed job back to WAITING, with the attempts and crashes that it has."""
+    """Put a dead or failed job back to WAITING; its attempts and crashes do not change."""
     held = job.place is not None
     if not held:
         if job.session is not None:
@@ -200,9 +208,9 @@ def purge(
     failed: bool = False,
     limit: int,
 ) -> int:
-    """Forget dead jobs, and their keys; no more than ``limit``. Returns how many they were.
+    """Forget dead jobs and their keys, at most ``limit`` of them. Return how many.
 
-    Also failed ones: that with the ``id``, or all if ``failed``.
+    With an ``id``, forget that dead or failed job; with ``failed``, also failed jobs.
     """
     if id is not None:
         job = queues.known(id)
@@ -218,7 +226,7 @@ def purge(
 def dead_letters(
     queues: Queues, lane: str | None, session: str | None, after: int, limit: int, *, failed: bool
 ) -> list[JobRecord]:
-    """Up to ``limit`` dead jobs, and failed ones if asked, in order of their ids."""
+    """Return up to ``limit`` dead jobs, with ``failed`` also failed jobs, in order of their ids."""
     jobs = queues.tables.dead(lane, session, after, limit)
     if failed:
         jobs += queues.tables.failed(lane, session, after, limit, queues.now)

@@ -1,10 +1,10 @@
-"""Queues: where a job stands, and how it gets there and away. The rules of order, for every store.
+"""Queues of sessions and ready lists of lanes: the rules of order, for every store of tables.
 
-Each session has a line, in order of ``place``. Its head keeps its place until it has ended: while
-it runs, and between attempts. Each lane has a ready list for each priority, in order of ``ready``.
-In it stand heads alone, and jobs without a session; so a session that has a million jobs waiting
-is one entry, and goes to the tail with each job. A head is in exactly one of these conditions:
-ready, running, parked between attempts, or dead and held.
+Each session has a queue, in order of ``place``. Each lane has a ready list for each priority, in
+order of ``ready``. A ready list holds heads of sessions, and jobs without a session. So a session
+with a million waiting jobs is one entry, which goes to the tail of the list after each job.
+
+The theory and its invariants are at the head of `engine`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, SESSION_PAUSED, JobRecor
 from .tables import Tables
 
 PROMOTED_AT_ONCE: Final = 1_000
-"""How many jobs that are due one look at the table finds at most."""
+"""How many due jobs one query returns at most."""
 
 
 class Queues:
-    """The lines of one store, as one instance sees them inside of one transaction.
+    """The queues and ready lists of one store, inside of one transaction of one instance.
 
     Attributes:
       now: the store's time at this transaction.
-      accepted: the ids of what was accepted in it.
-      ended: what ended or died in it, for those who wait.
-      look: whether somebody may find something to claim that was not there before.
-      look_elsewhere: the same, for instances other than this.
+      accepted: the ids of the jobs that this transaction accepted.
+      ended: the jobs that ended or died in this transaction, for the tasks that wait for them.
+      look: whether a worker may find a job to claim that it could not claim before.
+      look_elsewhere: the same, for the workers of other instances.
     """
 
     def __init__(self, tables: Tables, opening: Opening) -> None:
@@ -55,18 +55,18 @@ class Queues:
 
     @property
     def rules(self) -> StoreRules:
-        """The rules of the store; this instance's own while no worker has set any."""
+        """The rules of the store; this instance's own rules until a worker has set some."""
         return self.tables.rules() or self.opening.rules
 
     def forget_effects(self) -> None:
-        """They were told, or did not happen."""
+        """Reset the effects of a transaction: they were announced, or undone."""
         self.accepted, self.ended = [], []
         self.look = self.look_elsewhere = False
 
-    # ---- into line
+    # ---- into a queue
 
     def append(self, job: JobRecord) -> None:
-        """Give a job that is in no line its place at the tail, in the record alone."""
+        """Put a job at the tail of its session's queue, in the record alone."""
         if job.session is not None:
             behind = self.tables.head(job.session) is not None
             job.place = self.tables.next_number()
@@ -75,8 +75,8 @@ class Queues:
         self._set_ready(job)
 
     def _set_ready(self, job: JobRecord, *, first: bool = False) -> None:
-        """Give a head its place in the ready list, in the record alone."""
-        # no two have one place, not even with one that is set aside: that comes back to its own
+        """Give a head its place on the ready list, in the record alone."""
+        # places are unique, also among shelved jobs: these keep their places
         number = self.tables.next_number()
         job.ready = -number if first else number
         job.shelf = ON_LIST
@@ -92,21 +92,21 @@ class Queues:
         self.tables.update(job, ready=job.ready, shelf=job.shelf)
 
     def list_next_head(self, session: str | None) -> None:
-        """Somebody left that session's line: if its head is new, show it."""
+        """Put the head of a session's queue on the ready list, if it is new as head."""
         if session is not None:
             head = self.tables.head(session)
             if head is not None and head.state is WAITING and head.ready is None:
                 self.list_ready(head)
 
-    # ---- out of RUNNING, and out of line
+    # ---- out of RUNNING, and out of a queue
 
     def advance(self, job: JobRecord, state: DurableState, **changes: object) -> None:
-        """Change a job's state. Nothing else does."""
+        """Change a job's state. No other function does that."""
         check_transition(job.state, state)
         self.tables.update(job, state=state, **changes)
 
     def end(self, job: JobRecord, state: DurableState, outcome: str, *, attempt: int = 0) -> None:
-        """It has ended, with one ``attempt`` more or none; it is remembered as long as was said."""
+        """End a job, and count ``attempt`` (0 or 1); the store keeps it for ``result_ttl``."""
         self.advance(
             job,
             state,
@@ -115,7 +115,7 @@ class Queues:
             ready=None,
             due=self.now + self.rules.result_ttl,
             why=None,
-            # a failed job can be requeued until it is forgotten
+            # a failed job can be requeued until the store forgets it
             payload=job.payload if state is FAILED else "",
             checkpoint=job.checkpoint if state is FAILED else None,
             outcome=outcome,
@@ -124,7 +124,7 @@ class Queues:
         self.list_next_head(job.session)
 
     def mark_dead(self, job: JobRecord, error: str, *, attempt: int = 0) -> None:
-        """It is dead: kept for a person, in its place if that closes its session."""
+        """Make a job dead. With the rule ``hold`` it keeps its place, which closes its session."""
         held = self.rules.hold and job.session is not None
         self.advance(
             job,
@@ -137,7 +137,7 @@ class Queues:
         self.list_next_head(job.session)
 
     def give_back(self, job: JobRecord) -> None:
-        """It was running, and waits again, before all others."""
+        """Put a running job back to WAITING, at the front of the ready list."""
         if job.cancel is not None:
             self.end(job, CANCELLED, job.cancel)
         else:
@@ -145,17 +145,18 @@ class Queues:
             self.list_ready(job, first=True)
 
     def crash(self, runs: Collection[JobRecord]) -> None:
-        """Give back the jobs that one process ran when it died."""
+        """Give back the jobs that a process ran when it died."""
         holding = sum(job.lent != LENT_SLOT for job in runs)
-        # the last first, since each goes to the front
+        # the last claimed first, since each job goes to the front
         for job in sorted(runs, key=lambda job: -job.fence):
-            # a run that has lent its slot waits for the others: it is no company of theirs
+            # a run that has lent its slot is waiting for other jobs: it is not counted beside them
             self._crash(job, len(runs) if job.lent == LENT_SLOT else holding)
 
     def _crash(self, job: JobRecord, company: int) -> None:
         """Give back a job whose process died while it ran ``company`` jobs, this one included.
 
-        A crash in company is no proof against any job, so only those alone make it dead.
+        A crash of several jobs does not show which of them caused it. So only crashes in which
+        the job ran alone make it dead.
         """
         self.tables.update(
             job,
@@ -165,13 +166,13 @@ class Queues:
         )
         if job.cancel is None and job.alone >= self.rules.max_crashes:
             times = "once" if job.alone == 1 else f"{job.alone} times"
-            message = f"the process that ran it died, {times}"
+            message = f"the process died while it ran this job alone, {times}"
             self.mark_dead(job, json.dumps({"type": "crash", "message": message, "traceback": ""}))
         else:
             self.give_back(job)
 
     def postpone(self, job: JobRecord, delay: float, *, counts: bool, requeue: bool) -> None:
-        """It was running, and will be again, but not now."""
+        """Park a running job until its next attempt."""
         if job.cancel is not None:
             self.end(job, CANCELLED, job.cancel)
             return
@@ -190,27 +191,27 @@ class Queues:
             self.list_next_head(job.session)
 
     def together(self, job: JobRecord) -> int | float:
-        """How many jobs an instance may run while it runs ``job``, this one included.
+        """Return how many jobs an instance may run while it runs ``job``, this one included.
 
-        Fewer than any number only for a suspect: a job that its next crash could make dead. Then
-        it is half of those that ran in the last crash, so that each crash halves the suspects.
+        It is infinite, but for a suspect: a job that its next crash could make dead. For a suspect
+        it is half the number of jobs that ran in the last crash, so each crash halves the suspects.
         """
         if not job.company or job.crashes < max(1, self.rules.max_crashes - 1):
             return math.inf
         return max(1, job.company // 2)
 
-    # ---- by the clock
+    # ---- time
 
     def promote(self) -> None:
-        """Have the jobs that are due wait, and end the pauses that are over."""
+        """Queue the parked jobs that are due, and end the pauses that are over."""
         self._promote(self.tables.parked_due(self.now, PROMOTED_AT_ONCE))
         for session in self.tables.pauses_due(self.now):
             self.resume_session(session)
 
     def promote_session(self, session: str) -> None:
-        """Have the jobs of a session that are due stand in its line, before others join it.
+        """Queue the due jobs of a session, before another job joins the queue.
 
-        Without it, a job that has fallen due while no worker took a step would be overtaken.
+        Without it, the other job would overtake a job that fell due while no worker took a step.
         """
         while due := self.tables.parked_due(self.now, PROMOTED_AT_ONCE, session):
             self._promote(due)
@@ -232,7 +233,7 @@ class Queues:
             )
 
     def resume_session(self, session: str) -> None:
-        """End the pause of that session; its head has kept its place."""
+        """End the pause of a session; its head has kept its place on the ready list."""
         self.tables.put_pause(session, None)
         head = self.tables.head(session)
         if head is not None and head.shelf == SESSION_PAUSED and head.ready is not None:
@@ -240,7 +241,7 @@ class Queues:
             self.look = True
 
     def next_due(self, *, also: float | None = None) -> float | None:
-        """Seconds until something falls due by itself, or it is ``also``; None: nothing will."""
+        """Return the seconds until a job or a limit falls due, or until ``also``; None: never."""
         due = self.tables.next_due()
         ends = [
             limit.paused_until
@@ -251,15 +252,15 @@ class Queues:
         return max(0.0, min(ends) - self.now) if ends else None
 
     def is_over(self, job: JobRecord) -> bool:
-        """Whether it is to be forgotten, and only no step has been taken since."""
+        """Whether ``result_ttl`` of an ended job is over; the next step deletes it."""
         return job.state in ENDED and job.due is not None and job.due <= self.now
 
     def known(self, id: int) -> JobRecord | None:
-        """The job, if it is not to be forgotten."""
+        """Return a job, unless its ``result_ttl`` is over."""
         job = self.tables.get(id)
         return None if job is None or self.is_over(job) else job
 
     def running_of(self, id: int, fence: int) -> JobRecord | None:
-        """The job, if that fence is still its run's."""
+        """Return a running job, if the fence is still its run's."""
         job = self.tables.get(id)
         return job if job is not None and job.state is RUNNING and job.fence == fence else None

@@ -1,7 +1,7 @@
-"""Rate limits in a store: what they remember of the past, and when the next start may be.
+"""Rate limits in a store: their marks of past starts, and the time of the next start.
 
-Every start is one request. What a limit remembers is kept in the store, in its time, so it is the
-same for all instances, and a restart forgets nothing of it.
+Every start is one request. The marks are kept in the store, in the store's time. So they hold for
+all instances, and survive restarts.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from .._contract.records import GroupLimit, LaneLimit
 from .tables import Tables
 
 Mark: TypeAlias = tuple[float, int]
-"""What a limit remembers: a time, and a number of starts."""
+"""A time, and a number of starts."""
 
 
 @final
 class Meter:
-    """One rate limit, and how it reads the marks that it has left in the store.
+    """One rate limit, over the marks that it keeps in the store.
 
-    ``"sliding"`` leaves a mark with each start. ``"gcra"`` leaves one alone: since when it has been
-    in use, and how many have started since; so that its theoretical arrival time can be told
-    exactly, however long that is.
+    ``"sliding"`` keeps a mark of each start. ``"gcra"`` keeps one mark: since when the limit has
+    been in use without a break, and how many starts there were since; so its theoretical arrival
+    time is exact, however long that is.
 
     Attributes:
-      key: under which the store keeps its marks.
-      keep: how many.
+      key: the name under which the store keeps the marks.
+      keep: how many marks the store keeps.
     """
 
     def __init__(self, key: str, limit: RateLimit) -> None:
         self.key: Final = key
         self._sliding: Final = limit.algorithm == "sliding"
         if self._sliding:
-            # a start that alone is above the limit is let in when the window is empty
+            # with a limit below 1, a start is admitted when the period holds no other
             self.keep = max(1, math.floor(limit.limit))
             self._ahead = Fraction(limit.per)
         else:
@@ -52,22 +52,22 @@ class Meter:
         return Fraction(time) + (0 if self._sliding else number * self._interval)
 
     def ready_at(self, marks: Sequence[Mark]) -> float:
-        """From when on the next start may be."""
+        """Return the earliest time at which the limit admits the next start."""
         if len(marks) < self.keep:
             return NEVER_USED
         return rounded_up(self._arrival(marks[-self.keep]) + self._ahead)
 
     def charged(self, marks: Sequence[Mark], now: float) -> Mark:
-        """The mark that a start leaves now."""
+        """Return the mark of a start now."""
         if not self._sliding and marks and self._arrival(marks[-1]) > now:
             time, number = marks[-1]
             return time, number + 1
         return now, 1
 
     def continued(self, marks: Sequence[Mark], old: Meter, now: float) -> Sequence[Mark]:
-        """The marks that this limit is to have, coming in the place of ``old``, which left those.
+        """Return this limit's marks, when it replaces ``old``, whose marks are given.
 
-        Of ``"gcra"``, as much as before is used, and leaks as fast as it does from now on.
+        Of ``"gcra"``, the used part stays the same, and leaks at the new rate from now on.
         """
         if self._sliding or not marks:
             return marks
@@ -77,17 +77,17 @@ class Meter:
 
 
 def lane_meters(name: str, limit: LaneLimit) -> list[Meter]:
-    """The rate limits of a lane."""
+    """Return the meters of a lane."""
     return list(_meters(f"lane {name}", limit.rates))
 
 
 def group_meters(name: str, limit: GroupLimit) -> list[Meter]:
-    """The rate limits of a group."""
+    """Return the meters of a group."""
     return list(_meters(f"group {name}", limit.rates))
 
 
 def _meters(owner: str, rates: Sequence[RateLimit]) -> Iterator[Meter]:
-    # by algorithm, so that a limit that is changed goes on with the past of its own kind
+    # numbered by algorithm, so that a changed limit inherits the marks of its own kind
     numbers = {"gcra": 0, "sliding": 0}
     for limit in rates:
         yield Meter(f"{owner} {limit.algorithm} {numbers[limit.algorithm]}", limit)
@@ -95,19 +95,19 @@ def _meters(owner: str, rates: Sequence[RateLimit]) -> Iterator[Meter]:
 
 
 def charge(tables: Tables, meters: Sequence[Meter], now: float) -> None:
-    """Remember a start."""
+    """Charge all meters with a start."""
     for meter in meters:
         mark = meter.charged(tables.marks(meter.key), now)
         tables.put_mark(meter.key, mark, meter.keep)
 
 
 def ready_at(tables: Tables, meters: Sequence[Meter]) -> float:
-    """From when on all of them let the next one start."""
+    """Return the earliest time at which all meters admit the next start."""
     return max((meter.ready_at(tables.marks(meter.key)) for meter in meters), default=NEVER_USED)
 
 
 def replace(tables: Tables, old: Sequence[Meter], new: Sequence[Meter], now: float) -> None:
-    """Have ``new`` go on with the past of ``old``."""
+    """Replace meters; the new meters inherit the marks of the old."""
     before = {meter.key: meter for meter in old}
     for meter in new:
         past = before.pop(meter.key, None)
@@ -121,12 +121,12 @@ def replace(tables: Tables, old: Sequence[Meter], new: Sequence[Meter], now: flo
 
 
 def to_json(rates: Sequence[RateLimit]) -> str:
-    """Rate limits as a store writes them down."""
+    """Return the JSON text of rate limits, as a store keeps it."""
     return json.dumps([[rate.limit, rate.per, rate.algorithm, rate.burst] for rate in rates])
 
 
 def from_json(text: str) -> tuple[RateLimit, ...]:
-    """What `to_json` was given."""
+    """Return the rate limits of a text from `to_json`."""
     return tuple(
         RateLimit(limit, per, algorithm=algorithm, burst=burst)
         for limit, per, algorithm, burst in json.loads(text)
@@ -134,28 +134,28 @@ def from_json(text: str) -> tuple[RateLimit, ...]:
 
 
 def group_to_json(group: GroupLimit) -> str:
-    """A group as a store writes it down."""
+    """Return the JSON text of a group, as a store keeps it."""
     most = None if group.concurrency == math.inf else group.concurrency
     return json.dumps([group.members, most, dict(group.reserve), to_json(group.rates)])
 
 
 def group_from_json(text: str) -> GroupLimit:
-    """What `group_to_json` was given."""
+    """Return the group of a text from `group_to_json`."""
     members, most, reserve, rates = json.loads(text)
     return GroupLimit(tuple(members), math.inf if most is None else most, reserve, from_json(rates))
 
 
 def check_groups(lanes: Mapping[str, LaneLimit], groups: Mapping[str, GroupLimit]) -> None:
-    """Refuse groups that those lanes cannot be in.
+    """Check that groups fit lanes.
 
     Raises:
-      ValueError: for a member that is no lane, or is in two groups.
+      ValueError: for a member that is not a lane, or is in two groups.
     """
     group_of: dict[str, str] = {}
     for name, group in groups.items():
         for member in group.members:
             if member not in lanes:
-                raise ValueError(f"group {name!r} has the member {member!r}, which is no lane")
+                raise ValueError(f"group {name!r} has the member {member!r}, which is not a lane")
             if member in group_of:
                 raise ValueError(
                     f"lane {member!r} is in two groups: {group_of[member]!r}, {name!r}"

@@ -1,7 +1,8 @@
-"""What the rules of scheduling need to know of a table: lookups, and writes to one row.
+"""The `Tables` protocol: the lookups and writes that the rules need.
 
-The rules stand once, in ``_engine`` and beside it, over this protocol. `MemoryTables` says in a few
-lines what each of these means; `SqliteTables` says it in SQL. None of them decides anything.
+The rules (`Engine` and the modules of this package) are written once, over this protocol.
+`MemoryTables` defines each lookup in a few lines of Python; `SqliteTables` does the same in SQL.
+Tables decide nothing.
 """
 
 from __future__ import annotations
@@ -19,68 +20,69 @@ class Tables(Protocol):
 
     # ---- jobs
     def insert(self, job: JobRecord) -> None:
-        """Keep a new job, which has its id."""
+        """Add a new job, which has its id."""
 
     def update(self, job: JobRecord, **changes: Any) -> None:
-        """Change the job, in the table and in this record."""
+        """Change a job, in the table and in the record."""
 
     def delete(self, job: JobRecord) -> None: ...
     def get(self, id: int) -> JobRecord | None: ...
     def keyed(self, key: str) -> JobRecord | None: ...
     def next_number(self) -> int:
-        """Greater than all before: one sequence for ids, places, ready lists and fences."""
+        """Return a number greater than all before: for ids, places, ready lists and fences."""
 
-    # ---- lines
+    # ---- queues and ready lists
     def head(self, session: str) -> JobRecord | None:
-        """Who stands first in that session's line."""
+        """Return the first job in the queue of a session."""
 
     def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
-        """Whose turn it is there, in order, beyond place ``after``, without what is shelved."""
+        """Return jobs of a ready list in order, behind place ``after``, without shelved jobs."""
 
     def shelved(self, names: Iterable[str], limit: int) -> list[JobRecord]:
-        """The unhandled ones of those names, up to a limit."""
+        """Return jobs that are shelved as unhandled and have one of these names."""
 
     # ---- times
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
-        """The parked jobs that are due, in order of that time.
+        """Return the parked jobs that are due, in order of that time.
 
-        With a ``session``, those of it that have no place in its line.
+        With a ``session``, only those of its jobs that have no place in its queue.
         """
 
     def forget_due(self, now: float, limit: int) -> int: ...
     def pauses_due(self, now: float) -> list[str]:
-        """The sessions whose pause is over."""
+        """Return the sessions whose pause is over."""
 
     def next_due(self) -> float | None:
-        """When something is due next: a parked job, or the end of a pause."""
+        """Return when the next parked job or the end of a pause is due."""
 
     # ---- runs
     def running(self, instance: str) -> list[JobRecord]: ...
     def cancelled_running(self, instance: str) -> list[JobRecord]: ...
     def slots_used(self, lane: str) -> int:
-        """How many runs hold a slot of that lane: the size of a set, never a counter."""
+        """Return how many runs hold a slot of a lane: the size of a set, never a counter."""
 
     def wanting(self, lane: str) -> list[JobRecord]:
-        """The runs that want their slots back, in order of their fences."""
+        """Return the runs of a lane that want their slots back, in order of their fences."""
 
     # ---- selections
     def clearable(
         self, lane: str | None, session: str | None, before: int, limit: int
     ) -> list[JobRecord]:
-        """What waits or is parked there, with ids below ``before``.
+        """Return waiting and parked jobs of a lane or session, with ids below ``before``.
 
-        If that is more than ``limit``, the last of it: in the lane by id, in the session by place.
+        If they are more than ``limit``, return the last of them: by id in a lane, by place in a
+        session.
         """
 
     def dead(
         self, lane: str | None, session: str | None, after: int, limit: int
     ) -> list[JobRecord]:
-        """The dead jobs with ids beyond ``after``, by id."""
+        """Return the dead jobs with ids greater than ``after``, by id."""
 
     def failed(
         self, lane: str | None, session: str | None, after: int, limit: int, now: float
     ) -> list[JobRecord]:
-        """The failed jobs with ids beyond ``after``, by id; none to be forgotten."""
+        """Return the failed jobs with ids greater than ``after``, by id; no forgotten job."""
 
     def beyond(
         self,
@@ -91,30 +93,30 @@ class Tables(Protocol):
         limit: int,
         now: float,
     ) -> list[JobRecord]:
-        """Those in one of the states with ids beyond ``after``, by id; none to be forgotten."""
+        """Return the jobs in some states with ids greater than ``after``; no forgotten job."""
 
     def all_live(self) -> Iterable[JobRecord]:
-        """Every job that is not ended, by session and place."""
+        """Return every job that has not ended, by session and place."""
 
     # ---- sums
     def waiting_for(self, lane: str) -> int:
-        """How many wait or are parked for that lane."""
+        """Return how many jobs of a lane are waiting or parked."""
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        """{(lane, state, name): how many jobs}"""
+        """Return {(lane, state, name): how many jobs}."""
 
     def sessions(self) -> int:
-        """How many sessions have somebody in line."""
+        """Return how many sessions have a queued job."""
 
     def sessions_of_lanes(self) -> Mapping[str, int]:
-        """By lane, how many sessions have somebody in line who is bound for it."""
+        """Return, by lane, how many sessions have a queued job for it."""
 
-    # ---- the rest
+    # ---- limits, rules and instances
     def identity(self) -> str:
-        """The store's name, given to it when it was made."""
+        """Return the store's identity, which it got when it was made."""
 
     def rules(self) -> StoreRules | None:
-        """The rules of the store; None: no worker has set them yet."""
+        """Return the rules of the store; None: no worker has set them yet."""
 
     def put_rules(self, rules: StoreRules) -> None: ...
     def lanes(self) -> Mapping[str, LaneLimit]: ...
@@ -122,10 +124,10 @@ class Tables(Protocol):
     def groups(self) -> Mapping[str, GroupLimit]: ...
     def put_group(self, name: str, group: GroupLimit | None) -> None: ...
     def marks(self, meter: str) -> Sequence[tuple[float, int]]:
-        """What a rate limit remembers, in the order in which it was told."""
+        """Return the marks of a rate limit, in the order in which they were put."""
 
     def put_mark(self, meter: str, mark: tuple[float, int], keep: int) -> None:
-        """Have it remember one more, and no more than the last ``keep``."""
+        """Add a mark to a rate limit, and keep only its last ``keep`` marks."""
 
     def forget_marks(self, meter: str) -> None: ...
     def pause_of(self, session: str) -> float | None: ...
@@ -135,7 +137,7 @@ class Tables(Protocol):
     def put_instance(self, info: InstanceInfo) -> None: ...
     def drop_instance(self, id: str) -> None: ...
     def inspect(self) -> list[str]:
-        """What the medium itself finds wrong with these tables."""
+        """Return the problems that the storage itself finds in these tables."""
 
     def recount(self) -> bool:
-        """Make the sums those of the jobs; False if they were."""
+        """Count the jobs anew; return False if the counts were right."""

@@ -1,16 +1,16 @@
-"""Waits of handlers for other jobs: refused with an error where they can never end.
+"""Deadlocks: a handler's wait for another job is refused if it can never end.
 
-A run ends after the jobs that it waits for, and until then it keeps its session closed and, unless
-it has lent it, its slot taken. So its wait is stuck if the job that it waits for
+Theory of operation. A run ends after the jobs that it waits for. Until then it keeps its session
+closed and, unless it has lent it, its slot taken. So a wait is stuck if its job
 
-* runs on this instance, and waits itself for a job in a wait that is stuck;
-* waits behind the run of its session, and that run's wait is stuck;
-* needs a slot of a lane, of a group or of an instance that is the only one, and as many runs as
-  that has slots hold one and have waits that are stuck.
+* runs on this instance, and has a stuck wait itself;
+* is queued behind the running job of its session, and that run has a stuck wait;
+* needs a slot of a lane, of a group, or of the only instance, and all slots there are held by runs
+  with stuck waits.
 
-The search assumes that all waits on this instance are stuck, and drops each wait whose job can
-still run, until nothing changes. Pauses, rates, timeouts and changes of limits are no part of it,
-as in the core; runs on other instances are taken as runs that go on.
+The search assumes that all waits on this instance are stuck, and removes each wait whose job can
+still run, until nothing changes. It ignores pauses, rates, timeouts and changes of limits, as the
+core does. It assumes that runs on other instances go on.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _CURE: Final = (
     "submit the inner job without this session, give it another lane, or lend the outer job's slot "
-    "meanwhile (yield_slot)"
+    "while it waits (yield_slot)"
 )
 
 
 @final
 @attrs.define(eq=False)
 class Wait:
-    """A wait of ``run`` for ``job``, as that was when it was last looked at."""
+    """A wait of a run for a job, with the job's last known status."""
 
     run: DurableRun
     job: DurableStatus
@@ -47,7 +47,7 @@ class Wait:
 @final
 @attrs.frozen
 class _Limit:
-    """Slots that runs of some lanes share; no ``lanes``: of all."""
+    """A number of slots that the runs of some lanes share; None: of all lanes."""
 
     slots: int | float
     lanes: Sequence[str] | None
@@ -57,10 +57,10 @@ class _Limit:
 
 
 async def wait_inside(run: DurableRun, id: int) -> Ended | None:
-    """`Store.wait` for that job, inside of ``run``.
+    """Wait for the end of a job inside of a run, as `Store.wait` does.
 
     Raises:
-      LaneDeadlockError: if it can never end.
+      LaneDeadlockError: if the wait can never end.
     """
     store = run._store
     status = await store.status(id)
@@ -92,7 +92,7 @@ async def _check(wait: Wait) -> None:
         for one in list(run._waits):
             status = await store.status(one.job.id)
             if not _is_open(status):
-                return  # it has ended, and its waiter is about to hear of that
+                return  # the job has ended, and its waiter is about to be woken
             assert status is not None
             one.job = status
     stuck = _stuck(peers.running, limits)
@@ -105,13 +105,13 @@ async def _limits(store: Store, capacity: int | float) -> list[_Limit]:
     limits += [
         _Limit(group.concurrency, group.members) for group in (await store.groups()).values()
     ]
-    if not store.leased:  # no other instance can run anything
+    if not store.leased:  # there is no other instance
         limits.append(_Limit(capacity, None))
     return [limit for limit in limits if limit.slots < math.inf]
 
 
 def _stuck(running: Iterable[DurableRun], limits: Sequence[_Limit]) -> list[DurableRun]:
-    """The runs whose waits can never end."""
+    """Return the runs whose waits can never end."""
     by_id = {run.id: run for run in running}
     stuck = [run for run in by_id.values() if run._waits]
     while True:
@@ -131,7 +131,7 @@ def _is_stuck(
     job = wait.job
     if job.id in by_id:
         return by_id[job.id] in stuck
-    if job.state is RUNNING:  # elsewhere
+    if job.state is RUNNING:  # on another instance
         return False
     if job.session is not None and any(run.session == job.session for run in stuck):
         return True
@@ -153,5 +153,5 @@ def _describe(wait: Wait, stuck: Iterable[DurableRun]) -> str:
 
 def _held(run: DurableRun) -> str:
     held = [] if run._lenders else [f"a slot of {run.lane!r}"]
-    held += [] if run.session is None else ["its session"]  # whose key is not for a log
+    held += [] if run.session is None else ["its session"]  # its key may be private
     return " and ".join(held) or "nothing"

@@ -1,8 +1,8 @@
-"""One line in the log for what begins, and for how it ends, on this instance.
+"""The log lines of runs on this instance: one when a run begins, one when it ends.
 
-They go to ``trio_lanes.durable.events``: at INFO, and a job that is dead at WARNING. No line names
-a session, since its key may be private. "Ended" is what this instance will tell the store: the
-line may be there when the process dies before that is written.
+They go to ``trio_lanes.durable.events``, at INFO, and for a dead job at WARNING. No line names a
+session, since its key may be private. The line of an end is written before the store has recorded
+the end: if the process dies between the two, the job runs again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .run import DurableRun
 logger: Final = logging.getLogger("trio_lanes.durable.events")
 
 MOST: Final = 500
-"""Characters of an error that a line repeats."""
+"""How many characters of an error a line repeats."""
 
 
 def begun(run: DurableRun) -> None:
-    """It was claimed, and stands in the line of its lane here."""
+    """Log that a run was claimed and submitted to the lanes of this instance."""
     if logger.isEnabledFor(logging.INFO):
         name, lane = one_line(run.name), one_line(run.lane)
         _log(logging.INFO, "%s %d begins in %s, attempt %d", name, run.id, lane, run.attempt)
 
 
 def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
-    """It has ended here. None: and all else with it."""
+    """Log that a run has ended. ``outcome`` is None if it ends the process."""
     level = logging.WARNING if isinstance(outcome, Died | None) else logging.INFO
     if logger.isEnabledFor(level):
         assert job.finished_at is not None
@@ -43,13 +43,13 @@ def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
 
 
 def _log(level: int, message: str, *args: object) -> None:
-    with suppress(Exception):  # raised by a handler or filter of the application's logging
+    with suppress(Exception):  # a handler or filter of the application's logging may raise
         logger.log(level, message, *args)
 
 
 def _what(outcome: Outcome | None) -> str:
     if isinstance(outcome, Postponed):
-        return f"is to be tried again in {outcome.delay:.3g} s,"
+        return f"is to be retried in {outcome.delay:.3g} s,"
     return _WORDS[type(outcome)]
 
 
@@ -74,7 +74,7 @@ def _why(job: AnyJob, outcome: Outcome | None) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with what a terminal obeys, or does not show, written as escapes."""
+    """Return the text with control and other unprintable characters as escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,9 +1,9 @@
-"""The lease of one instance: kept by heartbeats, and a deadline on Trio's clock.
+"""The lease of one instance: heartbeats, and a deadline on Trio's clock.
 
 Each heartbeat that succeeds moves the deadline to the time at which it was *sent* plus 0.8 of the
-lease; so whatever the network does, this instance knows that it may have lost its lease before the
-store can give anything of it to another. At the deadline all that it runs is cancelled; then it
-comes back as a new incarnation, and says which of its runs were ended by that and not by a crash.
+lease. So the deadline comes before the store gives this instance's jobs to another instance, even
+if the network fails. At the deadline all runs of this instance are cancelled. Then it joins the
+store as a new incarnation, and reports which runs ended for that reason, not by a crash.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .worker import AGAIN_AFTER, Worker
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 TRUSTED: Final = 0.8
-"""The share of a lease that is relied upon."""
+"""The fraction of a lease that this instance relies on."""
 BEATS: Final = 3
-"""Heartbeats in a lease."""
+"""How many heartbeats are sent in the time of a lease."""
 
 
 @final
 class Lease:
-    """Has an instance join its store, and stay joined."""
+    """The lease of one instance: joins the store, and keeps its lease."""
 
     def __init__(self, store: Store, worker: Worker, ttl: float) -> None:
         self._store: Final = store
@@ -38,7 +38,7 @@ class Lease:
         self._incarnation = 0
 
     async def join(self) -> None:
-        """Become alive in the store."""
+        """Join the store as a new incarnation."""
         await self._join([])
 
     async def _join(self, lost: list[tuple[int, int]]) -> None:
@@ -49,11 +49,15 @@ class Lease:
         self._term = trio.CancelScope(deadline=deadline)
 
     async def keep(self) -> None:
-        """Watch the deadline; at its end cancel what runs, and begin a new term."""
+        """Wait for the deadline; then cancel all runs and join again."""
         while True:
             with self._term:
                 await trio.sleep_forever()
-            logger.error("the lease is lost: what ran is cancelled, and will be run again")
+            logger.error(
+                "this instance has lost its lease: its %d jobs are cancelled, and will be run "
+                "again; look for a blocked process or a slow store",
+                len(self._worker.running),
+            )
             self._worker.claiming = False
             lost = self._worker.cancel_all("the lease was lost")
             while True:
@@ -66,14 +70,14 @@ class Lease:
             self._worker.look()
 
     async def beat(self) -> None:
-        """Prolong the term, three times in each."""
+        """Send heartbeats, each of which moves the deadline."""
         while True:
             await trio.sleep(self._ttl / BEATS)
             incarnation, sent = self._incarnation, trio.current_time()
             try:
                 alive = await self._store.beat()
             except StoreUnavailableError:
-                continue  # the deadline stays where it is
+                continue  # the deadline is not moved
             if incarnation != self._incarnation:
                 continue
             if alive:

@@ -1,4 +1,4 @@
-"""`DurableRun`: the run that a handler is in, and what it may ask of it."""
+"""`DurableRun`: one run of a durable job, as its handler sees it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from ..._job import AnyJob
 
 
+_LOST: Final = "the run was lost: its instance lost its lease, and the job is run again"
+
+
 class Peers(Protocol):
-    """The instance of a run, as far as a run needs it: the worker."""
+    """The instance that a run belongs to, as far as the run needs it."""
 
     @property
     def running(self) -> list[DurableRun]:
@@ -28,10 +31,10 @@ class Peers(Protocol):
 
     @property
     def capacity(self) -> int | float:
-        """How many runs this instance may have."""
+        """How many runs this instance may have at once."""
 
     def next_step(self) -> trio.Event:
-        """An event that is set when the step that is under way, or else the next, is over."""
+        """Return an event that is set at the end of the present step, or else of the next."""
 
 
 @final
@@ -42,12 +45,12 @@ class DurableRun:
       id: the job's number.
       name: the handler's name.
       session: the job's session, or None.
-      lane: the lane that it holds a slot of.
-      attempt: which attempt this is, the first being 1.
+      lane: the lane whose slot the run holds.
+      attempt: the number of this attempt, the first being 1.
       crashes: how often a process died while it ran this job.
-      fence: greater than that of every earlier run in the store. Whoever writes for the job can
-        refuse a lower one than it has seen, and so what a lost run still does.
-      checkpoint_data: what was last given to `checkpoint` in this or an earlier run; else None.
+      fence: greater than the fence of every earlier run in the store. A resource that remembers
+        the greatest fence can refuse the writes of a lost run.
+      checkpoint_data: the last argument of `checkpoint` in this or an earlier run; else None.
     """
 
     def __init__(self, claim: Claim, store: Store, peers: Peers) -> None:
@@ -62,22 +65,22 @@ class DurableRun:
         self._claim: Final = claim
         self._store: Final = store
         self._peers: Final = peers
-        self._waits: Final[list[Wait]] = []  # of its tasks, for the ends of other jobs
-        self._job: AnyJob | None = None  # that runs it here
-        self._cancelled = False  # whether its cancellation is recorded
-        self._lenders = 0  # tasks in `yield_slot`
-        self._given_up = False  # whether its instance lets go of it
+        self._waits: Final[list[Wait]] = []  # of this run's tasks, for the ends of other jobs
+        self._job: AnyJob | None = None  # the core's job that runs the handler
+        self._cancelled = False  # whether the store has recorded its cancellation
+        self._lenders = 0  # how many tasks are in `yield_slot`
+        self._given_up = False  # whether its instance gives the job back
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.DurableRun of job {self.id}, attempt {self.attempt}>"
 
     async def checkpoint(self, data: object) -> None:
-        """Keep ``data`` (JSON) for the next attempt, should there be one. A checkpoint.
+        """Store ``data`` (JSON) for the next attempt. A checkpoint.
 
         Raises:
-          PayloadError: if it is no JSON, or larger than the store's ``max_payload``.
-          StoreUnavailableError: if it could not be kept.
-          JobCancelledError: if this run was lost, and the code is shielded from being told so.
+          PayloadError: if ``data`` is not JSON, or larger than the store's ``max_payload``.
+          StoreUnavailableError: if the store could not keep it.
+          JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = encode("checkpoint data", data, self._store.max_payload)
         if not await self._store.checkpoint(self.id, self.fence, text):
@@ -85,19 +88,19 @@ class DurableRun:
         self.checkpoint_data = decode(text)
 
     def progress(self) -> None:
-        """Say that the work goes on. Not a checkpoint."""
+        """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""
         assert self._job is not None
         self._job.progress()
 
     @asynccontextmanager
     async def yield_slot(self) -> AsyncIterator[None]:
-        """Lend the lane's slot while waiting for other work; never the session's.
+        """Lend the lane's slot while waiting for other work; the session stays closed.
 
-        Leaving the block takes the slot back, ahead of every waiting job, and is not cancelled
-        while it waits for that; unless its instance ends or has lost its lease: then it cleans up
-        without a slot, since none may ever come.
+        Leaving the block takes the slot back, ahead of every waiting job. It is not cancelled while
+        it waits for the slot. If its instance ends or has lost its lease, it goes on without a
+        slot, since none may ever be free.
         """
-        # counted before asking: whoever takes the slot back meanwhile must see this one
+        # counted before the call: a task that takes the slot back meanwhile must see this lender
         self._lenders += 1
         try:
             if self._lenders == 1 and not await self._store.lend_slot(self.id, self.fence):
@@ -107,7 +110,7 @@ class DurableRun:
             self._lenders -= 1
             if not self._lenders:
                 with trio.CancelScope(shield=True):
-                    # taken before asking: a slot may be freed while the answer is on its way
+                    # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._peers.next_step()
                     while await self._store.regain_slot(self.id, self.fence) is False:
                         if self._given_up:
@@ -118,17 +121,18 @@ class DurableRun:
                         stepped = self._peers.next_step()
 
     async def _lost(self) -> None:
-        """Another run may have begun: this one is told by being cancelled."""
+        """Cancel this run, since the store may have given its job to another."""
         assert self._job is not None
-        self._job.cancel("the run was lost")
+        self._job.cancel(_LOST)
         await trio.lowlevel.checkpoint()
-        raise JobCancelledError("the run was lost")
+        raise JobCancelledError(_LOST)
 
 
 def current_job() -> DurableRun | None:
-    """The run whose task this is, or is below in the nursery tree; else None.
+    """Return the run that the current task belongs to; None outside of a handler.
 
-    None also in a thread. Not a checkpoint.
+    A task belongs to a run if it is the run's task, or below it in the tree of nurseries. In a
+    thread the answer is None. Not a checkpoint.
     """
     job = _current.current_job()
     run = None if job is None else job.meta

@@ -1,8 +1,8 @@
-"""The worker: claims what the store admits, runs it on the core's lanes, and reports how it ended.
+"""`Worker`: claims jobs from the store, runs them on the core's lanes, and reports their ends.
 
-One step is under way at a time; what ends meanwhile is finished by the next, together. A run is
-over for the store when the step that reports it is; only then is its session's next one claimed.
-Nothing is lost if the process dies in between: see ``_store``.
+One step (`Store.step`) is under way at a time. The runs that end meanwhile are reported together by
+the next step. The store claims a session's next job in or after the step that reports the end of
+the former. If the process dies between two steps, the store recovers: see `Store`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 AGAIN_AFTER: Final = 0.5
-"""Seconds after which a store that was not available is tried again."""
+"""Seconds between two tries of a store that is not available."""
 GIVE_UP_AFTER: Final = 5.0
-"""Seconds for which a store that is not available holds up the end."""
+"""Seconds for which a store that is not available delays the end of the lanes."""
 
 
 @final
 class Worker:
-    """What one instance runs. It is also the core's instrument that hears of ends."""
+    """The runs of one instance. It is an instrument of the core, which calls `job_finished`."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class Worker:
         self._retry: Final = retry
         self.capacity: Final = capacity
         self._failed: Final = failed
-        self._runs: Final[dict[int, DurableRun]] = {}  # {fence: what has not ended}
-        self._unfinished: Final[set[int]] = set()  # fences of what the store still counts as run
-        self._outbox: list[Finish] = []
-        self._lanes: Final[set[str]] = set()  # that are known to be on the core
-        self._changed = trio.Event()  # something for the next step
+        self._runs: Final[dict[int, DurableRun]] = {}  # {fence: run that has not ended}
+        self._unfinished: Final[set[int]] = set()  # fences of runs that the store has as running
+        self._outbox: list[Finish] = []  # for the next step
+        self._lanes: Final[set[str]] = set()  # lanes that the core has
+        self._changed = trio.Event()  # a step is needed
         self._step_taken = trio.Event()
-        self._ended = trio.Event()  # nothing runs
-        self._asking = False  # whether the step that is under way may claim something
-        self._idle = trio.Event()  # nothing runs, all is reported, and nothing is being claimed
+        self._ended = trio.Event()  # no run is left
+        self._asking = False  # whether the step that is under way may claim jobs
+        self._idle = trio.Event()  # no run is left, all ends are reported, no claim is under way
         self._unavailable = False
         self._broken: BaseException | None = None  # why the end of a run could not be reported
-        self._term = 0  # what was claimed in an earlier one is not begun
+        self._term = 0  # +1 whenever all runs are cancelled; claims of an earlier term do not begin
         self.stopping: bool = False
         self.closed: bool = False
         self.claiming: bool = True
@@ -84,17 +84,17 @@ class Worker:
     # ---- the pump
 
     def look(self) -> None:
-        """Have a step taken."""
+        """Request a step."""
         self._changed.set()
 
     async def listen(self) -> None:
-        """Have a step taken whenever the store says so."""
+        """Request a step at each wake-up from the store."""
         async for _ in self._store.wake():
             self.look()
 
     async def pump(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take steps until `stop`. It goes on while what is around it is being cancelled."""
-        # before the shield: `start` waits for a task that was cancelled before it had started
+        """Take steps until `stop`. It is shielded from the cancellation of the block."""
+        # before the shield, since `start` waits for a task that is cancelled before it has started
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True) as self._pumping:
             task_status.started()
@@ -106,7 +106,9 @@ class Worker:
 
     async def _step(self) -> None:
         if self._broken is not None:
-            raise RuntimeError("the end of a run could not be reported") from self._broken
+            raise RuntimeError(
+                "the end of a run could not be reported; the lanes end, and the job is run again"
+            ) from self._broken
         self._changed = trio.Event()
         term = self._term
         finished, self._outbox = self._outbox, []
@@ -123,7 +125,12 @@ class Worker:
             self._answered()
             if not self._unavailable:
                 self._unavailable = True
-                logger.error("the store is not available; what runs goes on: %s", error)
+                logger.error(
+                    "the store is not available: %s; running jobs go on, new jobs are not claimed,"
+                    " and the store is tried again every %g s",
+                    error,
+                    AGAIN_AFTER,
+                )
             await trio.sleep(AGAIN_AFTER)
             return
         if self._unavailable:
@@ -131,30 +138,34 @@ class Worker:
             logger.warning("the store is available again")
         self._unfinished.difference_update(finish.fence for finish in finished)
         for fence in step.stale:
-            logger.warning("a run was lost before it could finish (fence %d)", fence)
+            logger.warning(
+                "the end of the run with fence %d came too late: another instance has its job,"
+                " which is run again",
+                fence,
+            )
         for claim in step.claims:
             self._begin(claim, late=term != self._term)
         for _, fence in step.cancels:
             run = self._runs.get(fence)
-            if run is not None:  # else it has just ended, and the next step says so
+            if run is not None:  # else it has just ended, and the next step reports it
                 assert run._job is not None
                 run._cancelled = True
                 run._job.cancel("cancelled")
         self._say_step_taken()
         self._answered()
         if not self.stopping or self._unfinished:
-            # from when it was asked: the answer of a slow store is old
+            # counted from the request, since the answer of a slow store is old
             with trio.move_on_at(math.inf if step.next_due is None else asked + step.next_due):
                 await self._changed.wait()
 
     def _answered(self) -> None:
-        """What the step claimed is known; or that it claimed nothing."""
+        """Note that no claim is under way."""
         self._asking = False
         if not self._unfinished:
             self._idle.set()
 
     def next_step(self) -> trio.Event:
-        """What is set when the step that is under way, or else the next, is over."""
+        """Return an event that is set at the end of the present step, or else of the next."""
         return self._step_taken
 
     def _say_step_taken(self) -> None:
@@ -171,13 +182,13 @@ class Worker:
             run = DurableRun(claim, self._store, self)
             payload = decode(claim.payload)
         except (RecursionError, ValueError) as error:
-            # whoever submitted it could go deeper, or has no limit for the digits of a number
+            # the submitter may have had a deeper recursion limit, or a longer one for integers
             unreadable = PayloadError(f"the payload or checkpoint data cannot be read: {error}")
             self._outbox.append(Finish(claim.id, claim.fence, Failed(encode_error(unreadable))))
             self._changed.set()
             return
         self._runs[claim.fence] = run
-        if late:  # it was on its way when all that ran was cancelled
+        if late:  # the claim was on its way when all runs were cancelled
             self._report(run, Released())
             return
         try:
@@ -194,7 +205,7 @@ class Worker:
                 name=f"{claim.name} {claim.id}",
                 meta=run,
             )
-        except LanesClosedError:  # everything is being cancelled
+        except LanesClosedError:  # the block is being cancelled
             self.claiming = False
             self._report(run, Released())
             return
@@ -202,14 +213,14 @@ class Worker:
 
     @trio.lowlevel.enable_ki_protection
     def job_finished(self, job: AnyJob) -> None:
-        """Report a run that has ended: a hook of the core, which must not raise.
+        """Report the end of a run: a hook of the core, which must not raise.
 
-        The core removes an instrument whose hook raises, and the worker would then hear of no
-        further end. So an error in here fails the job alone; and if that cannot be reported
-        either, the pump raises it, which ends the lanes.
+        The core removes an instrument whose hook raises, and the worker would get no further end.
+        So an error in here fails the job alone. If that cannot be reported either, the pump raises
+        the error, which ends the lanes.
         """
         run = job.meta
-        # the exact type: `isinstance` asks the class of a proxy, which may raise
+        # the exact type: `isinstance` calls the class of a proxy, which may raise
         if type(run) is not DurableRun or run._job is not job or run.fence not in self._runs:
             return
         try:
@@ -228,14 +239,14 @@ class Worker:
         if not self._runs:
             self._ended.set()
             self._ended = trio.Event()
-        if outcome is None:  # the store still has it as running when this process ends: a crash
+        if outcome is None:  # it stays running in the store until this process ends: a crash
             self._unfinished.discard(run.fence)
         else:
             self._outbox.append(Finish(run.id, run.fence, outcome))
         self._changed.set()
 
     def _outcome(self, run: DurableRun, job: AnyJob) -> Outcome | None:
-        """How that run ended. None: by ending this process, with all that it runs."""
+        """Return the outcome of a run; None if it ends this process, as SystemExit does."""
         if job.state is SUCCEEDED:
             try:
                 return Succeeded(encode("the result", job._value, self._store.max_payload))
@@ -248,12 +259,12 @@ class Worker:
         if isinstance(error, JobCancelledError) and not isinstance(
             error.__cause__, Exception | None
         ):
-            # a process that a person ends is well; a handler that ends it would do so for ever
+            # Ctrl-C is no fault of the job; a handler that ends the process would do so for ever
             return Released() if _is_interrupt(error.__cause__) else None
         return self._after(run, error)
 
     def _after(self, run: DurableRun, error: BaseException) -> Outcome:
-        """What becomes of a job whose run raised."""
+        """Return the outcome of a run that raised: retried, failed or dead."""
         claim, policy = run._claim, self._retry
         if claim.retry is not None:
             policy = policy.with_json(claim.retry)
@@ -266,7 +277,7 @@ class Worker:
         return Postponed(delay, counts, policy.order == "requeue")
 
     def _told(self, run: DurableRun, error: BaseException) -> str:
-        """What is kept of that error, which ends the job."""
+        """Return the JSON text of an error that ends a job, and give the error to its handles."""
         told = encode_error(error)
         self._failed(run.id, told, error)
         return told
@@ -274,45 +285,45 @@ class Worker:
     # ---- ending
 
     def close(self) -> None:
-        """Claim no more, whatever becomes of the lease."""
+        """Claim no more jobs, also after the lease is renewed."""
         self.closed = True
         self.claiming = False
 
     @property
     def running(self) -> list[DurableRun]:
-        """What has not ended."""
+        """The runs that have not ended."""
         return list(self._runs.values())
 
     def cancel_all(self, reason: str) -> list[tuple[int, int]]:
-        """Cancel what runs; it will be given back. Returns (id, fence) of each."""
+        """Cancel all runs, which gives their jobs back. Return (id, fence) of each."""
         self._term += 1
         runs = self.running
         for run in runs:
             assert run._job is not None
             run._given_up = True
             run._job.cancel(reason)
-        self._say_step_taken()  # to those who ask for their slots no more
+        self._say_step_taken()  # runs that wait for their slots stop waiting
         return [(run.id, run.fence) for run in runs]
 
     def give_back(self, reason: str) -> int:
-        """Cancel what runs, and begin nothing more. Returns how many were cancelled."""
+        """Cancel all runs, and begin no more. Return how many were cancelled."""
         self.claiming = False
         return len(self.cancel_all(reason))
 
     async def wait_idle(self) -> None:
-        """Wait until nothing runs, all is reported, and nothing is on its way from the store."""
+        """Wait until no run is left, all ends are reported, and no claim is under way."""
         if self._unfinished or self._asking:
             await self._idle.wait()
         else:
             await trio.lowlevel.checkpoint()
 
     async def wait_ended(self) -> None:
-        """Wait until nothing runs, though it may not be reported. Not always a checkpoint."""
+        """Wait until no run is left, reported or not. Not always a checkpoint."""
         if self._runs:
             await self._ended.wait()
 
     async def stop(self) -> None:
-        """Report what is left, then have the pump end."""
+        """Report the remaining ends, then end the pump."""
         self.stopping = True
         self.claiming = False
         self._changed.set()
@@ -321,7 +332,12 @@ class Worker:
         if in_time.cancelled_caught:
             if self._unfinished:
                 count = len(self._unfinished)
-                logger.error("%d runs could not be reported, and will be repeated", count)
+                logger.error(
+                    "the ends of %d runs could not be reported within %g s, since the store is not"
+                    " available; their jobs are run again, with one crash more",
+                    count,
+                    GIVE_UP_AFTER,
+                )
             self._pumping.cancel()
 
 

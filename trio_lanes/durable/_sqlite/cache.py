@@ -1,9 +1,13 @@
-"""The image: what a SQLite store knows of its tables without asking them.
+"""`Cache`: the state of a SQLite store's tables, as far as it is known without a query.
 
-Most of what the rules want to know is the same as a moment ago, or was changed by themselves: who
-is first in a line, what runs, how many wait, when something is due. All of that is kept here, and
-thrown away when anybody else has written to the file, or when a transaction was undone. Whatever
-is not known is read again from the tables, which are the truth.
+The rules ask for the same values again and again: the head of a queue, the running jobs, the number
+of waiting jobs, the next time at which a job is due. Most changes to them are made by this process
+itself. So they are cached here.
+
+* The tables are the truth. A value that is not cached is read from them.
+* The whole cache is dropped when another connection has written to the file, and when a transaction
+  was undone.
+* Only the fronts of queues and ready lists are cached, never a whole list.
 """
 
 from __future__ import annotations
@@ -17,30 +21,30 @@ from .._rules.job_record import HOLDS_SLOT, ON_LIST, WANTS_SLOT, JobRecord
 from .list_front import ListFront
 
 QUEUE_FRONT: Final = 16
-"""How many of a session are kept: the others need not be known until it is their turn."""
+"""How many jobs of a session's queue are cached."""
 LIST_FRONT: Final = 256
-"""How many of a ready list are kept."""
+"""How many jobs of a ready list are cached."""
 QUEUES_KEPT: Final = 2_000
-"""How many sessions are kept."""
+"""How many queues are cached; with more, all fronts are dropped."""
 PAYLOADS: Final = 32 * 1024 * 1024
-"""How many characters of payloads may come into memory before none of these is kept."""
+"""How many characters of payloads may be read before all cached fronts are dropped."""
 NEVER: Final = math.inf
 COUNTED: Final = frozenset({WAITING, PARKED, RUNNING, DEAD})
 
 
 def place_of(job: JobRecord) -> int | None:
-    """Where it stands in its session's line."""
+    """Return a job's place in its session's queue."""
     return job.place
 
 
 def ready_of(job: JobRecord) -> int | None:
-    """Where it stands in the ready list of its lane and priority."""
+    """Return a job's place on its ready list; None if it is shelved or not on it."""
     return job.ready if job.shelf == ON_LIST else None
 
 
 @final
 class Runs:
-    """The jobs that run, by what they hold: sets of names, never counters."""
+    """The running jobs, in sets by the state of their slots; never counters."""
 
     def __init__(self) -> None:
         self.all: Final[dict[int, JobRecord]] = {}
@@ -49,7 +53,7 @@ class Runs:
         self.cancelled: Final[dict[int, JobRecord]] = {}
 
     def put(self, job: JobRecord) -> None:
-        """Know what it does with its slot, and whether it is to stop."""
+        """Add a running job, or update the state of its slot and its cancellation."""
         self.all[job.id] = job
         if job.lent == HOLDS_SLOT:
             self.holding[job.lane].add(job.id)
@@ -59,7 +63,7 @@ class Runs:
         _keep(self.cancelled, job, job.cancel is not None)
 
     def drop(self, job: JobRecord) -> None:
-        """It does not run."""
+        """Remove a job that runs no longer."""
         self.all.pop(job.id, None)
         self.holding[job.lane].discard(job.id)
         self.wanting.pop(job.id, None)
@@ -75,13 +79,13 @@ def _keep(jobs: dict[int, JobRecord], job: JobRecord, whether: bool) -> None:
 
 @final
 class Cache:
-    """What is known. None anywhere: it is not, and must be read.
+    """The cached state of a store's tables. An attribute that is None must be read from them.
 
     Attributes:
-      lines: by session, the front of its line.
+      queues: by session, the front of its queue.
       lists: by lane and priority, the front of its ready list.
       counts: {(lane, state, name): how many jobs}
-      uncounted: by how much these are more than in the table.
+      uncounted: the differences of these counts from those in the table.
       parked_until: the first time at which a parked job is due, or an earlier one.
       kept_until: the first time at which an ended job is forgotten, or an earlier one.
     """
@@ -96,14 +100,14 @@ class Cache:
         self.kept_until: float | None = None
 
     def appeared(self, job: JobRecord) -> None:
-        """A job is new."""
+        """Record a new job."""
         self._count(job, job.state, 1)
         self._changed_due(job)
         self.changed_place(job)
         self.changed_ready(job)
 
     def changed_state(self, job: JobRecord, before: DurableState) -> None:
-        """A job is in another state."""
+        """Record that a job has changed its state."""
         self._count(job, before, -1)
         self._count(job, job.state, 1)
         if self.runs is not None:
@@ -114,7 +118,7 @@ class Cache:
         self._changed_due(job)
 
     def disappeared(self, job: JobRecord) -> None:
-        """A job is no more, which did not run."""
+        """Record that a job was deleted that did not run."""
         self._count(job, job.state, -1)
 
     def _count(self, job: JobRecord, state: DurableState, by: int) -> None:
@@ -125,7 +129,7 @@ class Cache:
                 self.counts[key] += by
 
     def _changed_due(self, job: JobRecord) -> None:
-        """A job may be due at another time."""
+        """Record that a job may be due at another time."""
         if job.due is None:
             return
         if job.state is PARKED and self.parked_until is not None:
@@ -134,19 +138,19 @@ class Cache:
             self.kept_until = min(self.kept_until, job.due)
 
     def changed_run(self, job: JobRecord) -> None:
-        """A run has lent its slot, or wants it back; or is to stop."""
+        """Record that a run has lent its slot, wants it back, or is cancelled."""
         if self.runs is not None and job.state is RUNNING:
             self.runs.put(job)
 
     def changed_place(self, job: JobRecord) -> None:
-        """A job has another place in its session's queue, or none."""
+        """Record that a job has another place in its session's queue, or none."""
         if job.session is not None and job.place is not None:
             queue = self.queues.get(job.session)
             if queue is not None:
                 queue.add(job.place, job)
 
     def changed_ready(self, job: JobRecord) -> None:
-        """A job has another place in its ready list, or none, or is set aside."""
+        """Record that a job has another place on its ready list, or none, or is shelved."""
         ready = ready_of(job)
         if ready is not None:
             ready_list = self.lists.get((job.lane, job.priority))
@@ -154,6 +158,6 @@ class Cache:
                 ready_list.add(ready, job)
 
     def forget_fronts(self) -> None:
-        """Keep nobody who waits; between transactions."""
+        """Drop the fronts of all queues and lists. Call it between transactions."""
         self.queues.clear()
         self.lists.clear()

@@ -1,9 +1,10 @@
-"""Windows: the front of an ordered list that is in a table, as far as it is known.
+"""`ListFront`: the cached front of an ordered list that is in a table.
 
-Who stands first in a line is asked for with every job, and who stands last hardly ever; so the
-first few are kept in memory, and a list that has a million entries costs no more than a short one.
-A window is told of every change of its list. It keeps a job that has left until that is first,
-which is cheaper than to search for it.
+The first job of a queue is asked for with every job, the last hardly ever. So the first few entries
+are kept in memory, and a list with a million entries costs no more than a short one.
+
+The owner reports every new place in the list. An entry of a job that has left stays until it is
+first: that is cheaper than a search for it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from .._rules.job_record import JobRecord
 
 @final
 class ListFront:
-    """The first entries of a list, in order of their places.
+    """The first entries of an ordered list in a table, in order of their places.
 
     Args:
-      place_of: a job's place in the list; None: it is not in it.
-      most: beyond how many no more are kept.
+      place_of: returns a job's place in the list; None if it is not in the list.
+      most: how many entries are kept at most.
     """
 
     __slots__ = ("_complete", "_entries", "_most", "_place_of")
@@ -34,7 +35,7 @@ class ListFront:
         self._complete = False
 
     def first(self, after: int | None, limit: int) -> list[JobRecord] | None:
-        """Up to ``limit`` of those beyond ``after``. None: it takes a look at the table."""
+        """Return up to ``limit`` jobs behind ``after``; None: the caller must read the table."""
         entries, place_of = self._entries, self._place_of
         while entries and place_of(entries[0][1]) != entries[0][0]:
             entries.popleft()
@@ -47,11 +48,11 @@ class ListFront:
         return found if self._complete or len(found) == limit else None
 
     def last(self) -> int | None:
-        """Beyond which place the table is to be looked at; None: from the beginning."""
+        """Return the last known place, behind which the table is to be read; or None."""
         return self._entries[-1][0] if self._entries else None
 
     def extend(self, jobs: Iterable[JobRecord], *, complete: bool) -> None:
-        """Know those that come next in the table, and whether they are all."""
+        """Add jobs that were read from the table, and whether they are all that follow."""
         for job in jobs:
             place = self._place_of(job)
             assert place is not None
@@ -59,7 +60,7 @@ class ListFront:
         self._complete = complete
 
     def add(self, place: int, job: JobRecord) -> None:
-        """Know that ``job`` has got that place."""
+        """Add a job that has got a place in the list."""
         entries = self._entries
         if not entries:
             if self._complete:
@@ -71,5 +72,5 @@ class ListFront:
                 self._complete = False
         else:
             index = bisect_left(entries, place, key=lambda entry: entry[0])
-            if entries[index][0] != place:  # else it has come back to a place that is still kept
+            if entries[index][0] != place:  # else the job came back to an old entry of its own
                 entries.insert(index, (place, job))

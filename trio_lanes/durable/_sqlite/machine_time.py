@@ -1,9 +1,9 @@
-"""The time of a store in a file: one for all processes of a machine, and never set back.
+"""The time of a store in a file: the same for all processes of a machine, and never set back.
 
-It begins as Unix time. From then on it goes with the clock of the machine that nobody can set, so
-whatever is done to the wall clock moves no delay and no back-off, not even between two processes
-that open the file before and after. When the machine starts anew, so does that clock: the time
-goes on with the wall clock, or from where it was if that is later.
+It begins as Unix time. From then on it follows the machine's monotonic clock. So setting the wall
+clock moves no delay and no backoff, not even between two processes that open the file before and
+after. When the machine starts anew, its monotonic clock does too: the store's time then continues
+with the wall clock, or from its last value if that is later.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 @final
 @attrs.frozen
 class Moment:
-    """Now, as the machine's clocks have it."""
+    """The readings of the machine's clocks at one moment."""
 
     boot: str
-    """Since which start of the machine its own clock counts; blank: that cannot be told."""
+    """The id of the machine's last start; blank if it is unknown."""
     machine: float
-    """Seconds since then, or since something like it."""
+    """Seconds of the monotonic clock."""
     wall: float
     """Unix time."""
 
 
 def this_moment() -> Moment:
-    """What the clocks show."""
+    """Read the clocks."""
     try:
         boot = BOOT_ID.read_text("ascii").strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""The lock that lets one process schedule a SQLite store.
+"""The lock that allows one worker process to a SQLite store.
 
-It is SQLite's own exclusive lock, on an empty database beside the store: it is the same on every
-system, it ends with the process however that ends, and no child inherits it. What is in the file
-beside it does not matter, nor that it stays.
+It is SQLite's exclusive lock on an empty database beside the store. So it works in the same way on
+every system, it ends with the process however that ends, and no child inherits it. The contents of
+the lock file do not matter, and the file may stay.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import final
 
 @final
 class OwnerLock:
-    """Held from `acquire` to `release`, or to the end of the process."""
+    """The worker's lock: held from `acquire` to `release`, or to the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        # absolute, or SQLite may take it for a URI
+        # an absolute path, since SQLite may read a relative one as a URI
         self._connection = sqlite3.connect(
             path.absolute(), timeout=0, isolation_level=None, check_same_thread=False
         )
 
     def acquire(self) -> bool:
-        """Take it; False if somebody else has it."""
+        """Take the lock; return False if another process holds it."""
         try:
             self._connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
@@ -34,5 +34,5 @@ class OwnerLock:
         return True
 
     def release(self) -> None:
-        """Let go of it, if it was taken."""
+        """Release the lock, if it was taken."""
         self._connection.close()

@@ -1,9 +1,9 @@
-"""Rows: the table of jobs in SQLite, read and written a transaction at a time.
+"""`Rows`: the table of jobs in SQLite, with writes that wait for the end of the transaction.
 
-A record that is in use is in memory once, whatever way it was found. What is changed is changed
-there, and written when the transaction ends, all of one kind in one call: a statement for each
-would cost more than all the rest of a job. Whoever searches the table has `Rows.flush` called
-before, if what is not written yet could matter.
+* There is at most one record of a job in memory, whichever query found it.
+* A change is made in the record, and written when the transaction ends, all changes of the same
+  columns in one call: a statement for each change would cost more than the rest of a job.
+* A caller calls `Rows.flush` before a query whose answer unwritten changes could affect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BITS: Final = {column: 1 << number for number, column in enumerate(COLUMNS)}
 
 
 def _values_of(columns: Iterable[str]) -> Callable[[JobRecord], Any]:
-    """What turns a record into the values of those columns."""
+    """Return a function from a record to the values of some columns."""
     return attrgetter(*("state._value_" if column == "state" else column for column in columns))
 
 
@@ -41,23 +41,23 @@ class Rows:
     """The jobs in one connection's table.
 
     Attributes:
-      touched: the sessions of jobs that are not written yet as they are.
-      writes: how often something was changed.
-      payloads: how many characters of payloads have come into memory.
+      touched: the sessions of jobs with unwritten changes.
+      writes: the number of changes so far.
+      payloads: how many characters of payloads have been read or inserted.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection: Final = connection
         self._known: Final[WeakValueDictionary[int, JobRecord]] = WeakValueDictionary()
         self._new: Final[dict[int, JobRecord]] = {}
-        self._keys: Final[dict[str, JobRecord]] = {}  # of those
+        self._keys: Final[dict[str, JobRecord]] = {}  # the new jobs by key
         self._changed: Final[dict[int, tuple[JobRecord, int]]] = {}  # {id: (job, bits of columns)}
         self._updates: Final[dict[int, tuple[str, Callable[[JobRecord], Any]]]] = {}
         self.touched: Final[set[str | None]] = set()
         self.writes = self.payloads = 0
 
     def forget(self) -> None:
-        """Nothing that is in memory is true any more."""
+        """Drop all records and unwritten changes: the table has changed, or a rollback came."""
         self._known.clear()
         self._clear()
 
@@ -70,7 +70,7 @@ class Rows:
     # ---- writing
 
     def insert(self, job: JobRecord) -> None:
-        """Have a new job, which has its id."""
+        """Add a new job, which has its id."""
         self._known[job.id] = self._new[job.id] = job
         if job.key is not None:
             self._keys[job.key] = job
@@ -79,7 +79,7 @@ class Rows:
         self.payloads += len(job.payload)
 
     def change(self, job: JobRecord, columns: Iterable[str]) -> None:
-        """Have that job's record written, in which those columns are other than before."""
+        """Note that some columns of a job's record have changed."""
         self.writes += 1
         if job.id not in self._new:
             _, bits = self._changed.get(job.id, (job, 0))
@@ -89,14 +89,14 @@ class Rows:
             self.touched.add(job.session)
 
     def delete(self, job: JobRecord) -> None:
-        """Have that job no more."""
+        """Delete a job."""
         self.flush()
         self.writes += 1
         self._connection.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
         del self._known[job.id]
 
     def delete_where(self, where: str, values: tuple[Any, ...]) -> int:
-        """Have no more, up to a limit, of which that is true. Returns how many they were."""
+        """Delete the jobs that fulfil a condition, which has a limit. Return how many."""
         statement = f"SELECT id FROM jobs WHERE {where}"
         ids: list[tuple[int]] = self._connection.execute(statement, values).fetchall()
         self.writes += len(ids)
@@ -106,7 +106,7 @@ class Rows:
         return len(ids)
 
     def flush(self) -> None:
-        """Write what is not written yet."""
+        """Write all unwritten changes."""
         if self._new:
             self._connection.executemany(_INSERT, map(_ROW_OF, self._new.values()))
         by_columns: dict[int, list[JobRecord]] = {}
@@ -129,28 +129,28 @@ class Rows:
     # ---- reading
 
     def get(self, id: int) -> JobRecord | None:
-        """The job with that id."""
+        """Return the job with an id."""
         job = self._known.get(id)
-        if job is not None or id.bit_length() > 63:  # which SQLite cannot count to
+        if job is not None or id.bit_length() > 63:  # SQLite's integers have 64 bits
             return job
         return self.one("id = ?", (id,))
 
     def keyed(self, key: str) -> JobRecord | None:
-        """The job with that key."""
+        """Return the job with a key."""
         job = self._keys.get(key)
         return job if job is not None else self.one("key = ?", (key,))
 
     def one(self, where: str, values: tuple[Any, ...]) -> JobRecord | None:
-        """The first job of which that is true."""
+        """Return the first job that fulfils a condition."""
         row = self._connection.execute(f"{_SELECT} WHERE {where}", values).fetchone()
         return None if row is None else self._record(row)
 
     def select(self, where: str, values: tuple[Any, ...] = ()) -> list[JobRecord]:
-        """The jobs of which that is true."""
+        """Return the jobs that fulfil a condition."""
         return list(self.stream(where, values))
 
     def stream(self, where: str, values: tuple[Any, ...] = ()) -> Iterator[JobRecord]:
-        """The same, one after the other: there may be more than fit into memory."""
+        """Yield the jobs that fulfil a condition, which may be more than fit into memory."""
         return map(self._record, self._connection.execute(f"{_SELECT} WHERE {where}", values))
 
     def _record(self, row: tuple[Any, ...]) -> JobRecord:

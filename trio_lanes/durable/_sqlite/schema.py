@@ -1,19 +1,17 @@
-"""The schema of a SQLite store, and what is asked of a file before anything is written to it.
+"""The schema of a SQLite store, and the examination of a file before the first write to it.
 
-A file tells whose it is by the ``application_id`` and ``user_version`` in its first 100 bytes.
-They are read as those of a file that never changes, since opening a database is enough to change
-it: what was left in its log would be moved into it. And it is SQLite that reads them: a process
-that closes a file which it has opened by other means loses SQLite's locks on it; then the next to
-close the store takes itself for the last, and throws away the log that this process writes to.
-
-A new file is filled in one transaction before it is switched to write-ahead logging, so its header
-is never in the log alone.
-
-An index costs with every change of a job what its condition costs to work out, and ``IN`` costs
-most of all; so there are few, with conditions that compare once.
-
-The tables are the scheduler's whole state. A transaction that fails, or a process that dies, has
-therefore nothing to undo but what SQLite undoes by itself, and opening reads no waiting job.
+* The ``application_id`` and ``user_version`` in the first 100 bytes of a file say whether it is a
+  store, and of which schema. They are read with ``immutable=1``, since opening a database can
+  change it: the contents of its log would be moved into it.
+* Only SQLite opens the file. A process that opens the file by other means and closes it loses
+  SQLite's locks on it. The next process to close the store would then take itself for the last, and
+  delete the log that this process writes to.
+* A new file is filled in one transaction before it is switched to write-ahead logging, so its
+  header is never in the log alone.
+* Each index costs time with every change of a job, since its condition is evaluated, and ``IN``
+  costs most. So there are few indexes, and each condition is one comparison.
+* The tables are the whole state of the rules. If a transaction fails, or a process dies, SQLite's
+  rollback is the whole recovery, and opening a store reads no waiting job.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionEr
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
 SCHEMA_VERSION: Final = 2
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
-"""Files up to this size are looked through whenever they are opened."""
+"""Files up to this size are checked whenever they are opened."""
 
 _UNAVAILABLE: Final = frozenset(
     {
@@ -50,9 +48,9 @@ CREATE TABLE meta (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     epoch INTEGER NOT NULL,     -- +1 whenever a worker opens the file
     sequence INTEGER NOT NULL,  -- the last number that was given out; see `SqliteTables`
-    clock REAL NOT NULL,        -- the store's time, as it was lately
-    boot TEXT NOT NULL,         -- the start of the machine since which this holds:
-    ahead REAL NOT NULL,        -- by how much the store's time is more than the machine's
+    clock REAL NOT NULL,        -- a recent value of the store's time
+    boot TEXT NOT NULL,         -- the id of the machine's start for which `ahead` holds
+    ahead REAL NOT NULL,        -- the store's time less the machine's monotonic clock
     store TEXT NOT NULL DEFAULT '',  -- the identity of the store, which a copy of it shares
     result_ttl REAL,            -- the rules of the store; NULL: no worker has set them
     max_crashes,
@@ -116,7 +114,7 @@ CREATE TABLE lanes (
     proposed INTEGER NOT NULL DEFAULT 0  -- 1: a worker that has this lane replaces the limits
 ) WITHOUT ROWID;
 CREATE TABLE groups (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE marks (            -- what rate limits remember
+CREATE TABLE marks (            -- past starts, for rate limits
     meter TEXT NOT NULL,
     number INTEGER NOT NULL,
     time REAL NOT NULL,
@@ -146,30 +144,30 @@ ALTER TABLE jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN company INTEGER NOT NULL DEFAULT 0;
 """
 }
-"""By schema version, what makes the next version of it."""
+"""By schema version, the script that makes the next version."""
 
 
 def translated(path: Path, error: sqlite3.Error) -> Exception:
-    """What ``error`` means to users of the store; ``error`` itself, if it is a bug of ours."""
+    """Return the `StoreError` for an error of SQLite; the error itself, if it is a bug here."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
     if code & 0xFF in _UNAVAILABLE:
         return StoreUnavailableError(f"{path}: {error}")
     if is_damage(error):
-        return StoreError(f"{path} is damaged: {error}")
+        return StoreError(f"{path} is damaged: {error}; restore a backup")
     return error
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether SQLite takes the file for damaged."""
+    """Whether SQLite reports a damaged file."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
     return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def looked_at_again(path: Path, error: sqlite3.Error) -> Exception:
-    """What ``error`` means for a file that is in use, and was sound when it was opened.
+    """Return the `StoreError` for an error of a file that was sound when it was opened.
 
-    SQLite reports a read that failed with EIO as a damaged file. So a file is believed to be
-    damaged only when a check, on a connection of its own, can read it and says so.
+    SQLite reports a read that failed with EIO as a damaged file. So a file counts as damaged only
+    if a check, on a connection of its own, can read the file and finds damage.
     """
     if not is_damage(error):
         return translated(path, error)
@@ -178,15 +176,15 @@ def looked_at_again(path: Path, error: sqlite3.Error) -> Exception:
     except sqlite3.Error as again:
         return StoreUnavailableError(f"{path} cannot be read: {again}")
     if found:
-        return StoreError(f"{path} is damaged: {'; '.join(found)}")
-    return StoreUnavailableError(f"{path} could not be read, though it is sound: {error}")
+        return StoreError(f"{path} is damaged: {'; '.join(found)}; restore a backup")
+    return StoreUnavailableError(f"a read of {path} failed, and a check found no damage: {error}")
 
 
 def check_place(path: Path) -> None:
-    """Refuse a path at which there can be no store, whatever time goes by.
+    """Refuse a path at which this user can never have a store.
 
     Raises:
-      StoreError: if it is a folder, or in none, or may not be written by this user.
+      StoreError: if the path is a folder, its folder does not exist, or this user may not write.
     """
     real = os.path.realpath(path)
     folder = os.path.dirname(real)
@@ -198,19 +196,19 @@ def check_place(path: Path) -> None:
     if (exists and not os.access(real, os.R_OK | os.W_OK)) or not os.access(
         folder, os.X_OK if os.path.exists(f"{real}-wal") else os.X_OK | os.W_OK
     ):
-        raise StoreError(f"{path}: this user may not write it, or not in its folder")
+        raise StoreError(f"{path}: this user has no right to write the file or its folder")
 
 
 def examine(path: Path) -> int:
-    """Return the schema version of the file; 0 if there is none yet, and it is to be filled.
+    """Return the schema version of a file; 0 if the file does not exist or is to be filled.
 
-    Changes nothing, but for undoing what a process had begun that died while it filled or migrated
-    the file.
+    It changes nothing, except that it rolls back the transaction of a process that died while it
+    filled or migrated the file.
 
     Raises:
-      StoreVersionError: if it is of a newer schema, or of another program.
-      StoreError: if it is damaged, or ``path`` cannot be a file.
-      StoreUnavailableError: if it cannot be read.
+      StoreVersionError: if the file has a newer schema, or belongs to another program.
+      StoreError: if the file is damaged, or ``path`` is not a file.
+      StoreUnavailableError: if the file cannot be read now.
     """
     if not _size(path):
         return 0
@@ -219,15 +217,16 @@ def examine(path: Path) -> int:
         _let_it_be_made(path)
         if not _size(path):
             return 0
-        header = _header(path)  # what made it unreadable may be over
+        header = _header(path)  # another process may have finished making the file
     if isinstance(header, sqlite3.Error):
-        raise StoreError(f"{path} is damaged, or no store: {header}") from header
+        raise StoreError(f"{path} is damaged, or is not a store: {header}") from header
     application, version = header
     if application != APPLICATION_ID:
         raise StoreVersionError(f"{path} belongs to another program (application_id {application})")
     if version != SCHEMA_VERSION and version not in MIGRATIONS:
         raise StoreVersionError(
-            f"{path} has schema {version}; this version of trio_lanes knows {SCHEMA_VERSION}"
+            f"{path} has schema {version}; this version of trio_lanes reads schemas up to "
+            f"{SCHEMA_VERSION}: install a newer version"
         )
     if _size(path) <= CHECKED_UP_TO:
         _look_through(path)
@@ -247,7 +246,7 @@ def _size(path: Path) -> int:
 
 
 def _header(path: Path) -> tuple[int, int] | sqlite3.Error:
-    """Its application_id and user_version, whatever its log says; or why it has none."""
+    """Return the application_id and user_version in a file, without its log; or the error."""
     question = "SELECT * FROM pragma_application_id, pragma_user_version"
     try:
         ((application, version),) = _ask(path, "mode=ro&immutable=1", question)
@@ -255,7 +254,7 @@ def _header(path: Path) -> tuple[int, int] | sqlite3.Error:
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise translated(path, error) from error
         try:
-            # pages that are missing may be in the log: its maker died while it was moved
+            # missing pages may be in the log, if a process died while it moved the log to the file
             ((application, version),) = _ask(path, "mode=ro", question)
         except sqlite3.Error:
             return error
@@ -263,9 +262,9 @@ def _header(path: Path) -> tuple[int, int] | sqlite3.Error:
 
 
 def _let_it_be_made(path: Path) -> None:
-    """Wait for a process that fills or migrates it; if that has died, undo what it had begun.
+    """Wait for a process that fills or migrates a file; if it has died, undo its transaction.
 
-    Only while a store is filled or migrated has it a rollback journal, which SQLite plays back.
+    A store has a rollback journal only meanwhile. SQLite plays back the journal of a dead process.
     """
     if Path(f"{path}-journal").exists():
         try:
@@ -292,13 +291,13 @@ def _look_through(path: Path) -> None:
 
 
 def _problems(path: Path, check: str) -> list[str]:
-    # read-only, so that closing it moves nothing from the log into the file
+    # read-only, so that closing the connection does not move the log into the file
     found = [row[0] for row in _ask(path, "mode=ro", f"PRAGMA {check}(3)")]
     return [] if found == ["ok"] else found
 
 
 def fill(connection: sqlite3.Connection) -> None:
-    """Make the tables, unless somebody else has done so meanwhile."""
+    """Make the tables, unless another process has made them meanwhile."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -313,10 +312,10 @@ def fill(connection: sqlite3.Connection) -> None:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring a file of an older schema to this version's.
+    """Bring a file of an older schema to the schema of this version.
 
-    The file leaves write-ahead logging first, or its new version would be in the log alone. That
-    needs every other connection to be closed; while there is one, SQLite says "locked".
+    The file leaves write-ahead logging first, so that its new version is not in the log alone. That
+    needs every other connection to be closed; else SQLite raises "database is locked".
     """
     connection.execute("PRAGMA journal_mode = DELETE")
     connection.execute("BEGIN IMMEDIATE")

@@ -1,6 +1,6 @@
-"""The small tables of a SQLite store: lanes, groups, pauses, instances, and what rates remember.
+"""The small tables of a SQLite store: lanes, groups, rules, pauses, instances, marks of rates.
 
-Each is read as a whole when it is first needed, and written row by row as it changes.
+Each table is read as a whole at its first use, and written row by row as it changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .._rules.rates import from_json, group_from_json, group_to_json, to_json
 
 
 class SmallTables:
-    """The part of `SqliteTables` that is about these."""
+    """The part of `SqliteTables` for the small tables."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection: Final = connection
@@ -26,7 +26,7 @@ class SmallTables:
         self._forget_small()
 
     def _forget_small(self) -> None:
-        """Somebody else may have written; or what was written may have been undone."""
+        """Drop all cached rows: another process may have written, or a rollback came."""
         self._lanes: dict[str, LaneLimit] | None = None
         self._groups: dict[str, GroupLimit] | None = None
         self._pauses: dict[str, float] | None = None
@@ -127,7 +127,7 @@ class SmallTables:
         self._write("DELETE FROM marks WHERE meter = ?", (meter,))
 
     def pauses(self) -> dict[str, float]:
-        """{session: until when it is paused}"""
+        """Return {session: when its pause ends}."""
         if self._pauses is None:
             self._pauses = dict(self._execute("SELECT session, until FROM pauses"))
         return self._pauses
@@ -176,5 +176,5 @@ class SmallTables:
 
 
 def _counted(number: int | float) -> int | float:
-    """The number as SQLite can keep it: it does not count beyond 63 bits."""
+    """Return a number that SQLite can keep: its integers have 64 bits."""
     return number if number < 2**63 else math.inf

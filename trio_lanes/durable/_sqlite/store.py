@@ -1,10 +1,12 @@
-"""`SqliteStore`: durable lanes in one file, on one machine, without a server.
+"""`SqliteStore`: a store in one file, on one machine, without a server.
 
-One process schedules: the holder of the lock beside the file, for whom `epoch` in the file is a
-fence against any other that got in all the same. Any number may ask: they open the file with
-``worker=False`` and write their submissions and orders into it themselves, in transactions like
-the worker's own, so an asker's work is accepted when it is told so, whether a worker lives or
-not. The worker sees at its slow look that somebody else has written; askers who wait look likewise.
+* One process is the worker: the holder of the lock file beside the store. The number `epoch` in the
+  file is a fence in case a second worker gets past the lock.
+* Any number of processes are clients (``worker=False``). They write their submissions and orders
+  into the file in transactions of their own, by the same rules. So a job is accepted when `submit`
+  returns, whether or not a worker lives.
+* The worker polls once a second, at most, for changes by clients; a client that waits for a job
+  polls as well.
 """
 
 from __future__ import annotations
@@ -49,25 +51,25 @@ from .writer import Writer
 T = TypeVar("T")
 
 WORKER_LOOKS_EVERY: Final = 1.0
-"""Seconds, at most, after which a worker sees what an asker has written."""
-ASKER_LOOKS_EVERY: Final = 0.25
-"""Seconds, at most, after which an asker who waits sees what anybody has written."""
+"""Seconds, at most, between two polls of a worker for changes by clients."""
+CLIENT_LOOKS_EVERY: Final = 0.25
+"""Seconds, at most, between two polls of a client that waits for a job."""
 
 
 @final
 class SqliteStore(EngineStore):
-    """A store in one SQLite file, which is made if it is not there.
+    """A store in one SQLite file, which is made if it does not exist.
 
     Args:
-      path: the file. Beside it lie its log (``-wal``, ``-shm``) and its lock (``.lock``). It must
-        not be on a network file system. A file that is made can be read by this user alone.
-      synchronous: ``"FULL"``: what is accepted survives the loss of power. ``"NORMAL"``: that may
-        lose the last moments; a crash of the process loses nothing.
+      path: the file. Beside it are its log (``-wal``, ``-shm``) and its lock (``.lock``). It must
+        not be on a network file system. Only this user can read a file that is made.
+      synchronous: ``"FULL"``: accepted jobs survive a loss of power. ``"NORMAL"``: a loss of power
+        may lose the last moments; a crash of the process loses nothing.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
-      busy_timeout: seconds to wait for another process that is writing.
+      busy_timeout: seconds to wait while another process writes.
 
     Raises:
-      ValueError: if ``path`` is not that of a file, or ``synchronous`` is something else.
+      ValueError: if ``path`` is not the path of a file, or ``synchronous`` has another value.
     """
 
     def __init__(
@@ -82,11 +84,13 @@ class SqliteStore(EngineStore):
         if synchronous not in ("FULL", "NORMAL"):
             raise ValueError(f"synchronous must be 'FULL' or 'NORMAL', not {synchronous!r}")
         if os.fspath(path) in ("", ":memory:"):
-            raise ValueError(f"path must be that of a file, got {path!r}; MemoryStore has none")
+            raise ValueError(
+                f"path must be the path of a file, got {path!r}; MemoryStore needs no file"
+            )
         self._path: Final = Path(path)
-        self._file: Final = os.path.abspath(path)  # which SQLite never takes for a URI
+        self._file: Final = os.path.abspath(path)  # SQLite never reads an absolute path as a URI
         self._log = ""
-        self._files: list[tuple[int, int] | None] = []  # that were opened
+        self._files: list[tuple[int, int] | None] = []  # (device, inode) of the opened files
         self._synchronous: Final = synchronous
         self._busy_timeout: Final = busy_timeout
         self._writer: Writer | None = None
@@ -103,7 +107,7 @@ class SqliteStore(EngineStore):
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
         if self._writer is not None:
-            raise RuntimeError(f"{self!r} is open already")
+            raise RuntimeError(f"{self!r} is open already; make a SqliteStore for each block")
         lock = await trio.to_thread.run_sync(self._lock, opening.worker)
         try:
             connections = await trio.to_thread.run_sync(self._connect, opening.worker)
@@ -111,7 +115,7 @@ class SqliteStore(EngineStore):
                 async with self._at_work(opening, *connections):
                     yield
             finally:
-                # the last one to close moves the log into the file, which takes a moment
+                # the last connection to close moves the log into the file, which takes a moment
                 with trio.CancelScope(shield=True):
                     for connection in connections:
                         await trio.to_thread.run_sync(connection.close, limiter=self._one_reader)
@@ -139,16 +143,16 @@ class SqliteStore(EngineStore):
         finally:
             await writer.close()
             self._writer = None
-            self._wake_waiters()  # whoever waits for a job is told that this is over
+            self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
 
     def _lock(self, worker: bool) -> OwnerLock | None:
-        """In a thread: take the lock, if that is for us to take."""
+        """Take the lock if this is a worker. Runs in a thread."""
         check_place(self._path)
         exists = examine(self._path)
         if not worker:
             return None
         try:
-            path = Path(f"{os.path.realpath(self._path)}.lock")  # one, by whatever name it goes
+            path = Path(f"{os.path.realpath(self._path)}.lock")  # the same for all links to a file
             with ExitStack() as opened:
                 lock = OwnerLock(path)
                 opened.callback(lock.release)
@@ -169,14 +173,14 @@ class SqliteStore(EngineStore):
             connection.close()
 
     def _connect(self, worker: bool) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-        """In a thread: two connections to a file that has its tables."""
+        """Open two connections to the file, after making or migrating it. Runs in a thread."""
         try:
             version = examine(self._path)
             if version != SCHEMA_VERSION:
                 if version and not worker:
                     raise StoreVersionError(
-                        f"{self._path} has schema {version}; the next worker of this version "
-                        f"of trio_lanes brings it to {SCHEMA_VERSION}"
+                        f"{self._path} has schema {version}; start a worker of this version "
+                        f"of trio_lanes first, which migrates it to schema {SCHEMA_VERSION}"
                     )
                 self._make(migrate if version else fill)
             with ExitStack() as opened:
@@ -190,15 +194,15 @@ class SqliteStore(EngineStore):
             raise translated(self._path, error) from error
 
     def _make(self, make: Callable[[sqlite3.Connection], None]) -> None:
-        """Bring the file to this version's schema, before it is (again) write-ahead.
+        """Fill or migrate the file while it has no write-ahead log.
 
-        Else its version would be in the log alone.
+        With a log, its version would be in the log alone.
         """
         is_new = not os.path.exists(self._file)
         connection = sqlite3.connect(self._file, timeout=self._busy_timeout, isolation_level=None)
         try:
             if is_new:
-                with suppress(OSError):  # not every file system knows who may read
+                with suppress(OSError):  # not every file system has rights
                     os.chmod(self._file, 0o600)
             make(connection)
         finally:
@@ -216,13 +220,13 @@ class SqliteStore(EngineStore):
             opened.enter_context(closing(connection))
             self._write_ahead(connection)
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA fullfsync = ON")  # macOS: what fsync() means elsewhere
+            connection.execute("PRAGMA fullfsync = ON")  # on macOS, fsync() alone does not sync
             connection.execute("PRAGMA journal_size_limit = 67108864")
             opened.pop_all()
         return connection
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """Have the file write ahead, for good; SQLite itself does not wait for others in this."""
+        """Switch the file to write-ahead logging; SQLite's own timeout does not cover this."""
         until = time.monotonic() + self._busy_timeout
         while True:
             try:
@@ -237,7 +241,7 @@ class SqliteStore(EngineStore):
     def _begin(
         self, tables: SqliteTables, opening: Opening, moment: Moment
     ) -> tuple[Engine, int, float]:
-        """In a thread: lock all earlier workers out, and write what lanes are missing."""
+        """Lock earlier workers out, and write the lanes that the store lacks. Runs in a thread."""
         try:
             if opening.worker:
                 now = tables.enter_epoch(moment)
@@ -247,7 +251,7 @@ class SqliteStore(EngineStore):
                 now = tables.set_clock(moment)
             engine = Engine(tables, opening)
             tables.commit(0.0)
-            # from here on: the epoch of a worker is on the disk in any case
+            # only now, so that the epoch of a worker is on the disk in any case
             tables.set_synchronous(self._synchronous)
             self._log = f"{os.path.realpath(self._file)}-wal"
             self._files = self._present_files()
@@ -255,11 +259,11 @@ class SqliteStore(EngineStore):
         except sqlite3.Error as error:
             told = translated(self._path, error)
             if told is error:
-                told = StoreError(f"{self._path} has not the tables of a store: {error}")
+                told = StoreError(f"{self._path} does not have the tables of a store: {error}")
             raise told from error
 
     def _present_files(self) -> list[tuple[int, int] | None]:
-        """Which files the path and that of the log lead to."""
+        """Return (device, inode) of the files at the path and at the path of the log."""
         files: list[tuple[int, int] | None] = []
         for path in (self._file, self._log):
             try:
@@ -272,18 +276,19 @@ class SqliteStore(EngineStore):
         return files
 
     def _check_files(self) -> None:
-        """In a thread: see that others who open the path get what this instance works with.
+        """Check that the path still leads to the file that this instance opened. Runs in a thread.
 
         Raises:
-          StoreError: if they do not.
+          StoreError: if it does not.
         """
         if self._present_files() != self._files:
             raise StoreError(
-                f"{self._path} or its log was removed or replaced while this process worked with it"
+                f"{self._path} or its log was removed or replaced while this process had it open; "
+                "end all processes that have it open before you move or restore it"
             )
 
     async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
-        # whoever else is written down is dead: the lock is ours
+        # this instance holds the lock, so all other instances in the table are dead
         await self._transact(
             lambda engine: engine.join(lease_until=math.inf, alone=True, lost=lost)
         )
@@ -310,12 +315,12 @@ class SqliteStore(EngineStore):
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         writer = self._opened()
-        if long:  # beside the writer, which does not wait for it
+        if long:  # on a connection of its own, so that the writer does not wait for it
             return await trio.to_thread.run_sync(self._look, look, limiter=self._one_reader)
         return await writer.act(look, self._now(), write=False)
 
     def _look(self, look: Callable[[Queues], T]) -> T:
-        """In a thread: see one moment of the store, however long that takes."""
+        """Call ``look`` on one snapshot of the store, however long it takes. Runs in a thread."""
         reader = self._reader
         assert reader is not None
         assert isinstance(reader.tables, SqliteTables)
@@ -331,16 +336,16 @@ class SqliteStore(EngineStore):
             raise looked_at_again(self._path, error) from error
 
     async def _look_out(self, tables: SqliteTables, version: int, works: bool) -> None:
-        """See, now and then, whether somebody else has written, if anybody wants to know."""
+        """Poll for changes by other processes: a worker always, a client while a task waits."""
         read = partial(_version, tables)
-        every = WORKER_LOOKS_EVERY if works else ASKER_LOOKS_EVERY
+        every = WORKER_LOOKS_EVERY if works else CLIENT_LOOKS_EVERY
         while True:
             if not works:
                 await self._wait_for_waiter()
             try:
                 now = await self._opened().act(read, self._now(), write=False)
             except StoreUnavailableError:
-                now = version  # if it lasts, whoever works with the store hears of it
+                now = version  # the next call to the store raises the error
             if now != version:
                 self._look_again()
                 self._wake_waiters()

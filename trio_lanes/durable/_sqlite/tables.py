@@ -1,19 +1,19 @@
-"""Tables in SQLite: each lookup of `Tables`, from what is known already or as one statement.
+"""`SqliteTables`: each lookup of `Tables`, from the cache or as one SQL statement.
 
-What the statements must not do is look at the jobs that wait behind a head: their number is what
-grows. What is known, and when it is thrown away, says ``_sqlite_cache``; how jobs are read and
-written, ``_sqlite_rows``; the other tables are in ``_sqlite_small``.
+No statement may read the jobs behind a head: their number is the one that grows. `cache` says which
+values are cached and when they are dropped; `rows` reads and writes jobs; `small_tables` has the
+other tables.
 
 Numbers (ids, places, fences) are counted in memory inside of a transaction, and written at its end.
 A file can go back in time: a backup is restored, or the power fails and ``synchronous`` is NORMAL.
-The numbers that are lost then may be in use outside of the store, so they must not come again:
+The lost numbers may be in use outside of the store, so they must not be given out again:
 
-* whoever opens the file goes on from no number below the store's time in microseconds. A store
-  gives out fewer than a million numbers in a second, so this is beyond all numbers of the past,
-  also of those that this file knows nothing of;
-* a worker goes on at least a gap beyond the last number in the file, and has that on the disk
-  before it gives out a number. So numbers do not come again either where the machine starts with a
-  clock that has gone back.
+* A process that opens the file continues with numbers above the store's time in microseconds. A
+  store gives out fewer than a million numbers in a second. So the numbers are greater than all
+  earlier numbers, those included that were lost.
+* A worker leaves a gap after the last number in the file, and writes that to the disk before it
+  gives out a number. So numbers do not come again if the machine starts with a clock that has gone
+  back.
 
 They stay below 2**53, which JSON and JavaScript keep exact, until the year 2255.
 """
@@ -48,30 +48,31 @@ from .rows import Rows
 from .small_tables import SmallTables
 
 GAP: Final = 2**16
-"""Numbers that a worker leaves out when it opens a file: more than a log has that is not synced.
+"""Numbers that a worker leaves out when it opens a file: more than an unsynced log can hold.
 
-It is less than the microseconds that it takes to start a worker: or the gaps would outrun the time.
+It is less than the microseconds that the start of a worker takes, or the gaps would outrun the
+time.
 """
 CLOCK_STEP: Final = 1.0
-"""Seconds by which the store's time may be younger than what is written of it."""
+"""Seconds by which the store's time may be ahead of the time in the file."""
 _LIVE: Final = f"state IN ({', '.join(repr(state.value) for state in COUNTED)})"
 
 
 @final
 class SqliteTables(SmallTables):
-    """What `Tables` says, over one connection."""
+    """An implementation of `Tables` over one connection, with a cache."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         super().__init__(connection)
         self._name: Final = name
         self._rows: Final = Rows(connection)
         self._cache = Cache()
-        self.epoch: int | None = None  # None: not the worker's
+        self.epoch: int | None = None  # of a worker; None: this is no worker
         self.least_number = 0  # all numbers given out by this connection are greater
-        self._version: int | None = None  # which one of the file is known; None: none
+        self._version: int | None = None  # the version of the file that is cached; or None
         self._number = self._number_before = 0
         self._clock = 0.0
-        self._in_doubt = False  # a commit may be in the log that was not synced, nor written over
+        self._in_doubt = False  # the log may hold a failed commit that is not written over yet
 
     # ---- transactions
 
@@ -83,7 +84,7 @@ class SqliteTables(SmallTables):
         """
         self._execute("BEGIN IMMEDIATE" if write else "BEGIN")
         version = int(self._execute("PRAGMA data_version").fetchone()[0])
-        if version != self._version:  # somebody else has written
+        if version != self._version:  # another connection has written
             self._forget()
             epoch, self._number, self._clock = self._execute(
                 "SELECT epoch, sequence, clock FROM meta"
@@ -111,10 +112,10 @@ class SqliteTables(SmallTables):
             self._rows.payloads = 0
 
     def rollback(self) -> bool:
-        """Undo it. If that fails, the next one cannot begin, and says why.
+        """Undo the transaction. If that fails, the next `begin` raises the reason.
 
-        Returns whether it is certain that a process which dies now leaves nothing of it, or of a
-        transaction before it that failed.
+        Return whether it is certain that nothing of this transaction, or of an earlier one that
+        failed, is left if the process dies now.
         """
         self._forget()
         with suppress(sqlite3.Error):  # some errors have done so already
@@ -123,11 +124,11 @@ class SqliteTables(SmallTables):
         return not self._in_doubt
 
     def _overwrite(self) -> bool:
-        """Take a commit that failed out of the log, where it may stand in whole.
+        """Write over a failed commit that may be complete in the log.
 
-        A commit is written to the log, and then synced. If only the sync fails, the commit is in
-        the file: SQLite has not counted it, but would when it reads the log anew, which it does
-        after a crash. The next transaction is written over it, whatever becomes of its own sync.
+        A commit is written to the log and then synced. If only the sync fails, the commit is in the
+        file: SQLite ignores it now, but would find it when it reads the log after a crash. The next
+        transaction is written to the same place, whether or not its own sync succeeds.
         """
         try:
             self._execute("BEGIN IMMEDIATE")
@@ -159,27 +160,27 @@ class SqliteTables(SmallTables):
 
     @property
     def writes(self) -> int:
-        """How often something was changed; so it can be told whether something was."""
+        """The number of changes so far: a caller compares it with an earlier value."""
         return self._small_writes + self._rows.writes
 
     def enter_epoch(self, moment: Moment) -> float:
-        """Lock all earlier workers out, and leave a gap in the numbers; else as `set_clock`."""
+        """Lock earlier workers out, leave a gap in the numbers, and set the clock."""
         self.begin()
         self._execute("UPDATE meta SET epoch = epoch + 1")
         beyond_gap = self._number + GAP
         now = self.set_clock(moment)
         self._number = max(self._number, beyond_gap)
-        self._number_before = 0  # so that it is written in any case
+        self._number_before = 0  # so that the number is written in any case
         self.commit(now)
         self.epoch = self._execute("SELECT epoch FROM meta").fetchone()[0]
         return now
 
     def set_synchronous(self, mode: str) -> None:
-        """Between transactions: say which commits wait for the disk."""
+        """Set SQLite's ``synchronous`` mode. Call it between transactions."""
         self._execute(f"PRAGMA synchronous = {mode}")
 
     def set_clock(self, moment: Moment) -> float:
-        """Return the store's time at that moment; numbers go on from there in microseconds."""
+        """Return the store's time at a moment; numbers continue from it in microseconds."""
         now = self._time_at(moment)
         self.least_number = int(now * 1_000_000)
         self._number = self._number_before = max(self._number, self.least_number)
@@ -197,7 +198,7 @@ class SqliteTables(SmallTables):
         return now
 
     def version(self) -> int:
-        """A number that changes when another connection has written."""
+        """Return a number that changes when another connection has written."""
         return int(self._execute("PRAGMA data_version").fetchone()[0])
 
     # ---- jobs
@@ -235,7 +236,7 @@ class SqliteTables(SmallTables):
         self._number += 1
         return self._number
 
-    # ---- lines
+    # ---- queues and ready lists
 
     def head(self, session: str) -> JobRecord | None:
         front = self._cache.queues.get(session)
@@ -448,7 +449,7 @@ class SqliteTables(SmallTables):
             )
         )
 
-    # ---- whether it all agrees
+    # ---- consistency
 
     def inspect(self) -> list[str]:
         self._flush()
@@ -491,6 +492,6 @@ def _beyond(front: ListFront) -> float:
 
 
 def owner_of(tables: SqliteTables) -> str:
-    """Who has the file, for people."""
+    """Describe the process that holds the file, for an error message."""
     owners = [f"process {info.pid} on {info.host}" for info in tables.instances()]
     return ", ".join(owners) or "another process"

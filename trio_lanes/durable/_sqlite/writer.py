@@ -1,11 +1,15 @@
-"""The writer: the one thread that changes a SQLite store, and what is handed over to it.
+"""The writer: the only thread that changes a SQLite store, with group commit.
 
-Whatever has piled up while the last transaction was being written is done in one more. What is
-refused is refused alone: the rules refuse before they write. If the disk refuses the whole, or
-one of them fails halfway, each is tried again by itself: what is too large for a disk that is
-nearly full does not take the others with it. A caller is told when the transaction is on the disk,
-and cannot be cancelled between handing over and being told: it would not know which of the two
-happened.
+Theory of operation:
+
+* Tasks hand acts over to the thread. All acts that have piled up during one transaction go into
+  the next transaction together.
+* The rules refuse an act before they write, so a refused act fails alone.
+* If the disk refuses the transaction, or an act fails halfway, the transaction is rolled back and
+  each act is repeated in a transaction of its own. So an act that is too large for a nearly full
+  disk fails alone.
+* A caller gets its answer when the transaction is on the disk. It cannot be cancelled between
+  handing over and the answer: it would not know whether the act has happened.
 """
 
 from __future__ import annotations
@@ -33,12 +37,12 @@ T = TypeVar("T")
 AT_ONCE: Final = 500
 """How many acts one transaction takes at most."""
 OUTSTANDING: Final = 2000
-"""How many acts may be handed over and not done; more wait for room, and can be cancelled."""
+"""How many acts may be handed over and not done; the callers of more wait, and can be cancelled."""
 
 
 @final
 class _Act(Generic[T]):
-    """Something to be done in a transaction, and what came of it."""
+    """A call to be made in a transaction, and its outcome."""
 
     def __init__(self, call: Callable[[Engine], T], now: float, write: bool) -> None:
         self.call: Final = call
@@ -53,7 +57,7 @@ class _Act(Generic[T]):
 
 @final
 class Writer:
-    """Does what it is handed over, in the order of handing over."""
+    """A thread that makes calls in transactions, in the order of handing over."""
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class Writer:
         self._path: Final = path
         self._tables: Final = tables
         self._engine: Final = engine
-        self._check: Final = check  # raises if this is not the file of that path any more
+        self._check: Final = check  # raises if the file of that path was removed or replaced
         self._tell: Final = tell
         self._handed_over: Final[SimpleQueue[_Act[Any] | None]] = SimpleQueue()
         self._outstanding = 0
@@ -76,25 +80,25 @@ class Writer:
         self._thread: Final = Thread(target=self._work, name=f"writer of {path}", daemon=True)
 
     def start(self) -> None:
-        """Have the thread begin."""
+        """Start the thread."""
         self._thread.start()
 
     async def close(self) -> None:
-        """End the thread when all is done that was handed over; nothing more is taken."""
+        """Refuse new acts, and end the thread when all acts that were handed over are done."""
         self._closed = True
         self._room.unpark_all()
         self._handed_over.put(None)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._thread.join)
 
-    @trio.lowlevel.enable_ki_protection  # an act that is handed over has somebody who waits for it
+    @trio.lowlevel.enable_ki_protection  # a task must wait for each act that is handed over
     async def act(self, call: Callable[[Engine], T], now: float, *, write: bool = True) -> T:
-        """Have ``call`` done in a transaction; returns when that is on the disk.
+        """Make a call in a transaction; return its result when the transaction is on the disk.
 
-        A checkpoint. It is cancelled before it is handed over, or not at all.
+        A checkpoint. It can be cancelled before it is handed over, and not after.
 
         Raises:
-          StoreUnavailableError: if it cannot be done now; or no more, since the writer is closed.
+          StoreUnavailableError: if the disk refuses it now, or the writer is closed.
         """
         while self._outstanding >= OUTSTANDING and not self._closed:
             await self._room.park()
@@ -138,7 +142,7 @@ class Writer:
                 return
 
     def _do(self, acts: list[_Act[Any]]) -> None:
-        """Do all of them in one transaction; or, if that cannot be, each in its own."""
+        """Do all acts in one transaction; if that fails, do each in a transaction of its own."""
         try:
             self._transact(acts)
         except BaseException as error:
@@ -151,7 +155,7 @@ class Writer:
                     self._do([act])
                 return
             if isinstance(error, sqlite3.Error):
-                failed = looked_at_again(self._path, error)  # once for all of them
+                failed = looked_at_again(self._path, error)  # once for all acts
             for act in acts:
                 self._refuse(act, failed if len(acts) == 1 else type(failed)(*failed.args), certain)
 
@@ -170,10 +174,10 @@ class Writer:
             try:
                 self._perform(act)
             except sqlite3.Error:
-                raise  # of the disk, or of all
+                raise  # an error of the disk concerns all acts
             except Exception as error:
                 if len(acts) == 1 or tables.writes != before:
-                    raise  # half of it was done: undo all, and do each by itself
+                    raise  # the act is half done: undo all, and do each act by itself
                 self._engine.forget_effects()
                 act.outcome = outcome.Error(error)
         tables.commit(acts[-1].now)

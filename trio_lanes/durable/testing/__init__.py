@@ -1,4 +1,4 @@
-"""The conformance suite: what must hold on every store, as stories that any test runner can run."""
+"""The conformance suite of stores: tests that every store must pass, for any test runner."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
 
 
 def durable_store_suite(make: MakeStore, *, clock: MakeClock | None = None) -> type:
-    """A class of tests for a store, to be collected under a name that begins with ``Test``::
+    """Return a class of tests for a store, to be collected under a name that begins with ``Test``::
 
         TestMyStore = durable_store_suite(lambda folder: MyStore(folder / "jobs"))
 
-    Its methods are plain functions without arguments, each of which runs Trio; they need no
-    plugin. Each makes its stores anew, over data of its own.
+    Its methods are plain functions without arguments that run Trio; they need no plugin. Each test
+    makes new stores, over data of its own.
 
     Args:
-      make: given a folder that only one test uses, makes a store that is not open. Those made for
-        the same folder have the same data.
-      clock: makes the clock that a test runs on, if the store's time is Trio's. Without it, tests
+      make: makes a store that is not open, from the path of a folder that only one test uses. All
+        stores of one folder have the same data.
+      clock: makes the clock of a test, if the store's time is Trio's clock. Without it, tests
         wait in real time.
     """
 

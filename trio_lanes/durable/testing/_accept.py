@@ -1,4 +1,4 @@
-"""Stories of the conformance suite: what is accepted, what is refused, and what a key does."""
+"""Tests of acceptance: accepted and refused submissions, and keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._bench import Bench, story
 
 
 class AcceptStories:
-    """What must hold of accepting, on every store."""
+    """Tests of acceptance."""
 
     @story
     async def test_the_same_key_is_the_same_job_until_it_is_forgotten(self, bench: Bench) -> None:

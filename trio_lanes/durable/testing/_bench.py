@@ -1,4 +1,4 @@
-"""What the conformance suite's stories stand on: a store, a clock, and handlers that wait."""
+"""The bench of a test: its store, its clock, and handlers that wait for the test."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from .. import (
 
 MakeStore: TypeAlias = Callable[[Path], Store]
 LEASE: Final = 1.0
-"""Seconds, of the instances that a story lets die."""
+"""Seconds of the lease of instances that a test lets die."""
 REAL_PAUSE: Final = 0.05
 HUNG_AFTER: Final = 180.0
-"""Real seconds; far longer than any story takes on a busy machine."""
+"""Real seconds; far longer than any test takes on a busy machine."""
 
 
 @final
 class Bench:
-    """One story's store and clock.
+    """The store, the clock and the handlers of one test.
 
     Attributes:
-      log: what handlers did, in order.
+      log: the entries of the handlers, in order.
     """
 
     def __init__(self, make: MakeStore, folder: Path, clock: trio.testing.MockClock | None) -> None:
@@ -49,13 +49,13 @@ class Bench:
         self.log: list[Any] = []
 
     def store(self) -> Store:
-        """A store over the same data as all others of this story."""
+        """Return a store over the data of this test."""
         return self._make(self._folder)
 
     def lanes(
         self, *, only: Sequence[str] = (), lanes: Any = None, **options: Any
     ) -> AbstractAsyncContextManager[DurableLanes]:
-        """Durable lanes with the handlers of this bench, or only some of them."""
+        """Return durable lanes with the handlers of this bench, or with some of them."""
         handlers: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "echo": self._echo,
             "gate": self._gate,
@@ -74,7 +74,7 @@ class Bench:
         return payload
 
     async def _gate(self, payload: Any) -> Any:
-        """Begin, and end when the story says so."""
+        """Log the begin, and end when the test opens the gate."""
         self.log.append(f"{payload} begins")
         try:
             await self.gate(payload).wait()
@@ -85,25 +85,25 @@ class Bench:
         return payload
 
     def gate(self, name: str) -> trio.Event:
-        """What the run of that payload waits for."""
+        """Return the event that the run with a payload waits for."""
         return self._gates.setdefault(name, trio.Event())
 
     def begun(self) -> list[str]:
-        """The payloads of the gates that have begun, in order."""
+        """Return the payloads of the gates that have begun, in order."""
         told = [entry for entry in self.log if isinstance(entry, str)]
         return [entry.removesuffix(" begins") for entry in told if entry.endswith(" begins")]
 
     async def settle(self, lanes: DurableLanes) -> None:
-        """Let everything happen that can happen now."""
+        """Wait until nothing more happens without the passage of time."""
         if self._clock is None:
             await trio.sleep(REAL_PAUSE)
         for _ in range(6):
             await trio.testing.wait_all_tasks_blocked()
-            await lanes.pause_for("session:nobody", 0)  # comes back after what was handed over
+            await lanes.pause_for("session:nobody", 0)  # returns after all earlier calls
         await trio.testing.wait_all_tasks_blocked()
 
     async def advance(self, seconds: float, lanes: DurableLanes) -> None:
-        """Let that much time go by, and what it brings happen."""
+        """Let time pass, and wait until nothing more happens."""
         if self._clock is None:
             await trio.sleep(seconds)
         else:
@@ -111,7 +111,7 @@ class Bench:
         await self.settle(lanes)
 
     async def lease_over(self, share: float = 1.1) -> None:
-        """Let leases of the dead end, or a share of them, where there are leases."""
+        """Let the leases of dead instances expire, or a share of their time pass."""
         store = self.store()
         if store.leased and self._clock is None:
             await trio.sleep(LEASE * share)
@@ -121,7 +121,7 @@ class Bench:
 
     @asynccontextmanager
     async def doomed(self, *submissions: Submission, **options: Any) -> AsyncIterator[list[Claim]]:
-        """Claim what there is, and be gone at the end of the block without a word: a crash."""
+        """Claim jobs as an instance that crashes at the end of the block."""
         store = self.store()
         async with store.open(opening(**options)):
             await store.join()
@@ -129,24 +129,24 @@ class Bench:
                 await store.enqueue([checked(one) for one in submissions])
             step = await store.step([], 100)
             while not (step.claims or await store.beat()):
-                # the machine was so slow that the lease was over before that
+                # the machine was so slow that the lease had expired
                 await store.join()
                 step = await store.step([], 100)
             yield list(step.claims)
         await self.lease_over()
 
     def raises(self, *kinds: type[BaseException]) -> Raises:
-        """The block must raise one of these; it is put in the list."""
+        """Return a block that must raise an exception of one of these types."""
         return Raises(kinds)
 
     async def state(self, lanes: DurableLanes, id: int) -> DurableState:
-        """Where that job is."""
+        """Return the state of a job."""
         return (await lanes.job(id).status()).state
 
 
 @final
 class Raises:
-    """A block that must raise."""
+    """A block that must raise; it gives a list with the exception."""
 
     def __init__(self, kinds: tuple[type[BaseException], ...]) -> None:
         self._kinds = kinds
@@ -166,7 +166,7 @@ class Raises:
 def opening(
     names: Sequence[str] = ("echo", "gate"), max_crashes: float = 3, hold: bool = False
 ) -> Opening:
-    """An instance that a story plays itself."""
+    """Return the arguments of an instance that a test plays itself."""
     return Opening(
         names=frozenset(names),
         lanes={"main": LaneLimit(4), "cron": LaneLimit(1)},
@@ -179,7 +179,7 @@ def opening(
 
 
 def checked(one: Submission) -> Submission:
-    """A submission as lanes hand it to a store."""
+    """Return a submission as lanes give it to a store."""
     return attrs.evolve(one, payload=json.dumps(one.payload))
 
 
@@ -187,7 +187,7 @@ Story: TypeAlias = Callable[[Any, Bench], Awaitable[None]]
 
 
 def story(tell: Story) -> Callable[[Any], None]:
-    """Have an async story run as a plain method, which any test runner can call."""
+    """Turn an async test into a plain method, which any test runner can call."""
 
     def test(self: Any) -> None:
         clock: trio.testing.MockClock | None = self.make_clock()
@@ -197,7 +197,7 @@ def story(tell: Story) -> Callable[[Any], None]:
             async def told() -> None:
                 with trio.CancelScope() as scope:
                     token = trio.lowlevel.current_trio_token()
-                    # in real seconds, since a story that hangs may stand on a clock that does
+                    # in real seconds, since the clock of a test that hangs may stand still
                     watch = threading.Timer(HUNG_AFTER, token.run_sync_soon, [scope.cancel])
                     watch.start()
                     try:

@@ -1,4 +1,4 @@
-"""Stories of the conformance suite: what people order, what they see, and how lanes end."""
+"""Tests of control and inspection, and of the end of lanes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._bench import Bench, story
 
 
 class ControlStories:
-    """What must hold of orders and of looking, on every store."""
+    """Tests of control and inspection."""
 
     @story
     async def test_clear_takes_what_has_not_started_and_leaves_running_jobs_alone(
@@ -309,7 +309,7 @@ class ControlStories:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait)
                 await bench.settle(lanes)
-                await bench.advance(2, lanes)  # whoever looks slowly has looked
+                await bench.advance(2, lanes)  # longer than the interval of polling
                 await bench.advance(2, lanes)
             assert results == ["hello"]
             assert await asking.cancel(stopped.id)

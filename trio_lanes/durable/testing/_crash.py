@@ -1,4 +1,4 @@
-"""Stories of the conformance suite: instances that die, and runs that come too late."""
+"""Tests of crashes: instances that die, and finishes that come too late."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._bench import Bench, checked, opening, story
 
 
 class CrashStories:
-    """What must hold when an instance is gone without a word, on every store."""
+    """Tests of crashes."""
 
     @story
     async def test_what_ran_in_a_crash_runs_again_first_with_one_crash_more(
@@ -71,7 +71,7 @@ class CrashStories:
             )
             for n in range(9)
         ]
-        companies: list[int] = []  # of each crash, how many ran
+        companies: list[int] = []  # how many jobs ran in each crash
         ids: list[int] = []
         idle = False
         while not idle:

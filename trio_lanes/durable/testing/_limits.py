@@ -1,4 +1,4 @@
-"""Stories of the conformance suite: groups and rates, which are limits over all instances."""
+"""Tests of groups and rates, which are limits over all instances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TWO_IN_ONE_SECOND = RateLimit(2, per=1.0, algorithm="sliding")
 
 
 class LimitStories:
-    """What must hold of groups and rates, on every store."""
+    """Tests of groups and rates."""
 
     @story
     async def test_lanes_of_a_group_share_its_slots_and_a_reservation_is_kept(
@@ -120,7 +120,7 @@ class LimitStories:
                 no_group: Any = 3
                 await lanes.configure({"cron": 3}, {"g": no_group})
             assert (await lanes.statistics()).lanes["cron"].concurrency == 1
-            # twice as fast; what was used leaks as fast as that
+            # twice as fast; the used part leaks at the new rate
             faster = LaneConfig(
                 concurrency=9, rate=[RateLimit(4, per=2.0, burst=1), TWO_IN_ONE_SECOND]
             )
@@ -193,7 +193,7 @@ class LimitStories:
                     await lanes.submit("gate", f"{lane} {name}")
                 await bench.settle(lanes)
                 assert len(bench.begun()) == 2
-                for n in (2, 1):  # and they ask in the other
+                for n in (2, 1):  # and they ask in the other order
                     bench.gate(f"parent {lane} {n}").set()
                     await bench.settle(lanes)
                 bench.gate(f"{lane} a").set()

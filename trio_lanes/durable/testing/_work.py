@@ -1,4 +1,4 @@
-"""Stories of the conformance suite: jobs that are accepted, ordered, run and remembered."""
+"""Tests of work: jobs are ordered, run, retried and remembered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
 
 
 class WorkStories:
-    """What must hold of jobs on every store."""
+    """Tests of work."""
 
     @story
     async def test_a_job_runs_and_everybody_gets_its_result(self, bench: Bench) -> None:
@@ -415,7 +415,7 @@ class WorkStories:
             run = current_job()
             assert run is not None
             async with run.yield_slot():
-                async with run.yield_slot():  # inside of it there is none to lend
+                async with run.yield_slot():  # the slot is lent already
                     bench.log.append("lent")
                     await bench.gate("parent").wait()
             bench.log.append("has it back")
