@@ -156,7 +156,7 @@ async def test_a_newer_schema_is_refused_and_untouched(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    await refused(path, StoreVersionError, "schema 99; this version of trio_lanes knows 2")
+    await refused(path, StoreVersionError, "schema 99; this version of trio_lanes reads")
 
 
 def columns(path: Path) -> set[tuple[Any, ...]]:
@@ -192,7 +192,7 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
         job = await lanes.submit("echo", "x", session="s", key="k")
     new = columns(path)
     make_older(path)
-    with pytest.raises(StoreVersionError, match="schema 1; the next worker of this version"):
+    with pytest.raises(StoreVersionError, match="schema 1; start a worker of this version"):
         async with open_durable_lanes(SqliteStore(path), {}, worker=False):
             raise AssertionError
     other = sqlite3.connect(path)
@@ -274,9 +274,7 @@ async def test_a_file_without_its_tables_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("DROP TABLE meta")
     connection.close()
-    with pytest.raises(
-        StoreError, match="does not have the tables of a store: no such table: meta"
-    ):
+    with pytest.raises(StoreError, match="the tables of a store: no such table: meta"):
         await used(path)
 
 
@@ -293,7 +291,7 @@ async def test_a_file_of_another_program_is_refused_and_untouched(tmp_path: Path
 async def test_what_is_no_database_is_refused_and_untouched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "jobs.db"
     path.write_bytes(content)
-    await refused(path, StoreError, "damaged, or no store")
+    await refused(path, StoreError, "damaged, or is not a store")
 
 
 @pytest.mark.parametrize("place", ["a page", "its end"])
@@ -337,7 +335,7 @@ async def test_a_path_that_this_user_may_not_write_is_refused_for_good(
     await used(path)
     no = str(path if denied == "the file" else tmp_path)
     monkeypatch.setattr(os, "access", lambda file, mode: file != no)  # root may do everything
-    await refused(path, StoreError, "this user may not write it, or not in its folder")
+    await refused(path, StoreError, "this user has no right to write")
 
 
 async def test_a_file_whose_first_page_cannot_be_read_is_not_available(
@@ -427,7 +425,7 @@ def test_a_file_that_is_read_only_is_refused_and_untouched(tmp_path: Path) -> No
     tmp_path.chmod(0o755)
     assert str(path) in told.stdout
     assert told.stdout.startswith("StoreError ")
-    assert "this user may not write it" in told.stdout
+    assert "this user has no right to write" in told.stdout
     assert path.read_bytes() == before
 
 
@@ -1049,7 +1047,7 @@ async def test_a_file_that_is_removed_or_replaced_takes_nothing_more_and_ends_it
 ) -> None:
     path = tmp_path / "jobs.db"
     monkeypatch.setattr("trio_lanes.durable._sqlite.store.WORKER_LOOKS_EVERY", 0.02)
-    why = "was removed or replaced while this process worked with it"
+    why = "was removed or replaced while this process had it open"
     handlers: dict[str, Any] = {"echo": echo} if worker else {}
 
     async def live() -> None:
@@ -1122,7 +1120,10 @@ async def test_a_read_that_fails_is_no_damage_and_what_runs_goes_on(
         while (await lanes.statistics()).running == 0:
             await trio.lowlevel.checkpoint()
         reads.failing = True
-        for reads.nothing_is_read, why in ((True, "cannot be read"), (False, "though it is sound")):
+        for reads.nothing_is_read, why in (
+            (True, "cannot be read"),
+            (False, "a check found no damage"),
+        ):
             with pytest.raises(StoreUnavailableError, match=why):
                 await lanes.submit("echo")
             with pytest.raises(StoreUnavailableError, match=why):

@@ -348,9 +348,7 @@ async def test_a_poison_job_is_dead_and_the_others_of_its_instance_lose_nothing(
         claims = (await doomed.step([], 1)).claims
     await trio.sleep(2)
     async with open_durable_lanes(memory.another(), {"sleeps": sleeps}, max_crashes=1) as lanes:
-        with pytest.raises(
-            JobDeadError, match="crash: the process died while it ran this job alone, once"
-        ):
+        with pytest.raises(JobDeadError, match="while it ran this job alone, once"):
             await lanes.job(claims[0].id).wait()
         (dead,) = await lanes.dead()
         assert dead.session == "a"

@@ -195,7 +195,7 @@ async def _leave(store: Store) -> None:
         await store.leave()
     except Exception:
         logger.exception(
-            "this instance could not sign off from its store; the jobs that it ran are run again,"
+            "this instance could not sign off from its store; jobs that it still ran are run again,"
             " with one crash more"
         )
 
