@@ -227,19 +227,19 @@ def supervised(start: Start, *options: str, acts: str = "") -> Program:
         *("worker", "tests.command.app:memory", "--processes=2", *options), TEST_ACTS=acts
     )
     if acts:  # what is told by different processes comes in any order
-        parent.see("process 2 works|begins in main", times=3)
+        parent.see("process 2 is ready|begins in main", times=3)
     else:
-        parent.see("process 2 works")
+        parent.see("process 2 is ready")
     return parent
 
 
 def test_the_parent_alone_is_signalled_and_all_end_in_order(start: Start) -> None:
     parent = supervised(start)
-    (killed,) = parent.seen(r"process 1 started as (\d+)")
+    (killed,) = parent.seen(r"process 1 started, pid (\d+)")
     os.kill(int(killed[1]), signal.SIGKILL)
     parent.see("process 1, .* was ended by SIGKILL")
-    parent.see("process 1 starts again in 0.5 s")
-    parent.see("process 1 works")
+    parent.see("process 1 is restarted in 0.5 s")
+    parent.see("process 1 is ready")
     parent.send(signal.SIGTERM)
     assert parent.ended() == 0
     assert parent.count("SIGTERM: draining") == 2
@@ -278,8 +278,8 @@ def test_who_does_not_end_is_killed_and_that_is_no_clean_drain(start: Start) -> 
     parent = supervised(start, *options, acts="deaf")
     parent.send(signal.SIGTERM)
     assert parent.ended() == 1
-    assert parent.count("process ., .*, gets SIGTERM") == 2
-    assert parent.count("process ., .*, gets SIGKILL") == 2
+    assert parent.count("process ., .*, has not ended in time and gets SIGTERM") == 2
+    assert parent.count("process ., .*, has not ended in time and gets SIGKILL") == 2
     assert parent.count("was ended by SIGKILL") == 2
 
 

@@ -278,14 +278,14 @@ async def test_each_event_is_a_line(
         await trio.sleep(1)
         await play.send.send(TERM)
     assert [record.getMessage() for record in caplog.records] == [
-        "process 1 started as 1000",
-        "process 1 works",
-        "process 1, 1000, was ended by SIGKILL",
-        "process 1 starts again in 0.5 s",
-        "process 1 started as 1001",
-        "process 1 works",
-        "SIGTERM is passed on",
-        "process 1, 1001, ended with 0",
+        "process 1 started, pid 1000",
+        "process 1 is ready",
+        "process 1, pid 1000, was ended by SIGKILL",
+        "process 1 is restarted in 0.5 s",
+        "process 1 started, pid 1001",
+        "process 1 is ready",
+        "SIGTERM is forwarded to the processes",
+        "process 1, pid 1001, ended with exit code 0",
         "all processes have ended",
     ]
 

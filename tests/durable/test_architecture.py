@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import trio_lanes.durable
+import trio_lanes.durable.store
 
 ROOT = Path(trio_lanes.durable.__file__).parent
 
@@ -117,6 +118,18 @@ def test_the_door_has_the_sqlite_store_before_it_is_imported() -> None:
         "assert SqliteStore.__module__ == open_durable_lanes.__module__ == 'trio_lanes.durable'\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_the_door_for_authors_of_stores_has_names_of_the_public_door() -> None:
+    names = {
+        name: value
+        for name, value in vars(trio_lanes.durable.store).items()
+        if not name.startswith("_")
+    }
+    assert {"Store", "Submission", "Step", "DurableState", "StoreUnavailableError"} <= set(names)
+    for name, value in names.items():
+        assert getattr(trio_lanes.durable, name) is value
+        assert value.__module__ == "trio_lanes.durable"
 
 
 def test_a_name_that_the_door_does_not_have_is_an_attribute_error() -> None:

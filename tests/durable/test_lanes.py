@@ -649,7 +649,7 @@ async def test_check_finds_what_contradicts_itself_and_repairs_it(tmp_path: Path
         assert f"job {runs.id} runs, though other jobs of its session are before it" in text
         assert f"job {runs.id} runs on an instance that is not in the store" in text
         assert f"job {lost.id} is for lane 'nowhere', which is not in the store" in text
-        assert "the counts of jobs are not those of the jobs" in text
+        assert "the stored counts of jobs are wrong" in text
         assert report.repaired == 0
         assert (await lanes.check(repair=True)).repaired == 5
         left = "\n".join((await lanes.check()).problems)

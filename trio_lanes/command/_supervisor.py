@@ -85,7 +85,9 @@ class Supervisor:
                 for number in range(1, self._processes + 1):
                     keepers.start_soon(self._keep, number)
             nursery.cancel_scope.cancel()
-        logger.info("all processes have ended%s", "" if self._code == DONE else ", not all well")
+        logger.info(
+            "all processes have ended%s", "" if self._code == DONE else ", some with an error"
+        )
         return self._code
 
     # ---- one process
@@ -105,7 +107,7 @@ class Supervisor:
                 return
             if trio.current_time() - began >= LASTING:
                 delay = BACKOFF[0]
-            logger.warning("process %d starts again in %g s", number, delay)
+            logger.warning("process %d is restarted in %g s", number, delay)
             with trio.move_on_after(delay):
                 await self._stop.wait()
             delay = min(2 * delay, BACKOFF[1])
@@ -115,11 +117,11 @@ class Supervisor:
         try:
             child = await self._start()
         except OSError as error:  # no memory, too many processes: it is tried again
-            logger.error("process %d could not be started: %s", number, error)
+            logger.error("process %d could not be started, which is tried again: %s", number, error)
             return CRASHED
         self._children[number] = child
         try:
-            logger.info("process %d started as %d", number, child.pid)
+            logger.info("process %d started, pid %d", number, child.pid)
             if self._stop.is_set():  # the signal came during the start
                 child.send_signal(signal.SIGTERM)
             async with trio.open_nursery() as nursery:
@@ -136,15 +138,15 @@ class Supervisor:
 
     async def _hear(self, number: int, child: Child) -> None:
         if await child.wait_ready():
-            logger.info("process %d works", number)
+            logger.info("process %d is ready", number)
             self._ready.add(number)
             self._first_ready.set()
 
     def _ended(self, number: int, child: Child, code: int) -> None:
-        how = f"ended with {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+        how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
         in_order = self._stop.is_set() and code in IN_ORDER
         level = logging.INFO if in_order else logging.ERROR
-        logger.log(level, "process %d, %d, %s", number, child.pid, how)
+        logger.log(level, "process %d, pid %d, %s", number, child.pid, how)
         if self._stop.is_set() and not in_order:
             self._code = self._code or NO
 
@@ -163,7 +165,7 @@ class Supervisor:
 
     async def _listen(self, signals: AsyncIterator[int]) -> None:
         async for signum in signals:
-            logger.info("%s is passed on", signal_name(signum))
+            logger.info("%s is forwarded to the processes", signal_name(signum))
             if signum in self._told:
                 for number in self._ready:  # the others read the new values at their start
                     self._children[number].send_signal(signum)
@@ -187,7 +189,12 @@ class Supervisor:
 
     def _send_all(self, signum: signal.Signals) -> None:
         for number, child in self._children.items():
-            logger.warning("process %d, %d, gets %s", number, child.pid, signum.name)
+            logger.warning(
+                "process %d, pid %d, has not ended in time and gets %s",
+                number,
+                child.pid,
+                signum.name,
+            )
             child.send_signal(signum)
 
 

@@ -10,7 +10,7 @@ The lost numbers may be in use outside of the store, so they must not be given o
 
 * A process that opens the file continues with numbers above the store's time in microseconds. A
   store gives out fewer than a million numbers in a second. So the numbers are greater than all
-  earlier numbers, those included that were lost.
+  earlier numbers, also than lost numbers.
 * A worker leaves a gap after the last number in the file, and writes that to the disk before it
   gives out a number. So numbers do not come again if the machine starts with a clock that has gone
   back.
@@ -96,7 +96,7 @@ class SqliteTables(SmallTables):
         self._number_before = self._number
 
     def commit(self, now: float) -> None:
-        """End it; what was done is on the disk when this returns."""
+        """Commit the transaction; its changes are on the disk when this returns."""
         self._flush()
         if self._number != self._number_before:
             if now > self._clock + CLOCK_STEP:
@@ -456,7 +456,7 @@ class SqliteTables(SmallTables):
         found = [row[0] for row in self._execute("PRAGMA integrity_check(20)")]
         problems = [] if found == ["ok"] else found
         if self._true_counts() != self._live_counts():
-            problems.append("the counts of jobs are not those of the jobs")
+            problems.append("the stored counts of jobs are wrong")
         return problems
 
     def recount(self) -> bool:
