@@ -1,0 +1,1 @@
+"""Values that users give, checked and made into records: limits, retry policies, JSON."""
