@@ -44,7 +44,6 @@ from ._actors.job import AnyJob
 from ._actors.state import RUNNING, TRANSITIONS, WAITING, JobState
 from ._config.names import resolve_global_lane
 from ._instrument import LaneInstrument
-
 from .durable.testing import durable_store_suite as durable_store_suite
 
 if TYPE_CHECKING:

@@ -864,7 +864,9 @@ class Scheduler:
         """Take ``request`` out of line, as its submitter wants it to be."""
         if request.is_open:
             request.is_open = False
-            if request.job in (request.actor.room_line or ()):  # else it is refused, and not told yet
+            if request.job in (
+                request.actor.room_line or ()
+            ):  # else it is refused, and not told yet
                 self._turn_away(request)
 
     def _turn_away(self, request: RoomRequest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ..._errors import LaneError
+from ..._config.errors import LaneError
 
 
 class PayloadError(LaneError, ValueError):

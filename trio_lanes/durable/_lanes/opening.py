@@ -12,8 +12,8 @@ from typing import Final, Literal, TypeVar, cast
 import attrs
 import trio
 
-from ... import _check
-from ..._config import LaneConfig, LaneGroup
+from ..._actors.options import LaneConfig, LaneGroup
+from ..._config import check as _check
 from ..._instrument import LaneInstrument
 from ..._lanes import DEFAULT_LANES, open_lanes
 from .._contract.protocol import Store

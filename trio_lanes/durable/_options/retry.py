@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from ... import _check
+from ..._config import check as _check
 from .json_text import leaves
 
 logger: Final = logging.getLogger("trio_lanes.durable")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from ..._job import AnyJob
+from ..._actors.job import AnyJob
 from .._contract.records import Cancelled, Died, Failed, Outcome, Postponed, Released, Succeeded
 from .._options.json_text import encode_error
 from .run import DurableRun

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import trio
 
-from ... import _current
-from ..._errors import JobCancelledError
+from ..._config.errors import JobCancelledError
+from ..._waiting import current as _current
 from .._contract.protocol import Store
 from .._contract.records import Claim
 from .._options.json_text import decode, encode
 from .deadlock import Wait
 
 if TYPE_CHECKING:
-    from ..._job import AnyJob
+    from ..._actors.job import AnyJob
 
 
 _LOST: Final = "the run was lost: its instance lost its lease, and the job is run again"

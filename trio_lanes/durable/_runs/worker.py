@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias, final
 
 import trio
 
-from ..._config import LaneConfig
-from ..._errors import JobCancelledError, LanesClosedError
-from ..._job import AnyJob
+from ..._actors.job import AnyJob
+from ..._actors.options import LaneConfig
+from ..._actors.state import FAILED, SUCCEEDED
+from ..._config.errors import JobCancelledError, LanesClosedError
 from ..._lanes import Lanes
-from ..._state import FAILED, SUCCEEDED
 from .._contract.errors import PayloadError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import (

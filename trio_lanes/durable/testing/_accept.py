@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..._config import LaneConfig
-from ..._errors import LaneFullError, UnknownLaneError
+from ..._actors.options import LaneConfig
+from ..._config.errors import LaneFullError, UnknownLaneError
 from .. import (
     DurableJobError,
     DurableState,

@@ -7,8 +7,8 @@ from typing import Any
 
 import trio
 
-from ..._config import LaneConfig
-from ..._errors import (
+from ..._actors.options import LaneConfig
+from ..._config.errors import (
     JobCancelledError,
     LaneClearedError,
     LanesClosedError,

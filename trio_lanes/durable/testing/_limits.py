@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..._config import LaneConfig, LaneGroup
-from ..._rate import RateLimit
+from ..._actors.options import LaneConfig, LaneGroup
+from ..._limits.rate import RateLimit
 from .. import current_job
 from ._bench import Bench, story
 
