@@ -11,8 +11,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from .._config.errors import UnknownLaneError
-from .._config.names import SESSION_PREFIX, resolve_global_lane
+from .. import UnknownLaneError, resolve_global_lane
+from .._config.names import SESSION_PREFIX
 from ..durable import DurableLanes, DurableState, DurableStatus, InstanceInfo, ResultGoneError
 from ._answer import Answer, Table, counted, moment, number, shortened
 from ._exits import DONE, NO, CommandError

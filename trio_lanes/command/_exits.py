@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._config.errors import LaneError
+from .. import LaneError
 from ..durable import StoreError, StoreLockedError, StoreUnavailableError
 
 DONE: Final = 0

@@ -16,8 +16,7 @@ from typing import Final, final
 import attrs
 import trio
 
-from .._lifecycle.drain import DrainReport
-from .._lifecycle.shutdown import shutdown_on_signals
+from .. import DrainReport, shutdown_on_signals
 from ..durable import DurableLanes
 from ._application import find_object, open_application
 from ._children import Line

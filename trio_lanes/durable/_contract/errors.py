@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ..._config.errors import LaneError
+from ... import LaneError
 
 
 class PayloadError(LaneError, ValueError):

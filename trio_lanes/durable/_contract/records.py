@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 
 import attrs
 
-from ..._limits.rate import RateLimit
+from ... import RateLimit
 from .state import DurableState
 
 # ---- from lanes to a store

@@ -9,10 +9,8 @@ import math
 
 import trio
 
+from ... import DrainReport, Lanes, LanesClosedError
 from ..._config import check as _check
-from ..._config.errors import LanesClosedError
-from ..._lanes import Lanes
-from ..._lifecycle.drain import DrainReport
 from .._runs.run import current_job
 from .._runs.worker import GIVE_UP_AFTER, Worker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from ..._config.errors import JobCancelledError, LaneClearedError
+from ... import JobCancelledError, LaneClearedError
 from .._contract.errors import DurableJobError, JobDeadError, ResultGoneError
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended

@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, final
 
-from ..._actors.options import LaneConfig, LaneGroup, lane_config
+from ... import LaneConfig, LaneGroup, Lanes, resolve_global_lane
+from ..._actors.options import lane_config
 from ..._config import check as _check
-from ..._config.names import SESSION_PREFIX, resolve_global_lane, session_key
-from ..._lanes import Lanes
+from ..._config.names import SESSION_PREFIX, session_key
 from .._contract.errors import UnknownHandlerError
 from .._contract.protocol import Store
 from .._contract.records import (

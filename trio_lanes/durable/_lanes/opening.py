@@ -12,10 +12,9 @@ from typing import Final, Literal, TypeVar, cast
 import attrs
 import trio
 
-from ..._actors.options import LaneConfig, LaneGroup
+from ... import LaneConfig, LaneGroup, LaneInstrument, open_lanes
 from ..._config import check as _check
-from ..._instrument import LaneInstrument
-from ..._lanes import DEFAULT_LANES, open_lanes
+from ..._lanes import DEFAULT_LANES
 from .._contract.protocol import Store
 from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
 from .._options.limits import (

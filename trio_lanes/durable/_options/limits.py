@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..._actors.options import LaneConfig, LaneGroup
+from ... import LaneConfig, LaneGroup, RateLimit
 from ..._actors.plan import TEMPLATE_MARK, Plan
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX
-from ..._limits.rate import REQUESTS, RateLimit, rate_limits
+from ..._limits.rate import REQUESTS, rate_limits
 from .._contract.records import GroupLimit, LaneLimit
 
 

@@ -52,7 +52,7 @@ from typing import Final, final
 
 import attrs
 
-from ..._config.errors import LaneFullError, UnknownLaneError
+from ... import LaneFullError, UnknownLaneError
 from .._contract.errors import KeyConflictError
 from .._contract.records import (
     Cancelled,

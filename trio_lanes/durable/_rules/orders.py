@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from ..._config.errors import UnknownLaneError
+from ... import UnknownLaneError
 from .._contract.records import GroupLimit, LaneLimit
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, RUNNING, WAITING
 from . import rates

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Final, TypeAlias, final
 
+from ... import RateLimit
 from ..._limits.meters import NEVER_USED, bucket_shape, rounded_up
-from ..._limits.rate import RateLimit
 from .._contract.records import GroupLimit, LaneLimit
 from .tables import Tables
 

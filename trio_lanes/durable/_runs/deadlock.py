@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import attrs
 
-from ..._config.errors import LaneDeadlockError
+from ... import LaneDeadlockError
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
 from .._contract.state import DEAD, ENDED, RUNNING

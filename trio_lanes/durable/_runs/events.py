@@ -11,9 +11,11 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
-from ..._actors.job import AnyJob
+from outcome import Error
+
+from ... import Job
 from .._contract.records import Cancelled, Died, Failed, Outcome, Postponed, Released, Succeeded
 from .._options.json_text import encode_error
 from .run import DurableRun
@@ -31,7 +33,7 @@ def begun(run: DurableRun) -> None:
         _log(logging.INFO, "%s %d begins in %s, attempt %d", name, run.id, lane, run.attempt)
 
 
-def ended(run: DurableRun, job: AnyJob, outcome: Outcome | None) -> None:
+def ended(run: DurableRun, job: Job[Any], outcome: Outcome | None) -> None:
     """Log that a run has ended. ``outcome`` is None if it ends the process."""
     level = logging.WARNING if isinstance(outcome, Died | None) else logging.INFO
     if logger.isEnabledFor(level):
@@ -63,11 +65,11 @@ _WORDS: Final[Mapping[type[Outcome | None], str]] = {
 }
 
 
-def _why(job: AnyJob, outcome: Outcome | None) -> str:
+def _why(job: Job[Any], outcome: Outcome | None) -> str:
     if isinstance(outcome, Failed | Died):
         told = json.loads(outcome.error)
-    elif isinstance(outcome, Postponed | None) and job._error is not None:
-        told = json.loads(encode_error(job._error))
+    elif isinstance(outcome, Postponed | None) and isinstance(job.outcome, Error):
+        told = json.loads(encode_error(job.outcome.error))
     else:
         return ""
     return one_line(f": {told['type']}: {' '.join(told['message'][:MOST].split())}"[:MOST])

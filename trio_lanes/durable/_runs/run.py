@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import trio
 
-from ..._config.errors import JobCancelledError
+from ... import JobCancelledError
 from ..._waiting import current as _current
 from .._contract.protocol import Store
 from .._contract.records import Claim
@@ -16,7 +16,7 @@ from .._options.json_text import decode, encode
 from .deadlock import Wait
 
 if TYPE_CHECKING:
-    from ..._actors.job import AnyJob
+    from ... import Job
 
 
 _LOST: Final = "the run was lost: its instance lost its lease, and the job is run again"
@@ -66,7 +66,7 @@ class DurableRun:
         self._store: Final = store
         self._peers: Final = peers
         self._waits: Final[list[Wait]] = []  # of this run's tasks, for the ends of other jobs
-        self._job: AnyJob | None = None  # the core's job that runs the handler
+        self._job: Job[Any] | None = None  # the core's job that runs the handler
         self._cancelled = False  # whether the store has recorded its cancellation
         self._lenders = 0  # how many tasks are in `yield_slot`
         self._given_up = False  # whether its instance gives the job back

@@ -13,12 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias, final
 
 import trio
+from outcome import Value
 
-from ..._actors.job import AnyJob
-from ..._actors.options import LaneConfig
-from ..._actors.state import FAILED, SUCCEEDED
-from ..._config.errors import JobCancelledError, LanesClosedError
-from ..._lanes import Lanes
+from ... import Job, JobCancelledError, JobState, LaneConfig, Lanes, LanesClosedError
 from .._contract.errors import PayloadError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import (
@@ -212,7 +209,7 @@ class Worker:
         events.begun(run)
 
     @trio.lowlevel.enable_ki_protection
-    def job_finished(self, job: AnyJob) -> None:
+    def job_finished(self, job: Job[Any]) -> None:
         """Report the end of a run: a hook of the core, which must not raise.
 
         The core removes an instrument whose hook raises, and the worker would get no further end.
@@ -245,16 +242,16 @@ class Worker:
             self._outbox.append(Finish(run.id, run.fence, outcome))
         self._changed.set()
 
-    def _outcome(self, run: DurableRun, job: AnyJob) -> Outcome | None:
+    def _outcome(self, run: DurableRun, job: Job[Any]) -> Outcome | None:
         """Return the outcome of a run; None if it ends this process, as SystemExit does."""
-        if job.state is SUCCEEDED:
+        if isinstance(job.outcome, Value):
             try:
-                return Succeeded(encode("the result", job._value, self._store.max_payload))
+                return Succeeded(encode("the result", job.outcome.value, self._store.max_payload))
             except PayloadError as refused:
                 return Failed(encode_error(refused))
         error = job.exception
         assert error is not None
-        if job.state is not FAILED:
+        if job.state is not JobState.FAILED:
             return Cancelled() if run._cancelled else Released()
         if isinstance(error, JobCancelledError) and not isinstance(
             error.__cause__, Exception | None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..._actors.options import LaneConfig
-from ..._config.errors import LaneFullError, UnknownLaneError
+from ... import LaneConfig, LaneFullError, UnknownLaneError
 from .. import (
     DurableJobError,
     DurableState,

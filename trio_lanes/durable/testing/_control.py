@@ -7,13 +7,7 @@ from typing import Any
 
 import trio
 
-from ..._actors.options import LaneConfig
-from ..._config.errors import (
-    JobCancelledError,
-    LaneClearedError,
-    LanesClosedError,
-    UnknownLaneError,
-)
+from ... import JobCancelledError, LaneClearedError, LaneConfig, LanesClosedError, UnknownLaneError
 from .. import DurableState, RetryPolicy, Submission, UnknownHandlerError, current_job
 from ._bench import Bench, story
 

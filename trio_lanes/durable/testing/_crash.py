@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ..._config.errors import JobCancelledError
+from ... import JobCancelledError
 from .. import DurableState, Finish, JobDeadError, Postponed, Released, Submission, Succeeded
 from ._bench import Bench, checked, opening, story
 

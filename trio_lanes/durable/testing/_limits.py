@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..._actors.options import LaneConfig, LaneGroup
-from ..._limits.rate import RateLimit
+from ... import LaneConfig, LaneGroup, RateLimit
 from .. import current_job
 from ._bench import Bench, story
 
