@@ -21,7 +21,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_lanes.durable._rules.engine as durable_engine
-from tests.programs import PATIENCE
+from tests.support.programs import PATIENCE
 from trio_lanes import UnknownLaneError
 from trio_lanes.durable import (
     DurableLanes,

@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from trio_lanes._rate import ONE_REQUEST, Rates
+from trio_lanes._limits.rate import ONE_REQUEST, Rates
 
 from trio_lanes import LaneGroup, RateLimit
 from trio_lanes.durable._contract.records import GroupLimit, LaneLimit
