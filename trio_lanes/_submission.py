@@ -136,7 +136,7 @@ class Submitter:
           LaneFullError: as `submit_nowait`.
         """
         job: Job[object] = self._make(fn, args, options)
-        job._unhandled = True
+        job._let_failure_leave()
         self._enter_nowait(job)
 
     def would_wait(self, **options: Unpack[JobOptions]) -> tuple[Blocker, ...]:

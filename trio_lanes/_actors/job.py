@@ -1,7 +1,7 @@
 """The handle of one submitted job: its record, and what users do with it.
 
-The lanes change the record; each of its fields is written by one module, which the field's comment
-names. What a handle asks of its lanes is in `Keeper`.
+The lanes change the record; each of its private fields is written here and by at most one other
+module, which the comment above the field names. What a handle asks of its lanes is in `Keeper`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Job(Generic[T_co]):
       submitted_at, started_at, finished_at: times of `trio.current_time`, None until then.
     """
 
-    # Written once, when it is made
+    # Written here alone: by `make_job` and by methods of the job
     _keeper: Keeper
     name: str
     session: str | None
@@ -157,38 +157,42 @@ class Job(Generic[T_co]):
     _options: RareOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
-    # Written by the loop
+    _value: Any
+    _error: BaseException | None
+    _traceback: TracebackType | None
+    # Written by the loop as well
     id: int
     submitted_at: float
     started_at: float | None
     finished_at: float | None
-    _state: JobState
     _context: Context | None  # None when it has settled
     _lane: LaneActor
     _session_lane: SessionActor | None  # None when it has settled
     _waiting_since: float
+    _priority: int
     _timers: list[Timer] | None  # of its wait
+    _progress_at: float
     _interruption: JobCancelledError | None  # why it is cancelled while it runs
     _charged: Mapping[str, float] | None  # None if `charge` has made it good
     _charged_at: float
     _charged_group: Group | None
     _waits: dict[Task, Wait] | None  # of its tasks
     _waiters: dict[object, Waiter] | None  # {task or waiter: the waiter}
-    # Written by the session, by the lane, by lending
-    _priority: int
+    # Written by `state.advance`
+    _state: JobState
+    # Written by its session
     _place: int  # its rank in its session
+    # Written by its global lane
     _arrival: int  # in its global lane; 0: it is not there
     _slot: Slot
+    # Written by lending
     _costs: Mapping[str, float]  # what its start is to be charged, by unit
     _lenders: int  # tasks of it that lend its slot
     _slot_waiters: list[Task] | None  # that want it back
-    # Written by the worker, and by settling
+    # Written by the workers
     _task: Task | None  # that runs its body
     _scope: trio.CancelScope | None  # of its body; None when it has settled
-    _progress_at: float
-    _value: Any
-    _error: BaseException | None
-    _traceback: TracebackType | None
+    # Written by settling
     _unretrieved: UnretrievedError | None
 
     def __init__(self) -> None:
@@ -488,6 +492,10 @@ class Job(Generic[T_co]):
         if self._unretrieved is not None:
             self._unretrieved.retrieved()
             self._unretrieved = None
+
+    def _let_failure_leave(self) -> None:
+        """Have its failure leave the lanes, as from a nursery; then it counts as retrieved."""
+        self._unhandled = True
 
     def _keep_timer(self, timer: Timer) -> None:
         """Have ``timer`` cancelled when this job waits no more."""

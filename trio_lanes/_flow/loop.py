@@ -604,7 +604,7 @@ class Scheduler:
         if job._state is RUNNING:
             if verdict.state is FAILED and (job._unhandled or leaves is error):
                 leaves = error
-                job._unhandled = True  # what leaves the lanes has been retrieved
+                job._let_failure_leave()
             if leaves is not None:
                 why = "the lanes were cancelled"
                 if verdict.state is FAILED and leaves is error:  # not the cancellation around it

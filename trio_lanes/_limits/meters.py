@@ -44,7 +44,7 @@ def rounded_up(time: Fraction) -> float:
 
 
 @final
-class Window:
+class SlidingWindow:
     """The exact meter: it remembers every charge until that has left the window.
 
     What is charged at the same time is one entry, with its amount. An entry
@@ -92,9 +92,9 @@ class Window:
         self._prune(now)
         return self._entries[-1].leaves if self._entries else NEVER_USED
 
-    def under(self, limit: float, per: float) -> Window:
+    def under(self, limit: float, per: float) -> SlidingWindow:
         """A meter with these numbers and the same past."""
-        other = Window(limit, per)
+        other = SlidingWindow(limit, per)
         for entry in self._entries:
             other._append(entry.amount, entry.time)
         return other

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, TypeAlias, final
 import attrs
 
 from .._config import check as _check
-from .meters import NEVER_USED, Bucket, Exact, Window
+from .meters import NEVER_USED, Bucket, Exact, SlidingWindow
 
 REQUESTS: Final = "requests"
 
-_Meter: TypeAlias = Window | Bucket
+_Meter: TypeAlias = SlidingWindow | Bucket
 
 
 def _amount(field: str, value: Any) -> float:
@@ -241,7 +241,7 @@ class Rates:
                 return meter
             if (old.unit, old.algorithm) == (limit.unit, limit.algorithm):
                 pasts.append(meter)
-        windows = [meter for meter in pasts if isinstance(meter, Window)]
+        windows = [meter for meter in pasts if isinstance(meter, SlidingWindow)]
         buckets = [meter for meter in pasts if isinstance(meter, Bucket)]
         if windows:
             longest = max(windows, key=lambda window: window.per)
@@ -254,7 +254,7 @@ class Rates:
 
 def _new_meter(limit: RateLimit) -> _Meter:
     if limit.algorithm == "sliding":
-        return Window(limit.limit, limit.per)
+        return SlidingWindow(limit.limit, limit.per)
     return Bucket(limit.limit, limit.per, limit.burst)
 
 

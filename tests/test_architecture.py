@@ -1,0 +1,130 @@
+"""How the core is built: the order of its packages, the writers of a job's record, its names."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import trio_lanes
+
+ROOT = Path(trio_lanes.__file__).parent
+
+PACKAGES = (
+    "_config",
+    "_queue",
+    "_limits",
+    "_actors",
+    "_observe",
+    "_waiting",
+    "_flow",
+    "_lifecycle",
+)
+"""The packages of the core, each of which imports only packages before it."""
+
+DOORS = len(PACKAGES)  # the modules directly in trio_lanes, which come after all packages
+
+Module = tuple[str, ...]  # its dotted name below trio_lanes
+
+
+def core() -> dict[Module, ast.Module]:
+    """The syntax trees of the core, by module."""
+    paths = [*ROOT.glob("*.py")]
+    for package in PACKAGES:
+        paths += (ROOT / package).rglob("*.py")
+    return {
+        path.relative_to(ROOT).with_suffix("").parts: ast.parse(path.read_text("utf-8"))
+        for path in paths
+    }
+
+
+def layer(module: Module) -> int | None:
+    """The place of ``module`` in the order; None if it is no part of the core."""
+    if module[0] in PACKAGES:
+        return PACKAGES.index(module[0])
+    is_door = len(module) == 1 and not (ROOT / module[0]).is_dir()
+    return DOORS if is_door else None
+
+
+def imports(module: Module, tree: ast.Module) -> Iterator[tuple[Module, int]]:
+    """Every module of trio_lanes that ``tree`` imports anywhere, TYPE_CHECKING or not; the line."""
+    for node in ast.walk(tree):
+        names: list[Module] = []
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = ("trio_lanes", *module)[: -node.level] if node.level else ()
+            base = (*above, *(node.module.split(".") if node.module else ()))
+            names = [(*base, alias.name) for alias in node.names]
+        for name in names:
+            if name[0] == "trio_lanes":
+                yield name[1:], node.lineno
+
+
+def test_no_module_imports_from_a_package_above_its_own() -> None:
+    upwards = []
+    for module, tree in core().items():
+        own = layer(module)
+        assert own is not None
+        for imported, line in imports(module, tree):
+            above = layer(imported) if imported else DOORS
+            if above is not None and above > own:
+                upwards.append(f"{'/'.join(module)}:{line} imports {'.'.join(imported)}")
+    assert upwards == []
+
+
+def test_no_circle_of_imports_leads_across_packages() -> None:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, tree in core().items():
+        if module[0] in PACKAGES:
+            graph[module[0]] |= {
+                imported[0]
+                for imported, _ in imports(module, tree)
+                if imported and imported[0] != module[0]
+            }
+    done: list[str] = []
+    while len(done) < len(PACKAGES):
+        free = [name for name in PACKAGES if name not in done and graph[name] <= {*done}]
+        assert free, f"a circle among {[name for name in PACKAGES if name not in done]}"
+        done += free
+
+
+def fields_of_job(tree: ast.Module) -> set[str]:
+    """The names of the private fields of `Job`."""
+    (job,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Job")
+    return {
+        node.target.id
+        for node in job.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id.startswith("_")
+    }
+
+
+def test_one_module_beside_that_of_job_writes_each_private_field_of_a_job() -> None:
+    modules = core()
+    fields = fields_of_job(modules["_actors", "job"])
+    assert len(fields) > 20
+    writers: dict[str, set[str]] = defaultdict(set)
+    for module, tree in modules.items():
+        if module == ("_actors", "job"):
+            continue
+        for node in ast.walk(tree):
+            # Plain, augmented and annotated assignments, deletions, loop targets: all store.
+            if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
+                continue
+            of_another_class = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if node.attr in fields and not of_another_class:
+                writers[node.attr].add("/".join(module))
+    assert writers  # the loop writes most of them
+    assert {field: them for field, them in writers.items() if len(them) > 1} == {}
+
+
+def test_no_class_name_occurs_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for module, tree in core().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append("/".join(module))
+    assert {name: them for name, them in places.items() if len(them) > 1} == {}
