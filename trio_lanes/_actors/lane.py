@@ -285,6 +285,7 @@ class LaneActor(Actor):
 
     def _next_return(self) -> AnyJob | None:
         """The first of the jobs that want their slots back, if there is one for it."""
+        self.wake_at = math.inf  # it may take the last slot: then no head waits for a rate
         job = next(iter(self.returning))
         if self.group is not None and not self.group.has_budget:
             return None

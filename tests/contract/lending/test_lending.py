@@ -1266,3 +1266,22 @@ async def test_a_job_that_lends_is_kept_by_nobody_when_it_has_ended(
         gc.collect()
         left = [thing for thing in gc.get_objects() if isinstance(thing, Job)]
         assert len([job for job in left if id(job) not in others]) == 0
+
+
+async def test_a_slot_that_is_taken_back_while_the_head_waits_for_a_rate_is_kept(
+    autojump_clock: MockClock,
+) -> None:
+    async def lends() -> float:
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            await trio.sleep(5)
+        await trio.sleep(15)
+        return trio.current_time()
+
+    async with open_lanes({"main": LaneConfig(rate=RateLimit(1, per=10))}) as lanes:
+        job = lanes.submit_nowait(lends)
+        head = lanes.submit_nowait(trio.sleep, 0)
+        await job.wait()  # at 10 the rate lets the head start, and the lane has no slot for it
+        await head.wait()
+        assert head.started_at == job.finished_at == 20.0
