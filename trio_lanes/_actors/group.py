@@ -161,9 +161,7 @@ class Group:
         admitted = self._admitted_offers()
         if len(admitted) <= 1:
             return admitted[0].best() if admitted else None
-        _, priority = max(offers.urgency(now) for offers in admitted)
-        equals = [lane for offers in admitted if (lane := offers.first_of(priority)) is not None]
-        return min(equals, key=lambda lane: self._offered[lane][1])
+        return min(_first_of_all(admitted, now), key=lambda lane: self._offered[lane][1])
 
     def _admitted_offers(self) -> list[FairLine[LaneActor]]:
         """The offers of each label that has any, and for which a token is left."""
@@ -179,8 +177,32 @@ class Group:
         head = lane.line.best()
         return head if self.rates.ready_at(head._costs, now) > now else None
 
+    def head_before(
+        self, lane: LaneActor, job: AnyJob, since: float | Fraction, now: float
+    ) -> AnyJob | None:
+        """The head of another lane that goes before ``job``, if ``job`` were the head of ``lane``."""
+        offers = {
+            label: offers.copy()
+            for label, offers in self._offers.items()
+            if offers and self.admits(label)
+        }
+        own = offers.setdefault(lane.label, FairLine(lane.config.aging))
+        if lane in own.items():
+            own.remove(lane)
+        own.add(lane, priority=job._priority, arrival=job._arrival, since=since)
+        arrivals = {other: arrival for other, (_, arrival, _) in self._offered.items()}
+        arrivals[lane] = job._arrival
+        best = min(_first_of_all([*offers.values()], now), key=arrivals.__getitem__)
+        return None if best is lane else best.line.best()
+
     def has_before(self, priority: int, now: float) -> bool:
         """Whether a head that a lane offers goes before a job of ``priority`` that comes now."""
         return any(
             offers.urgency(now) >= (priority, priority) for offers in self._admitted_offers()
         )
+
+
+def _first_of_all(offers: list[FairLine[LaneActor]], now: float) -> list[LaneActor]:
+    """The lanes that are first by urgency; the earliest arrival among their heads decides."""
+    _, priority = max(line.urgency(now) for line in offers)
+    return [lane for line in offers if (lane := line.first_of(priority)) is not None]

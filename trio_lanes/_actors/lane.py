@@ -31,7 +31,7 @@ from .._queue.backlog import LAST, Backlog
 from .._queue.timers import Timer
 from .actor import Actor, Pausable, Turns
 from .job import AnyJob, Job
-from .line import Line, PlainLine, SharedLine
+from .line import Line, PlainLine, SharedLine, Way
 from .mailbox import Mailbox
 from .options import LaneConfig
 from .shared_limiter import SharedTokenRequest
@@ -216,13 +216,18 @@ class LaneActor(Actor):
         self.step()
         return self.line.before(job)
 
-    def newcomer_before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs in line that would start before ``job`` if it came now, last of all."""
+    def line_with(self, job: AnyJob, way: Way) -> Line:
+        """The line as it would be if ``job`` came now, and others had made ``way`` for it."""
         self.step()
         line = self.line.copy()
-        job._arrival = LAST
+        for other in way.leave:
+            if other._lane is self:
+                line.remove(other)
+        for equal, arrival in way.moved.items():
+            line.move(equal, arrival)
+        job._arrival = way.arrival
         line.add(job)
-        return line.before(job)
+        return line
 
     def remove(self, job: AnyJob) -> int:
         """Take ``job`` out of line; its former arrival."""

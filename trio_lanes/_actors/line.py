@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
-from .._queue.backlog import rank
+from .._queue.backlog import LAST, rank
 from .._queue.fair import FIRST, FairLine
 from .job import AnyJob
 from .state import RUNNING
+
+
+class Way(NamedTuple):
+    """How other jobs of its session would make way for a job that is forwarded now."""
+
+    arrival: int = LAST
+    """The arrival of the job in its lane: last of all, unless it inherits one."""
+    leave: Sequence[AnyJob] = ()
+    """The jobs that would leave the lines of their lanes."""
+    moved: Mapping[AnyJob, int] = {}
+    """The jobs in the line of its lane that would have other arrivals, in order of the moves."""
 
 
 class Line(Protocol):

@@ -34,6 +34,7 @@ from .._config.names import SESSION_PREFIX
 from .._queue.backlog import LAST, Backlog, rank
 from .actor import Actor, Turns
 from .job import AnyJob
+from .line import Way
 from .mailbox import Mailbox
 from .options import LaneConfig
 
@@ -107,6 +108,7 @@ class SessionActor(Actor):
 
     def watch_limiter(self, limiter: trio.CapacityLimiter) -> None:
         """Keep ``limiter`` up to date from now on: its borrowers are the running jobs."""
+        limiter.total_tokens = math.inf  # more may run than it allows by now
         for job in self.running:
             limiter.acquire_on_behalf_of_nowait(job)
         limiter.total_tokens = self.concurrency
@@ -337,6 +339,31 @@ class SessionActor(Actor):
         before = [waiting[other] for other in sorted(waiting) if other < place]
         before = self.readmitted_before(job) + before
         return before if self.rates.units or self.active + len(before) >= self.concurrency else []
+
+    def way_for(self, job: AnyJob) -> Way:
+        """What others would do if ``job`` came now, and is not held up here (see `next_forward`)."""
+        leave: list[AnyJob] = []
+        window = self.concurrency - self.active
+        if self.rates.units:
+            leave = [other for other, in_line in self.readmitting.items() if in_line]
+            window = min(window, 1)
+        if not self.forwarded or len(self.forwarded) < window:
+            return Way(leave=leave)
+        outdone = self.forwarded[max(self.forwarded)]
+        leave.append(outdone)
+        lane, arrival, moved = job._lane, outdone._arrival, {}
+        if outdone._lane is not lane:
+            return Way(leave=leave)
+        for place in sorted(self.forwarded):
+            equal = self.forwarded[place]
+            if (
+                equal is not outdone
+                and equal._lane is lane
+                and equal._priority == job._priority
+                and equal._arrival > arrival
+            ):
+                moved[equal], arrival = arrival, equal._arrival
+        return Way(arrival, leave, moved)
 
     def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
         """The jobs that are readmitted before ``job``, which waits: with rates, one at a time."""

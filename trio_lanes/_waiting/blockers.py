@@ -8,6 +8,7 @@ from .._actors.actor import Actor
 from .._actors.group import Group
 from .._actors.job import AnyJob, Blocker
 from .._actors.lane import LaneActor
+from .._actors.line import Way
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 
@@ -34,10 +35,21 @@ def newcomers_blockers(
     lane, delay = job._lane, job._options.delay
     if delay:
         return (Blocker("delay", lane.name, until=now + delay),)
-    found = (
-        [] if session is None else _session_itself(job, session, session.newcomer_before(job), now)
-    )
-    return tuple(found or _lane_itself(job, lane, lane.newcomer_before(job), now))
+    way = Way()
+    if session is not None:
+        held = _session_itself(job, session, session.newcomer_before(job), now)
+        if held:
+            return tuple(held)
+        way = session.way_for(job)
+    line = lane.line_with(job, way)
+    before = line.before(job)
+    found = _lane_itself(job, lane, before, now)
+    if not before and lane.group is not None:
+        found += _rate(lane.group, job, now)
+        first = lane.group.head_before(lane, job, line.since(), now)
+        if first is not None:
+            found.append(Blocker("order", lane.group.name, (first,)))
+    return tuple(found)
 
 
 def _of_running(job: AnyJob, now: float) -> list[Blocker]:
@@ -87,7 +99,14 @@ def _session_itself(
 
 
 def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
-    return _lane_itself(job, lane, lane.before(job), now)
+    before = lane.before(job)
+    found = _lane_itself(job, lane, before, now)
+    if not before and lane.group is not None:
+        found += _rate(lane.group, job, now)
+        first = lane.group.waits_for_charge(now)
+        if first is not None and first is not job:
+            found.append(Blocker("order", lane.group.name, (first,)))
+    return found
 
 
 def _lane_itself(job: AnyJob, lane: LaneActor, before: list[AnyJob], now: float) -> list[Blocker]:
@@ -97,11 +116,6 @@ def _lane_itself(job: AnyJob, lane: LaneActor, before: list[AnyJob], now: float)
     found += _slots(lane)
     if not before:
         found += _rate(lane, job, now)
-        if lane.group is not None:
-            found += _rate(lane.group, job, now)
-            first = lane.group.waits_for_charge(now)
-            if first is not None and first is not job:
-                found.append(Blocker("order", lane.group.name, (first,)))
     return found
 
 
