@@ -50,10 +50,11 @@ def layer(module: Module) -> int | None:
 def imports(module: Module, tree: ast.Module) -> Iterator[tuple[Module, int]]:
     """Every module of trio_lanes that ``tree`` imports anywhere, TYPE_CHECKING or not; the line."""
     for node in ast.walk(tree):
-        names: list[Module] = []
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
         if isinstance(node, ast.Import):
-            names = [tuple(alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+            names: list[Module] = [tuple(alias.name.split(".")) for alias in node.names]
+        else:
             above = ("trio_lanes", *module)[: -node.level] if node.level else ()
             base = (*above, *(node.module.split(".") if node.module else ()))
             names = [(*base, alias.name) for alias in node.names]

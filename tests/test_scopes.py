@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes import Job, LaneConfig, Lanes, LaneClearedError, current_job, open_lanes
+from trio_lanes import Job, LaneClearedError, LaneConfig, Lanes, current_job, open_lanes
 
 
 def scope_of(job: Job[Any]) -> trio.CancelScope:
@@ -147,9 +147,10 @@ async def test_no_job_runs_under_a_scope_that_was_cancelled_for_another(
 
     async with open_lanes({"main": LaneConfig(concurrency=1)}) as lanes:
         cancelled = lanes.submit_nowait(cancels_itself)
-        later = [lanes.submit_nowait(own_scope_at_once), lanes.submit_nowait(own_scope)]
+        later = lanes.submit_nowait(own_scope_at_once)
+        blocks = lanes.submit_nowait(own_scope)
         spoilt = await cancelled.wait()
-        assert await later[0].wait() is not spoilt
-        scope, _ = await later[1].wait()
+        assert await later.wait() is not spoilt
+        scope, _ = await blocks.wait()
         assert scope is not spoilt
         assert not scope.cancel_called

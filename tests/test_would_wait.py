@@ -1,4 +1,4 @@
-"""`would_wait`: what a job would wait for if it were submitted now, and that asking changes nothing."""
+"""`would_wait`: what a job would wait for if it came now; and asking changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from trio_lanes import (
     JobState,
     LaneConfig,
     LaneGroup,
-    Lanes,
     LanesClosedError,
     RateLimit,
     UnknownLaneError,
@@ -60,8 +59,10 @@ class World:
             self.submit,
             self.submit,
             self.submit,
-            *(digits.pick([self.cancel, self.pause, self.resume, self.priority, self.resize])
-              for _ in range(2)),
+            *(
+                digits.pick([self.cancel, self.pause, self.resume, self.priority, self.resize])
+                for _ in range(2)
+            ),
         ]
 
     def lane(self, concurrency: int, rate: Any) -> LaneConfig:

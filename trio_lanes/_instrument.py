@@ -46,6 +46,10 @@ class LaneInstrument(Protocol):
         """The body of ``job`` still runs ``since`` seconds after it was cancelled."""
         return
 
+    def cancel_overdue(self, job: AnyJob, since: float) -> None:
+        """Another name of `job_overdue`; of an instrument that has both, only that is called."""
+        return
+
     def lane_idle(self, lane: Lane | SessionLane) -> None:
         """Nothing waits in ``lane`` any more, and nothing runs."""
         return

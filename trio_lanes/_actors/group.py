@@ -20,7 +20,7 @@ Lanes of one label have one aging: their order changes only with their heads, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Final, TypeAlias, final
 
@@ -178,22 +178,40 @@ class Group:
         return head if self.rates.ready_at(head._costs, now) > now else None
 
     def head_before(
-        self, lane: LaneActor, job: AnyJob, since: float | Fraction, now: float
+        self,
+        lane: LaneActor,
+        job: AnyJob,
+        since: float | Fraction,
+        leave: Iterable[AnyJob],
+        now: float,
     ) -> AnyJob | None:
-        """The head of another lane that goes before ``job``, if ``job`` were the head of ``lane``."""
+        """The head of another lane that goes before ``job``, if ``job`` were the head of ``lane``.
+
+        The jobs of ``leave`` would not stand in the lines of their lanes any more.
+        """
         offers = {
             label: offers.copy()
             for label, offers in self._offers.items()
             if offers and self.admits(label)
         }
+        heads = {other: other.line.best() for line in offers.values() for other in line.items()}
+        gone = [other for other, head in heads.items() if other is lane or head in leave]
+        for other in gone:
+            offers[other.label].remove(other)
+        for other in gone:
+            line = other.line.copy()
+            line.remove(heads[other])
+            if line and other is not lane:
+                head = heads[other] = line.best()
+                offers[other.label].add(
+                    other, priority=head._priority, arrival=head._arrival, since=line.since()
+                )
         own = offers.setdefault(lane.label, FairLine(lane.config.aging))
-        if lane in own.items():
-            own.remove(lane)
         own.add(lane, priority=job._priority, arrival=job._arrival, since=since)
-        arrivals = {other: arrival for other, (_, arrival, _) in self._offered.items()}
-        arrivals[lane] = job._arrival
-        best = min(_first_of_all([*offers.values()], now), key=arrivals.__getitem__)
-        return None if best is lane else best.line.best()
+        heads[lane] = job
+        first = _first_of_all([line for line in offers.values() if line], now)
+        best = heads[min(first, key=lambda other: heads[other]._arrival)]
+        return None if best is job else best
 
     def has_before(self, priority: int, now: float) -> bool:
         """Whether a head that a lane offers goes before a job of ``priority`` that comes now."""

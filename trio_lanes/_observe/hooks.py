@@ -32,6 +32,10 @@ HOOKS: Final = (
 )
 
 
+ALIASES: Final = {"job_overdue": "cancel_overdue"}
+"""{hook: another name that an instrument may have it by}"""
+
+
 @final
 class Hooks:
     """The hooks of all instruments, by name.
@@ -63,12 +67,14 @@ class Hooks:
         for name in HOOKS:
             hooks: list[Hook] = []
             for instrument in instruments:
-                method = getattr(instrument, name, None)
-                if getattr(method, "__func__", None) is getattr(base, name):
-                    continue
-                optional_sync(f"an instrument's {name}", method)
-                if method is not None:
-                    hooks.append((instrument, method))
+                for known_as in (name, ALIASES.get(name)):
+                    method = None if known_as is None else getattr(instrument, known_as, None)
+                    if getattr(method, "__func__", None) is getattr(base, known_as or name):
+                        continue
+                    optional_sync(f"an instrument's {known_as}", method)
+                    if method is not None:
+                        hooks.append((instrument, method))
+                        break
             setattr(self, name, hooks)
 
     def call(self, hooks: list[Hook], *args: Any) -> None:

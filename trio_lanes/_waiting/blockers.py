@@ -46,7 +46,7 @@ def newcomers_blockers(
     found = _lane_itself(job, lane, before, now)
     if not before and lane.group is not None:
         found += _rate(lane.group, job, now)
-        first = lane.group.head_before(lane, job, line.since(), now)
+        first = lane.group.head_before(lane, job, line.since(), way.leave, now)
         if first is not None:
             found.append(Blocker("order", lane.group.name, (first,)))
     return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ... import LaneConfig, LaneGroup, RateLimit
 from ..._actors.plan import TEMPLATE_MARK, Plan
@@ -12,6 +12,17 @@ from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX
 from ..._limits.rate import REQUESTS, rate_limits
 from .._contract.records import GroupLimit, LaneLimit
+
+_NOT_DURABLE: Final[Mapping[str, object]] = {
+    "fair": False,
+    "aging": math.inf,
+    "limiter": None,
+    "timeout": math.inf,
+    "queue_timeout": math.inf,
+    "idle_timeout": math.inf,
+    "log_failures": True,
+}
+"""Fields of a `LaneConfig` that durable lanes do not know: only these values are accepted."""
 
 
 def lane_configs(
@@ -35,7 +46,7 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
     Raises:
       ValueError: for a field that durable lanes do not have.
     """
-    for field, neutral in (("fair", False), ("aging", math.inf), ("limiter", None)):
+    for field, neutral in _NOT_DURABLE.items():
         if getattr(config, field) != neutral:
             raise ValueError(f"lane {name!r}: durable lanes have no {field}")
     rates = _rates(f"lane {name!r}", config.rate)
