@@ -11,7 +11,15 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes import Job, LaneClearedError, LaneConfig, Lanes, current_job, open_lanes
+from trio_lanes import (
+    Job,
+    JobCancelledError,
+    LaneClearedError,
+    LaneConfig,
+    Lanes,
+    current_job,
+    open_lanes,
+)
 
 
 def scope_of(job: Job[Any]) -> trio.CancelScope:
@@ -154,3 +162,17 @@ async def test_no_job_runs_under_a_scope_that_was_cancelled_for_another(
         scope, _ = await blocks.wait()
         assert scope is not spoilt
         assert not scope.cancel_called
+
+
+async def test_a_job_that_was_cancelled_before_it_ran_does_not_take_over_a_scope(
+    autojump_clock: MockClock,
+) -> None:
+    async def cancels_the_other() -> None:
+        other.cancel()
+
+    async with open_lanes({"main": 2}) as lanes:
+        lanes.submit_nowait(cancels_the_other)
+        other = lanes.submit_nowait(trio.sleep, 5)
+        await other.wait_done()
+        assert isinstance(other.exception, JobCancelledError)
+        assert trio.current_time() == 0
