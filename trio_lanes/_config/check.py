@@ -1,4 +1,4 @@
-"""Checks of what users give: each returns the value, or raises an error naming field and value."""
+"""Validators of user input: each returns the value, or raises an error that names the field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(field: str, value: Any) -> int:
 
 
 def count(field: str, value: Any) -> int | float:
-    """How many of something: a whole number from 0 up, or `math.inf`."""
+    """A number of jobs or tokens: a whole number from 0 up, or `math.inf`."""
     if isinstance(value, float) and value == math.inf:
         return value
     if whole(field, value) < 0:
@@ -61,21 +61,21 @@ def finite_seconds(field: str, value: Any) -> float:
 
 
 def boolean(field: str, value: Any) -> bool:
-    """True or False, and nothing that merely counts as one of them."""
+    """True or False, and no other truthy or falsy value."""
     if not isinstance(value, bool):
         raise TypeError(f"{field} must be True or False, not {value!r}")
     return value
 
 
 def optional_callable(field: str, value: Any) -> object:
-    """Something that can be called, or None."""
+    """A callable, or None."""
     if value is not None and not callable(value):
         raise TypeError(f"{field} must be callable or None, not {value!r}")
     return value
 
 
 def optional_sync(field: str, value: Any) -> object:
-    """Something that can be called and does its work then, or None."""
+    """A callable that is no coroutine function, or None."""
     if inspect.iscoroutinefunction(optional_callable(field, value)):
         raise TypeError(f"{field} must be a synchronous function, not {value!r}")
     return value
@@ -89,7 +89,7 @@ def optional_text(field: str, value: Any) -> object:
 
 
 def hashable(field: str, value: Any) -> object:
-    """Something that can be the key of a dict."""
+    """A value that can be the key of a dict."""
     try:
         hash(value)
     except TypeError as error:
@@ -98,7 +98,7 @@ def hashable(field: str, value: Any) -> object:
 
 
 def optional_limiter(field: str, value: Any) -> object:
-    """A limiter of Trio's, or None."""
+    """A `trio.CapacityLimiter`, or None."""
     if value is not None and not isinstance(value, trio.CapacityLimiter):
         raise TypeError(f"{field} must be a trio.CapacityLimiter or None, not {value!r}")
     return value
@@ -116,9 +116,9 @@ def field(check: Callable[[str, Any], object]) -> Callable[[Any, Any, Any], None
 def refuse_like_trio(fn: object, returned: object = None) -> NoReturn:
     """Raise Trio's own `TypeError` for an ``fn`` that is no async function.
 
-    That is one which cannot be called, or was called and ``returned`` what is no coroutine.
-    Trio's words tell a coroutine object, a future and a plain function apart; it says them before
-    it starts anything.
+    ``fn`` cannot be called, or it was called and ``returned`` an object that is no coroutine.
+    Trio's messages tell a coroutine object, a future and a plain function apart. Trio raises them
+    before it starts a task.
     """
     refused: Any = _Called(fn, returned) if callable(fn) else fn
     trio.lowlevel.spawn_system_task(refused)
@@ -126,7 +126,7 @@ def refuse_like_trio(fn: object, returned: object = None) -> NoReturn:
 
 
 class _Called:
-    """A function that was called before, and what it returned."""
+    """A stand-in for a function that was called before: a call returns the same object again."""
 
     def __init__(self, fn: object, returned: object) -> None:
         self.__qualname__ = getattr(fn, "__qualname__", fn)  # what Trio calls it by

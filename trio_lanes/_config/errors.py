@@ -1,4 +1,4 @@
-"""Every error of this library's own. All are `LaneError`, and the kin of what Trio would raise."""
+"""The errors of this library. All are `LaneError`; some also are the error that Trio has for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import trio
 
 
 class LaneError(Exception):
-    """What all errors of this library have in common."""
+    """The base class of all errors of this library."""
 
 
 class UnknownLaneError(LaneError, LookupError):
-    """A lane was named that is neither configured nor matched by a template, or a template was.
+    """No global lane has the given name, or the name is that of a template.
 
     Attributes:
       name: the name that was asked for.
@@ -33,7 +33,7 @@ class UnknownLaneError(LaneError, LookupError):
 
 
 class LaneFullError(LaneError, trio.WouldBlock):
-    """``submit_nowait`` found no room: the lane is full, or others wait for room before this one.
+    """``submit_nowait`` found no room: the lane is full, or other submissions wait for room in it.
 
     Attributes:
       lane: the name of the lane without room, a session's or a global one.
@@ -53,7 +53,7 @@ class LanesClosedError(LaneError, trio.ClosedResourceError):
 
     Attributes:
       reason: why they were closed.
-      retry_after: seconds after which it is worth trying again (somewhere), or None.
+      retry_after: seconds after which the caller may try again, here or elsewhere; or None.
     """
 
     def __init__(self, reason: str = "closed", retry_after: float | None = None) -> None:
@@ -67,9 +67,9 @@ class LanesClosedError(LaneError, trio.ClosedResourceError):
 
 
 class LaneDeadlockError(LaneError):
-    """This wait can never end: everything that could end it waits, directly or not, for this job.
+    """This wait can never end: each job that could end it waits, directly or not, for this job.
 
-    The message lists each job of the knot, what it holds and what it waits for, and the cure.
+    The message lists each job of the deadlock, what it holds and what it waits for, and the cure.
     """
 
 
@@ -108,7 +108,7 @@ class LaneClearedError(JobCancelledError):
 
 
 class LaneResetError(JobCancelledError):
-    """The job's lane was reset while the job ran: its slot was given away, whatever it still does.
+    """The job's lane was reset while the job ran: its slot is free although its body may go on.
 
     Attributes:
       lane: the name of the lane that was reset.
@@ -128,8 +128,8 @@ class JobTimeoutError(LaneError, trio.TooSlowError):
     """The job ran for longer than its ``timeout``, or without progress for its ``idle_timeout``.
 
     Attributes:
-      kind: which of the two ended it.
-      seconds: how long that was.
+      kind: the limit that ended it.
+      seconds: the length of that limit.
     """
 
     def __init__(self, kind: Literal["timeout", "idle_timeout"], seconds: float) -> None:
@@ -145,7 +145,7 @@ class QueueTimeoutError(LaneError, trio.TooSlowError):
     """The job waited for longer than its ``queue_timeout`` and was never started.
 
     Attributes:
-      seconds: how long that was.
+      seconds: the length of that ``queue_timeout``.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -1,7 +1,6 @@
-"""Names of lanes: how a user's word becomes the name of a session lane or of a global lane.
+"""Names of lanes: how a user's input becomes the name of a session lane or of a global lane.
 
-Two name spaces share one table of names. A session lane's name begins with ``session:``;
-everything else is a global lane.
+The name of a session lane begins with ``session:``. Any other name is that of a global lane.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def _trimmed(what: str, name: object) -> str:
 
 
 def _bare(key: str) -> str:
-    """``key`` without any ``session:`` in front: what is bare stays the same when asked again."""
+    """``key`` without any ``session:`` in front. A bare key is returned as it is."""
     while key.startswith(SESSION_PREFIX):
         key = key[len(SESSION_PREFIX) :].strip()
     return key
@@ -50,8 +49,8 @@ def resolve_global_lane(name: str | None) -> str:
 def is_probe_lane(name: str) -> bool:
     """Whether ``name`` is a probe's lane: it begins with ``auth-probe:`` or ``session:probe-``.
 
-    A probe asks whether something works, so its failure is an answer: it is given to whoever
-    waits for it, and never logged as an error.
+    A probe asks whether a service works, so its failure is an answer: the waiters of the job get
+    it, and it is never logged as an error.
     """
     return name.startswith(_PROBE_PREFIXES)
 

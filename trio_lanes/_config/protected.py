@@ -1,9 +1,9 @@
 """Async context managers that Ctrl-C cannot break on the way in or out.
 
-Those of `contextlib.asynccontextmanager` drive their generator from frames of their own, in which
-Ctrl-C may raise although the generator is protected: between the entry and the block, so that the
-block is never left, or at its end, before the generator goes on. Here these frames are protected
-too. The block itself is the user's, and is not.
+A `contextlib.asynccontextmanager` drives its generator from frames of its own, in which Ctrl-C may
+raise although the generator is protected: between the entry and the block, so that the block is
+never left, or at its end, before the generator goes on. Here these frames are protected, too. The
+block itself is the user's, and is not protected.
 
 The class is derived from that of `contextlib`, and does not wrap one: tools that walk the tree of
 tasks, such as `stackscope`, find a nursery through the context managers that are open, and know how

@@ -1,4 +1,4 @@
-"""What the headers of an HTTP answer say about when to come back."""
+"""When a client may send its next request, by the headers of an HTTP response."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _RESET: Final = re.compile(
 
 
 def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
-    """In how many seconds the server wants to be asked again; None if it does not say.
+    """Return after how many seconds the server accepts a new request; None if it does not say.
 
     ::
 
         if answer.status_code == 429:
             lanes.pause_for("main", retry_after(answer.headers) or 5)
 
-    What is said for this very answer wins: ``retry-after-ms``, and then ``Retry-After``, in
-    seconds (a fraction is allowed) or as an HTTP date. Without them, what is said of the limits,
-    as by OpenAI (``x-ratelimit-reset-tokens: 6m0s``) and Anthropic
-    (``anthropic-ratelimit-tokens-reset``, a time in RFC 3339): a request needs them all, so the
-    last one to be reset counts. A limit of which something remains is not what the request waits
-    for, and is left out; one that does not say what remains is not. These headers come with every
-    answer, also with good ones: with none of its limits used up, an answer says None.
+    Headers about this response come first: ``retry-after-ms``, and then ``Retry-After``, in
+    seconds (a fraction is allowed) or as an HTTP date. Without them, the headers about rate limits
+    count, as those of OpenAI (``x-ratelimit-reset-tokens: 6m0s``) and Anthropic
+    (``anthropic-ratelimit-tokens-reset``, a time in RFC 3339). A request needs all limits, so the
+    limit that is reset last counts. A limit with a remaining amount above 0 does not block the
+    request and is left out; a limit without a remaining amount counts. Successful responses have
+    these headers, too: a response with none of its limits used up gives None.
 
     Args:
       headers: names in any case.
-      now: what dates are compared with; by default the system's clock, which is asked for nothing
-        but dates. One without a time zone is local time.
+      now: the time that dates are compared with; by default the system's clock, which is read only
+        for dates. A time without a time zone is local time.
 
     Returns:
-      Seconds from 0 up, finite; a time that has passed is 0. What cannot be read, is negative or
-      has no end counts as not there: it is never an error.
+      Seconds from 0 up, finite; a time that has passed is 0. A header that cannot be read, is
+      negative or infinite is ignored: it is never an error.
     """
     items: Iterable[tuple[object, object]] = headers.items()
     said = {
