@@ -1,11 +1,11 @@
-"""Where a job waits: the order of waiting jobs, with removal from anywhere.
+"""A priority queue of waiting jobs, with removal from anywhere.
 
-A job's place in an order is one integer, its *rank*, and the lowest is served first: a rank is
-the job's place in line less its priority shifted above all places, so that comparing two ranks
-compares priority first and place second. A heap of plain integers is compared in C and is not
-tracked by the garbage collector; the jobs themselves are in a dict by rank, so that taking one
-from the middle is a dict deletion. What that leaves in the heap is only a number: an ended job
-is never kept alive by a backlog.
+The position of a job in the order is one integer, its *rank*; the lowest rank is served first. A
+rank is the job's place in line less its priority shifted above all places, so that comparing two
+ranks compares priority first and place second. A heap of plain integers is compared in C and is
+not tracked by the garbage collector. The jobs themselves are in a dict by rank, so that taking a
+job from the middle is a dict deletion. The deletion leaves only a number in the heap: a backlog
+never keeps an ended job alive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAST: Final = 2**62  # a place behind all others
 
 
 def rank(priority: int, place: int) -> int:
-    """The rank of whoever has that priority and that place in line."""
+    """Return the rank of an item with that priority and that place in line."""
     return place - (priority << _PLACES) if priority else place
 
 
@@ -36,12 +36,12 @@ class Backlog(Generic[T]):
         """{rank: item}, to look at."""
 
     def add(self, rank: int, item: T) -> None:
-        """Put ``item`` in at ``rank``, which nothing else has."""
+        """Put ``item`` in at ``rank``, which no other item has."""
         self.items[rank] = item
         heapq.heappush(self._heap, rank)
 
     def remove(self, rank: int) -> None:
-        """Take out whatever has ``rank``."""
+        """Take out the item with ``rank``."""
         del self.items[rank]
         # At most as many dead ranks as living ones: rebuilding is paid for by the removals.
         if len(self._heap) > 2 * len(self.items) + 16:
@@ -49,25 +49,25 @@ class Backlog(Generic[T]):
             heapq.heapify(self._heap)
 
     def best_rank(self) -> int:
-        """The lowest rank. There must be one."""
+        """Return the lowest rank. There must be an item."""
         heap, items = self._heap, self.items
         while heap[0] not in items:
             heapq.heappop(heap)
         return heap[0]
 
     def best(self) -> T:
-        """Whatever has the lowest rank. There must be something."""
+        """Return the item with the lowest rank. There must be an item."""
         return self.items[self.best_rank()]
 
     def pop(self) -> T:
-        """Take out whatever has the lowest rank. There must be something."""
+        """Take out the item with the lowest rank. There must be an item."""
         heap, items = self._heap, self.items
         while (best := heapq.heappop(heap)) not in items:
             pass
         return items.pop(best)
 
     def copy(self) -> Backlog[T]:
-        """Another one with the same items."""
+        """Return another backlog with the same items."""
         other: Backlog[T] = Backlog()
         other._heap = self._heap.copy()
         other.items.update(self.items)

@@ -1,17 +1,17 @@
-"""Where a job waits in a lane that is fair, or in which waiting counts.
+"""A priority queue with aging, and with turns for the owners of jobs.
 
-Between priorities: the oldest waiting job of each is compared, by what its wait adds to its
-priority, and the highest is served. All waits grow alike, so which one is highest depends on no
+Between priorities: the oldest waiting job of each priority is compared, with the priority that its
+wait adds, and the highest is served. All waits grow at the same rate, so the order depends on no
 clock: ``priority + (now - since) / aging`` is highest where ``since - priority * aging`` is
-lowest, whatever ``now`` is. So the priorities stand in a heap by that number, which changes only
-when their oldest job does. It is exact, a fraction, so that a tie is a tie: then the higher
-priority is served.
+lowest, whatever ``now`` is. So a heap holds the priorities by that number, which changes only when
+the oldest job of the priority changes. The number is exact, a fraction, so that equal values
+compare as equal: then the higher priority is served.
 
 Inside a priority: by arrival; or, in a fair line, the owners take turns, each with its earliest
-job. An owner comes into line where the arrival of its job puts it, so that a job which inherits an
-arrival inherits a turn, unless its owner has one. An owner that was served goes behind all others,
-and one of which nothing waits is forgotten. What is nobody's turn, and goes before all of them, is
-owned by `FIRST`.
+job. The arrival of its first job gives an owner its turn, so that a job which inherits an arrival
+inherits a turn, unless its owner has one. An owner that was served goes behind all other owners,
+and an owner without waiting jobs is forgotten. Jobs of the owner `FIRST` take no turns: they go
+before the jobs of all other owners.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class FairLine(Generic[T]):
         self._aging = None if aging == math.inf else Fraction(aging)
         self._fair = fair
         self._places: dict[T, tuple[int, int, Hashable]] = {}  # {item: (priority, arrival, owner)}
-        self._lines: dict[int, _Line[T]] = {}  # {priority: those who have it}
+        self._lines: dict[int, _Line[T]] = {}  # {priority: its items}
         self._order = _Lowest()  # of the priorities, negated, so that the higher wins a tie
 
     def __len__(self) -> int:
         return len(self._places)
 
     def items(self) -> Collection[T]:
-        """Everything that waits, in the order in which it was added."""
+        """All waiting items, in the order in which they were added."""
         return self._places.keys()
 
     def add(
@@ -64,7 +64,7 @@ class FairLine(Generic[T]):
         since: float | Fraction,
         owner: Hashable = None,
     ) -> None:
-        """Put ``item`` in, which has waited ``since`` then, for ``owner``."""
+        """Put ``item`` in for ``owner``. It has waited since the time ``since``."""
         if not self._fair:
             owner = None
         line = self._lines.get(priority)
@@ -94,11 +94,11 @@ class FairLine(Generic[T]):
             line.waits.drop(old)
 
     def best(self) -> T:
-        """The item that is served next. There must be one."""
+        """Return the item that is served next. There must be an item."""
         return self._lines[-self._order.lowest()].best()
 
     def pop(self) -> T:
-        """Take out the item that is served next. There must be one."""
+        """Take out the item that is served next. There must be an item."""
         priority = -self._order.lowest()
         line = self._lines[priority]
         item = line.pop()
@@ -130,7 +130,7 @@ class FairLine(Generic[T]):
         return priority + (Fraction(now) - Fraction(self.since())) / self._aging, priority
 
     def copy(self) -> FairLine[T]:
-        """Another one, in which the same are served in the same order."""
+        """Return another line that serves the same items in the same order."""
         other: FairLine[T] = FairLine(fair=self._fair)
         other._aging = self._aging
         other._places = dict(self._places)
@@ -160,16 +160,16 @@ class FairLine(Generic[T]):
 
 
 class _Line(Generic[T]):
-    """Those of one priority."""
+    """The items of one priority."""
 
     __slots__ = ("_backlogs", "_latest", "_owners", "_served", "_turns", "oldest", "waits")
 
     def __init__(self) -> None:
-        self._backlogs: dict[Hashable, Backlog[T]] = {}  # {owner: those that wait, by arrival}
+        self._backlogs: dict[Hashable, Backlog[T]] = {}  # {owner: its items, by arrival}
         self._turns: dict[Hashable, int] = {}  # {owner: its turn}
         self._owners: Backlog[Hashable] = Backlog()  # by their turns
         self._latest = 0  # the last arrival
-        self._served = 0  # how often an owner was, that then had more
+        self._served = 0  # how often an owner was served that had more items
         self.waits = _Lowest()  # {arrival: since}
         self.oldest: float | Fraction | None = None  # the lowest of them that was ranked
 
@@ -235,7 +235,7 @@ class _Line(Generic[T]):
 
 
 class _Lowest:
-    """Numbers by key, of which the lowest is found: of equal ones, that of the lowest key."""
+    """Numbers by key, in order: of equal numbers, that with the lowest key comes first."""
 
     __slots__ = ("_heap", "values")
 
@@ -245,7 +245,7 @@ class _Lowest:
         """{key: number}, to look at."""
 
     def put(self, key: int, value: float | Fraction) -> None:
-        """Have ``key`` stand at ``value``."""
+        """Set the number of ``key`` to ``value``."""
         if self.values.get(key) != value:
             self.values[key] = value
             heapq.heappush(self._heap, (value, key))
@@ -257,14 +257,14 @@ class _Lowest:
         self._shrink()
 
     def lowest(self) -> int:
-        """The key of the lowest. There must be one."""
+        """Return the key of the lowest number. There must be a number."""
         heap, values = self._heap, self.values
         while values.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][1]
 
     def lowest_value(self) -> float | Fraction:
-        """The lowest. There must be one."""
+        """Return the lowest number. There must be a number."""
         return self.values[self.lowest()]
 
     def _shrink(self) -> None:

@@ -1,13 +1,14 @@
-"""What is due later: one heap of times, and one task that exists only while the heap is not empty.
+"""Timers: one heap of times, and one task that exists only while the heap is not empty.
 
 The timers of lanes that are due together are one batch: of all lanes whose pauses end or whose
-rates refill then, the best head starts, and not that of the lane whose timer was set first. They
-come before the timers of jobs that are due at the same time, so a job that may start then does so
-before its time to wait is over.
+rates refill then, the best head starts, and not the head of the lane whose timer was set first.
+They come before the timers of jobs that are due at the same time, so a job that may start then
+does so before its ``queue_timeout`` ends it.
 
 The task sleeps under a cancel scope whose deadline is the earliest time of the heap, so setting
-a later timer wakes nobody and setting an earlier one only moves that deadline. It is shielded: who
-waits, shielded, for what a timer brings must get it though the lanes are cancelled meanwhile.
+a later timer wakes no task, and setting an earlier timer only moves that deadline. The scope is
+shielded: a task that waits, shielded, for the effect of a timer must get it although the lanes are
+cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Timer:
         return self._call is not None
 
     def cancel(self) -> None:
-        """Take it back; nothing happens if it was made or cancelled before."""
+        """Cancel the call; nothing happens if it was made or cancelled before."""
         if self._call is not None:
             self._call = None
             self._timers._forget()
@@ -52,7 +53,7 @@ class Timer:
 
 @final
 class Timers:
-    """The timers of one `Lanes`. Calls are made in order of time, equals in order of setting."""
+    """The timers of one `Lanes`. Calls are made in order of time, then in order of setting."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Timers:
     ) -> None:
         self._spawn: Final = spawn
         self._batch: Final = batch
-        self._after_act: Final = after_act  # calls what may run code of others
+        self._after_act: Final = after_act  # calls a function that may run code of others
         # (when, whether it is made alone, the order of setting, timer)
         self._heap: list[tuple[float, bool, int, Timer]] = []
         self._order: Final = count()
@@ -90,7 +91,7 @@ class Timers:
         return timer
 
     def stop(self) -> None:
-        """Make no call any more, neither those that are set nor those that will be."""
+        """Make no call any more: neither of timers that are set, nor of later ones."""
         self._stopped = True
         for *_, timer in self._heap.copy():
             timer.cancel()
