@@ -1,13 +1,13 @@
-"""What one rate limit remembers of the past, and how long that makes the next job wait.
+"""The meters of rate limits: the past charges of one limit, and the time of the next free charge.
 
-Two meters with one interface. Amounts are what people wrote, so 0.1 is a tenth; times are what a
-clock said, to the last bit. All arithmetic on both is exact, in whole numbers and fractions: a
-meter that runs for months drifts by nothing, and only the time that is handed out is a float,
-rounded up. So whoever comes back at that time is let in, and no window ever holds more than its
-limit by a rounding.
+Two meters have one interface. Amounts are taken as they are written, so 0.1 is a tenth; times are
+taken as the clock gives them, to the last bit. All arithmetic is exact, in whole numbers and
+fractions: a meter that runs for months does not drift, and only the time that is returned is a
+float, rounded up. So a job that comes back at that time is admitted, and no window ever holds more
+than its limit by a rounding.
 
-Whatever is charged is charged now, and a correction says when the charge that it corrects was
-made: what a meter gives back is at most what that charge still takes away.
+Every charge is made now. A correction says when the charge that it corrects was made: a meter gives
+back at most the amount that this charge still occupies.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import attrs
 
 Exact: TypeAlias = int | Fraction
 
-NEVER_USED: Final = -math.inf  # since when a meter is as new: always
+NEVER_USED: Final = -math.inf  # the time since which an unused meter has been as new
 _NOTHING: Final = Fraction(0)
 _DIPS: Final = 64  # that a bucket remembers
 
 
 def exact(amount: float | Fraction) -> Exact:
-    """The number that was written as ``amount``."""
+    """Return the number that was written as ``amount``."""
     if isinstance(amount, (int, Fraction)):
         return amount
     return int(amount) if amount.is_integer() else Fraction(repr(float(amount)))
 
 
 def rounded_up(time: Fraction) -> float:
-    """The first time of a clock that is not before ``time``."""
+    """Return the first time of a clock that is not before ``time``."""
     try:
         rounded = float(time)
     except OverflowError:
@@ -126,11 +126,11 @@ class _Entry:
 
 
 def bucket_shape(limit: float, per: float, burst: float | None) -> tuple[Fraction, Fraction]:
-    """The burst of a `Bucket`, and what leaks from it in a second."""
+    """Return the burst of a `Bucket`, and the amount that leaks from it in a second."""
     most = Fraction(exact(limit))
     size = min(max(most / 10, Fraction(1)), most) if burst is None else Fraction(exact(burst))
-    # Of a limit with a fraction, whole numbers reach only what is below it; and a burst
-    # under 1 must not make the rate higher than the limit.
+    # Whole amounts reach only the whole number below a limit with a fraction; and a burst under 1
+    # must not make the rate higher than the limit.
     return size, min(most, math.floor(most) + 1 - size) / Fraction(per)
 
 
@@ -138,15 +138,16 @@ def bucket_shape(limit: float, per: float, burst: float | None) -> tuple[Fractio
 class Bucket:
     """The smoothing meter: the generic cell rate algorithm (GCRA) of ITU-T I.371, with amounts.
 
-    It is kept in the form that I.371 calls a leaky bucket, which admits exactly what the form
-    with a theoretical arrival time does: ``used`` leaks at an even rate, and an amount up to the
-    burst is let in when it fits on top, that is, when ``used <= burst - amount``. A larger one is
-    let in when nothing is used.
+    It is kept in the form that I.371 calls a leaky bucket, which admits the same amounts as the
+    form with a theoretical arrival time: ``used`` leaks at an even rate, and an amount up to the
+    burst is admitted when it fits on top, that is, when ``used <= burst - amount``. A larger amount
+    is admitted when nothing is used.
 
-    Let in at s and at the end of a window that begins there, x later, whole numbers of which the
-    window then holds N: what was used at the end is at least N less what leaked, and at most the
-    burst, so N <= burst + rate * x. With ``burst + rate * per == limit + 1`` and x < per that is
-    N < limit + 1, which for whole numbers is N <= limit.
+    The bound: let a window begin with an admission at s and end with an admission x later, and let
+    N be the sum of the whole amounts in it. ``used`` after the last one is at least N less the leak
+    of that time, and at most the burst, so N <= burst + rate * x. With
+    ``burst + rate * per == limit + 1`` and x < per that is N < limit + 1, which for whole numbers
+    is N <= limit.
     """
 
     __slots__ = ("_at", "_burst", "_dips", "_interval", "_per", "_rate", "_used")

@@ -1,8 +1,8 @@
 """Rate limits: how much may start in how much time, and what a job takes of it.
 
-Pure: nothing here knows a clock. Whoever asks says what time it is, and is told from when on a
-job may start; to charge it then is the caller's part, so that it can take rates and tokens in one
-step. The arithmetic of one limit is in ``_meters``.
+Pure: no function here reads a clock. The caller passes the time, and gets the time from which on a
+job may start. The caller also makes the charge, so that it can take rates and tokens in one step.
+The arithmetic of one limit is in `meters`.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class RateLimit:
 
     ``"gcra"`` spreads starts evenly after a burst. For whole numbers, ``burst`` and what refills
     in ``per`` seconds are together ``limit + 1``, with which no half-open window ``[t, t + per)``
-    holds more than ``limit``, as long as no cost is above ``burst``. A larger one waits until
+    holds more than ``limit``, as long as no cost is above ``burst``. A larger cost waits until
     nothing is used and leaves a debt, so that a window may then hold ``cost - burst`` more.
 
-    ``"sliding"`` is exact, and lets start whatever fits: no half-open window ``[t, t + per)``
-    holds more than ``limit``, for every cost up to ``limit``. A larger one starts when the window
-    is empty. It remembers each start until it has left the window.
+    ``"sliding"`` is exact, and admits each cost that fits: no half-open window ``[t, t + per)``
+    holds more than ``limit``, for every cost up to ``limit``. A larger cost is admitted when the
+    window is empty. The meter remembers each start until it has left the window.
 
     The arithmetic is exact: numbers are taken as they are written, so that ten times 0.1 is 1.
 
@@ -89,7 +89,7 @@ class RateLimit:
     """How much may start at once after a pause, for ``"gcra"``: up to ``limit``. None is a tenth
     of the limit, and at least 1 where the limit is."""
     algorithm: Literal["gcra", "sliding"] = attrs.field(default="gcra", kw_only=True)
-    """How it is kept."""
+    """The algorithm by which the limit is kept."""
 
     def __attrs_post_init__(self) -> None:
         _check_algorithm(self.algorithm)
@@ -103,7 +103,7 @@ class RateLimit:
 
 
 def rate_limits(value: Any) -> tuple[RateLimit, ...]:
-    """The limits that ``rate=value`` means.
+    """Return the limits that ``rate=value`` means.
 
     Raises:
       TypeError: if it is neither a `RateLimit` nor a sequence of such.
@@ -119,11 +119,11 @@ def rate_limits(value: Any) -> tuple[RateLimit, ...]:
 
 
 ONE_REQUEST: Final[Mapping[str, float]] = MappingProxyType({REQUESTS: 1})
-"""What a job costs that says nothing about it."""
+"""The costs of a job that was submitted without ``cost``."""
 
 
 def costs_of(cost: float | Mapping[str, float]) -> Mapping[str, float]:
-    """What ``cost`` takes, by unit: a number is requests, and a mapping without requests one.
+    """Return the amounts of ``cost`` by unit: a number is requests; requests default to 1.
 
     Raises:
       TypeError: if it is neither a number nor a mapping of strings to numbers.
@@ -149,7 +149,7 @@ def check_units(costs: Mapping[str, float], known: Collection[str]) -> None:
     """Refuse costs in a unit that no limit counts; requests need not be counted.
 
     Raises:
-      ValueError: naming the unit, and those that are counted.
+      ValueError: it names the unit, and the units that are counted.
     """
     for unit in costs:
         if unit not in known and unit != REQUESTS:
@@ -161,23 +161,23 @@ def check_units(costs: Mapping[str, float], known: Collection[str]) -> None:
 
 @final
 class Rates:
-    """All rate limits of one lane, session or group, and what they remember.
+    """All rate limits of one lane, session or group, and their meters.
 
-    Several may count the same unit. A unit that the costs of a job do not name costs it nothing,
-    and what costs nothing never waits.
+    Several limits may count the same unit. A unit that the costs of a job do not name costs the job
+    nothing, and a job without costs never waits.
     """
 
     __slots__ = ("_meters", "units")
 
     def __init__(self, limits: Sequence[RateLimit] = ()) -> None:
-        # Two that are equal limit no more than one.
+        # Two equal limits limit no more than one of them.
         self._meters = tuple((limit, _new_meter(limit)) for limit in dict.fromkeys(limits))
         self.units = frozenset(limit.unit for limit in limits)
-        """What is counted."""
+        """The units that are counted."""
 
     @classmethod
     def of(cls, rate: RateLimit | Sequence[RateLimit]) -> Rates:
-        """The rates that ``rate=`` means, as if they had never been used."""
+        """Return the rates that ``rate=`` means, unused."""
         return cls(rate_limits(rate)) if rate else NO_RATES
 
     def __bool__(self) -> bool:
@@ -185,13 +185,14 @@ class Rates:
 
     @property
     def limits(self) -> tuple[RateLimit, ...]:
-        """All of them, in the order given."""
+        """All limits, in the order given."""
         return tuple(limit for limit, _ in self._meters)
 
     def ready_at(self, costs: Mapping[str, float], now: float) -> float:
-        """The earliest time at which all limits let ``costs`` start: now, if not after ``now``.
+        """Return the earliest time at which all limits admit ``costs``.
 
-        It moves when something is charged or corrected, and by nothing else.
+        A time that is not after ``now`` means now. The result changes only by a charge or a
+        correction.
         """
         ready = NEVER_USED
         for limit, meter in self._meters:
@@ -201,17 +202,17 @@ class Rates:
         return ready
 
     def charge(self, costs: Mapping[str, float], now: float) -> None:
-        """Take ``costs`` from all limits. Whether they let it start is not asked again."""
+        """Charge ``costs`` to all limits, whether or not they admit it."""
         for limit, meter in self._meters:
             amount = costs.get(limit.unit)
             if amount:
                 meter.charge(amount, now)
 
     def correct(self, differences: Mapping[str, Exact], now: float, charged_at: float) -> None:
-        """Have what was charged at ``charged_at`` be that much more or, if negative, less.
+        """Correct the charge that was made at ``charged_at`` by ``differences``.
 
-        What is given back is at most what that charge still takes from others; what comes on top
-        is charged now, and may be a debt: those who come later wait for it.
+        A negative difference gives back at most the amount that the charge still occupies. A
+        positive difference is charged now, and may be a debt: later jobs wait for it.
         """
         for limit, meter in self._meters:
             difference = differences.get(limit.unit, 0)
@@ -221,14 +222,14 @@ class Rates:
                 meter.give_back(-difference, now, charged_at)
 
     def refilled_at(self, now: float) -> float:
-        """From when on this is as if it had never been used; not after ``now``: it is so now."""
+        """Return the time from which on all meters are as new; not after ``now`` means now."""
         return max((meter.refilled_at(now) for _, meter in self._meters), default=NEVER_USED)
 
     def reconfigured(self, limits: Sequence[RateLimit], now: float) -> Rates:
-        """These limits with the past of those; what this one is asked or told later is void.
+        """Return the rates of ``limits`` with the past of these. These are not used any more.
 
-        A new limit goes on with the past of one of the same unit and algorithm: of the very same,
-        or of the one with the longest window, or for ``"gcra"`` with the nearest ``per``.
+        A new limit continues an old limit of the same unit and algorithm: an equal limit, else the
+        limit with the longest window, or for ``"gcra"`` with the nearest ``per``.
         """
         rates = Rates(limits)
         rates._meters = tuple((limit, self._continued(limit, now)) for limit in rates.limits)
@@ -258,4 +259,4 @@ def _new_meter(limit: RateLimit) -> _Meter:
     return Bucket(limit.limit, limit.per, limit.burst)
 
 
-NO_RATES: Final = Rates()  # which remembers nothing, so that all who have none can share it
+NO_RATES: Final = Rates()  # it has no meters, so that all lanes without rates can share it
