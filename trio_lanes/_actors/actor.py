@@ -1,10 +1,10 @@
-"""What session lanes and global lanes have in common.
+"""The base class of session lanes and global lanes.
 
-An actor owns a limiter, a mailbox, and a step. The limiter says what runs, the mailbox takes the jobs
-that arrive, and the step puts them into line. The actor then answers questions: a session lane which
-job is to be forwarded, a global lane which job may start. The loop (`trio_lanes._flow.loop`) asks
-these questions after every change that touches the actor, and does what the answers say. So an
-actor has no task of its own, and nothing else changes its data.
+An actor owns a limiter, a mailbox, and a step. The borrowers of the limiter are the jobs that run,
+the mailbox takes the jobs that arrive, and the step puts them into line. The actor then answers
+questions: a session lane says which job is to be forwarded, a global lane says which job may start.
+The loop (`trio_lanes._flow.loop`) asks these questions after every change that touches the actor,
+and acts on the answers. So an actor has no task of its own, and no other module changes its data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Served(Protocol):
-    """What the loop serves: an actor or a group."""
+    """An object that the loop serves: an actor or a group."""
 
     touched: bool
     wake_at: float
@@ -43,7 +43,7 @@ Turns: TypeAlias = "deque[Any]"
 
 
 class Pausable(ABC):
-    """What can be paused: a lane of either layer, or a template of global lanes."""
+    """An object that can be paused: a lane of either layer, or a template of global lanes."""
 
     __slots__ = ("config", "pause_timer", "paused", "paused_by_hand", "paused_until")
 
@@ -105,7 +105,7 @@ class Actor(Pausable):
         self.generation = 0  # how often it was reset
         self.turns = turns  # where it stands while it is touched
         self.touched = False  # whether the loop is to serve it
-        self.wake_at = math.inf  # when it is to be served though nothing touches it
+        self.wake_at = math.inf  # when it is to be served although no act touches it
         self.timer: Timer | None = None  # set for that
         self.rate_until = -math.inf  # until when its head waits, or waited, for a rate limit
         self.told_until = -math.inf  # the last of these times that hooks know of
@@ -142,7 +142,7 @@ class Actor(Pausable):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has to stay: for a job, for a request for room, or for a pause."""
+        """Whether it has to stay alive: for a job, for a request for room, or for a pause."""
         return bool(
             self.waiting or self.active or self.room_line or self.pause != self.pause_at_birth
         )

@@ -51,7 +51,7 @@ class Group:
         self.rates = Rates.of(config.rate)
         self.turns: Final = turns  # where it stands while it is touched
         self.touched = False  # whether the loop is to serve it
-        self.wake_at = math.inf  # when it is to be served though nothing touches it
+        self.wake_at = math.inf  # when it is to be served although no act touches it
         self.timer: Timer | None = None  # set for that
         self.rate_until = self.told_until = -math.inf
         self.limited: LaneActor | None = None  # whose head waits for the rates
@@ -93,7 +93,7 @@ class Group:
 
     @property
     def has_budget(self) -> bool:
-        """Whether any token is left."""
+        """Whether a token is left."""
         return sum(self.used.values()) < self.config.concurrency
 
     def admits(self, label: str) -> bool:
@@ -101,7 +101,7 @@ class Group:
         return self.has_budget and not self.reserved(label)
 
     def reserved(self, label: str) -> bool:
-        """Whether all that is left is reserved for siblings of ``label``."""
+        """Whether all tokens that are left are reserved for siblings of ``label``."""
         kept = sum(
             max(0, tokens - self.used[member])
             for member, tokens in self.config.reserve.items()
@@ -112,7 +112,7 @@ class Group:
     # ---- which job starts next
 
     def offer(self, lane: LaneActor, now: float) -> None:
-        """Know what ``lane``, which has taken its step, has to offer: its head, or nothing."""
+        """Note the offer of ``lane``, which has taken its step: its head, or nothing."""
         if lane.returning:
             self._returning[lane] = None
         else:
@@ -134,9 +134,10 @@ class Group:
             self._offers[lane.label].remove(lane)
 
     def next_start(self, now: float) -> AnyJob | None:
-        """Take out the job that may have a slot now. To be asked until it answers None.
+        """Take out the job that may have a slot now. The loop asks until the answer is None.
 
-        Jobs that want their slots back go first. No head overtakes a head that waits for its charge.
+        Jobs that want their slots back go first. No head overtakes a head that waits for its
+        charge.
         """
         self.wake_at = math.inf
         for returning in self._returning:
@@ -167,12 +168,12 @@ class Group:
         """The offers of each label that has any, and for which a token is left."""
         return [offers for label, offers in self._offers.items() if offers and self.admits(label)]
 
-    # ---- who is before whom
+    # ---- the order of the heads
 
     def waits_for_charge(self, now: float) -> AnyJob | None:
         """The head that waits for the rate of the group; no other head overtakes it."""
         lane = self._best(now)
-        if lane is None or not lane.line:  # its last one is just being started
+        if lane is None or not lane.line:  # its last job is just being started
             return None
         head = lane.line.best()
         return head if self.rates.ready_at(head._costs, now) > now else None

@@ -1,4 +1,4 @@
-"""The handle of one submitted job: its record, and what users do with it.
+"""The handle of a submitted job: the record of the job, and the methods for users.
 
 The lanes change the record; each of its private fields is written here and by at most one other
 module, which the comment above the field names. What a handle asks of its lanes is in `Keeper`.
@@ -59,24 +59,24 @@ BlockerKind = Literal[
 @final
 @attrs.frozen
 class Blocker:
-    """One thing that a job waits for."""
+    """A reason why a job waits."""
 
     kind: BlockerKind
-    """``delay``: it is not due. ``session``: its session runs as many as it may. ``order``: other
-    jobs are before it. ``concurrency``: the lane has no slot. ``pause``, ``rate``: of that lane.
-    ``group``: the group has no token. ``reservation``: what the group has left is kept for other
-    members. ``job``: it runs, and waits for these. ``room``: it runs, and waits for room to
-    submit."""
+    """``delay``: it is not due. ``session``: its session runs as many jobs as it may. ``order``:
+    other jobs are before it. ``concurrency``: the lane has no free slot. ``pause``, ``rate``: of
+    that lane. ``group``: the group has no token. ``reservation``: the tokens that the group has
+    left are reserved for other members. ``job``: it runs, and waits for these jobs. ``room``: it
+    runs, and waits for room to submit."""
     lane: str
-    """Where: the name of a global lane, of a session lane, or of a group."""
+    """The name of a global lane, of a session lane, or of a group."""
     jobs: tuple[AnyJob, ...] = ()
     """The jobs that hold what it needs, or that are before it."""
     until: float | None = None
-    """When that ends, on Trio's clock, where that is known."""
+    """When the reason ends, on Trio's clock, if that is known."""
 
 
 class Keeper(Protocol):
-    """What a handle asks of the lanes that it belongs to."""
+    """The requests of a handle to the lanes that it belongs to."""
 
     def check_thread(self) -> None: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
@@ -95,7 +95,7 @@ class Keeper(Protocol):
 class UnretrievedError:
     """A failure that is logged when the last reference to its job goes, unless it is retrieved.
 
-    Only a failed job has one, so the jobs that do not fail pay nothing for it.
+    Only a failed job has such an object, so jobs that do not fail pay nothing for it.
     """
 
     __slots__ = ("__weakref__", "_error", "_job")
@@ -105,10 +105,10 @@ class UnretrievedError:
         self._error: BaseException | None = error
 
     def retrieved(self) -> None:
-        """There is nothing to report any more."""
+        """Report nothing: the failure was retrieved."""
         self._error = None
 
-    @enable_ki_protection  # or a Ctrl-C in here would be lost, as is whatever `__del__` raises
+    @enable_ki_protection  # or a Ctrl-C in here would be lost: Python drops errors of `__del__`
     def report(self) -> None:
         """Log it, once."""
         error, self._error = self._error, None
@@ -139,7 +139,7 @@ class _Callback:
 @final
 @attrs.define(eq=False, repr=False, init=False, weakref_slot=True)
 class Job(Generic[T_co]):
-    """One submitted call: look at it, wait for it, cancel it. Only lanes make jobs.
+    """The handle of a submitted call: inspect it, wait for it, cancel it. Only lanes make jobs.
 
     Attributes:
       id: its number in the order of submission, unique in its lanes.
@@ -228,7 +228,7 @@ class Job(Generic[T_co]):
 
     @property
     def owner(self) -> Hashable:
-        """Whom it counts for in a fair lane: as given with ``owner=``, else its session."""
+        """The owner that it counts for in a fair lane: given by ``owner=``, else its session."""
         owner = self._options.owner
         return self.session if owner is SESSION_IS_OWNER else owner
 
@@ -238,33 +238,33 @@ class Job(Generic[T_co]):
 
     @property
     def meta(self) -> Any:
-        """Whatever ``meta=`` was given; None if nothing was."""
+        """The object that was given as ``meta=``; None without it."""
         return self._options.meta
 
     @property
     def parent(self) -> AnyJob | None:
-        """The job that submitted it; None if no job did, or if that one is no more.
+        """The job that submitted it; None if no job did, or if that job is not in memory any more.
 
-        A child does not keep its parent alive, so a job that submits its successor for ever
-        is no chain that grows.
+        A child does not keep its parent alive, so a chain of jobs in which each submits the next
+        does not grow in memory.
         """
         return None if self._parent is None else self._parent()
 
     @property
     def state(self) -> JobState:
-        """Where it is in its life."""
+        """Its state: waiting, running, or how it has ended."""
         return self._state
 
     @property
     def done(self) -> bool:
-        """Whether it has settled: its body has ended, or it never will be called."""
+        """Whether it has settled: its body has ended, or will never be called."""
         return self._state is not WAITING and self._state is not RUNNING
 
     @property
     def outcome(self) -> Value[T_co] | Error | None:
-        """How it has settled, as `outcome` has it; None until then.
+        """How it has settled, as an `outcome.Value` or `outcome.Error`; None until then.
 
-        Reading it does not count as retrieving a failure: that is for observers.
+        For observers: reading it does not count as retrieving a failure.
         """
         if not self.done:
             return None
@@ -272,7 +272,7 @@ class Job(Generic[T_co]):
 
     @property
     def exception(self) -> BaseException | None:
-        """What `wait` would raise; None if it succeeded, or has not settled.
+        """The exception that `wait` would raise; None if it succeeded, or has not settled.
 
         Reading it counts as retrieving a failure, which is then not logged.
         """
@@ -283,11 +283,11 @@ class Job(Generic[T_co]):
     def priority(self) -> int:
         """Higher is served first. It can be set while the job waits.
 
-        A new value puts it behind those that have that priority already; the same value keeps
+        A new value puts it behind the jobs that have that priority already; the same value keeps
         its place.
 
         Raises:
-          TypeError, ValueError: if set to what is no whole number.
+          TypeError, ValueError: if set to a value that is no whole number.
           RuntimeError: if set when the job no longer waits.
         """
         return self._priority
@@ -329,7 +329,7 @@ class Job(Generic[T_co]):
 
         A waiting job settles at once and is never called. The body of a running one is
         cancelled, as by a `trio.CancelScope` around it, and the job settles when the body has
-        ended: as SUCCEEDED or FAILED if it returned or raised all the same. Not a checkpoint.
+        ended: as SUCCEEDED or FAILED if the body returned or raised nevertheless. Not a checkpoint.
         """
         return self._keeper.cancel(self, reason)
 
@@ -340,7 +340,7 @@ class Job(Generic[T_co]):
         the job.
 
         Raises:
-          Exception: that very exception with which the body failed.
+          Exception: the very exception with which the body failed.
           JobTimeoutError, QueueTimeoutError: if it ran or waited for too long.
           JobCancelledError: if it was cancelled; `LaneClearedError` and `LaneResetError` say how.
           LanesClosedError: if the lanes ended before it started.
@@ -382,16 +382,16 @@ class Job(Generic[T_co]):
             await self._keeper.park(self, until_started=False)
 
     def blocked_by(self) -> tuple[Blocker, ...]:
-        """What it waits for now: to start, or, while it runs, for other jobs and for its slot.
+        """Return why it waits now: to start, or, while it runs, for other jobs and for its slot.
 
-        Empty if it waits for nothing. Not a checkpoint.
+        Empty if it does not wait. Not a checkpoint.
         """
         return self._keeper.blockers(self)
 
     def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
-        """The frames of its body and their lines, outermost first, as of a `trio.lowlevel.Task`.
+        """Iterate over the frames of its body and their lines, outermost first, as Trio's tasks do.
 
-        Empty while the body is not being run, or has ended.
+        Empty before the body has started and after it has ended.
         """
         if self._task is not None:
             for frame, line in self._task.iter_await_frames():
@@ -402,19 +402,19 @@ class Job(Generic[T_co]):
 
     @enable_ki_protection
     def progress(self) -> None:
-        """Say that it gets on: its ``idle_timeout`` counts from now. Not a checkpoint."""
+        """Report progress: its ``idle_timeout`` counts from now. Not a checkpoint."""
         if self._state is RUNNING:
             self._restart_idle_clock()
 
     @enable_ki_protection
     def charge(self, **units: float) -> None:
-        """Say what it really used: the difference to what its start was charged is made good.
+        """Correct the charge of its start: ``units`` are the amounts that it really used.
 
-        Once for each start, before it ends or after. Debt makes later jobs wait. Units that are not
-        named stay as they were charged. Not a checkpoint.
+        Once for each start, before the job ends or after. A debt makes later jobs wait. Units that
+        are not named stay as they were charged. Not a checkpoint.
 
         Raises:
-          RuntimeError: if it has not started, or was told this before.
+          RuntimeError: if it has not started, or if this start was corrected before.
           TypeError, ValueError: for a unit that none of its rate limits knows, or a bad number.
         """
         self._keeper.charge(self, units)
@@ -423,13 +423,14 @@ class Job(Generic[T_co]):
     async def yield_slot(self) -> AsyncIterator[None]:
         """Lend its slot in the lane, and in the lane's group, for as long as the block.
 
-        For waiting, inside the job, for something that needs such a slot, or takes long. Its
-        session's slot is kept. Several tasks of the job may lend at once: it lends from the first
-        to the last. Taking the slot back goes before all that waits, ignores pauses and
+        Use it inside the job, around a wait that is long, or that needs such a slot to end. The job
+        keeps the slot of its session. Several tasks of the job may lend at once: it lends from the
+        first to the last. Taking the slot back goes before all waiting jobs, ignores pauses and
         reservations, respects the limit, and is shielded from cancellation, as in
-        `trio.Condition.wait`; a job that is cancelled goes on without one only if none can come,
+        `trio.Condition.wait`; a job that is cancelled goes on without a slot only if none can come,
         since limits were lowered. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
-        `lend_slot` is another name of it. Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
+        `lend_slot` is another name of it. Entering is not a checkpoint; leaving lets other tasks
+        run, but cannot be cancelled.
 
         Raises:
           RuntimeError: if it does not run.
@@ -447,10 +448,10 @@ class Job(Generic[T_co]):
     async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
         """Give its slot back, and return when its lane would start it again, first of its priority.
 
-        For a 429 with Retry-After: ``lanes.pause_for(...)``, then this. The limit, and pauses and
-        rate limits also of its session, are waited for as at the start, and ``cost`` is charged
-        again; as at the start unless said. A checkpoint. If it is cancelled, the job waits,
-        shielded, for a slot to clean up with.
+        For a 429 with Retry-After: call ``lanes.pause_for(...)``, then this. The job waits as
+        before its start: for a slot, and for the pauses and rate limits of its lane and its
+        session. Its start is charged again, with ``cost`` if that is given. A checkpoint. If the
+        wait is cancelled, the job waits, shielded, for a slot to clean up with.
 
         Raises:
           RuntimeError: if it does not run, or lends its slot.
@@ -470,20 +471,20 @@ class Job(Generic[T_co]):
 
     @property
     def _deadline(self) -> float:
-        """When its body is to end, whichever of its limits that is."""
+        """When its body is to end, by the earlier of its limits."""
         assert self.started_at is not None
         options = self._options
         return min(self.started_at + options.timeout, self._progress_at + options.idle_timeout)
 
     def _result(self) -> T_co:
-        """What ``wait`` gives, now that it has settled."""
+        """Return or raise as ``wait`` does. The job has settled."""
         if self._state is SUCCEEDED:
             return self._value  # type: ignore[no-any-return]  # what the body returned
         self._retrieve()
         error = self._error
         assert error is not None
         try:
-            # Raised anew for each waiter, it would grow by the frames of all of them.
+            # Raised again for each waiter, its traceback would grow by the frames of all waiters.
             raise BaseException.with_traceback(error, self._traceback)
         finally:
             del error, self
@@ -502,7 +503,7 @@ class Job(Generic[T_co]):
         self._timers = [*(self._timers or ()), timer]
 
     def _settled(self, now: float, value: Any, error: BaseException | None) -> None:
-        """Keep how it ended, and let go of what was needed only until then."""
+        """Keep how it ended, and drop the references that were needed only until then."""
         self.finished_at = now
         self._value = value
         self._fn = None
@@ -530,7 +531,7 @@ def make_job(
     parent: weakref.ref[AnyJob] | None,
 ) -> AnyJob:
     """A job that the lanes do not know yet, with its cancel scope."""
-    # By hand: an `__init__` of attrs looks each default up by name, at twice the price.
+    # By hand: an `__init__` of attrs looks up each default by name, and costs twice as much.
     job: AnyJob = Job.__new__(Job)
     job._keeper = keeper
     job.name = name

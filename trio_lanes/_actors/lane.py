@@ -2,18 +2,20 @@
 
 Theory of operation
 -------------------
-A job is *bound for* a lane from submission to start. The jobs that may start as far as their sessions go
-stand in the lane's line; the others are still in their sessions, or not due yet. The lane answers
-one question, which job may start now (`LaneActor.next_start`), and these invariants hold:
+A job is *bound for* a lane from submission to start. The jobs that their sessions have forwarded,
+and the jobs without a session, stand in the lane's line; the other jobs are still in their
+sessions, or not due yet. The lane answers one question: which job may start now
+(`LaneActor.next_start`)? These invariants hold:
 
 * a job that has lent its slot and wants it back goes before all jobs that wait, whether the lane is
   paused or not; while such a job wants a slot, no other job starts;
-* then the head of the line starts, when nothing stops it: no pause, a free token of the limiter, its
-  charge by the lane's rate limits; and, if the lane is in a group, the group (see `group`);
+* then the head of the line starts, if the lane is not paused, the limiter has a free token, the
+  rate limits of the lane admit the charge and, if the lane is in a group, the group does (`group`);
 * no job overtakes a head that waits for its charge;
 * the borrowers of the limiter are the jobs that hold a slot. ``slots`` counts them.
 
-A lane is ``plain`` if nothing but its own limiter and a pause can stop it: then the way is short.
+A lane is ``plain`` if nothing but its own limiter and a pause can stop it: then the code of a start
+is short.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from .wait import RoomRequest
 
 AskForTokens: TypeAlias = "Callable[[LaneActor, trio.CapacityLimiter], SharedTokenRequest]"
-"""Makes what a lane takes tokens of a shared limiter with."""
+"""Makes the object by which a lane takes tokens of a shared limiter."""
 
 
 @final
@@ -112,10 +114,10 @@ class LaneActor(Actor):
         self.returning: OrderedDict[AnyJob, bool] = OrderedDict()
         self.token_request: SharedTokenRequest | None = None  # for a limiter that is shared
         self.group: Group | None = None
-        # {session: {job: request for room in this lane}}: what `room_line` has, by session, but
-        # for jobs with a delay, which never start at once
+        # {session: {job: request for room in this lane}}: the requests of `room_line` by session,
+        # without jobs that have a delay, which never start at once
         self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, RoomRequest]] = {}
-        # Of these sessions: those that may let theirs start, by the places of the first of them
+        # Of these sessions: those that may forward a job, by the order of their first requests
         self.room_heads: Backlog[SessionActor | None] = Backlog()
         self.entering = 0  # jobs that wait for room before they are bound for it
         self.readmitting = 0  # running jobs that stand in its line again
@@ -169,7 +171,7 @@ class LaneActor(Actor):
         self.paused = template.paused
 
     def find_out_whether_plain(self) -> None:
-        """To be called when its configuration, or its group, has changed."""
+        """Set ``plain`` anew: its configuration, or its group, has changed."""
         self.plain = (
             isinstance(self.line, PlainLine)
             and self.token_request is None
@@ -199,7 +201,7 @@ class LaneActor(Actor):
     # ---- the line
 
     def receive(self, job: AnyJob, arrival: int) -> None:
-        """Take ``job`` in, behind its equals of earlier arrivals; it is mail until the next step."""
+        """Accept ``job``, behind its equals of earlier arrivals. It is mail until the next step."""
         job._arrival = arrival
         self.mailbox.send(job)
         if not self.touched:  # as `touch` does, on every job's way
@@ -212,7 +214,7 @@ class LaneActor(Actor):
             self.line.add(mailbox.receive())
 
     def before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs in line that would start before ``job`` if no other came."""
+        """Return the jobs in line that start before ``job`` if no other job comes."""
         self.step()
         return self.line.before(job)
 
@@ -230,7 +232,7 @@ class LaneActor(Actor):
         return line
 
     def remove(self, job: AnyJob) -> int:
-        """Take ``job`` out of line; its former arrival."""
+        """Take ``job`` out of line; return its former arrival."""
         self.step()
         self.line.remove(job)
         arrival, job._arrival = job._arrival, 0
@@ -238,7 +240,7 @@ class LaneActor(Actor):
         return arrival
 
     def move(self, job: AnyJob, arrival: int) -> int:
-        """Give ``job``, which is in line, another arrival; its former one."""
+        """Give ``job``, which is in line, another arrival; return its former one."""
         self.step()
         former = job._arrival
         self.line.move(job, arrival)
@@ -261,7 +263,8 @@ class LaneActor(Actor):
     def next_start(self, now: float) -> AnyJob | None:
         """Take out the job that may have a slot now.
 
-        To be asked, when the mail was taken and while a slot is free, until it answers None.
+        The loop asks after the lane has taken its mail, while a slot is free, until the answer is
+        None.
         """
         if self.returning:
             return self._next_return()
@@ -270,11 +273,11 @@ class LaneActor(Actor):
         head = self.head(now)
         if head is None or (self.token_request is not None and not self.token_request.take(head)):
             return None
-        self.line.pop()  # which is the head; only so its owner has had its turn
+        self.line.pop()  # the head; `pop` also ends the turn of its owner
         return head
 
     def head(self, now: float) -> AnyJob | None:
-        """The head of the line, if nothing of this lane but a shared limiter stops it."""
+        """Return the head of the line if nothing but a shared limiter or a group stops it."""
         self.wake_at = math.inf
         head = None
         if self.slots < self.concurrency and self.line and not self.paused and not self.returning:
@@ -377,11 +380,11 @@ class LaneActor(Actor):
         job._slot = NONE
         self.touch()
 
-    # ---- what would happen to a job that comes now
+    # ---- a job that would arrive now
 
     @property
     def may_start_newcomers(self) -> bool:
-        """Whether nothing stops a job that comes now but its charge, or a shared limiter."""
+        """Whether only its charge, or a shared limiter, can stop a job that comes now."""
         if self.paused or self.line.items or self.returning:
             return False
         if self.slots >= self.concurrency:
@@ -422,10 +425,10 @@ class LaneActor(Actor):
     ) -> None:
         """Refuse ``costs`` in a unit that neither this lane, its group nor ``session`` counts.
 
-        ``charged`` is the group that was charged, if it may be another one.
+        ``charged`` is the group that was charged, if it may be another group by now.
 
         Raises:
-          ValueError: naming the unit, and those that are counted.
+          ValueError: it names the unit, and the units that are counted.
         """
         counting = (self, self.group, session, charged)
         known = [actor.rates.units for actor in counting if actor is not None]

@@ -1,4 +1,4 @@
-"""The line of a global lane: the jobs in it that may start as far as their sessions go."""
+"""The line of a global lane: the jobs that their sessions have forwarded, in order."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Line(Protocol):
 
     @property
     def items(self) -> Collection[object]:
-        """As many as jobs wait in it; what they are is its own."""
+        """A collection that is as long as the line, for a fast test of emptiness."""
 
     def __len__(self) -> int: ...
     def jobs(self) -> Iterable[AnyJob]: ...
     def add(self, job: AnyJob) -> None: ...
     def remove(self, job: AnyJob) -> None: ...
     def move(self, job: AnyJob, arrival: int) -> None:
-        """Have ``job`` stand where one of that arrival does; its own is noted by the lane."""
+        """Move ``job`` to the position of that arrival. The lane then sets ``job._arrival``."""
 
     def best(self) -> AnyJob: ...
     def since(self) -> float | Fraction:
@@ -52,17 +52,17 @@ class Line(Protocol):
 class PlainLine:
     """By priority, then by arrival.
 
-    It is a `Backlog` for ranks that come in order as a rule: a deque does for most of them, and
-    beats a heap the more, the longer the line is.
+    It is a `Backlog` for ranks that mostly come in order: a deque holds these, and is faster than a
+    heap, the more so the longer the line is.
     """
 
     __slots__ = ("_late", "_ranks", "items")
 
     def __init__(self) -> None:
         self._ranks: deque[int] = deque()  # in order; some of them no longer in items
-        self._late: list[int] = []  # a heap of those that came behind one with a higher rank
+        self._late: list[int] = []  # a heap of the ranks that did not come in order
         self.items: dict[int, AnyJob] = {}
-        """{rank: job}, to look at."""
+        """{rank: job}, for reading."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -126,7 +126,7 @@ class PlainLine:
 
 @final
 class SharedLine:
-    """By priority, which waiting raises if there is aging; fair to owners inside a priority."""
+    """By priority, which waiting raises if there is aging; in turns of owners if it is fair."""
 
     __slots__ = ("_fair",)
 

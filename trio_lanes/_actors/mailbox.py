@@ -1,8 +1,8 @@
 """An actor's mailbox: a memory channel that is only ever used without waiting.
 
 The actor takes its mail in its next step, which comes before the call that sent the mail returns.
-Until then the channel keeps the jobs apart that the actor has not looked at yet, in order. It is
-not where jobs wait, since nothing can be taken from a channel's middle.
+Until then the channel holds the new jobs, in order. Jobs do not wait in the channel, since no job
+can be taken out of the middle of a channel.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Mailbox:
         self._send = send.send_nowait
         self._receive = receive.receive_nowait
         self.count = 0
-        """How much is in it. The channel's own statistics() would build an object to tell that."""
+        """How many jobs are in it. The ``statistics()`` of the channel would build an object."""
 
     def send(self, job: AnyJob) -> None:
-        """Put ``job`` in, behind all that is there."""
+        """Put ``job`` in, behind all jobs that are in it."""
         self._send(job)
         self.count += 1
 
     def receive(self) -> AnyJob:
-        """Take out the oldest mail. There must be some."""
+        """Take out the oldest job. There must be a job."""
         self.count -= 1
         return self._receive()

@@ -1,4 +1,4 @@
-"""What a lane and a job are told: validated once, where it was given, and read-only after."""
+"""The options of lanes, groups and jobs: validated once, at the call, and read-only after."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class LaneConfig:
     """A limiter that the application shares between lanes and its own code, instead of one of the
     lane's own; its tokens are the concurrency then."""
     max_waiting: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
-    """How many jobs may wait that are bound for it, in whichever layer; `math.inf` for no bound."""
+    """How many jobs bound for it may wait, in both layers together; `math.inf` for no bound."""
     rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
-    """What its jobs may use of something in a length of time; all of several limits hold."""
+    """How many requests, tokens or other units its jobs may use in a length of time."""
     aging: float = attrs.field(default=math.inf, validator=_check.field(_check.positive_seconds))
     """Seconds of waiting that are worth one step of priority; `math.inf` for none."""
     fair: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
@@ -75,7 +75,7 @@ class LaneConfig:
     idle_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
     """Seconds that a job of it may run without progress, unless the job says otherwise."""
     log_failures: bool = attrs.field(default=True, validator=_check.field(_check.boolean))
-    """Whether the failure of a job is logged if it is never retrieved. A probe lane's never is."""
+    """Whether the failure of a job is logged if it is never retrieved. Probe lanes never log it."""
     wrap: Wrap | None = attrs.field(default=None, validator=_check.field(_check.optional_callable))
     """Runs around the body, inside slot, scope and context, as ``await wrap(job, body)``; ``body``
     is to be called without arguments and awaited: once, or, for retries, several times."""
@@ -109,7 +109,7 @@ class LaneGroup:
     reserve: Mapping[str, int] = attrs.field(factory=dict, converter=_reserve)
     """Tokens of the budget that only that member can take."""
     rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
-    """What the jobs of all of them may use of something in a length of time."""
+    """How many requests, tokens or other units all of them together may use in a length of time."""
 
     @reserve.validator
     def _check_reserve(self, attribute: object, value: Mapping[str, int]) -> None:
@@ -123,7 +123,7 @@ class LaneGroup:
 
 
 def session_config(config: LaneConfig, what: str = "sessions") -> LaneConfig:
-    """``config`` as that of session lanes, which know only some of the fields.
+    """Check ``config`` as that of session lanes, which have only some of the fields.
 
     Raises:
       TypeError: if it is no `LaneConfig`.
@@ -159,7 +159,7 @@ class MapOptions(TypedDict, total=False):
     priority: int
     """Higher first, in both layers; 0 unless said."""
     owner: Hashable
-    """Whom it counts for in a `fair` lane, and in ``clear``; its session unless said."""
+    """The owner that it counts for in a `fair` lane, and in ``clear``; its session unless said."""
     delay: float
     """Seconds after which it takes its place in line; it is WAITING until then."""
     timeout: float
@@ -174,7 +174,7 @@ class MapOptions(TypedDict, total=False):
     """Called once, with the job and the seconds waited, when the wait exceeds ``warn_after``."""
     cost: float | Mapping[str, float]
     """What it takes from the rate limits of its session, lane and group. A number is requests; a
-    mapping is by unit, and costs one request where it does not say."""
+    mapping is by unit, and costs one request unless it names requests."""
     yield_slot: bool
     """In ``run``, inside a job: lend that job's slot while waiting."""
     name: str
@@ -192,10 +192,9 @@ class JobOptions(MapOptions, total=False):
 
 @attrs.frozen(kw_only=True)
 class RareOptions:
-    """The options that few jobs use, kept together so that all other jobs can share one of it.
+    """The options that few jobs use, in one object, so that all other jobs share `NO_OPTIONS`.
 
-    Only `rare_options` makes one: it checks what was given, and spares a job the checks of all
-    that was not.
+    Only `rare_options` makes one: it checks the options that were given, and no others.
     """
 
     owner: Hashable = SESSION_IS_OWNER
@@ -217,7 +216,7 @@ class RareOptions:
         return self.timeout != math.inf or self.idle_timeout != math.inf
 
 
-# What an option that does not exist is refused by: its `TypeError` names the function.
+# An option that does not exist is refused by this `__init__`: its `TypeError` names the function.
 RareOptions.__init__.__qualname__ = JobOptions.__name__
 
 NO_OPTIONS: Final = RareOptions()
@@ -237,10 +236,10 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 
 
 def rare_options(given: Mapping[str, Any]) -> RareOptions:
-    """Those options, checked.
+    """Check the options ``given``, and return them as one object.
 
     Raises:
-      TypeError: for one that does not exist or is of the wrong type.
+      TypeError: for an option that does not exist or is of the wrong type.
       ValueError: for a bad value.
     """
     checked = {

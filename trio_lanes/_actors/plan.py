@@ -17,18 +17,18 @@ TEMPLATE_MARK: Final = "*"
 @final
 @attrs.frozen
 class Plan:
-    """What is configured. A changed plan is a new one, so a rejected change changes nothing.
+    """The whole configuration. A change makes a new plan, so a rejected change changes nothing.
 
-    A changed plan has the same objects as the former one for the lanes that the change did not
-    name, and new objects for those that it named, even if these are equal.
+    For the lanes that a change did not name, the new plan has the same objects as the former plan;
+    for the lanes that it named, it has new objects, even if these are equal.
     """
 
     lanes: Mapping[str, LaneConfig] = attrs.field(factory=dict)
     """Global lanes, and templates of such: their names end with ``*``."""
     sessions: Mapping[str, LaneConfig] = attrs.field(factory=dict)
-    """By key, or by template of keys: sessions that are unlike the others."""
+    """By key, or by template of keys: sessions with a configuration of their own."""
     others: LaneConfig = LaneConfig()
-    """What all other sessions are like."""
+    """The configuration of all other sessions."""
     groups: Mapping[str, LaneGroup] = attrs.field(factory=dict)
 
     @groups.validator
@@ -61,11 +61,11 @@ class Plan:
         """This plan with other lanes, and with other groups and sessions if these are given.
 
         Args:
-          sessions: what all sessions are like that have no configuration of their own.
+          sessions: the configuration of all sessions that have none of their own.
           opening: whether there is no lane yet that None could remove.
 
         Raises:
-          TypeError, ValueError: if anything of it is bad.
+          TypeError, ValueError: for a bad configuration.
         """
         if not isinstance(lanes, Mapping):
             raise TypeError(f"lanes must be a mapping of names to limits, not {lanes!r}")
@@ -89,13 +89,13 @@ class Plan:
         return Plan(new_lanes, new_sessions, others, new_groups)
 
     def label_of(self, name: str) -> str | None:
-        """The configured name, or the longest template, that ``name`` comes from, if any."""
+        """Return the configured name, or the longest template, that ``name`` matches, if any."""
         if name in self.lanes:
             return None if name.endswith(TEMPLATE_MARK) else name
         return _template_of(name, self.lanes)
 
     def of_session(self, key: str) -> LaneConfig:
-        """What the session ``key`` is like."""
+        """Return the configuration of the session ``key``."""
         if not self.sessions:
             return self.others
         label = key if key in self.sessions else _template_of(key, self.sessions)
@@ -134,10 +134,10 @@ def _change(
     opening: bool,
     base: LaneConfig | None = None,
 ) -> None:
-    """Set ``configs[key]`` as ``configure`` says: a number is only another concurrency.
+    """Set ``configs[key]`` as ``configure`` does: a number changes only the concurrency.
 
     Args:
-      base: what it is like as long as nothing is set.
+      base: its configuration as long as none is set.
     """
     if value is None and not opening:
         if key not in configs:
@@ -151,4 +151,4 @@ def _change(
         if old.limiter is not None:
             raise ValueError(f"lane {name!r} has a shared limiter; replace its LaneConfig instead")
         config = attrs.evolve(old, concurrency=config.concurrency)
-    configs[key] = attrs.evolve(config)  # another object: that tells that this lane was named
+    configs[key] = attrs.evolve(config)  # a new object: it shows that this lane was named

@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 A job that arrives gets a *place* in the session: a rank, lower is better (`rank`). It waits in the
-``backlog``, and is *forwarded* when the session may start it: from then on it stands in the line of its
-global lane as well, with an *arrival* there. Forwarded is not started. The session has a *window* of
-as many jobs as it may still start (its concurrency less the jobs that run), and these invariants
-hold whenever the session has been served:
+``backlog``, and is *forwarded* when the session may start it: from then on it stands in the line of
+its global lane as well, with an *arrival* there. Forwarded is not started. The session has a
+*window* of as many jobs as it may still start (its concurrency less the jobs that run), and these
+invariants hold whenever the session has been served:
 
 * at most ``window`` jobs are forwarded, and they are the best that wait;
 * a better job that arrives takes the forwarded place of the worst, which goes back into the backlog
@@ -81,7 +81,7 @@ class SessionActor(Actor):
         super().__init__(turns, config)
         self._mailboxes = mailboxes
         self._mail_came = False  # since it was last asked for all that it forwards
-        # The forwarded job that was taken back last, and its arrival, for the one that outdoes it
+        # The forwarded job that was taken back last, and its arrival: for the better job
         self._vacated: tuple[AnyJob, int] | None = None
         self.has_more = False  # whether it is to be asked again at once
         self.inherited = 0  # the arrival that the job inherits which is forwarded now, or 0
@@ -117,10 +117,10 @@ class SessionActor(Actor):
     # ---- a job arrives
 
     def receive(self, job: AnyJob, order: int) -> bool:
-        """Give ``job`` its place, behind its equals; False if nothing can be done about it now.
+        """Give ``job`` its place, behind its equals; return whether the session is to be served.
 
-        It is mail until the next step. All but the first few jobs of a busy session change nothing
-        by coming: they go straight to their places, and need no step.
+        The job is mail until the next step. In a busy session, all but the first few jobs cannot be
+        forwarded when they arrive: they go straight into the backlog, and need no step.
         """
         if job._priority:
             order = rank(job._priority, order)
@@ -151,8 +151,9 @@ class SessionActor(Actor):
     def next_forward(self, now: float) -> AnyJob | None:
         """Take out the job that is to be forwarded now. To be asked again while it ``has_more``.
 
-        Forwarded jobs that may not start any more are taken back; and where the window is full
-        and a better job has come, the worst forwarded job is, and ``inherited`` is its arrival.
+        Forwarded jobs that may not start any more are taken back. If the window is full and a
+        better job has come, the worst forwarded job is taken back as well, and ``inherited`` is its
+        arrival.
         """
         if self.mailbox is not None:
             self.step()
@@ -183,16 +184,17 @@ class SessionActor(Actor):
         return job
 
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
-        """Put a forwarded job into the backlog; the job, and its former arrival."""
+        """Put a forwarded job into the backlog; return the job, and its former arrival."""
         job = self.forwarded.pop(place)
         arrival = job._lane.remove(job)
         self.backlog.add(place, job)
         return job, arrival
 
     def _inherit(self, outdone: AnyJob, arrival: int, job: AnyJob) -> int:
-        """The arrival of ``outdone`` for ``job``; 0 if it is not bound for the same lane.
+        """Return the arrival of ``outdone`` for ``job``; 0 if it is not bound for the same lane.
 
-        Equals of ``job`` from this session were before it: they move up if they had come later.
+        Forwarded equals of ``job`` come before it in this session: they move up if their arrivals
+        were later.
         """
         lane = job._lane
         if job is outdone or lane is not outdone._lane:
@@ -208,7 +210,7 @@ class SessionActor(Actor):
         return arrival
 
     def _limited_window(self, window: int | float, now: float) -> tuple[int | float, AnyJob | None]:
-        """The window under rate limits, and a readmitted job that is to be forwarded first.
+        """Return the window under rate limits, and a readmitted job that is forwarded first.
 
         Readmitted jobs that may not be started now are taken out of the lines of their lanes.
         """
@@ -228,7 +230,7 @@ class SessionActor(Actor):
         return window, None
 
     def _charged_next(self, window: int | float, now: float) -> AnyJob | None:
-        """The best of the jobs that nothing here stops but a rate limit; None if that stops it."""
+        """Return the best of the jobs that only a rate limit stops; None if the limit stops it."""
         heads = {rank(job._priority, -LAST): job for job in reversed(self.readmitting)}
         if window > 0:
             heads |= self.forwarded
@@ -297,15 +299,15 @@ class SessionActor(Actor):
         self.touch()
 
     def readmitted(self, job: AnyJob) -> None:
-        """``job`` was started again, or is not to be any more: another job may be let in."""
+        """``job`` was started again, or waits for that no more: another job may be forwarded."""
         del self.readmitting[job]
         self.touch()
 
-    # ---- what would happen to a job that comes now
+    # ---- a job that would arrive now
 
     @property
     def is_held(self) -> bool:
-        """Whether no job of it can start, whichever comes: it is paused, or runs all it may."""
+        """Whether no new job of it can start: it is paused, or runs as many jobs as it may."""
         return self.paused or self.active >= self.concurrency
 
     def lets_start(self, job: AnyJob, now: float) -> bool:
@@ -322,17 +324,17 @@ class SessionActor(Actor):
                 return False
         return self.active + before < self.concurrency
 
-    # ---- who is before whom
+    # ---- the order of the jobs
 
     def before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs that come before ``job``, which waits."""
+        """Return the jobs that come before ``job``, which waits."""
         self.step()
         waiting = {**self.forwarded, **self.backlog.items}
         before = [waiting[place] for place in sorted(waiting) if place < job._place]
         return self.readmitted_before(job) + before
 
     def newcomer_before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs that would come before ``job`` if it came now, and that hold it up here."""
+        """Return the jobs before which ``job``, if it came now, could not be forwarded."""
         self.step()
         place = rank(job._priority, LAST)
         waiting = {**self.forwarded, **self.backlog.items}
@@ -366,13 +368,13 @@ class SessionActor(Actor):
         return Way(arrival, leave, moved)
 
     def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs that are readmitted before ``job``, which waits: with rates, one at a time."""
+        """Return the jobs that are readmitted before ``job``, which waits. None without rates."""
         if not self.rates.units:
             return []
         return [one for one in self.readmitting if one._priority >= job._priority]
 
     def before_again(self, job: AnyJob) -> list[AnyJob]:
-        """The jobs that are let in before ``job``, which is readmitted: with rates, one at a time."""
+        """Return the jobs that start before ``job``, which is readmitted. None without rates."""
         if not self.rates.units:
             return []
         again = sorted(self.readmitting, key=lambda one: -one._priority)
@@ -385,7 +387,7 @@ class SessionActor(Actor):
         return before
 
     def room_requests(self, lanes: Iterable[LaneActor]) -> list[RoomRequest]:
-        """The requests that have their room here, and wait for room in one of ``lanes``."""
+        """Return the requests that have room in this session, and wait for room in ``lanes``."""
         if not self.entering:
             return []
         lines = [lane.room_line.values() for lane in lanes if lane.room_line]

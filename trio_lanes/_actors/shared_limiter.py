@@ -1,8 +1,9 @@
-"""A lane whose slots are those of a limiter that the application shares with other code.
+"""Requests for tokens of a limiter that the application shares with other code.
 
-Such a lane asks as any client of a `trio.CapacityLimiter` does. While its head lacks only a token,
-one task of the lane is parked in ``acquire_on_behalf_of(head)``; never more than one. When the
-token comes and that head may not start any more, the token goes back, and the lane asks again.
+A lane with such a limiter asks as any client of a `trio.CapacityLimiter` does. While its head lacks
+only a token, one task of the lane is parked in ``acquire_on_behalf_of(head)``; never more than one.
+When the token comes and that head may not start any more, the token goes back, and the lane asks
+again.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class SharedTokenRequest:
     ) -> None:
         self._limiter: Final = limiter
         self._spawn: Final = spawn
-        self._after_act: Final = after_act  # calls what may run code of others
+        self._after_act: Final = after_act  # calls a function that may run code of others
         self._came: Final = came  # a batch: a token is here
         self._wanted: AnyJob | None = None  # the head that lacks only a token
         self._held: AnyJob | None = None  # the job on whose behalf a token came, until it is used
         self._asking = False  # whether the task exists
-        self._scope: trio.CancelScope | None = None  # what the task is parked under
+        self._scope: trio.CancelScope | None = None  # the scope in which the task is parked
 
     def take(self, job: AnyJob) -> bool:
-        """Take a token for ``job``, which may start otherwise; whether there was one.
+        """Take a token for ``job``, which lacks nothing else; return whether there was a token.
 
         If there was none, the lane asks for one.
         """
@@ -56,14 +57,14 @@ class SharedTokenRequest:
         return True
 
     def ask_for(self, job: AnyJob) -> None:
-        """Want a token for ``job``, which lacks nothing else."""
+        """Ask for a token for ``job``, which lacks nothing else."""
         self._wanted = job
         if not self._asking:
             self._asking = True
             self._spawn(self._ask)
 
     def has_token_for(self, job: AnyJob) -> bool:
-        """Whether there is one that ``job`` can take now."""
+        """Whether there is a token that ``job`` can take now."""
         if self._held is job:
             return self._limiter.available_tokens >= 0  # it may be narrower by now
         return self._limiter.available_tokens >= 1
@@ -75,7 +76,7 @@ class SharedTokenRequest:
             self._limiter.release_on_behalf_of(held)
 
     def rest(self) -> None:
-        """Want nothing: no head lacks only a token."""
+        """Ask for no token: no head lacks only a token."""
         self._wanted = None
         self.give_back()
         if self._scope is not None:
@@ -91,14 +92,14 @@ class SharedTokenRequest:
         try:
             while self._wanted is not None:
                 head = self._wanted
-                # Shielded, since a job that lent its slot needs one to clean up with, also when all
-                # is cancelled; `rest` ends it as soon as nobody wants one.
+                # Shielded, since a job that lent its slot needs a slot to clean up with, also when
+                # the lanes are cancelled; `rest` ends it as soon as no job wants a token.
                 with trio.CancelScope(shield=True) as self._scope:
                     try:
                         await self._limiter.acquire_on_behalf_of(head)
                     except RuntimeError:
-                        # The lane has had another limiter meanwhile, and whoever asked this one
-                        # before has yet to give a token back that came in this tick.
+                        # The lane has had another limiter meanwhile, and its former request to this
+                        # limiter has yet to give back a token that came in this tick.
                         await trio.lowlevel.checkpoint()
                     else:
                         # A token that comes in the tick of a cancellation is here all the same.

@@ -1,4 +1,4 @@
-"""The states of a job. Everything that may change one is the table in this module.
+"""The states of a job, and the table of their transitions. Only `advance` changes a state.
 
 A job is accepted as WAITING. It leaves that state once: to RUNNING when a lane gives it a slot,
 or to CANCELLED when it is withdrawn, cleared, out of time or refused. A running job leaves
@@ -43,7 +43,7 @@ for _state, _row in TRANSITIONS.items():
 
 
 class Slot(enum.Enum):
-    """What a running job has to do with the slot of its global lane, and of the lane's group."""
+    """The relation of a job to the slot of its global lane, and of the lane's group."""
 
     NONE = "none"
     """It has not started, or has ended."""
@@ -54,12 +54,12 @@ class Slot(enum.Enum):
     WANTED = "wanted"
     """It wants the slot back, before all jobs that wait."""
     QUEUED = "queued"
-    """It is to be readmitted, and waits for that as if it had not started."""
+    """It is to be readmitted, and waits as if it had not started."""
     FORGONE = "forgone"
     """It is cancelled, no slot could come for it, and it ends without one."""
 
 
-# Bound once: looking a member up on the class costs as much as the rest of a transition.
+# Bound once: looking a member up on the class costs as much as the rest of `advance`.
 WAITING: Final = JobState.WAITING
 RUNNING: Final = JobState.RUNNING
 SUCCEEDED: Final = JobState.SUCCEEDED

@@ -18,7 +18,7 @@ from .options import LaneConfig
 
 @final
 class Template(Pausable):
-    """What can be paused and resumed under the name of a template. It has no jobs."""
+    """The pause of a template. It has no jobs."""
 
     __slots__ = ("_lanes", "name")
 

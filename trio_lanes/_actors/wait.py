@@ -1,6 +1,6 @@
-"""The records of waiting: who is told of a job, which task waits for what, who wants room.
+"""The records of waiting: the waiters of a job, the waits of tasks, the requests for room.
 
-They only hold data. What is done with them is in `trio_lanes._waiting` and in the loop.
+They only hold data. `trio_lanes._waiting` and the loop act on them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Waiter(Protocol):
 @final
 @attrs.frozen(eq=False)
 class Wait:
-    """One task that waits: for ``target``, or for any job of ``any_of``, or for room."""
+    """A task that waits: for ``target``, or for any job of ``any_of``, or for room."""
 
     task: Task
     job: AnyJob | None
@@ -40,11 +40,11 @@ class Wait:
     target: AnyJob | None = None
     """The job that it waits for."""
     any_of: Collection[AnyJob] = ()
-    """The jobs of which it waits for any, as they are now. They tell another waiter."""
+    """The jobs of which it waits for any. They tell another waiter, not this record."""
     request: RoomRequest | None = None
     """The request for room that it waits for."""
     runs: bool = False
-    """Whether it then waits for the end of the job that it submits."""
+    """Whether the task then waits for the end of the job that it submits."""
     until_started: bool = False
     """Whether the start of ``target`` is enough."""
     failed: Callable[[], None] = lambda: None
