@@ -1,7 +1,7 @@
 """Whether the lanes take work: open, closing, or shut.
 
-While they close, new work from outside is refused, and running jobs may submit what they need to
-end. Once they are shut nothing starts any more, and all that waited has settled.
+While they close, new work from outside is refused, and running jobs may still submit jobs. Once
+they are shut, no job starts any more, and all waiting jobs have settled.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ logger: Final = logging.getLogger("trio_lanes")
 
 @final
 class Closing:
-    """How far the closing of one `Lanes` has come, and what new work is told."""
+    """The state of the closing of one `Lanes`, and the error for new work."""
 
     def __init__(self) -> None:
         self.is_open = True  # whether new work is taken from anywhere
-        self.shut = False  # whether nothing at all starts any more
+        self.shut = False  # whether no job starts any more
         self.begun: Final = trio.Event()
-        self._told: LanesClosedError | None = None  # what new work is told, when it is not
+        self._told: LanesClosedError | None = None  # the error for new work, once it is refused
         self._refused = 0  # submissions
 
     def begin(self, reason: str, retry_after: float | None) -> None:
-        """Take no new work from outside from now on."""
-        self._told = LanesClosedError(reason, retry_after)  # first: threads look, too
+        """Refuse new work from outside from now on."""
+        self._told = LanesClosedError(reason, retry_after)  # first: other threads read it, too
         self.is_open = False
         self.begun.set()
 
     def error(self) -> LanesClosedError:
-        """A new error that says why work is refused."""
+        """Return a new error that says why work is refused."""
         assert self._told is not None
         return LanesClosedError(self._told.reason, self._told.retry_after)
 
     def refuse(self) -> LanesClosedError:
-        """The error for a submission that is refused; the first one is logged."""
+        """Return the error for a submission that is refused; log the first refusal."""
         self._refused += 1
         if self._refused == 1:
             logger.warning("refusing new work: %s", self._told)

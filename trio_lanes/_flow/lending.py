@@ -1,17 +1,17 @@
-"""Lending: a running job gives its slot in the global lane away while it waits for something.
+"""Lending: a running job gives its slot in the global lane away while it waits.
 
 Theory of operation
 -------------------
-What is lent is the token of the lane and that of its group, never the session's: nothing else of the
-session may run meanwhile. `Slot` has the states; `LaneActor` changes them. A job lends from the
-first of its tasks that lends (HELD -> LENT) to the last (LENT -> WANTED). It then gets a slot before
-all jobs that wait, whether the lane is paused or its tokens are reserved, but within the limit
-(WANTED -> HELD). Waiting for it cannot be cancelled, so that a job never cleans up without its slot.
-The exception: a job that is cancelled goes on without a slot if none can come (WANTED -> FORGONE).
+A job lends the token of its lane and that of the lane's group, never the session's: no other job of
+the session may run meanwhile. `Slot` has the states; `LaneActor` changes them. A job lends from the
+first of its tasks that lends (HELD -> LENT) to the last (LENT -> WANTED). It then gets a slot
+before all jobs that wait, even if the lane is paused or its tokens are reserved, but within the
+limit (WANTED -> HELD). This wait cannot be cancelled, so that a job never cleans up without its
+slot. The exception: a cancelled job goes on without a slot if none can come (WANTED -> FORGONE).
 
 A job that is readmitted gives its slot back and stands in line again, as if it had not started
-(HELD -> QUEUED -> HELD). If it is cancelled there, it wants a slot to clean up with (QUEUED -> WANTED):
-in the same batch, so that no job that stood behind it takes the slot in between.
+(HELD -> QUEUED -> HELD). If it is cancelled there, it wants a slot to clean up with
+(QUEUED -> WANTED): in the same batch, so that no job behind it takes the slot in between.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def readmit(
         raise RuntimeError(f"{job!r} has lent its slot, so it cannot be readmitted now")
     lane, session = job._lane, job._session_lane
     if cost is None:
-        costs = job._options.cost  # in units that were known, and cost nothing where they are not
+        costs = job._options.cost  # its units were checked; a unit that is gone costs nothing
     else:
         costs = costs_of(cost)
         lane.check_cost(costs, session)
@@ -141,7 +141,7 @@ def slot_came(scheduler: Scheduler, job: AnyJob) -> None:
 
 
 def forgo(scheduler: Scheduler, job: AnyJob) -> None:
-    """Have ``job``, which is cancelled, clean up without a slot: else it would never end."""
+    """Let ``job``, which is cancelled, clean up without a slot: else it would never end."""
     job._lane.forgo_slot(job)
     scheduler.after_act(_wake, job)
 

@@ -1,4 +1,4 @@
-"""The loop: the way of every job, and the only place where lanes change.
+"""The loop: the five steps of every job, and the only place where lanes change.
 
 Theory of operation
 -------------------
@@ -12,25 +12,27 @@ A job goes through five steps, which stand in this order below::
 
 Each step is an *act*: a synchronous change of state, complete when it returns. A call from outside
 (a submission, the end of a body, a pause, a timer) opens a *batch*: it acts, and *touches* the
-actors that may act now. When the outermost call of a batch is done, the batch is served: the loop asks
-each touched session which job to forward, each touched lane and group which job may start, and does
-what they answer, until nothing is left to do. Actors answer and own their data; the loop acts.
+actors that may act now. At the end of the outermost call the batch is served: the loop asks each
+touched session which job to forward, and each touched lane and group which job may start, and acts
+on the answers, until no actor is touched. Actors answer and own their data; the loop acts.
 
 Acts have effects outside of the lanes: hooks are called, waiting tasks are woken, tasks are
 started, scopes are cancelled. Each of these may run code of the application, or of an instrument
 of Trio's, which may submit, clear, reset or configure. So effects wait until the act is complete
 (`Scheduler.after_act`) and come before the next act. No act is ever entered while another is
-under way, and nothing else in this library needs to guard against it.
+under way, and no other module of this library guards against it.
 
 Invariants
 ----------
-* Outside of a batch no job could be forwarded or start that is not, and nothing is untold.
+* Outside of a batch, each job that can be forwarded has been forwarded, each job that can start has
+  started, and each hook has been called.
 * Sessions are served before lanes, lanes before groups, and all of them before requests for room: a
-  lane knows all jobs that it may start before it starts one, a group knows the heads of all its lanes.
-* A batch is a loop and never recursive: jobs that make each other possible take no stack.
-* An act that is broken off (a `RecursionError`, a key of the application whose hash raises) leaves the
-  lanes in an unknown state: they end with an error (`Scheduler.broke_down`).
-* Time stands still in a batch: ``now`` is when it began.
+  lane knows all jobs that it may start before it starts one, and a group knows the heads of all its
+  lanes.
+* A batch is a loop and never recursive: jobs that let each other start take no stack.
+* An act that is broken off (a `RecursionError`, a key of the application whose hash raises) leaves
+  the lanes in an unknown state: they end with an error (`Scheduler.broke_down`).
+* Time stands still in a batch: ``now`` is the time at which it began.
 """
 
 from __future__ import annotations
@@ -143,7 +145,7 @@ class Scheduler:
         self._token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
         self.serving = False  # whether there is a batch
-        self.broken: BaseException | None = None  # what broke an act off
+        self.broken: BaseException | None = None  # the error that broke an act off
         self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
         self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
         self._changed: Final[dict[Actor, None]] = {}  # lanes of which hooks may have to be told
@@ -156,7 +158,7 @@ class Scheduler:
 
         self.hooks: Final = hooks
         self._tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
-        self.view: Callable[[Actor], object] = lambda actor: actor  # what hooks are given
+        self.view: Callable[[Actor], object] = lambda actor: actor  # makes the argument of hooks
         self.timers: Final = Timers(self.spawn, self.batch, self.after_act)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
         self.overdue: Final = Overdue(hooks, self.spawn)
@@ -182,8 +184,8 @@ class Scheduler:
             self._clocks,
         )
         self._next_id: Final = count(1).__next__
-        # Places in sessions and arrivals in global lanes: behind all; and, for jobs that are
-        # readmitted, before all, but behind other such jobs.
+        # Places in sessions and arrivals in global lanes: behind all other jobs; and, for jobs that
+        # are readmitted, before all other jobs, but behind other readmitted jobs.
         self._next_arrival: Final = count(1).__next__
         self._next_return: Final = count(-(2**62)).__next__
         self.unretrieved: Final[WeakSet[UnretrievedError]] = WeakSet()
@@ -193,12 +195,12 @@ class Scheduler:
     # ---- batches
 
     def begin(self) -> bool:
-        """Begin a batch; whether this is its outermost call, which must `serve` at its end.
+        """Begin a batch; return whether this is its outermost call, which must `serve` at its end.
 
         Raises:
           RuntimeError: in another thread; then nothing has changed.
         """
-        if get_ident() != self._thread:  # asked here as well, to spare every job a call
+        if get_ident() != self._thread:  # checked here as well, to spare every job a call
             self.check_thread()
         if self.serving:
             if self.broken is not None:
@@ -210,7 +212,7 @@ class Scheduler:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """`begin` and, whatever happens, `serve`, for calls that are not on every job's way."""
+        """`begin`, and `serve` in any case: for calls that are not made for every job."""
         outermost = self.begin()
         try:
             yield
@@ -219,23 +221,23 @@ class Scheduler:
                 self.serve()
 
     def check_thread(self) -> None:
-        """Refuse another thread, be it inside Trio or not: it would leave the lanes dead."""
+        """Refuse a call from another thread, inside of Trio or not: it would break the lanes."""
         if get_ident() != self._thread:
             raise RuntimeError("lanes belong to one thread; use Lanes.portal() in others")
 
     def broke_down(self, error: BaseException) -> None:
-        """``error`` broke an act off: end the lanes, for the batch never ends.
+        """End the lanes: ``error`` broke an act off, and the batch never ends.
 
-        It came from a stack that is too deep, from an object of the application that is a key here,
-        or from a bug. No actor is served any more; better that the lanes end than that they are
-        dead. Where the stack is too deep even for this, the next batch does it.
+        The error came from a stack that is too deep, from an object of the application that is a
+        key here, or from a bug. No actor is served any more, so the lanes end instead of standing
+        still. If the stack is too deep even for this call, the next batch ends the lanes.
         """
         if self.broken is None:
             self.broken = error
         self._token.run_sync_soon(self._nursery.cancel_scope.cancel, idempotent=True)
 
     def after_act(self, effect: Callable[..., object], *args: Any) -> None:
-        """Have ``effect(*args)`` called when the present act is complete; now, outside of a batch."""
+        """Call ``effect(*args)`` when the present act is complete; outside of a batch, at once."""
         if self.serving and self.broken is None:
             self._effects.append((effect, args))
         else:
@@ -246,8 +248,8 @@ class Scheduler:
         self.after_act(self._spawn_now, fn)
 
     def _spawn_now(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # A copy, since this may be called while the context itself is entered: by a hook of
-        # Trio's that is told of a task which is being spawned here.
+        # A copy, since this may be called while the context itself is entered: Trio's own
+        # instruments are told of a task that is being spawned here, and may submit.
         self._context.copy().run(self._nursery.start_soon, fn)
 
     def serve(self) -> None:
@@ -286,7 +288,7 @@ class Scheduler:
         session.touched = False
         while (job := session.next_forward(self.now)) is not None:
             self._forward(job)
-            if self._effects:  # they come first
+            if self._effects:  # effects come before the next act
                 session.touched = True
                 session.turns.appendleft(session)
                 return
@@ -317,7 +319,7 @@ class Scheduler:
                 if job is None:
                     break
                 self._start(job)
-                if self._effects or sessions:  # they come first: a session may take jobs back
+                if self._effects or sessions:  # both come first: a session may take jobs back
                     lane.touched = True
                     lane.turns.appendleft(lane)
                     return
@@ -329,7 +331,7 @@ class Scheduler:
             if len(lane.bound) > lane.exempt:
                 self._wait_warnings.watch_lane(lane)
         elif not lane.active and not lane.bound:
-            # Not as soon as nothing waits: in a busy lane that is so every other moment.
+            # Not as soon as no job waits: a busy lane is often empty for a moment.
             lane.warning.cancel()
             lane.warning = None
         if self.room.length:
@@ -351,7 +353,7 @@ class Scheduler:
             self.room.look_at(group)
 
     def _limited(self, served: Actor | Group, lane: Actor) -> None:
-        """Tell hooks of a head of ``lane`` that waits for a rate, and wake it when that is over."""
+        """Tell hooks that the head of ``lane`` waits for a rate; wake ``served`` at its end."""
         self._clocks[served] = None
         until = served.rate_until
         if until > self.now and until != served.told_until:
@@ -368,10 +370,10 @@ class Scheduler:
         else:
             served.timer = self.timers.call_at(when, served.touch, alone=False)
         if timer is not None:
-            timer.cancel()  # last: without any timer, the task that waits for them would end
+            timer.cancel()  # last: without any timer, the task of the timers would end
 
     def _retire(self, actor: Actor) -> None:
-        """Forget ``actor``, in which nothing waits or runs, when it has nothing to remember."""
+        """Forget ``actor`` if it is not in use and its rate limits are as new."""
         if actor.is_in_use:
             return
         if actor.rates.units and not self.closing.shut:
@@ -383,7 +385,7 @@ class Scheduler:
         self.registry.forget(actor)
 
     def tell(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
-        """Have hooks told of ``actor`` when the present act is complete."""
+        """Call ``hooks`` with ``actor`` when the present act is complete."""
         if hooks:
             self.after_act(self._call_with_view, hooks, actor, args)
 
@@ -391,7 +393,7 @@ class Scheduler:
         self.hooks.call(hooks, self.view(actor), *args)
 
     def _tell_of(self, actor: Actor) -> None:
-        """Tell hooks if nothing waits in ``actor`` any more, or nothing runs either."""
+        """Tell hooks if no job waits in ``actor`` any more, or no job waits or runs."""
         del self._changed[actor]
         had_waiting, was_busy = actor.told
         waiting, busy = bool(actor.waiting), bool(actor.waiting or actor.active)
@@ -406,7 +408,7 @@ class Scheduler:
             self.hooks.call(self.hooks.lane_idle, self.view(actor))
 
     def _has_changed(self, job: AnyJob) -> None:
-        """How much waits or runs has changed in the lanes of ``job``."""
+        """Note that the numbers of waiting or running jobs have changed in the lanes of ``job``."""
         self._changed[job._lane] = None
         if job._session_lane is not None:
             self._changed[job._session_lane] = None
@@ -465,7 +467,7 @@ class Scheduler:
                 self._set_timer(job, options.queue_timeout, self._out_of_time)
 
     def _postpone(self, job: AnyJob) -> None:
-        """Have ``job`` take its place in line when its delay is over."""
+        """Let ``job`` take its place in line when its delay is over."""
         job._lane.delayed[job.id] = job
         job._lane.touch()  # its line for room is to be looked at
         if job._session_lane is not None:
@@ -481,7 +483,7 @@ class Scheduler:
             self._out_of_time(job)
 
     def _forget_delay(self, job: AnyJob) -> bool:
-        """Whether ``job`` was not due yet."""
+        """Forget the delay of ``job``; return whether it was not due yet."""
         if job._session_lane is not None:
             job._session_lane.delayed.pop(job.id, None)
         return job._lane.delayed.pop(job.id, None) is not None
@@ -497,7 +499,7 @@ class Scheduler:
     # ---- 2. forward
 
     def _forward(self, job: AnyJob) -> None:
-        """Put ``job``, which its session has taken out, into the mailbox of its global lane."""
+        """Send ``job``, which its session has taken out, to the mailbox of its global lane."""
         if job._slot is QUEUED:
             job._lane.readmit(job, self._next_return())
             return
@@ -510,7 +512,7 @@ class Scheduler:
     # ---- 3. start
 
     def _start(self, job: AnyJob) -> None:
-        """Give ``job``, which its lane has taken out of line, a slot: for the first time or again."""
+        """Give ``job``, which its lane has taken out of line, a slot: its first, or a new one."""
         lane, session, slot, now = job._lane, job._session_lane, job._slot, self.now
         lane.take_slot(job, now)
         if slot is WANTED:
@@ -518,7 +520,7 @@ class Scheduler:
             return
         if session is not None and session.rates.units:
             session.rates.charge(job._costs, now)
-            session.touch()  # it may let the next one go
+            session.touch()  # it may forward its next job
         job._charged = job._costs
         job._charged_at = now
         job._charged_group = lane.group
@@ -553,7 +555,7 @@ class Scheduler:
             self.overdue.expect(job)  # its idle clock has begun again
 
     def _forgo_slots(self, lane: LaneActor) -> None:
-        """Have cancelled jobs that want slots back go on without, where none can come."""
+        """Let cancelled jobs that want slots back go on without slots if none can come."""
         cancelled = [job for job, is_cancelled in lane.returning.items() if is_cancelled]
         if cancelled and deadlock.never_comes(next(iter(lane.returning))):
             for job in cancelled:
@@ -579,7 +581,7 @@ class Scheduler:
                 timer.cancel()
             job._timers = None
 
-    # ---- 4. run: a worker runs the body, under the scope of the job, and says how it ended
+    # ---- 4. run: a worker runs the body, under the scope of the job, and reports how it ended
 
     def returned(self, job: AnyJob, value: Any) -> None:
         """The body of ``job`` returned ``value``."""
@@ -591,11 +593,11 @@ class Scheduler:
             self.abandoned -= 1
 
     def raised(self, job: AnyJob, error: BaseException) -> BaseException | None:
-        """``error`` left the body of ``job`` and its scope; what is to leave its task, too."""
+        """``error`` left the body of ``job`` and its scope; return the error to leave its task."""
         return self._judge(job, raised(error), error)
 
     def interrupted(self, job: AnyJob) -> BaseException | None:
-        """The scope of ``job`` ended its body; what is to leave its task."""
+        """The scope of ``job`` ended its body; return the error that leaves its task."""
         verdict = interrupted(job)
         return self._judge(job, verdict, verdict.error)
 
@@ -607,13 +609,13 @@ class Scheduler:
                 job._let_failure_leave()
             if leaves is not None:
                 why = "the lanes were cancelled"
-                if verdict.state is FAILED and leaves is error:  # not the cancellation around it
+                if verdict.state is FAILED and leaves is error:  # not a cancellation from outside
                     why = f"a job raised {type(error).__name__}"
                 self.stop(why)
         self.overdue.ended(job)
         if job._state is RUNNING:
             self._end(job, verdict.state, None, verdict.error)
-        else:  # it was reset, at the latest by a hook that was told of what was stopped
+        else:  # it was reset, perhaps by a hook that `stop` has called
             self.abandoned -= 1
         return leaves
 
@@ -688,7 +690,7 @@ class Scheduler:
             raise
 
     def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
-        """Withdraw ``jobs``, which wait, in one batch; how many they were."""
+        """Withdraw ``jobs``, which wait, in one batch; return how many there were."""
         with self.batch():
             waiting = list(jobs)
             for job in waiting:
@@ -722,7 +724,7 @@ class Scheduler:
             lending.was_cancelled(self, job)  # a shield may keep the cancellation from its tasks
 
     def abandon(self, job: AnyJob, error: JobCancelledError) -> None:
-        """Cancel ``job``, which runs, and settle it now: what its body still does is its own."""
+        """Cancel ``job``, which runs, and settle it now, whatever its body still does."""
         with self.batch():
             begun = job._task is not None  # else it never will
             job._interruption = None
@@ -736,7 +738,7 @@ class Scheduler:
     # ---- lanes come to life, and pauses end
 
     def bring_to_life(self, lane: LaneActor) -> LaneActor:
-        """The lane of that name that is alive: ``lane``, unless there is another."""
+        """Return the lane of that name that is alive: ``lane``, unless it is another object."""
         alive = self.lanes.get(lane.name)
         if alive is None:
             self.check_thread()
@@ -746,7 +748,7 @@ class Scheduler:
         return alive
 
     def end_pause_at(self, pausable: Pausable, until: float) -> None:
-        """Have the timed pause of ``pausable`` end then."""
+        """Set the timer that ends the timed pause of ``pausable`` at ``until``."""
         if pausable.pause_timer is not None:
             pausable.pause_timer.cancel()
         call = partial(self._pause_is_over, pausable)
@@ -757,14 +759,14 @@ class Scheduler:
         self.update_pause(pausable)
 
     def end_timed_pause(self, pausable: Pausable) -> None:
-        """Have ``pausable`` be paused by no timer any more."""
+        """End the timed pause of ``pausable``, and cancel its timer."""
         pausable.paused_until = None
         if pausable.pause_timer is not None:
             pausable.pause_timer.cancel()
             pausable.pause_timer = None
 
     def update_pause(self, pausable: Pausable) -> None:
-        """Have ``pausable`` start jobs, or none, as its pauses say, and hooks told of a change."""
+        """Set whether ``pausable`` is paused, as its pauses say, and tell hooks of a change."""
         pausable.touch()  # also a session that was not paused: it may go
         paused = pausable.paused_by_hand or pausable.paused_until is not None
         if pausable.paused is not paused:
@@ -785,12 +787,12 @@ class Scheduler:
                     self.after_act(self.hooks.call, self.hooks.lanes_closing, reason, retry_after)
 
     def stop(self, reason: str) -> None:
-        """`shut_down`; what runs is cancelled with the nursery."""
+        """`shut_down`. The jobs that run are cancelled with the nursery."""
         self.shut_down(reason)
         if self.hooks.job_overdue:
             for lane in self.lanes.values():
                 self.overdue.cancel(lane.running_jobs())
-        if self.broken is not None:  # what the batch left undone that was broken off
+        if self.broken is not None:  # finish the work of the batch that was broken off
             while self._effects:
                 effect, args = self._effects.popleft()
                 effect(*args)
@@ -798,7 +800,7 @@ class Scheduler:
                 self._workers.hire()
 
     def shut_down(self, reason: str) -> None:
-        """Start nothing any more: what waits settles with `LanesClosedError`."""
+        """Start no job any more: waiting jobs settle with `LanesClosedError`."""
         if not self.closing.shut:
             with self.batch():
                 self.closing.shut = True
@@ -806,7 +808,7 @@ class Scheduler:
                 self._refuse_requests(by_jobs=True)
                 for lane in [*self.lanes.values()]:
                     self.withdraw_all(lane.waiting_jobs(), lambda job: self.closing.error())
-                # Or the lanes could not end before the last pause is over and all rates refilled.
+                # Else the lanes could not end before all pauses are over and all rates refilled.
                 self.timers.stop()
                 for actor in self.registry.actors:
                     actor.touch()  # it may go now
@@ -833,7 +835,7 @@ class Scheduler:
         return any(job._keeper is self and job._state is RUNNING for job in jobs_here(self.running))
 
     def _refuse_requests(self, *, by_jobs: bool) -> None:
-        """Refuse those who wait for room: all, or all but running jobs."""
+        """Refuse the requests for room: all, or all that do not come from running jobs."""
         for actor in self.registry.actors:
             for request in list((actor.room_line or {}).values()):
                 if by_jobs or not request.inside:
@@ -842,7 +844,7 @@ class Scheduler:
     # ---- room
 
     def full(self, job: AnyJob) -> Actor | None:
-        """The lane without room for ``job``, or where others wait for room before it."""
+        """Return the lane that has no room for ``job``, or in which requests for room wait."""
         if not (job._lane.bounded or self.registry.bounded_sessions):
             return None
         session = None if job.session is None else self.registry.session_lane(job.session)
@@ -853,7 +855,7 @@ class Scheduler:
         self.check_thread()
         session = None if job.session is None else self.registry.awake(job.session)
         lane = job._lane
-        if lane.from_template:  # alive, so that those who change something find it
+        if lane.from_template:  # alive, so that `configure`, `pause` and `clear` find it
             lane = job._lane = self.bring_to_life(lane)
         request = RoomRequest(job, self._is_inside, session, tell)
         with self.batch():
@@ -861,7 +863,7 @@ class Scheduler:
         return request
 
     def give_up_room(self, request: RoomRequest) -> None:
-        """Take ``request`` out of line, as its submitter wants it to be."""
+        """Take ``request`` out of line, at the wish of its submitter."""
         if request.is_open:
             request.is_open = False
             if request.job in (
@@ -877,7 +879,7 @@ class Scheduler:
                 request.session.touch()
 
     def refuse(self, request: RoomRequest, error: Exception) -> None:
-        """Let ``request`` wait for room no more, but tell it ``error``."""
+        """Take ``request`` out of line, and tell its submitter ``error``."""
         with self.batch():
             self._turn_away(request)
             self.after_act(self._tell_request, request, outcome.Error(error))
@@ -890,7 +892,7 @@ class Scheduler:
     # ---- waits
 
     def begin_wait(self, wait: Wait) -> None:
-        """Know of ``wait``.
+        """Register ``wait``.
 
         Raises:
           LaneDeadlockError: if it would never end; then nothing has changed.
@@ -916,7 +918,7 @@ class Scheduler:
             self.watches.check_inside()  # a wait for lanes inside the target leaves this job out
 
     def forget_wait(self, wait: Wait) -> None:
-        """Forget ``wait``, which ends."""
+        """Remove ``wait``, which ends, from all tables."""
         if wait.target is not None:
             assert wait.target._waiters is not None
             del wait.target._waiters[wait.task]
@@ -931,7 +933,7 @@ class Scheduler:
         trio.lowlevel.reschedule(wait.task)
 
     def add_waiter(self, target: AnyJob, waiter: Waiter) -> None:
-        """Have ``waiter`` told of the end of ``target``, or of its start."""
+        """Tell ``waiter`` of the end of ``target``, or of its start, when it comes."""
         self.check_thread()
         target._waiters = target._waiters or {}
         target._waiters[waiter] = waiter
@@ -939,10 +941,10 @@ class Scheduler:
             self._wake(target)
 
     def _wake(self, target: AnyJob) -> None:
-        """Tell all that wait for what has come: the start of ``target``, or its end."""
+        """Tell the waiters of ``target`` that it has started, or has settled."""
         waiters = target._waiters or {}
         for key, waiter in list(waiters.items()):
-            # One that is told may end another, which then waits no more.
+            # A waiter that is told may end the wait of another waiter.
             if (waiter.until_started or target.done) and key in waiters:
                 if not isinstance(waiter, Wait):  # a Wait is forgotten as a whole
                     del waiters[key]
@@ -953,14 +955,14 @@ class Scheduler:
         await parking.park(self, target, until_started=until_started)
 
     def check_accepted(self, job: AnyJob) -> None:
-        """Look whether that ``job`` waits now has others wait for ever."""
+        """Find the waits that can never end because ``job`` waits now, and end them in errors."""
         if self.waits:
             any_requests = bool(self.room.length)
             for goal in deadlock.goals_of_accepted(job, [*self.waits], any_requests=any_requests):
                 self.break_deadlocks(goal)
 
     def break_deadlocks(self, goal: deadlock.Goal) -> None:
-        """End waits in errors until ``goal`` can come."""
+        """End waits in errors until ``goal`` can be reached."""
         while self.waits:
             found = deadlock.broken_by(goal, [*self.waits])
             if not isinstance(found, tuple):
@@ -969,10 +971,10 @@ class Scheduler:
             self._fail(*found)
 
     def _fail(self, wait: Wait, error: LaneDeadlockError) -> None:
-        """Have ``wait`` end in ``error``: what it waits for would never come."""
+        """End ``wait`` in ``error``: it could never end by itself."""
         assert wait.job is not None
         keeper = wait.job._keeper
-        assert isinstance(keeper, Scheduler)  # it may be that of other lanes
+        assert isinstance(keeper, Scheduler)  # it may belong to another `open_lanes`
         if wait.request is not None:
             keeper.refuse(wait.request, error)
             return
@@ -981,7 +983,7 @@ class Scheduler:
         trio.lowlevel.reschedule(wait.task, outcome.Error(error))
 
     def _release(self, jobs: Iterable[AnyJob]) -> None:
-        """Have cancelled ``jobs``, of whichever lanes, go on without the slots that they want."""
+        """Let cancelled ``jobs``, of these or other lanes, go on without the slots they want."""
         for job in jobs:
             keeper = job._keeper
             assert isinstance(keeper, Scheduler)
@@ -998,7 +1000,7 @@ class Scheduler:
         job._waiting_since = now = self._current_time()
         return newcomers_blockers(job, session, now)
 
-    # ---- what a running or waiting job asks for
+    # ---- the requests of a handle
 
     def lend(self, job: AnyJob) -> None:
         """`Job.yield_slot` begins."""
@@ -1013,7 +1015,7 @@ class Scheduler:
         await lending.readmit(self, job, cost)
 
     def queue_again(self, job: AnyJob) -> None:
-        """Put ``job``, which runs, in line again: before all that have its priority."""
+        """Put ``job``, which runs, in line again: before all waiting jobs of its priority."""
         job._waiting_since = self.now
         if job._session_lane is not None:
             job._session_lane.readmit(job)
@@ -1029,13 +1031,13 @@ class Scheduler:
         lane.check_cost(costs_of(units), session, job._charged_group)
         with self.batch():
             job._charged = None
-            # Their rates are charged, so they must be there to remember it.
+            # Their rates are charged, so they must be alive to remember it.
             if lane.from_template and lane.rates.units:
                 self.bring_to_life(lane)
             if session is not None and session.rates.units:
                 self.sessions.setdefault(session.key, session)
             more = {unit: exact(used) - exact(charged.get(unit, 0)) for unit, used in units.items()}
-            # The group is the one that was charged; the lane may be in another by now.
+            # The group that was charged: the lane may be in another group by now.
             for metered in (lane, session, job._charged_group):
                 if metered is not None:
                     metered.rates.correct(more, self.now, job._charged_at)

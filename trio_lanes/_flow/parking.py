@@ -1,7 +1,8 @@
 """How a task waits for a job or for room, and is woken or refused.
 
-Each wait is known at both ends: to the job that is waited for, which wakes the task, and to the job
-inside which the task waits, if any, so that a wait which can never end is found when it begins.
+Each wait is recorded at both ends: at the job that the task waits for, which wakes the task, and at
+the job inside which the task waits, if any, so that a wait that can never end is found when it
+begins.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ async def park(scheduler: Scheduler, target: AnyJob, *, until_started: bool) -> 
 
 @enable_ki_protection
 async def park_as_caller(scheduler: Scheduler, target: AnyJob) -> None:
-    """The second half of ``run``: the cancellation of this wait cancels ``target``.
+    """Wait for ``target`` as ``run`` does: the cancellation of this wait cancels ``target``.
 
     The abort function keeps the cancellation and lets the wait go on, so that it is raised, if at
     all, in this task and after the job has ended: catching `Cancelled` around a wait would lose a
     value that arrives in the tick of the cancellation.
     """
-    if target.done:  # it was not to wait, or ended before this task, which waited for room
+    if target.done:  # ``queue_timeout=0``, or it ended before this task, which waited for room
         if _body_had_its_say(target):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
@@ -85,27 +86,27 @@ async def park_as_caller(scheduler: Scheduler, target: AnyJob) -> None:
 
 
 async def _end_of_cancelled(scheduler: Scheduler, target: AnyJob) -> None:
-    """Wait, shielded, for the end of ``target``, unless that waits for this job even now."""
+    """Wait, shielded, for the end of ``target``, unless it waits for this job even now."""
     with trio.CancelScope(shield=True), suppress(LaneDeadlockError):
         if not target.done:
             await park(scheduler, target, until_started=False)
 
 
 def _body_had_its_say(job: AnyJob) -> bool:
-    """Whether its body returned or raised, so that its caller is told even if cancelled."""
+    """Whether its body returned or raised: then its caller is told, also if it was cancelled."""
     # Only a body leaves a traceback: every other error was made by these lanes.
     return job._state is SUCCEEDED or job._traceback is not None
 
 
 @enable_ki_protection
 async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> None:
-    """Accept ``job`` when it is its turn; if this is cancelled, it has not been accepted.
+    """Wait for room for ``job``, which is then accepted. If cancelled, it has not been accepted.
 
     Args:
       runs: whether this task will then wait for the end of the job.
 
     Raises:
-      LaneDeadlockError: if that would never be.
+      LaneDeadlockError: if the wait would never end.
       LanesClosedError: if the lanes close meanwhile, unless it is submitted inside of them.
     """
     task = trio.lowlevel.current_task()

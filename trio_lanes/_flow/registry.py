@@ -1,4 +1,4 @@
-"""Which lanes and groups there are, of both layers: configured, or coming and going."""
+"""The registry of lanes, templates and groups: those configured, and those that come and go."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Registry:
         self.templates: Final[dict[str, Template]] = {}  # of global lanes, by name
         self.groups: Final[dict[str, Group]] = {}
         self.bounded_sessions = False  # whether any session has a bound
-        # The actors that were touched, of each kind. Sessions are served first: a lane may start
-        # what they let it have; and lanes are served before the groups that choose among them.
+        # The actors that were touched, of each kind. Sessions are served first, since lanes start
+        # the jobs that sessions forward; and lanes before the groups that choose among their heads.
         self.session_turns: Final[deque[SessionActor]] = deque()
         self.lane_turns: Final[deque[LaneActor]] = deque()
         self.group_turns: Final[deque[Group]] = deque()
         self._mailboxes: Final = mailbox_pool()
-        # {key: a session's limiter that was looked at, while it is looked at}
+        # {key: the limiter of a session, while the application holds it}
         self._limiters: Final[WeakValueDictionary[str, trio.CapacityLimiter]] = (
             WeakValueDictionary()
         )
@@ -43,7 +43,7 @@ class Registry:
     # ---- global lanes
 
     def find_lane(self, name: str) -> LaneActor | None:
-        """The global lane of that name; if it comes from a template, it need not be alive yet."""
+        """Return the global lane of that name. A lane of a template need not be alive yet."""
         lane = self.lanes.get(name)
         if lane is None:
             label = self.plan.label_of(name)
@@ -53,7 +53,7 @@ class Registry:
         return lane
 
     def new_lane(self, name: str, label: str) -> LaneActor:
-        """A lane as the plan describes those of ``label``; it is not alive yet."""
+        """Make a lane as the plan describes the lanes of ``label``; it is not alive yet."""
         config = self.plan.lanes[label]
         lane = LaneActor(name, label, config, self.lane_turns, self.lanes, self._ask)
         lane.template = self.templates.get(label)
@@ -62,23 +62,23 @@ class Registry:
         return lane
 
     def new_template(self, name: str) -> Template:
-        """A template as the plan describes it."""
+        """Make a template as the plan describes it."""
         return Template(name, self.plan.lanes[name], self.lanes)
 
     def join_group(self, lane: LaneActor) -> None:
-        """Put ``lane`` into the group that the plan says, if any."""
+        """Put ``lane`` into its group by the plan, if any."""
         group = self.plan.group_of(lane.label)
         lane.group = None if group is None else self.groups[group]
         lane.find_out_whether_plain()
 
     def new_group(self, name: str) -> Group:
-        """A group as the plan describes it."""
+        """Make a group as the plan describes it."""
         return Group(name, self.plan.groups[name], self.group_turns, self.lanes)
 
     # ---- sessions
 
     def session_lane(self, key: str) -> SessionActor:
-        """The lane of the session ``key``; it need not be alive."""
+        """Return the lane of the session ``key``; it need not be alive."""
         session = self.sessions.get(key)
         if session is None:
             config = self.plan.of_session(key)
@@ -86,7 +86,7 @@ class Registry:
         return session
 
     def awake(self, key: str) -> SessionActor:
-        """The lane of the session ``key``, alive."""
+        """Return the lane of the session ``key``, alive."""
         session = self.sessions[key] = self.session_lane(key)
         if self._limiters and session.limiter is None:
             limiter = self._limiters.get(key)
@@ -95,7 +95,7 @@ class Registry:
         return session
 
     def session_limiter(self, key: str) -> trio.CapacityLimiter:
-        """The limiter of the session ``key``: true from now on, while it is looked at."""
+        """Return the limiter of the session ``key``: true from now on, while it is referenced."""
         limiter = self._limiters.get(key)
         if limiter is None:
             concurrency = self.plan.of_session(key).concurrency
@@ -106,7 +106,7 @@ class Registry:
         return limiter
 
     def resize_session_limiters(self) -> None:
-        """Have limiters that are looked at know what the plan says by now."""
+        """Set the totals of the sessions' limiters as the plan says."""
         for key, limiter in self._limiters.items():
             limiter.total_tokens = self.plan.of_session(key).concurrency
 
@@ -118,7 +118,7 @@ class Registry:
         return [*self.lanes.values(), *self.sessions.values()]
 
     def forget(self, actor: Actor) -> None:
-        """Forget a session's or a template's lane in which nothing waits or runs."""
+        """Forget a session's or a template's lane in which no job waits or runs."""
         if isinstance(actor, SessionActor):
             if self.sessions.get(actor.key) is actor:
                 del self.sessions[actor.key]
@@ -126,6 +126,6 @@ class Registry:
             del self.lanes[actor.name]
 
     def lanes_of(self, job: AnyJob) -> tuple[LaneActor, SessionActor | None]:
-        """The lanes of ``job``, which may have ended: they need not be alive, or are others now."""
+        """Return the lanes of ``job``, which may have ended: its lanes may have been replaced."""
         session = None if job.session is None else self.session_lane(job.session)
         return self.find_lane(job.lane) or job._lane, session

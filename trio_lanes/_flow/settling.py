@@ -1,17 +1,17 @@
-"""How a job settles: what the end of its body makes of it.
+"""How a job settles: its state and its outcome, by the end of its body.
 
 ==================================================  =========  =================================
-what happened                                       state      what waiters get
+event                                               state      waiters get
 ==================================================  =========  =================================
 the body returned, also after a cancel or deadline  SUCCEEDED  the value
-the body raised, also besides a cancel or deadline  FAILED     that very exception
+the body raised, also besides a cancel or deadline  FAILED     that exception itself
 ended by ``timeout`` or ``idle_timeout``            FAILED     `JobTimeoutError`
 ended by ``cancel()``                               CANCELLED  `JobCancelledError`
 ended by the cancellation of the lanes              CANCELLED  `JobCancelledError`
 raised a BaseException that is no Exception         FAILED     `JobCancelledError` from it
 ==================================================  =========  =================================
 
-A job that never starts, and one that is reset, settle with an error of their own and need no verdict.
+A job that never starts, or is reset, settles with an error of its own and needs no verdict.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LANES_CANCELLED: Final = "the lanes were cancelled"
 
 
 class Verdict(NamedTuple):
-    """What the end of a body that did not return makes of its job."""
+    """The state and the errors of a job whose body did not return."""
 
     state: JobState
     error: BaseException
-    """What waiters get."""
+    """The error that waiters get."""
     leaves: BaseException | None = None
-    """What the job does not keep: it leaves the task that ran the body."""
+    """The error that leaves the task of the body, if any."""
 
 
 def raised(error: BaseException) -> Verdict:
-    """``error`` left the body, and the scope around it."""
+    """Judge an ``error`` that left the body, and the scope around it."""
     outside: BaseException | None = None  # cancellation from outside of the job's own scope
     rest: BaseException | None = error
     if isinstance(error, trio.Cancelled):
@@ -61,15 +61,15 @@ def raised(error: BaseException) -> Verdict:
 def _split(
     error: BaseExceptionGroup[Any],
 ) -> tuple[BaseExceptionGroup[trio.Cancelled] | None, BaseException | None]:
-    """The cancellation in ``error``, and the rest."""
+    """Split ``error`` into its cancellations and the rest."""
     try:
         return error.split(trio.Cancelled)
-    except Exception:  # its class has a `derive` of its own, which fails: it is taken as a whole
+    except Exception:  # its class has a `derive` of its own, which fails: it is not split
         return None, error
 
 
 def interrupted(job: AnyJob) -> Verdict:
-    """The job's own scope ended the body: it was cancelled, or its deadline was over."""
+    """Judge a body that its own scope ended: ``job`` was cancelled, or its deadline was over."""
     if job._interruption is not None:
         return Verdict(CANCELLED, job._interruption)
     options = job._options
@@ -80,7 +80,7 @@ def interrupted(job: AnyJob) -> Verdict:
 
 
 def watch_failure(job: AnyJob) -> UnretrievedError | None:
-    """Have the failure of ``job`` logged unless it is retrieved; None where none is logged."""
+    """Log the failure of ``job`` unless it is retrieved; None if it is not to be logged."""
     if is_probe_lane(job.lane) or not job._lane.config.log_failures:
         return None
     if job.session is not None and is_probe_lane(f"session:{job.session}"):

@@ -1,10 +1,10 @@
-"""Where a job runs: the workers, which are the only tasks that call users' functions.
+"""The workers: the only tasks that call users' functions.
 
 Theory of operation
 -------------------
-A task and an entered cancel scope for each job would be simple, and cost more than all the rest of a
-job's way through its lanes. Most of that buys nothing for a job that never blocks. So a worker takes
-the first step of a job, up to the first time that it blocks, without knowing which kind it is:
+A task and an entered cancel scope for each job would be simple, and would cost more than all other
+steps of the job together. A job that never blocks has no use for them. So a worker takes the first
+step of a job, up to the first time that it blocks, without knowing whether it will block:
 
 * A job that ends in its first step never blocked. The worker goes on with the next granted job: same
   task, same scope, no pass of Trio's scheduler.
@@ -18,9 +18,9 @@ the first step of a job, up to the first time that it blocks, without knowing wh
 
 Each job has a cancel scope from its submission. A worker enters the scope of its first job. A later
 job, whose own scope was not touched, takes that scope over as its own: the job before it has ended,
-so at any time a scope belongs to one job. A job whose scope was cancelled before it ran, and every
-job behind one that spoilt the scope (cancelled, past its deadline, a scope left open), is run
-under its own.
+so at any time a scope belongs to one job. A job whose scope was cancelled before it ran is run
+under its own scope; so is the next job after a job that spoilt the scope: it was cancelled, was
+past its deadline, or left a scope of its own open.
 
 The first step is taken by ``context.run``, and the context is then that of the task, too: code that
 looks at ``current_task().context`` finds the context that it runs in. Trio enters it at every later
@@ -30,9 +30,9 @@ Invariants
 ----------
 * ``_ready`` workers will come for a granted job. The loop hires when fewer are ready than are needed
   (`WorkerPool.hire`), after all other acts.
-* While a worker takes a first step, it will come for the jobs that this step makes possible: no
-  other worker is hired for them. If the job then blocks, two are hired in its place, so the number
-  of ready workers doubles with each job that blocks.
+* While a worker takes a first step, it will come for the jobs that this step lets start: no other
+  worker is hired for them. If the job then blocks, two workers are hired in its place, so the
+  number of ready workers doubles with each job that blocks.
 * The worker calls ``returned``, ``raised`` or ``interrupted`` exactly once for each job that it took.
 """
 
@@ -59,22 +59,24 @@ JOBS_PER_PASS: Final = 250
 """How many jobs that never block all workers together run before other tasks have their turn."""
 
 LINGERS: Final = 2
-"""How many passes of Trio's scheduler the last worker stays: the first ends before the tasks that a
-job has woken have all had their turn."""
+"""How many passes of Trio's scheduler the last worker stays: one pass may end before all tasks that
+a job has woken have had their turn."""
 
-_NO_VALUE: Final = object()  # what a body returned that did not return
+_NO_VALUE: Final = object()  # in place of a value: the body did not return
 
 
 @final
 class WorkerPool:
-    """The workers of one `Lanes`: hired when jobs are granted their slots, gone when none is.
+    """The workers of one `Lanes`: hired when jobs are granted their slots, gone when none is left.
 
     Args:
       running: the table of this Trio run: {task: the job it runs}.
       spawn: starts a task in the lanes' nursery.
       returned: is told that the body of a job returned a value.
-      raised: is told what left the body of a job, and its scope; returns what leaves the worker.
-      interrupted: is told that its scope ended the body of a job; returns what leaves the worker.
+      raised: is told the error that left the body of a job and its scope; returns the error that
+        leaves the worker.
+      interrupted: is told that its scope ended the body of a job; returns the error that leaves the
+        worker.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class WorkerPool:
         self._spawn(self._work)
 
     def _leave(self) -> None:
-        """A worker will not come back for granted jobs: two are hired in its place.
+        """A worker will not come back for granted jobs: hire two workers in its place.
 
-        None is while other tasks are due for their turn and another worker waits for that.
+        Hire none while other tasks are due for their turn and another worker waits for that.
         """
         self._stepping = False
         self._ready -= 1
@@ -119,10 +121,10 @@ class WorkerPool:
                     self.hire()
 
     async def _lingers(self) -> bool:
-        """Whether more has been granted while the last worker let other tasks have their turn.
+        """Let other tasks have their turn; return whether a job has been granted meanwhile.
 
-        A task that waits for the job that has just ended, and then submits the next one, is spared
-        the making of a task and its scope.
+        So a task that waits for a job, and then submits the next job, does not pay for a new task
+        and scope.
         """
         self._stepping = False
         for _ in range(LINGERS):
@@ -135,7 +137,7 @@ class WorkerPool:
         return False
 
     async def _next(self) -> AnyJob | None:
-        """The next granted job; None if this worker is not needed any more."""
+        """Return the next granted job; None if this worker is not needed any more."""
         while self.granted or await self._lingers():
             if self._steps >= JOBS_PER_PASS:
                 self._stepping = False
@@ -146,7 +148,7 @@ class WorkerPool:
                 continue
             self._stepping = True
             job = self.granted.popleft()
-            if job._state is RUNNING:  # else it was reset before it began: it is never called
+            if job._state is RUNNING:  # else it was reset before its body began
                 return job
         return None
 
@@ -207,7 +209,7 @@ class WorkerPool:
                                 break
                             scope.deadline = math.inf
                         del running[task]
-                        ended, job = job, None  # what is raised from here on is not its body's
+                        ended, job = job, None  # an error from here on is not one of its body
                         if error is None:
                             self._returned(ended, value)
                         else:
@@ -227,8 +229,8 @@ class WorkerPool:
                     if error is not None:
                         raise error  # through the scope, which may be cancelled
                 if job is None or task in running:
-                    break  # no job is left, or this one has blocked or spoilt the scope
-                if job._state is not RUNNING:  # it was reset before it began: it is never called
+                    break  # no job is left, or this job has blocked or spoilt the scope
+                if job._state is not RUNNING:  # it was reset before its body began
                     job = await self._next()
         except BaseException as exc:
             error = exc
@@ -278,7 +280,7 @@ async def _body(fn: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _wrapped(job: AnyJob) -> Coroutine[Any, Any, Any]:
-    """The body of ``job`` in what its lane and, around that, its session wrap around it."""
+    """Return the body of ``job`` inside the ``wrap`` of its lane, inside that of its session."""
     body: Callable[[], Coroutine[Any, Any, Any]] = partial(_body, job._fn, job._args)
     for actor in (job._lane, job._session_lane):
         if actor is not None and actor.wrap is not None:
@@ -287,7 +289,7 @@ def _wrapped(job: AnyJob) -> Coroutine[Any, Any, Any]:
 
 
 def _shortened(error: BaseException) -> BaseException:
-    """``error`` without the frames of this module at the head of its traceback."""
+    """Return ``error`` without the frames of this module at the head of its traceback."""
     traceback: TracebackType | None = error.__traceback__
     while (
         traceback is not None
@@ -295,7 +297,7 @@ def _shortened(error: BaseException) -> BaseException:
         and traceback.tb_frame.f_code.co_filename == __file__
     ):
         traceback = traceback.tb_next
-    return BaseException.with_traceback(error, traceback)  # it may have another of its own
+    return BaseException.with_traceback(error, traceback)  # its class may override the method
 
 
 @final
