@@ -824,7 +824,7 @@ class Scheduler:
         """Refuse a submission by the current task if the lanes do not take it.
 
         Raises:
-          LanesClosedError: unless they are open, or only close and the task is inside a running job.
+          LanesClosedError: unless they are open, or are not shut and the task is inside a job.
         """
         if not self.closing.is_open and (self.closing.shut or not self._is_inside):
             raise self.closing.refuse()

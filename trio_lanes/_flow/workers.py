@@ -33,7 +33,8 @@ Invariants
 * While a worker takes a first step, it will come for the jobs that this step lets start: no other
   worker is hired for them. If the job then blocks, two workers are hired in its place, so the
   number of ready workers doubles with each job that blocks.
-* The worker calls ``returned``, ``raised`` or ``interrupted`` exactly once for each job that it took.
+* The worker calls ``returned``, ``raised`` or ``interrupted`` exactly once for each job that it
+  took.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job waits for, told for people and for tests."""
+"""`Job.blocked_by` and `Lanes.would_wait`: the reasons why a job waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 
 
 def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
-    """What ``job`` waits for now; nothing if it has settled, or runs and waits for no job."""
+    """Return why ``job`` waits now; empty if it has settled, or runs and waits for no job."""
     if job._state is RUNNING:
         return tuple(_of_running(job, now))
     if job._state is not WAITING:
@@ -31,7 +31,7 @@ def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
 def newcomers_blockers(
     job: AnyJob, session: SessionActor | None, now: float
 ) -> tuple[Blocker, ...]:
-    """What ``job``, which the lanes do not know yet, would wait for if it came now."""
+    """Return why ``job``, which was not submitted, would wait if it were submitted now."""
     lane, delay = job._lane, job._options.delay
     if delay:
         return (Blocker("delay", lane.name, until=now + delay),)

@@ -1,8 +1,8 @@
 """Which job a task belongs to.
 
-A context variable could not tell: contexts are copied to tasks and threads that live outside
-the job. The nursery tree does: a task belongs to the job whose body it runs, or to that of the
-nearest task above it that runs one.
+A context variable could not answer this: contexts are copied to tasks and threads that live outside
+of the job. The nursery tree answers it: a task belongs to the job whose body it runs, or else to
+the job of the nearest task above it that runs a body.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class JobsByTask(dict[Task, "AnyJob"]):
         self.waits: Final[dict[Wait, None]] = {}
         """The waits inside jobs, in the order in which they began."""
         self.watches: Final[dict[Watch, Watches]] = {}
-        """{condition on lanes that is waited for inside a job: where it is looked at}"""
+        """{condition on lanes that a task inside a job waits for: the table that checks it}"""
 
 
 _jobs_by_task: Final[RunVar[JobsByTask]] = RunVar("trio_lanes: the job that each task runs")
 
 
 def jobs_by_task() -> JobsByTask:
-    """The one table of this Trio run, shared by all `Lanes` in it: {task: the job it runs}."""
+    """Return the table of this Trio run, shared by all `Lanes` in it: {task: the job it runs}."""
     try:
         return _jobs_by_task.get()
     except LookupError:
@@ -64,9 +64,10 @@ def job_here(jobs: JobsByTask) -> AnyJob | None:
 
 
 def jobs_here(jobs: JobsByTask) -> Iterator[AnyJob]:
-    """The jobs that the current task is inside of, the innermost first.
+    """Iterate over the jobs that the current task is inside of, the innermost first.
 
-    There are several where a job opens lanes of its own: a task of a job of these is inside both.
+    There are several if a job has opened lanes of its own: a task of a job in these lanes is inside
+    of both jobs.
     """
     if job_here(jobs) is None:
         return
@@ -80,9 +81,9 @@ def jobs_here(jobs: JobsByTask) -> Iterator[AnyJob]:
 
 
 def current_job() -> AnyJob | None:
-    """The job whose task this is, or is below in the nursery tree; else None.
+    """Return the job whose task this is, or is below in the nursery tree; else None.
 
-    None also in a thread, be it one that a job has started. Not a checkpoint.
+    None also in a thread, even if a job has started it. Not a checkpoint.
     """
     if not trio.lowlevel.in_trio_task():
         return None

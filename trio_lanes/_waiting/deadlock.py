@@ -2,18 +2,19 @@
 
 Theory of operation
 -------------------
-Most such waits are found when they begin (`check`). But a cycle may also be closed by an act that is
-no wait: a job comes into a session's line before a job that is waited for, and its own lane is
-stuck; room that was there is taken; a job takes its slot back while another of its tasks waits for
+Most such waits are found when they begin (`check`). But a cycle may also be closed by an act that
+is no wait: a job comes into a session's line before a job that a task waits for, and its own lane
+is stuck; a job takes the last room; a job takes its slot back while another of its tasks waits for
 the job that is next in line for it. The loop asks about each of these acts when it happens
-(`broken_by`), and only if some task waits inside a job at all. Nothing else has to be asked about:
-a job that starts goes on, and a job that ends only gives back.
+(`broken_by`), and only if a task waits inside a job at all. No other act has to be checked: a job
+that starts goes on, and a job that ends only gives tokens back.
 
-Of the waits by whose end the cycle is undone, the last to begin ends in an error. But no wait has to
-if cancelled jobs that want slots back undo it: these go on without, as they do when no slot can come.
+Of the waits whose end would break the cycle, the last to begin ends in an error. No wait has to end
+if cancelled jobs that want slots back break the cycle: these go on without their slots, as they do
+when no slot can come.
 
-The module only looks: it returns what the loop is to do. What a search takes to be otherwise (a
-wait that has ended, jobs that go on without their slots) is an argument of `Search`.
+The module changes nothing: it returns what the loop is to do. The assumptions of a search (a wait
+that has ended, jobs that go on without their slots) are arguments of `Search`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ _CURE: Final = (
 
 
 Goal: TypeAlias = Callable[[Search], list[Need]]
-"""Something that has to come, as what a search has to find."""
+"""An event that has to come, as the needs that a search starts with."""
 
 
 def check(wait: Wait) -> Collection[AnyJob]:
-    """Raise if ``wait``, which its job knows of already, can never end.
+    """Raise if ``wait``, which is registered already, can never end.
 
     Returns the cancelled jobs that have to go on without their slots for it to end; mostly none.
 
@@ -50,7 +51,7 @@ def check(wait: Wait) -> Collection[AnyJob]:
     """
     targets = wait.any_of if wait.target is None else (wait.target,)
     if any(target._state is RUNNING and goes_on(target) for target in targets):
-        return ()  # as most do
+        return ()  # the usual case
 
     def end_of_wait(search: Search) -> list[Need]:
         return search.needed_for(wait)
@@ -63,11 +64,14 @@ def check(wait: Wait) -> Collection[AnyJob]:
     raise _error(stuck, wait.job)
 
 
-# ---- cycles that are closed by no wait
+# ---- cycles that are closed by an act that is no wait
 
 
 def goals_of_accepted(job: AnyJob, waits: Iterable[Wait], *, any_requests: bool) -> list[Goal]:
-    """What is to be looked at when ``job`` waits: before others, and in room that others wanted."""
+    """Return the events that ``job``, which has begun to wait, may have made impossible.
+
+    It may stand before other jobs of its session, and it may have taken room that others wanted.
+    """
     goals: list[Goal] = []
     lane, session = job._lane, job._session_lane
     if job._state is WAITING and session is not None and _may_pass_others(session):
@@ -100,9 +104,9 @@ def end_of(job: AnyJob) -> Goal:
 def broken_by(
     goal: Goal, waits: Collection[Wait]
 ) -> tuple[Wait, LaneDeadlockError] | Collection[AnyJob]:
-    """The wait of ``waits`` that is to end in an error for ``goal`` to come, and the error.
+    """Return the wait of ``waits`` that has to end in an error for ``goal`` to come, and the error.
 
-    To be asked until it returns no wait, but the cancelled jobs that have to go on without their
+    The loop asks until no wait is returned, but the cancelled jobs that have to go on without their
     slots; mostly none.
     """
     stuck = _stuck(goal)
@@ -124,7 +128,7 @@ def broken_by(
 
 
 def never_comes(job: AnyJob) -> bool:
-    """Whether no slot can come that ``job`` wants back, as the limits are by now."""
+    """Whether ``job``, which wants its slot back, can get none by the present limits."""
     lane = job._lane
     budget = 1 if lane.group is None else lane.group.config.concurrency
     if min(lane.limiter.total_tokens, budget) < 1:
@@ -133,20 +137,20 @@ def never_comes(job: AnyJob) -> bool:
 
 
 def _stuck(goal: Goal, **otherwise: Any) -> list[AnyJob] | None:
-    """The jobs that can never end, if ``goal`` cannot come; None if it can."""
+    """Return the jobs that can never end, if ``goal`` cannot come; None if it can."""
     search = Search(**otherwise)
     return None if search.can_come(goal(search)) else search.stuck_jobs()
 
 
 def _released(stuck: Iterable[AnyJob] | None, goal: Goal) -> list[AnyJob]:
-    """The cancelled jobs among ``stuck``, if ``goal`` comes when they go on without their slots."""
+    """Return the cancelled jobs of ``stuck``, if ``goal`` comes once they go on without slots."""
     cancelled = [job for job in stuck or () if job._lane.returning.get(job)]
     if not cancelled or _stuck(goal, without=cancelled) is not None:
         return []
     return cancelled
 
 
-# ---- what to say
+# ---- the message
 
 
 def _error(stuck: Iterable[AnyJob], first: AnyJob) -> LaneDeadlockError:
@@ -161,7 +165,7 @@ class _Cycle:
         self._stuck: Final = tuple(stuck)
 
     def describe(self, first: AnyJob) -> str:
-        """What ``first`` waits for, directly or not, and the cure."""
+        """List what ``first`` waits for, directly or not, and the cure."""
         lines = []
         told: set[AnyJob] = set()
         line = deque([first])
@@ -182,7 +186,7 @@ class _Cycle:
         return "\n".join(["this wait would never end:", *lines, f"cure: {_CURE}"])
 
     def _needed(self, wait: Wait) -> tuple[str, list[AnyJob]]:
-        """What ``wait`` waits for, and the stuck jobs that keep it from coming."""
+        """Return the object of ``wait`` in words, and the stuck jobs that hold it."""
         if wait.any_of:
             needed = [self._needed_of(target) for target in wait.any_of]
             return " or ".join(goal for goal, _ in needed), [
@@ -207,7 +211,7 @@ class _Cycle:
         return _called(target), [target]
 
     def _in_the_way(self, lane: LaneActor, session: SessionActor | None) -> list[AnyJob]:
-        """The stuck jobs that hold what a job needs that goes through these."""
+        """Return the stuck jobs that hold slots or tokens that a job of these lanes needs."""
         return [
             job
             for job in self._stuck

@@ -1,24 +1,24 @@
-"""The graph of waits: what has to come for a wait inside a job to end.
+"""The graph of waits: the events that a wait inside a job needs in order to end.
 
 Theory of operation
 -------------------
-A wait can end if what it waits for can *come*, whatever has to happen before that:
+A wait can end if the event that it waits for can *come*, perhaps after other events:
 
-* The end of a running job can come if all that the job waits for itself can, and its slot if it has
-  lent that. What other tasks of a job may do is not known: a job with a waiting task is taken to
-  end only after that wait.
-* The start of a job can come if its session, its lane and the group of that can each get a token
-  to it: if enough of those can end who hold the tokens. In a session, jobs before it that their
-  own lanes cannot start take a place as running ones do.
-* Room can come if enough can start of those who wait there or are in line for it.
+* The end of a running job can come if each event that the job itself waits for can come, and its
+  slot if it has lent that. What other tasks of a job do is not known: a job with a waiting task is
+  taken to end only after that wait.
+* The start of a job can come if its session, its lane and the lane's group can each get a token for
+  it: if enough holders of the tokens can end. In a session, earlier jobs that their own lanes
+  cannot start take a place as running jobs do.
+* Room can come if enough jobs can start that wait there or are in line for room.
 
-All of these follow from one another: from what is asked for through what that needs, as far as it
-takes to know. One holder that can still go on is enough for a whole lane, so most searches end
-soon. If one comes to its end in vain, then it is a knot, not only a chain, and whatever it has
-found that cannot come is in it.
+The search begins with the event that is asked for, and goes on to the events that this one needs,
+until the answer is known. A single holder that can still go on is enough for a whole lane, so most
+searches end soon. If a search ends without success, it has found a deadlock and not only a chain of
+waits: each event of the search that cannot come is part of it.
 
-Limits are taken as they are now. Pauses, rates, timeouts and limits of 0 are no part of it: who
-waits for nothing but that is not stuck.
+Limits are taken as they are now. Pauses, rates, timeouts and limits of 0 are no part of the graph:
+a job that waits only for these is not stuck.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .._actors.wait import RoomRequest, Wait
 from .._queue.backlog import LAST, rank
 
 Need: TypeAlias = tuple[Callable[[Any], "_Goal"], Any]
-"""What may be needed: one of the methods of `Search` below, and what it is asked about."""
+"""An event: a method of `Search` below that finds what the event needs, and its argument."""
 
 
 def wants_slot(job: AnyJob) -> bool:
@@ -48,23 +48,23 @@ def wants_slot(job: AnyJob) -> bool:
 
 
 def goes_on(job: AnyJob) -> bool:
-    """Whether ``job`` waits for nothing that is looked at here."""
+    """Whether ``job`` waits for no event of this graph."""
     return job._state is not RUNNING or not (job._waits or wants_slot(job))
 
 
 def place_of(job: AnyJob) -> int:
-    """The place of a waiting job in its session, now or when it comes there."""
+    """Return the place of a waiting job in its session, now or when it comes there."""
     return job._place or rank(job._priority, LAST)
 
 
 class _Goal:
-    """Something that comes when enough of its parts have come."""
+    """An event under search: it comes when enough of its parts have come."""
 
     __slots__ = ("asked_by", "missing", "parts")
 
     def __init__(self, missing: float, parts: Iterable[Need] = ()) -> None:
-        self.missing = missing  # so many parts; none: it comes
-        self.parts: Iterator[Need] = iter(parts)  # that were not looked at yet
+        self.missing = missing  # how many parts it still needs; with 0 or less it comes
+        self.parts: Iterator[Need] = iter(parts)  # the parts that were not looked at yet
         self.asked_by: list[tuple[_Goal, Need]] = []
 
     def give(self, part: Need) -> None:
@@ -74,7 +74,7 @@ class _Goal:
 
 @final
 class _Budget(_Goal):
-    """A token of a group: tokens that come back count only as far as they are not reserved."""
+    """A token of a group: a token that comes back counts only if it is not reserved."""
 
     __slots__ = ("_counting",)
 
@@ -91,12 +91,12 @@ class _Budget(_Goal):
 
 @final
 class Search:
-    """What was found out so far, from one state of the lanes. It changes nothing in them.
+    """A search through the graph, in one state of the lanes. It changes nothing in them.
 
     Args:
-      held: running jobs that are taken never to end.
-      ignored: a wait that is taken to have ended.
-      without: jobs that are taken to go on without the slots that they want.
+      held: running jobs that the search assumes never to end.
+      ignored: a wait that the search assumes to have ended.
+      without: jobs that the search assumes to go on without the slots that they want.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Search:
         ]
 
     def _goes_on(self, job: AnyJob) -> bool:
-        """`goes_on`, as far as this search ignores nothing of it."""
+        """`goes_on`, without the wait and the slots that this search ignores."""
         if job._state is not RUNNING:
             return True
         waits = job._waits
@@ -155,10 +155,10 @@ class Search:
     def _wants_slot(self, job: AnyJob) -> bool:
         return job._slot in (LENT, WANTED, QUEUED) and job not in self._without
 
-    # ---- what needs what
+    # ---- the edges of the graph
 
     def needed_for(self, wait: Wait) -> list[Need]:
-        """What has to come for the end of ``wait``."""
+        """Return the events that the end of ``wait`` needs."""
         if wait.any_of:
             return [(_any, tuple((_all, tuple(self._needed_of(target))) for target in wait.any_of))]
         if wait.target is None:
@@ -171,7 +171,7 @@ class Search:
     def _needed_of(self, target: AnyJob) -> list[Need]:
         if target._state is WAITING:
             return self.start_of(target, target._session_lane)
-        # Also for a wait for its start, which is told in the same act: a new job waits for nothing.
+        # Also for a wait for its start: that wait ends in the same act as the job starts.
         return [(self.end_of, target)]
 
     def end_of(self, job: AnyJob) -> _Goal:
@@ -200,14 +200,14 @@ class Search:
         return keys
 
     def slot_of(self, lane: LaneActor, taker: AnyJob | None = None) -> list[Need]:
-        """A slot of ``lane``: for a job that waits there, or, again, for one that has lent its own."""
+        """A slot of ``lane``: for a job that waits there, or for ``taker``, which has lent its."""
         keys: list[Need] = [(self._token, (lane, taker))]
         if lane.group is not None:
             keys.append((self._budget, (lane, taker)))
         return keys
 
     def _coming(self, limiter: trio.CapacityLimiter) -> int:
-        """How many tokens are there, or come for certain."""
+        """Return how many tokens are free, or are held by borrowers that go on."""
         waiting = [job for job in limiter.statistics().borrowers if self._waits(job)]
         return max(0, int(min(limiter.total_tokens, sys.maxsize)) - len(waiting))
 
@@ -229,11 +229,11 @@ class Search:
         return _Goal(missing - (len(holders) - len(jobs)), self._ends(jobs))
 
     def _ends(self, jobs: Iterable[AnyJob]) -> list[Need]:
-        """The ends of ``jobs``; first of those that go on, since few of these are mostly enough."""
+        """The ends of ``jobs``; of jobs that go on first, since a few of these mostly suffice."""
         return [(self.end_of, job) for job in sorted(jobs, key=self._goes_on, reverse=True)]
 
     def _budget(self, subject: tuple[LaneActor, AnyJob | None]) -> _Goal:
-        """A token of the group of a lane, reservations being kept unless one is taken back."""
+        """A token of the group of a lane. Reservations hold unless ``taker`` takes a slot back."""
         lane, taker = subject
         group = lane.group
         assert group is not None
@@ -266,7 +266,7 @@ class Search:
             place = place_of(job)
             before += [one for one in session.waiting_jobs() if one._place and one._place < place]
         before += session.readmitted_before(job)
-        # Those for the lane of the job itself can start if it can, as far as that lane goes.
+        # Earlier jobs for the same lane can get its slots if the job itself can.
         starts: list[Need] = [
             (_all, tuple(self.slot_of(one._lane))) for one in before if one._lane is not job._lane
         ]
@@ -275,13 +275,13 @@ class Search:
         return self._width((session, tuple(starts)))
 
     def _width(self, subject: tuple[SessionActor, tuple[Need, ...]]) -> _Goal:
-        """That of the jobs that a session runs, and of these, too, so many come as are too many."""
+        """Enough ends of the jobs that a session runs, or ``starts``, for another job to start."""
         session, starts = subject
         ends = self._ends(session.running_jobs())
         return _Goal(len(ends) + len(starts) - session.concurrency + 1, [*ends, *starts])
 
     def _room(self, request: RoomRequest) -> _Goal:
-        """That a job is let in that waits for room."""
+        """The admission of a job that waits for room."""
         job, lane, session = request.job, request.job._lane, request.session
         keys: list[Need] = []
         if request.actor is session:
@@ -289,25 +289,25 @@ class Search:
         may_wait = session is None or session.config.max_waiting >= 1
         if request.actor is lane or not (lane.has_room and may_wait):
             keys += self.slot_of(lane)
-            # Without a session that is enough: all who stand in the line of the lane can start then.
+            # Without a session a slot is enough: then all jobs in the line of the lane can start.
             if session is not None or job._options.delay:
                 ways: list[Need] = []
                 if may_wait:
                     ways.append((self._fewer, (lane, request)))
                 if session is not None and not job._options.delay:
-                    ways.append((self._turn, (session, job)))  # what starts at once needs no room
+                    ways.append((self._turn, (session, job)))  # a job that starts needs no room
                 keys.append((_any, tuple(ways)))
         return _all(tuple(keys))
 
     def _start_from_line(self, request: RoomRequest) -> list[Need]:
-        """The start of a job that waits for room: it needs none if it may start at once."""
+        """The start of a job that waits for room: it needs no room if it may start at once."""
         keys = self.start_of(request.job, request.session)
         if request.job._options.delay:
             keys.append((self._room, request))
         return keys
 
     def _fewer(self, subject: tuple[Actor, RoomRequest]) -> _Goal:
-        """That so many start, of those in a lane and those before in line for it, as are too many."""
+        """Enough starts, of jobs in a lane and of earlier requests, for ``request`` to fit in."""
         actor, request = subject
         most = actor.config.max_waiting
         before = list(
@@ -324,7 +324,7 @@ class Search:
 
 
 def _give(goal: _Goal, need: Need) -> None:
-    """Have ``goal`` know that its part ``need`` comes, and all goals that come by that."""
+    """Count the part ``need`` of ``goal`` as come, and go on with all goals that come by that."""
     given = [(goal, need)]
     while given:
         goal, need = given.pop()
@@ -343,5 +343,5 @@ def _any(needs: tuple[Need, ...]) -> _Goal:
 
 
 def _before(lane: LaneActor, taker: AnyJob | None) -> Iterator[AnyJob]:
-    """The jobs that take slots of ``lane`` back, as they do before all jobs that wait for one."""
+    """Iterate over the jobs that take slots of ``lane`` back before ``taker`` and all others."""
     return takewhile(lambda job: job is not taker, lane.returning)

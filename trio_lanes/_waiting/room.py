@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-A lane is full when ``max_waiting`` jobs wait in it. A job that would start at once does not wait, so a full
-lane accepts it as well. A request for room stands in the line of its session first, while that is full,
-and then in that of its global lane; there it has its room in the session already. The lines are looked
-at when all else has come to rest, and one request is admitted at a time, so that it is known which
-job would start at once. Two kinds of requests are passed over in a full global lane, since they
-could not start: those whose own session is busy or paused, and those with a delay.
+A lane is full when ``max_waiting`` jobs wait in it. A job that would start at once does not wait,
+so a full lane accepts it as well. A request for room stands in the line of its session first, while
+the session is full, and then in the line of its global lane; it has its room in the session by
+then. The loop looks at the lines when no actor is touched, and admits one request at a time, so
+that it knows which job would start at once. A full global lane passes over requests that could not
+start: requests whose own session is busy or paused, and requests with a delay.
 
-Requests of tasks, which wait, and of other threads, which are told, stand in the same lines.
+Requests of tasks, which wait, and of other threads, which are called back, stand in the same lines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Room:
         lane, session = request.job._lane, request.session
         lane.entering += 1
         self._stand(request, session if session is not None and _full(session) else lane)
-        self._look_out(lane, now)  # nothing has happened that would have it looked at
+        self._look_out(lane, now)  # no act has touched the lane
 
     def leave(self, request: RoomRequest) -> None:
         """Take ``request`` out of line."""
@@ -55,7 +55,7 @@ class Room:
         self._step_out(request)
 
     def next_entry(self, now: float) -> RoomRequest | None:
-        """Take out the request that is admitted now. To be asked until it answers None."""
+        """Take out the request that is admitted now. The loop asks until the answer is None."""
         while self.unseen:
             actor = next(iter(self.unseen))
             if isinstance(actor, LaneActor):
@@ -123,7 +123,7 @@ class Room:
             request.session.entering -= 1
 
     def _look_out(self, lane: LaneActor, now: float) -> None:
-        """Have the first request looked at again when it may enter, where only a clock will tell."""
+        """Wake the lane when its first request may enter, if only the time stops it."""
         if not lane.may_start_newcomers:
             return
         for request in _not_held(lane):
@@ -142,13 +142,13 @@ class Room:
 def full_actor(
     job: AnyJob, session: SessionActor | None, now: float, *, at_rest: bool
 ) -> Actor | None:
-    """The lane that has no room for ``job``, or in which requests wait for room before it.
+    """Return the lane that has no room for ``job``, or in which requests wait for room before it.
 
     Unless the lanes are ``at_rest``, it is not known whether a job would start at once.
     """
     lane, options = job._lane, job._options
     if not (options.queue_timeout or options.delay):
-        return None  # what cannot wait needs no room for that
+        return None  # a job that cannot wait needs no room
     if session is not None and _full(session):
         return session
     if at_rest and _starts_at_once(job, session, now):
@@ -163,7 +163,7 @@ def _full(session: SessionActor) -> bool:
 
 
 def _no_room_in(session: SessionActor) -> bool:
-    """Whether no more may pass the session's line: those who have, have their room in it."""
+    """Whether no request may pass the session's line: requests that have passed it hold room."""
     return session.waiting + session.entering >= max(session.config.max_waiting, 1)
 
 
@@ -180,22 +180,22 @@ def _first_to_enter(lane: LaneActor, now: float) -> RoomRequest | None:
             return request
         if has_room and (session is None or session.has_room):
             return request
-        if not has_room and _lets_start(job, session, now):  # then its lane does not
+        if not has_room and _lets_start(job, session, now):  # then the lane itself stops it
             return None
     return None
 
 
 def _not_held(lane: LaneActor) -> Iterator[RoomRequest]:
-    """The requests in the line of ``lane`` whose sessions may let them start, in order.
+    """Iterate over the requests in the line of ``lane`` whose sessions are not held, in order.
 
-    A session that may not is served when it may, and the lane is looked at then.
+    A session that is held now is served when that ends, and the loop then looks at the lane.
     """
     heads, lines = lane.room_heads, lane.room_by_session
     while heads.items and _is_held(heads.best()):
         heads.remove(heads.best_rank())  # until then
     if heads.items:
         first = _first(lines[heads.best()])
-        yield first  # mostly it is enough, and spares a look at all sessions
+        yield first  # mostly it is enough, and the other sessions are not looked at
         others = [lines[session].values() for session in heads.items.values()]
         for request in merge(*others, key=attrgetter("order")):
             if request is not first and not _is_held(request.session):

@@ -1,10 +1,10 @@
 """Waiting for lanes to be idle, empty or to have room.
 
-Whoever waits for the same condition waits in one place. A condition that is not true because a lane
-is busy is looked at again when that lane runs nothing or nothing waits in it any more, so that a
-thousand waiters cost a busy lane nothing. Others are looked at after each batch. A wait inside
-a job leaves out the jobs that cannot go on before that job has ended; so these conditions are
-looked at as well when a job begins to wait.
+All tasks that wait for the same condition wait in one parking lot. If a busy lane keeps a condition
+from being true, the condition is checked again when no job runs in that lane, or no job waits in
+it: a thousand waiters cost a busy lane nothing. Other conditions are checked after each batch. A
+wait inside a job leaves out the jobs that cannot go on before that job has ended; so these
+conditions are also checked when a job begins to wait.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from .._actors.job import AnyJob
 
 
 class Held(Protocol):
-    """Jobs that cannot go on."""
+    """A set of jobs that cannot go on."""
 
     @property
     def held(self) -> Iterable[AnyJob]:
-        """Running jobs that are known not to."""
+        """The running jobs that are known to be in the set."""
 
     def running(self, scheduler: Any, /) -> list[AnyJob]:
-        """The running jobs of these lanes that cannot."""
+        """Return the running jobs of these lanes that are in the set."""
 
     def waiting(self, scheduler: Any, /) -> list[AnyJob]:
-        """The waiting jobs of these lanes that cannot."""
+        """Return the waiting jobs of these lanes that are in the set."""
 
 
 @final
 @attrs.define(eq=False)
 class Watch:
-    """A condition, and who waits for it."""
+    """A condition, and the tasks that wait for it."""
 
     obstacle: Callable[[], Actor | bool]
-    """What keeps the condition from being true: an actor if it is not before that one runs nothing
-    or nothing waits there; True if that may end with any batch; False if it is true."""
+    """Returns False if the condition is true; an actor if the condition stays false until no job
+    runs in that actor, or no job waits in it; True if any batch may make it true."""
     jobs: tuple[AnyJob, ...] = ()
-    """The jobs inside which it is waited for, the innermost first."""
+    """The jobs inside which a task waits for it, the innermost first."""
     is_held_up: Callable[[Held], bool] = lambda left_out: False
     """Whether the condition cannot come true as long as some jobs cannot go on."""
     behind: Actor | None = attrs.field(default=None, init=False)
@@ -53,19 +53,20 @@ class Watch:
 
 @final
 class Watches:
-    """The conditions that somebody waits for now."""
+    """The conditions that tasks wait for now."""
 
     def __init__(self, inside: dict[Watch, Watches]) -> None:
         self._watched: Final[dict[Hashable, Watch]] = {}
         self.inside: Final = inside
-        """{condition of any lanes of this run that is waited for inside a job: its `Watches`}"""
+        """{condition, of any lanes of this run, that a task in a job waits for: its `Watches`}"""
         self.due: Final[dict[Watch, Hashable]] = {}
-        """{to be looked at after the present batch: its key}"""
-        self._behind: Final[dict[Actor, dict[Watch, Hashable]]] = {}  # the others, likewise
+        """{condition that is checked after the present batch: its key}"""
+        # {actor: {condition that the actor keeps from being true: its key}}
+        self._behind: Final[dict[Actor, dict[Watch, Hashable]]] = {}
 
     @enable_ki_protection
     async def wait(self, key: Hashable, watch: Watch) -> None:
-        """Wait until the condition has been true after a batch, or is now. A checkpoint.
+        """Wait until the condition is true now, or after a batch. A checkpoint.
 
         Equal keys must mean the same condition. Cancelling it leaves nothing behind.
         """
@@ -81,7 +82,7 @@ class Watches:
             if watch.jobs:
                 self.inside[watch] = self
                 has_come = not watch.obstacle()
-                self.check_inside()  # of two jobs that wait for each other, both go on
+                self.check_inside()  # if two jobs wait for each other's lanes, both go on
                 if has_come:
                     await trio.lowlevel.checkpoint()
                     return
@@ -101,19 +102,19 @@ class Watches:
                 self.look_at(actor)
 
     def look_at(self, actor: Actor) -> None:
-        """``actor`` is no obstacle any more: what else is will be seen after the batch."""
+        """``actor`` is no obstacle any more: check its conditions after the batch."""
         actor.watched = False
         for watch, key in self._behind.pop(actor).items():
             watch.behind = None
             self.due[watch] = key
 
     def check_inside(self) -> None:
-        """A job has begun to wait: wake those inside jobs who wait for what is true by that."""
+        """A job has begun to wait: wake tasks inside jobs whose conditions are true by that."""
         for watches in dict.fromkeys(self.inside.values()):
             watches.check()
 
     def check(self) -> None:
-        """Wake the tasks that wait for what is true now."""
+        """Wake the tasks whose conditions are true now."""
         true: list[tuple[Watch, Hashable]] = []
         for watch, key in list(self.due.items()):
             obstacle = watch.obstacle()
@@ -126,7 +127,7 @@ class Watches:
                 self._behind.setdefault(obstacle, {})[watch] = key
             elif watch.lot:
                 true.append((watch, key))
-        for watch, key in true:  # after all were looked at: a job that is woken goes on
-            if watch in self.due:  # else one of Trio's hooks that is told of a wake-up was here
+        for watch, key in true:  # after all were checked: a job that is woken goes on
+            if watch in self.due:  # else an instrument of Trio's, told of a wake-up, was here
                 self._forget(key, watch)
                 watch.lot.unpark_all()
