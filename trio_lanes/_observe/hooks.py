@@ -62,7 +62,7 @@ class Hooks:
     lanes_closing: list[Hook]
 
     def __init__(self, instruments: Iterable[object], base: type) -> None:
-        """Collect the hooks of ``instruments``; those only inherited from ``base`` are none."""
+        """Collect the hooks of ``instruments``; a method inherited from ``base`` is no hook."""
         instruments = tuple(instruments)
         for name in HOOKS:
             hooks: list[Hook] = []
@@ -90,7 +90,7 @@ class Hooks:
         """`call` them with ``job``, in its own context."""
         try:
             context.run(self.call, hooks, job)
-        except RuntimeError:  # it is entered already; the hooks themselves never raise
+        except RuntimeError:  # the context is entered already; `call` itself never raises
             self.call(hooks, job)
 
     def _remove(self, instrument: object) -> None:
@@ -102,5 +102,5 @@ class Hooks:
 def _say_that_it_raised(instrument: object, method: object) -> None:
     try:
         logger.exception("%r raised; the instrument %r is removed", method, instrument)
-    except BaseException:  # a handler or filter of the application's, or a `repr`
+    except BaseException:  # from a logging handler or filter of the application, or a `repr`
         pass

@@ -1,11 +1,10 @@
-"""Bodies that outlive their cancellation, by their lane's ``overdue_after`` seconds.
+"""Overdue bodies: bodies that outlive their cancellation by their lane's ``overdue_after`` seconds.
 
-Each is told of once, whatever cancelled it first: `Job.cancel`, a deadline, a reset, or the end of
-the lanes. Nothing is watched unless an instrument listens.
+The hook is called once for each body, whatever cancelled it first: `Job.cancel`, a deadline, a
+reset, or the end of the lanes. No body is timed unless an instrument has the hook.
 
-The timers here are others than those of the lanes, which stop when the lanes are shut: a body may
-outlive that. They keep the nursery open no longer than the bodies do: when one ends, so does the
-watch over it.
+The timers here are not those of the lanes, which stop when the lanes are shut: a body may outlive
+that. They keep the nursery open no longer than the bodies do: the timer of a body ends with it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .hooks import Hooks
 
 class _Watch(NamedTuple):
     timer: Timer
-    cancelled: bool  # else it only has a deadline, as far as is known
+    cancelled: bool  # else the body only has a deadline
 
 
 @final
@@ -39,12 +38,12 @@ class Overdue:
         self.watched: Final[dict[AnyJob, _Watch]] = {}  # until their bodies have ended
 
     def expect(self, job: AnyJob) -> None:
-        """Look at ``job``, which may have a deadline, or another one, when that is long over."""
+        """Set the timer of ``job`` by its deadline, which may be a new one."""
         if not job.cancel_called:
             self._expect(job)
 
     def cancel(self, jobs: Iterable[AnyJob]) -> None:
-        """``jobs``, which run, are about to be cancelled, if they were not before."""
+        """Set the timers of ``jobs``, which run and are about to be cancelled."""
         now = trio.current_time()
         for job in jobs:
             watch = self.watched.get(job)
@@ -67,7 +66,7 @@ class Overdue:
         self._set(job, job._deadline, partial(self._too_late, job), cancelled=False)
 
     def _too_late(self, job: AnyJob) -> None:
-        # Setting the timer anew whenever a body makes progress would cost too much.
+        # Setting the timer again whenever a body makes progress would cost too much.
         if job._deadline + job._lane.config.overdue_after > trio.current_time():
             self._expect(job)
         else:

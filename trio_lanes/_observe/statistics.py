@@ -1,4 +1,4 @@
-"""What lanes say of themselves: frozen, and counted without looking at any job."""
+"""Statistics of lanes: frozen objects, counted without a scan of the jobs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LaneStatistics:
     waiting: int
     """Jobs bound for it that have not started, in both layers."""
     waiting_in_lane: int
-    """Of these: those that stand in its own line."""
+    """Of these: jobs that stand in its own line."""
     waiting_in_sessions: int
-    """Of these: the others, which are still in their sessions, or not due yet."""
+    """Of these: all other jobs, which are still in their sessions, or not due yet."""
     active: int
     """Jobs that run, also those that have lent their slots."""
     concurrency: int | float
@@ -33,7 +33,7 @@ class LaneStatistics:
     paused_until: float | None
     """When a pause ends by itself, on Trio's clock; None if it does not, or there is none."""
     oldest_wait: float
-    """Seconds that the one which has waited longest has waited; 0 if none waits."""
+    """Seconds that the job which has waited longest has waited; 0 if none waits."""
     started: int
     """Jobs that have started, ever."""
     finished: int
@@ -67,7 +67,7 @@ class SessionStatistics:
     waiting: int
     """Jobs of it that have not started."""
     forwarded: int
-    """Of these: those that stand in the lines of their global lanes."""
+    """Of these: jobs that stand in the lines of their global lanes."""
     active: int
     """Jobs of it that run."""
     concurrency: int | float
@@ -79,7 +79,7 @@ class SessionStatistics:
 
 
 def session_statistics(session: SessionActor) -> SessionStatistics:
-    """``session`` now."""
+    """Return the statistics of ``session`` now."""
     return SessionStatistics(
         waiting=session.waiting,
         forwarded=len(session.forwarded),
@@ -91,7 +91,7 @@ def session_statistics(session: SessionActor) -> SessionStatistics:
 
 
 def lane_statistics(lane: LaneActor) -> LaneStatistics:
-    """``lane`` now."""
+    """Return the statistics of ``lane`` now."""
     in_lane = len(lane.line) + lane.mailbox.count - lane.readmitting
     oldest = lane.oldest
     return LaneStatistics(
@@ -111,7 +111,7 @@ def lane_statistics(lane: LaneActor) -> LaneStatistics:
 def lanes_statistics(
     actors: Mapping[str, LaneActor], *, sessions: int, abandoned: int
 ) -> LanesStatistics:
-    """All lanes now: the global ones by name, and how many sessions are alive."""
+    """Return the statistics of all lanes now: global lanes by name, and the number of sessions."""
     lanes = {name: lane_statistics(lane) for name, lane in actors.items()}
     return LanesStatistics(
         waiting=sum(lane.waiting for lane in lanes.values()),
@@ -124,7 +124,7 @@ def lanes_statistics(
 
 
 def describe(kind: str, actor: Actor) -> str:
-    """The live part of a lane's repr."""
+    """Return the repr of a lane, with its state."""
     paused = ", paused" if actor.paused else ""
     limit = actor.concurrency if actor.limiter is None else actor.limiter.total_tokens
     return (

@@ -1,8 +1,9 @@
-"""Warnings about long waits. They tell, and never cancel.
+"""Warnings about long waits. A warning never cancels a job.
 
-A job with an ``on_wait`` or a ``warn_after`` of its own, or any job when an instrument listens,
-has a timer of its own. All others share one for each lane, set for the oldest wait, which only
-writes to the log: at most one line for each lane and ``warn_after`` seconds.
+A job with an ``on_wait`` or a ``warn_after`` of its own, or any job while an instrument has the
+hook ``job_waiting_long``, has a timer of its own. All other jobs of a lane share one timer, set for
+the oldest wait, which only writes to the log: at most one line for each lane and ``warn_after``
+seconds.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ logger: Final = logging.getLogger("trio_lanes")
 
 _FEW_QUIET: Final = 64
 
-_LEAST: Final = 0.001  # seconds: less may be nothing at all, added to the time of a clock
+_LEAST: Final = 0.001  # seconds: a smaller value may vanish when added to the time of a clock
 
 
 @final
 class WaitWarnings:
-    """Sets the timers of long waits, and says what they find."""
+    """Sets the timers of long waits, and writes the warnings."""
 
     def __init__(self, timers: Timers, hooks: Hooks) -> None:
         self._timers: Final = timers
         self._hooks: Final = hooks
-        # {name of a lane: until when the log has no other line about it}. By name, since a lane of
-        # a template may be another object by then.
+        # {name of a lane: the time before which the log has no other line about it}. By name, since
+        # a lane of a template may be another object by then.
         self._quiet: dict[str, float] = {}
-        self._most_quiet = _FEW_QUIET  # with more entries, those that are over are dropped
+        self._most_quiet = _FEW_QUIET  # with more entries, expired entries are dropped
 
     def watch(self, job: AnyJob) -> None:
         """Give ``job``, which begins to wait, a timer of its own if it needs one."""
@@ -49,9 +50,9 @@ class WaitWarnings:
             self._at(_due(job), partial(self._too_long, job), job)
 
     def watch_lane(self, lane: LaneActor) -> None:
-        """Set the timer of ``lane`` for its oldest wait, unless that is far from it."""
+        """Set the timer of ``lane`` for its oldest wait."""
         oldest = lane.oldest
-        assert oldest is not None  # whoever asks for this has looked
+        assert oldest is not None  # the caller has checked that a job waits
         due = oldest._waiting_since + lane.config.warn_after
         self._look_at(lane, max(due, self._quiet_until(lane)))
 
@@ -80,9 +81,9 @@ class WaitWarnings:
     def _oldest_too_long(self, lane: LaneActor) -> None:
         lane.warning = None
         now = trio.current_time()
-        again = now + _pause(lane)  # later than now in any case, or the timers never come to rest
+        again = now + _pause(lane)  # always later than now, or the timers would never come to rest
         for job in lane.bound.values():
-            if job._options.warn_after is None:  # the others have said what they want
+            if job._options.warn_after is None:  # the other jobs have timers of their own
                 due = max(_due(job), self._quiet_until(lane))
                 if due <= now:
                     self._say(lane)
@@ -113,11 +114,11 @@ class WaitWarnings:
 
 
 def _due(job: AnyJob) -> float:
-    """When a warning about ``job`` is due."""
+    """Return the time at which a warning about ``job`` is due."""
     own = job._options.warn_after
     return job._waiting_since + (job._lane.config.warn_after if own is None else own)
 
 
 def _pause(lane: LaneActor) -> float:
-    """Seconds between two lines about ``lane``: a ``warn_after`` next to 0 cannot mean none."""
+    """Return the seconds between two lines about ``lane``: 1 for a ``warn_after`` next to 0."""
     return lane.config.warn_after if lane.config.warn_after >= _LEAST else 1.0
