@@ -286,9 +286,12 @@ class LaneActor(Actor):
             if when > now:
                 self.wake_at = self.rate_until = when
                 head = None
-        if head is None and self.token_request is not None:
-            if not (self.returning or self.room_line):
-                self.token_request.rest()
+        if (
+            head is None
+            and self.token_request is not None
+            and not (self.returning or self.room_line)
+        ):
+            self.token_request.rest()
         return head
 
     def _next_return(self) -> AnyJob | None:

@@ -127,10 +127,13 @@ class SessionActor(Actor):
             self.is_ranked = True
         job._place = order
         forwarded = self.forwarded
-        if not self.touched and len(forwarded) + self.active >= self.concurrency:
-            if not (forwarded and order < max(forwarded)):
-                self.backlog.add(order, job)
-                return False
+        if (
+            not self.touched
+            and len(forwarded) + self.active >= self.concurrency
+            and not (forwarded and order < max(forwarded))
+        ):
+            self.backlog.add(order, job)
+            return False
         if self.mailbox is None:
             self.mailbox = self._mailboxes.pop() if self._mailboxes else Mailbox()
         self.mailbox.send(job)
