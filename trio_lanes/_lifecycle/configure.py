@@ -1,4 +1,4 @@
-"""Changing what is configured while it works: checked as a whole, applied as a whole."""
+"""`Lanes.configure`: change the configuration of running lanes, as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def configure(
     groups: Mapping[str, LaneGroup] | None = None,
     sessions: LaneConfig | None = None,
 ) -> None:
-    """Change, add and remove lanes, and replace groups and sessions if given; or nothing.
+    """Change, add and remove lanes, and replace groups and sessions if given; all or nothing.
 
     Raises:
-      TypeError, ValueError: for a bad configuration, or a change of what is in use.
+      TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
     """
     plan = scheduler.registry.plan.changed(lanes, groups, sessions)
     for lane in scheduler.lanes.values():
@@ -49,16 +49,16 @@ def _check_change(lane: LaneActor, plan: Plan) -> None:
 
 
 def apply(scheduler: Scheduler, plan: Plan) -> None:
-    """Go on as ``plan`` says, which is known to be possible, inside a transition."""
+    """Apply ``plan``, which was checked, inside a batch."""
     registry = scheduler.registry
     old, registry.plan = registry.plan, plan
-    switched: list[Pausable] = []  # those that are to pause, or to go on
+    switched: list[Pausable] = []  # lanes and templates to be paused, or to be resumed
     for name, lane in list(scheduler.lanes.items()):
         label = plan.label_of(name)
         if label is None:
             del scheduler.lanes[name]
         else:
-            if lane.watched:  # as one of a template, which it may not be any more
+            if lane.watched:  # as a lane of a template, which it may not be any more
                 scheduler.watches.look_at(lane)
             config, former = plan.lanes[label], old.lanes.get(lane.label)
             lane.label, lane.from_template = label, label != name
@@ -89,12 +89,12 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
         switched += _change(scheduler, session, plan.of_session(key))
     registry.resize_session_limiters()
     _regroup(scheduler)
-    for actor in switched:  # last: hooks are told of it, and may use all that is configured
+    for actor in switched:  # last: hooks are called, and may use the whole new configuration
         (pause if actor.config.paused else resume)(scheduler, (actor,))
 
 
 def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Actor]:
-    """Have ``actor`` go on with ``config``; itself, if that says to pause or to go on."""
+    """Give ``actor`` the configuration ``config``; return it if it is to be paused or resumed."""
     old = actor.config
     actor.touch()
     if config == old:
@@ -104,7 +104,7 @@ def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Acto
 
 
 def _regroup(scheduler: Scheduler) -> None:
-    """Make the groups of the plan, and put every lane into its own."""
+    """Make the groups of the plan, and put every lane into its group."""
     registry = scheduler.registry
     old = dict(scheduler.groups)
     for group in old.values():
@@ -122,7 +122,7 @@ def _regroup(scheduler: Scheduler) -> None:
 
 
 def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -> None:
-    """Change how many jobs of ``lane`` run at once; what can start then starts."""
+    """Change how many jobs of ``lane`` run at once; jobs that can start then start."""
     value = count("concurrency", value)
     if lane.config.limiter is None and lane.name in scheduler.registry.plan.lanes:
         configure(scheduler, {lane.name: value})

@@ -1,6 +1,6 @@
-"""The verbs that act on lanes as they are: clear, reset, pause, and waiting for them.
+"""The verbs that act on lanes: clear, reset, pause, resume, and the waits for lanes.
 
-Each takes the actors that a name means; None means every global lane, which is every job.
+A verb acts on the actors that a name means. None means all global lanes, and so all jobs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ANY_OWNER: Final = ...
 
 
 def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
-    """The lanes that ``name`` means: none for a session, or a template's lane, not alive.
+    """Return the lanes that ``name`` means; empty if it is a lane that is not alive.
 
-    A template means those of its lanes that are alive.
+    A template means its lanes that are alive.
 
     Raises:
       UnknownLaneError: if it is a global lane that does not exist.
@@ -51,10 +51,10 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
 
 
 def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
-    """As `named`, but what is meant is there now, until its next step at least.
+    """As `named`, but bring a single lane to life, until it is served at least.
 
-    A single lane is alive. A template means itself too, and so its lanes that come to life later;
-    without a name all templates are meant.
+    The result includes the template that ``name`` means, and without a name all templates: a pause
+    holds for lanes of a template that come to life later, too.
     """
     scheduler.check_thread()
     actors = named(scheduler, name)
@@ -73,7 +73,7 @@ def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
 
 
 def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: str | None) -> int:
-    """Cancel what waits in ``actors``, of ``owner`` only if one is given; how many."""
+    """Cancel the waiting jobs of ``actors``, of ``owner`` alone if given; return how many."""
     with scheduler.batch():
         cleared = 0
         for actor in actors:
@@ -92,7 +92,7 @@ def _cleared(name: str, reason: str | None) -> Callable[[AnyJob], LaneClearedErr
 
 
 def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
-    """Give up what runs in ``actors``; how many jobs that were."""
+    """Give up the jobs that run in ``actors``; return how many."""
     with scheduler.batch():
         total = 0
         for actor in actors:
@@ -104,7 +104,7 @@ def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
 
 
 def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
-    """Settle those of ``jobs`` that run, whatever their bodies still do; how many there were."""
+    """Settle the running jobs of ``jobs``, whatever their bodies still do; return how many."""
     with scheduler.batch():
         given_up = 0
         for job in jobs:
@@ -116,7 +116,7 @@ def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = Non
 
 
 def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
-    """Have ``actors`` start nothing until they are resumed."""
+    """Pause ``actors`` until they are resumed."""
     with scheduler.batch():
         for actor in actors:
             actor.paused_by_hand = True
@@ -124,7 +124,7 @@ def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
 
 
 def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
-    """Have the lanes that ``name`` means start nothing for that long, at least."""
+    """Pause the lanes that ``name`` means for ``delay`` seconds, at least."""
     finite_seconds("seconds", delay)  # before a lane is brought to life for it
     actors = alive(scheduler, name)
     with scheduler.batch():
@@ -137,7 +137,7 @@ def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
 
 
 def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
-    """Have ``actors`` start jobs again."""
+    """Let ``actors`` start jobs again."""
     with scheduler.batch():
         for actor in actors:
             actor.paused_by_hand = False
@@ -154,12 +154,12 @@ def _belongs(job: AnyJob, actors: Sequence[Actor]) -> bool:
 
 
 def _count(jobs: Iterable[AnyJob], actors: Sequence[Actor]) -> int:
-    """How many of ``jobs`` are in any of ``actors``."""
+    """Return how many of ``jobs`` are in any of ``actors``."""
     return sum(_belongs(job, actors) for job in jobs)
 
 
 async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: float) -> bool:
-    """Wait for the end of the jobs that run in ``actors`` now; whether they ended in time."""
+    """Wait for the end of the jobs that run in ``actors`` now; return whether it came in time."""
     seconds("timeout", timeout)
     scheduler.check_thread()
     running = [job for actor in actors for job in actor.running_jobs()]
@@ -194,7 +194,7 @@ async def wait_until(
     fewer_than: float = 1,
     idle: bool = False,
 ) -> None:
-    """Wait until fewer jobs than that wait where ``name`` says, and, if ``idle``, none runs."""
+    """Wait until fewer than ``fewer_than`` jobs wait there and, if ``idle``, no job runs there."""
     named(scheduler, name)  # raises, if there is no such lane
     scheduler.check_thread()
     inside = tuple(jobs_here(scheduler.running))
@@ -202,7 +202,7 @@ async def wait_until(
     def actors() -> Sequence[Actor]:
         try:
             return named(scheduler, name)
-        except UnknownLaneError:  # removed since; only an idle lane is
+        except UnknownLaneError:  # removed since then; only an idle lane can be removed
             return ()
 
     def is_busy(actor: Actor) -> bool:
@@ -247,7 +247,7 @@ async def wait_until(
 
 
 def check_room(n: object) -> int | float:
-    """``n`` as the argument of ``wait_room``."""
+    """Check ``n``, the argument of ``wait_waiting_below``."""
     number = count("n", n)
     if number < 1:
         raise ValueError(f"n must be at least 1, got {n!r}")
@@ -255,7 +255,7 @@ def check_room(n: object) -> int | float:
 
 
 def jobs_of(actors: Iterable[Actor]) -> list[AnyJob]:
-    """The jobs that wait or run in ``actors``, in the order of submission."""
+    """Return the jobs that wait or run in ``actors``, in the order of submission."""
     jobs = chain.from_iterable(
         chain(actor.waiting_jobs(), actor.running_jobs()) for actor in actors
     )
@@ -263,5 +263,5 @@ def jobs_of(actors: Iterable[Actor]) -> list[AnyJob]:
 
 
 def all_jobs(scheduler: Scheduler) -> list[AnyJob]:
-    """Every job that waits or runs, in the order of submission."""
+    """Return all jobs that wait or run, in the order of submission."""
     return jobs_of(scheduler.lanes.values())

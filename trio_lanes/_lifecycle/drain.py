@@ -1,4 +1,4 @@
-"""Ending: let work end within a grace, cancel what is left, give up what will not stop."""
+"""`Lanes.drain`: let jobs end within a grace, cancel the rest, give up bodies that do not stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DrainReport:
     cancelled: int
     """Jobs that the drain cancelled, before or after they had started."""
     abandoned: int
-    """Jobs whose bodies outlived that, and were given up."""
+    """Jobs whose bodies outlived their cancellation, and were given up."""
 
 
 @enable_ki_protection
@@ -39,7 +39,7 @@ async def drain(
     cancel_grace: float,
     waiting: Literal["finish", "cancel"],
 ) -> DrainReport:
-    """Close ``scheduler`` and wait until nothing waits or runs. See `Lanes.drain`."""
+    """Close the lanes and wait until no job waits or runs. See `Lanes.drain`."""
     seconds("grace", grace)
     seconds("cancel_grace", cancel_grace)
     if waiting not in ("finish", "cancel"):
@@ -58,7 +58,7 @@ async def drain(
         running = _running(scheduler)
         for job in running:
             job.cancel(reason)
-        left: dict[AnyJob, None] = {}  # also those that do not wait for this job any more
+        left: dict[AnyJob, None] = {}  # also jobs that do not wait for this job any more
         with trio.move_on_after(cancel_grace) as in_time:
             await wait_until(scheduler, None, idle=True)
         if in_time.cancelled_caught:

@@ -10,16 +10,16 @@ the wait leaves out:
 * each waiting job that needs a place in its session, a slot or a token of a group, if all of these
   are held by jobs that are left out.
 
-Found by the search for deadlocks: the caller's jobs are taken never to end, and what cannot come
-then is left out. Waits for lanes inside of other jobs are no part of that search. They are added
-one round after the other: a job whose wait for lanes cannot come true is taken never to end either.
-Two jobs that wait for each other's lanes so leave out each other.
+The search for deadlocks finds these jobs: it assumes that the caller's jobs never end, and each job
+whose start or end cannot come then is left out. Waits for lanes inside of other jobs are no part of
+that search. They are added round by round: a job whose wait for lanes cannot come true is assumed
+never to end either. So two jobs that wait for each other's lanes leave out each other.
 
 Some waits for lanes hold up each other only together: each waits for a job that needs a slot, and
-their own jobs hold all slots. For each of them alone, another could still give its slot. So if the
-caller's wait would come true with the jobs of all waits for lanes held, then the largest set of
-such jobs is looked for that hold up each other: a wait leaves that set if all that it waits for can
-come though the others are held, but for what it leaves out itself.
+their own jobs hold all slots. For each of these waits alone, another job could still give its slot.
+So if the caller's wait would come true with the jobs of all waits for lanes held, the module looks
+for the largest set of such jobs that hold up each other: a wait leaves that set if all that it
+waits for can come although the other jobs are held, apart from the jobs that it leaves out itself.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from .._waiting.watch import Watch
 
 
 def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
-    """No more running jobs than that can be left out by a wait inside those jobs.
+    """Return an upper bound of the running jobs that a wait inside those jobs can leave out.
 
-    Asked first, since it costs nothing: while many jobs wait for lanes, those are looked at often.
+    Used first, since it is cheap: while many jobs wait for lanes, their conditions are checked
+    often.
     """
     watching = sum(len(watch.jobs) for watch in scheduler.watches.inside)
     lending = sum(len(lane.lending) for lane in scheduler.lanes.values())
@@ -52,7 +53,7 @@ def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
 def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> bool:
     """Whether a wait inside those jobs may leave out any job of these lanes that waits.
 
-    Asked first as well: a job that submits many others and waits for room is looked at for each.
+    Used first as well: the wait for room of a job that submits many jobs is checked for each one.
     """
     jobs = _may_be_held(scheduler, inside)
     if any(job._session_lane is not None and job._session_lane.waiting for job in jobs):
@@ -66,7 +67,7 @@ def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> boo
 
 
 def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]:
-    """The running jobs of these lanes that a wait inside those jobs may leave out."""
+    """Return the running jobs of these lanes that a wait inside those jobs may leave out."""
     watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
     waiting = (wait.job for wait in scheduler.waits)
     lending = chain.from_iterable(lane.lending for lane in scheduler.lanes.values())
@@ -80,7 +81,7 @@ def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]
 def comes_true(
     scheduler: Scheduler, inside: Iterable[AnyJob], is_true: Callable[[LeftOut], bool]
 ) -> bool:
-    """Whether a wait inside those jobs, which ends if ``is_true`` of what is left out, ends."""
+    """Whether a wait inside those jobs ends now: ``is_true`` tells it for the jobs left out."""
     left_out = LeftOut(scheduler, inside)
     if is_true(left_out):
         return True
@@ -89,7 +90,7 @@ def comes_true(
 
 
 def all_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> LeftOut:
-    """Return what a wait inside those jobs leaves out, whatever it waits for."""
+    """Return the jobs that a wait inside those jobs leaves out, whatever it waits for."""
     left_out = LeftOut(scheduler, inside)
     return _held_together(scheduler, left_out, lambda larger: True) or left_out
 
@@ -97,9 +98,9 @@ def all_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> LeftOut:
 def _held_together(
     scheduler: Scheduler, left_out: LeftOut, may_be_true: Callable[[LeftOut], bool]
 ) -> LeftOut | None:
-    """Return what is left out with the waits that hold up each other only together.
+    """Return the jobs left out because of waits that hold up each other only together.
 
-    None if there are none, or if what is left out would not be enough.
+    None if there are no such waits, or if the wait would not end by that.
     """
     watches = scheduler.watches.inside
     others = {watch: None for watch in watches if not left_out.held.keys() >= {*watch.jobs}}
@@ -130,7 +131,7 @@ class LeftOut:
         self, scheduler: Scheduler, jobs: Iterable[AnyJob], *, with_watches: bool = True
     ) -> None:
         self.held = dict.fromkeys(jobs)
-        """Running jobs that are known to be left out."""
+        """The running jobs that are known to be left out."""
         watches = scheduler.watches.inside if with_watches else ()
         is_complete = False
         while not is_complete:
@@ -146,11 +147,11 @@ class LeftOut:
         return job in self.held or not self._search.can_come([(self._search.end_of, job)])
 
     def running(self, scheduler: Scheduler) -> list[AnyJob]:
-        """The running jobs of these lanes that are left out."""
+        """Return the running jobs of these lanes that are left out."""
         return [job for job in _may_be_held(scheduler, self.held) if self.has(job)]
 
     def waiting(self, scheduler: Scheduler) -> list[AnyJob]:
-        """The waiting jobs of these lanes that are left out."""
+        """Return the waiting jobs of these lanes that are left out."""
         can_come, slot_of = self._search.can_come, self._search.slot_of
         busy = [lane for lane in scheduler.lanes.values() if lane.waiting]
         stuck = {lane for lane in busy if not can_come(slot_of(lane))}
@@ -160,7 +161,7 @@ class LeftOut:
             if session is not None:
                 for lane, jobs in _by_lane(session).items():
                     if lane not in stuck:
-                        # If one of them cannot start, then none behind it can.
+                        # If a job of a session cannot start, no job behind it can.
                         found += jobs[bisect_left(jobs, True, key=self._cannot_start) :]
         return found
 
@@ -189,7 +190,7 @@ class _Beyond:
 
 
 def _by_lane(session: SessionActor) -> dict[LaneActor, list[AnyJob]]:
-    """The waiting jobs of ``session`` in their order, by the lanes that they are bound for."""
+    """Return the waiting jobs of ``session`` in order, by the lanes that they are bound for."""
     found: dict[LaneActor, list[AnyJob]] = {}
     for job in sorted(session.waiting_jobs(), key=place_of):
         found.setdefault(job._lane, []).append(job)

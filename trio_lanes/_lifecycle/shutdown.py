@@ -1,8 +1,8 @@
 """Signals: the first asks for an orderly end, the second for a quick one, others reset or reload.
 
-One receiver takes all of them for as long as it listens, and whoever acts on one does so in a task
-of its own, so that the next is heard meanwhile: the second while the first drain waits, and both
-while a configuration is read.
+One receiver takes all signals for as long as it listens. Each signal is acted on in a task of its
+own, so that the next signal is received meanwhile: the second one while the first drain waits, and
+both while a configuration is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNCATCHABLE: Final = {getattr(signal, name, None) for name in ("SIGKILL", "SIGS
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """What signals act on: `Lanes`, and layers above that end, reset and reload as these do."""
+    """The object that signals act on: `Lanes`, or a layer above that ends and reloads as these."""
 
     @property
     def configure(self) -> Callable[..., object]: ...  # sync here, async there
@@ -55,40 +55,40 @@ async def shutdown_on_signals(
             await nursery.start(partial(shutdown_on_signals, lanes, grace=30))
             await serve(app, config, shutdown_trigger=lanes.wait_closing)
 
-    From the moment that it has started until it ends, it takes the signals in place of whoever
-    had them; a `KeyboardInterrupt` is no longer raised where SIGINT is among them. It ends when
-    the lanes are closed and nothing waits or runs any more, whether a signal did that or anybody
-    else, and signals do again what they did before: a later SIGTERM ends the process at once, as
-    does a Ctrl-C by `KeyboardInterrupt`. A checkpoint. Only in Python's main thread.
+    While it runs, it replaces the handlers of these signals; with SIGINT among them, no
+    `KeyboardInterrupt` is raised. It ends when the lanes are closed, by a signal or by other code,
+    and no job waits or runs any more. Then the former handlers are back: a later SIGTERM ends the
+    process at once, as does a Ctrl-C by `KeyboardInterrupt`. A checkpoint. Only in Python's main
+    thread.
 
     * The first of ``signals`` closes the lanes and drains them, as `Lanes.drain` does.
     * The second, of the same kind or another, cancels what is left, as a drain does at the end of
       its grace. Further ones change nothing.
-    * ``reset_signal`` is `Lanes.reset`: running jobs are given up, what waits starts.
+    * ``reset_signal`` is `Lanes.reset`: running jobs are given up, waiting jobs start.
     * ``reload_signal`` calls ``reload`` and gives the result to `Lanes.configure`. If either
       raises, that is logged as an error, with the traceback, and nothing has changed.
 
-    A signal of one kind that comes again before it is heard counts once, as it does for every
-    process. Cancelling this puts back what signals did before; the lanes are as the cancelling of
-    a drain leaves them: open if no signal came, else closed, with the work running.
+    A signal that comes again before it is received counts once, as in every process. Cancelling
+    this puts the former handlers back. It leaves the lanes as the cancelling of a drain does: open
+    if no signal came, else closed, with the work running.
 
     Args:
       grace: seconds in which work may end after the first signal; `math.inf` for no limit.
       cancel_grace: seconds in which it may end after it was cancelled; then it is given up as by
         `Lanes.reset`. It stays a child of the lanes' nursery.
-      signals: those that end the lanes; at least one.
-      retry_after: seconds after which whoever is refused may try again; see `Lanes.close`.
+      signals: the signals that end the lanes; at least one.
+      retry_after: seconds after which a refused caller may try again; see `Lanes.close`.
       reset_signal: SIGUSR1, say.
       reload_signal: SIGHUP, say.
       reload: takes no arguments and returns what to change: a mapping as for `Lanes.configure`,
         a tuple of such a mapping, or None, and of groups, or None if there is nothing to change.
-        It may be async. A plain function is called in Trio's thread, and holds up everything else
-        while it runs. A signal that comes during a reload has it done again afterwards. A reload
-        that is under way when the last job ends is cancelled.
+        It may be async. A plain function is called in Trio's thread, and blocks all other tasks
+        while it runs. A signal that comes during a reload starts another reload afterwards. A
+        reload that is under way when the last job ends is cancelled.
 
     Returns:
-      How the jobs ended since the last signal that mattered, the first or the second; None if the
-      lanes ended without one. Who starts this in a nursery finds it in the log.
+      The report of the drain of the first signal, or of the second if that came; None if the lanes
+      ended without a signal. The report is in the log as well.
 
     Raises:
       TypeError, ValueError: for a bad argument, before anything has changed.
@@ -165,7 +165,7 @@ def _name(signum: int) -> str:
 
 @final
 class _Ending:
-    """How far the end of the lanes has come."""
+    """The state of the end of the lanes."""
 
     def __init__(
         self,
@@ -180,8 +180,8 @@ class _Ending:
         self._grace: Final = grace
         self._cancel_grace: Final = cancel_grace
         self._retry_after: Final = retry_after
-        self._drains: Final[list[trio.CancelScope]] = []  # a gentle one, then a quick one
-        self._cancels_at: float | None = None  # when the gentle one does so by itself
+        self._drains: Final[list[trio.CancelScope]] = []  # of a gentle drain, then of a quick one
+        self._cancels_at: float | None = None  # when the gentle drain cancels by itself
         self.report: DrainReport | None = None
 
     def signalled(self, name: str) -> None:
@@ -209,10 +209,10 @@ class _Ending:
             self._nursery.cancel_scope.cancel()
 
     async def wait_for_others(self) -> None:
-        """End when somebody else has ended the lanes."""
+        """End when other code has ended the lanes."""
         await self._lanes.wait_closing()
         await self._lanes.wait_idle()
-        if not self._drains:  # else the drain is about to say how it went
+        if not self._drains:  # else the drain is about to make its report
             self._nursery.cancel_scope.cancel()
 
 
@@ -224,7 +224,7 @@ class _Reloading:
         self._lanes: Final = lanes
         self._reload: Final = reload
         self._wanted = trio.Event()
-        self._name = ""  # of the signal that wants it
+        self._name = ""  # of the signal that asked for it
 
     def signalled(self, name: str) -> None:
         """Reload soon: now, or again after the reload that is under way."""
