@@ -1,8 +1,8 @@
-"""What an instrument may have: hooks that are told what lanes do.
+"""The hooks that an instrument may have.
 
-A hook is called between two acts of the lanes, when the state change that it tells of is complete.
-It may submit, cancel, clear, reset or configure; what that makes possible is done next. A hook that
-raises is logged, and its instrument is removed, as in Trio.
+A hook is called between two acts of the lanes, when the state change that it reports is complete.
+It may submit, cancel, clear, reset or configure; that is served next. A hook that raises is logged,
+and its instrument is removed, as in Trio.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from ._views import Lane, SessionLane
 
 
 class LaneInstrument(Protocol):
-    """What an instrument may have. Every method is optional and synchronous.
+    """The hooks that an instrument may have. Every method is optional and synchronous.
 
-    Inherit from this and override what you need. At run time nothing asks for that: whatever of
-    these names an object has is called. A hook that nobody has, or that is only inherited from
-    here, costs nothing. The key of a session is not fit for the label of a metric: `Lane.label`
-    is, and so is ``job.lane`` where no lane comes from a template.
+    Inherit from this class and override the hooks that you need. Inheritance is not required: an
+    object needs only methods of these names. A hook that no instrument has, or that is only
+    inherited from here, costs nothing. A hook is called between two acts of the lanes, when the
+    change that it reports is complete; it may submit, cancel, clear, reset or configure. Do not
+    label a metric with the key of a session; `Job.lane_label` and `Lane.label` are fit for it.
     """
 
     def job_submitted(self, job: AnyJob) -> None:
@@ -27,7 +28,7 @@ class LaneInstrument(Protocol):
         return
 
     def job_forwarded(self, job: AnyJob) -> None:
-        """``job`` may start as far as its session goes, and stands in line in its global lane."""
+        """The session of ``job`` has forwarded it: it stands in the line of its global lane."""
         return
 
     def job_started(self, job: AnyJob) -> None:
@@ -51,15 +52,15 @@ class LaneInstrument(Protocol):
         return
 
     def lane_idle(self, lane: Lane | SessionLane) -> None:
-        """Nothing waits in ``lane`` any more, and nothing runs."""
+        """No job waits or runs in ``lane`` any more."""
         return
 
     def lane_empty(self, lane: Lane | SessionLane) -> None:
-        """Nothing waits in ``lane`` any more."""
+        """No job waits in ``lane`` any more."""
         return
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
-        """``lane`` starts nothing until it is resumed."""
+        """``lane`` was paused: it starts no job until it is resumed."""
         return
 
     def lane_resumed(self, lane: Lane | SessionLane) -> None:

@@ -1,4 +1,4 @@
-"""Where it all meets: `open_lanes`, and the `Lanes` that it gives."""
+"""`open_lanes`, and the `Lanes` that it gives."""
 
 from __future__ import annotations
 
@@ -50,25 +50,27 @@ def open_lanes(
         async with open_lanes({"main": 4, "cron": 1}) as lanes:
             print(await lanes.run(reply, "alice", "hello", session="alice"))
 
-    Entering is not a checkpoint. Leaving is: the lanes are closed, and all work is waited for,
-    including jobs in a lane that is paused. Leaving with an exception, or being cancelled,
-    cancels everything: what has not started settles with `LanesClosedError`. The failure of a
-    job with a handle belongs to the handle; that of ``start_soon``, and a `BaseException` that
-    is no `Exception`, cancel everything and leave in an `ExceptionGroup`, as from a nursery.
+    Entering is not a checkpoint. Leaving is: it closes the lanes and waits for all jobs, including
+    jobs in a lane that is paused. Leaving with an exception, or being cancelled, cancels
+    everything: jobs that have not started settle with `LanesClosedError`. The failure of a job with
+    a handle belongs to the handle; the failure of a ``start_soon``, and a `BaseException` that is
+    no `Exception`, cancel everything. Each exception that leaves the block does so in an
+    `ExceptionGroup`, as from a nursery: also that of an ``await lanes.run(...)`` in the block.
 
     Args:
-      lanes: the global lanes. A number is a `LaneConfig` with that concurrency. A name that ends
-        with ``*`` is a template: a lane whose name matches it comes to life and goes as session
-        lanes do. ``"session:vip"`` is what that one session is like, ``"session:probe-*"`` all
-        whose keys match; a number is its only difference from the others.
-      sessions: what every other session lane is like.
+      lanes: the global lanes. A number is a `LaneConfig` with that concurrency; a `LaneConfig`
+        without ``concurrency`` runs one job at a time. A name that ends with ``*`` is a template: a
+        lane whose name matches it comes to life and goes as session lanes do. ``"session:vip"``
+        configures that session, ``"session:probe-*"`` each session whose key matches; there a
+        number changes only the concurrency.
+      sessions: the configuration of all other session lanes.
       groups: global lanes that share a budget and rate limits, by the groups' names.
       instruments: hooks; see `LaneInstrument`.
 
     Raises:
       TypeError, ValueError: for a bad configuration, at the call.
-      RuntimeError: in leaving, if something was raised in the middle of a step, such as a
-        `RecursionError` in a submission; whoever was in it got that very exception before.
+      RuntimeError: in leaving, if an act of the lanes was broken off by an exception, such as a
+        `RecursionError` in a submission; the caller of that act got that exception before.
     """
     plan = Plan(others=session_config(sessions)).changed(lanes, groups, opening=True)
     return _opened(plan, Hooks(instruments, LaneInstrument))
@@ -95,7 +97,7 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
 
 
 def _say_how_wide(plan: Plan) -> None:
-    """Log how many jobs each lane runs at once: a `LaneConfig` that does not say it runs one."""
+    """Log how many jobs each lane runs at once: a `LaneConfig` without ``concurrency`` runs one."""
     widths = [
         f"{name} {config.concurrency if config.limiter is None else config.limiter.total_tokens}"
         for name, config in plan.lanes.items()
@@ -107,22 +109,22 @@ def _say_how_wide(plan: Plan) -> None:
 
 
 def _report_unretrieved(scheduler: Scheduler) -> None:
-    """Log the failures that nobody has looked at, whose jobs somebody still holds."""
+    """Log the failures that were not retrieved, of jobs that are still referenced."""
     for error in list(scheduler.unretrieved):
         error.report()
 
 
 async def _let_work_end(scheduler: Scheduler) -> None:
-    """Wait until nothing waits or runs, and say so once if a pause is in the way of that."""
+    """Wait until no job waits or runs, and log once if a pause prevents that."""
     if not _warn_of_pauses(scheduler):
-        # What still waits when nothing runs any more will not start by itself.
+        # A job that still waits when no job runs any more will not start by itself.
         await _control.wait_until(scheduler, None, fewer_than=math.inf, idle=True)
         _warn_of_pauses(scheduler)
     await _control.wait_until(scheduler, None, idle=True)
 
 
 def _warn_of_pauses(scheduler: Scheduler) -> bool:
-    """Name the paused lanes in which jobs wait; whether there are any."""
+    """Log the paused lanes in which jobs wait; return whether there are any."""
     paused = [actor for actor in scheduler.registry.actors if actor.paused and actor.waiting]
     for actor in paused:
         logger.warning(
@@ -135,14 +137,14 @@ def _warn_of_pauses(scheduler: Scheduler) -> bool:
 
 @final
 class Lanes(Submitter):
-    """All lanes of one `open_lanes`. Nothing but that makes one.
+    """All lanes of one `open_lanes`, which alone makes this object.
 
-    They and their jobs belong to the thread in which they were opened: in another one, whatever
-    would change something, or wait, is a `RuntimeError`, and nothing has changed. There, use
-    `portal`.
+    Lanes and their jobs belong to the thread in which they were opened. In another thread, a call
+    that would change them, or wait, is a `RuntimeError`, and nothing has changed. Use `portal`
+    there.
 
-    Wherever a ``name`` is taken it is that of a global lane, or of a session lane if it begins
-    with ``session:``. A global lane that does not exist is an `UnknownLaneError`.
+    A ``name`` is that of a global lane, or of a session lane if it begins with ``session:``. A
+    global lane that does not exist is an `UnknownLaneError`.
     """
 
     @classmethod
@@ -163,17 +165,17 @@ class Lanes(Submitter):
             f"{statistics.waiting} waiting{closed}>"
         )
 
-    # ---- looking
+    # ---- inspecting
 
     def lane(self, name: str) -> Lane:
-        """The global lane of that name: neither a session's, see `session`, nor a template."""
+        """Return the global lane of that name. For a session lane, see `session`."""
         resolved = resolve_global_lane(name)
         if self._scheduler.registry.find_lane(resolved) is None:
             raise UnknownLaneError(resolved, self._scheduler.registry.plan.lanes)
         return Lane._create(self._scheduler, resolved)
 
     def session(self, key: str) -> SessionLane:
-        """The lane of that session, which need not be alive.
+        """Return the lane of that session, which need not be alive.
 
         Raises:
           ValueError: if the key is blank.
@@ -181,24 +183,24 @@ class Lanes(Submitter):
         return SessionLane._create(self._scheduler, session_key(key))
 
     def jobs(self) -> list[AnyJob]:
-        """The jobs that wait or run, in the order of submission."""
+        """Return the jobs that wait or run, in the order of submission."""
         return _control.all_jobs(self._scheduler)
 
     def sessions(self) -> list[str]:
-        """The keys of the sessions whose lanes are alive."""
+        """Return the keys of the sessions whose lanes are alive."""
         return list(self._scheduler.sessions)
 
     def statistics(self) -> LanesStatistics:
-        """How things stand; looks at no job."""
+        """Return the numbers of jobs, sessions and lanes now, without a scan of the jobs."""
         scheduler = self._scheduler
         return lanes_statistics(
             scheduler.lanes, sessions=len(scheduler.sessions), abandoned=scheduler.abandoned
         )
 
     def portal(self) -> LanesPortal:
-        """A door for other threads: submit from them, cancel, and get results.
+        """Return a portal for other threads: they submit, cancel, and get results by it.
 
-        To be called in the lanes' own thread. Not a checkpoint.
+        Call this in the lanes' own thread. Not a checkpoint.
 
         Raises:
           RuntimeError: in another thread.
@@ -220,10 +222,10 @@ class Lanes(Submitter):
         `ExceptionGroup`, as from a nursery of Trio. Entering is not a checkpoint. Leaving lets
         other tasks run and, as in Trio, is itself not cancelled when no child is left.
 
-        What the end of a child is to the nursery:
+        Which ends of a child are failures of the nursery:
 
         * A value, also one that was returned in spite of a cancellation, is no failure.
-        * What the body raised, `JobTimeoutError`, `QueueTimeoutError`, `LaneResetError` and
+        * An exception of the body, `JobTimeoutError`, `QueueTimeoutError`, `LaneResetError` and
           `LanesClosedError` are failures; so is `JobCancelledError` where the body raised a
           `BaseException` that is no `Exception`, which itself leaves `open_lanes`, or where the
           lanes were cancelled and not the child.
@@ -246,14 +248,14 @@ class Lanes(Submitter):
         *,
         sessions: LaneConfig | None = None,
     ) -> None:
-        """Change lanes while they work; all of it, or nothing if anything of it is bad.
+        """Change lanes while they work: the whole change is applied, or nothing if a part is bad.
 
-        A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration,
-        a new name is a new lane, None removes one, and what is not named stays as it is; groups, if
-        given, replace all groups; ``sessions``, if given, is what every session is like from now on
-        that has no configuration of its own. Then everything that can start starts. Running jobs are not
-        touched, and what rate limits remember stays; but one that is given another algorithm
-        begins anew. Not a checkpoint.
+        A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration, a
+        new name adds a lane, None removes a lane, and lanes that are not named stay as they are.
+        ``groups``, if given, replaces all groups; ``sessions``, if given, is from now on the
+        configuration of every session that has none of its own. Then all jobs that can start
+        start. Running jobs are not touched, and rate limits keep their history, but a limit with
+        another algorithm begins empty. Not a checkpoint.
 
         Raises:
           TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
@@ -268,15 +270,15 @@ class Lanes(Submitter):
         owner: object = _control.ANY_OWNER,
         reason: str | None = None,
     ) -> int:
-        """Cancel what has not started; running jobs are not touched. Returns how many.
+        """Cancel the jobs that have not started; running jobs are not touched. Returns how many.
 
-        With the name of a global lane: all jobs that are bound for it, in either layer. With that
-        of a session: its jobs. Without a name: everything. They settle with `LaneClearedError`.
-        Not a checkpoint.
+        With the name of a global lane: all jobs that are bound for it, in either layer. With the
+        name of a session: its jobs. Without a name: all jobs. Their cancel scopes are cancelled,
+        and they settle with `LaneClearedError`. Not a checkpoint.
 
         Args:
-          owner: if given, only jobs of that owner; a job's owner is its session unless said.
-          reason: told to whoever waits for those jobs.
+          owner: if given, only jobs of that owner; the owner of a job is its session by default.
+          reason: the reason in the error that the waiters of these jobs get.
         """
         return _control.clear(self._scheduler, _control.named(self._scheduler, name), owner, reason)
 
@@ -284,11 +286,11 @@ class Lanes(Submitter):
     def reset(self, name: str | None = None) -> int:
         """Give up the jobs that run, though their bodies may go on. Returns how many.
 
-        The last resort for bodies that do not end. They are cancelled, and at once their slots
-        are free and their handles settle with `LaneResetError`; what a body does later changes
-        nothing. Waiting jobs are kept, and start. So a given up body may overlap its successor:
-        try ``cancel`` and `wait_active` first. The bodies stay children of the lanes' nursery,
-        and leaving the block waits for them. Not a checkpoint.
+        The last resort for bodies that do not end. They are cancelled, and at once their slots are
+        free and their handles settle with `LaneResetError`; the later end of such a body changes
+        nothing. Waiting jobs are kept, and start. So a body that was given up may overlap its
+        successor: try ``cancel`` and `wait_active` first. The bodies stay children of the lanes'
+        nursery, and leaving the block waits for them. Not a checkpoint.
         """
         return _control.reset(self._scheduler, _control.named(self._scheduler, name))
 
@@ -303,7 +305,7 @@ class Lanes(Submitter):
 
     @enable_ki_protection
     def pause_for(self, name: str | None, seconds: float) -> None:
-        """Start no more jobs in that lane, or in any global lane, for so many seconds from now.
+        """Start no more jobs in that lane, or in any global lane, for ``seconds`` from now.
 
         For a Retry-After. It only ever extends such a pause; `resume` ends it too. Lanes of a
         template that come to life later are paused as by `pause`. Not a checkpoint.
@@ -315,7 +317,7 @@ class Lanes(Submitter):
 
     @enable_ki_protection
     def resume(self, name: str | None = None) -> None:
-        """Undo `pause` and `pause_for`. What can start starts. Not a checkpoint.
+        """Undo `pause` and `pause_for`. Jobs that can start start. Not a checkpoint.
 
         With the name of a template, or without a name, lanes that come to life later are not paused
         either, even if they are configured so. A lane that was resumed by its own name while its
@@ -324,7 +326,7 @@ class Lanes(Submitter):
         """
         _control.resume(self._scheduler, _control.alive(self._scheduler, name))
 
-    # ---- waiting; inside a job, all of these leave out jobs that cannot go on before it has ended
+    # ---- waiting; inside a job, these leave out the jobs that cannot go on before it has ended
 
     async def wait_active(self, name: str | None = None, *, timeout: float = math.inf) -> bool:
         """Wait for the end of the jobs that run now; True when they ended, False at the timeout.
@@ -336,16 +338,16 @@ class Lanes(Submitter):
         return await _control.wait_active(self._scheduler, actors, timeout)
 
     async def wait_idle(self, name: str | None = None) -> None:
-        """Wait until nothing waits there and nothing runs. A checkpoint.
+        """Wait until no job waits or runs there. A checkpoint.
 
-        Inside a job this leaves out the job itself and each job that cannot start or end before
-        that one has ended: it waits for that job, or needs the place in the session or the slot
-        that it holds. The job that is left out goes on once the caller's job has ended.
+        Inside a job this leaves out the caller's job and each job that cannot start or end before
+        the caller's job has ended: because it waits for that job, or needs the place in the session
+        or the slot that the caller's job holds. A job that was left out goes on after that.
         """
         await _control.wait_until(self._scheduler, name, idle=True)
 
     async def wait_empty(self, name: str | None = None) -> None:
-        """Wait until nothing waits there; inside a job, as `wait_idle`. A checkpoint."""
+        """Wait until no job waits there; inside a job, as `wait_idle`. A checkpoint."""
         await _control.wait_until(self._scheduler, name)
 
     async def wait_room(self, n: int, name: str | None = None) -> None:
@@ -367,7 +369,7 @@ class Lanes(Submitter):
         Closing again changes nothing. Not a checkpoint.
 
         Args:
-          reason: told to whoever is refused.
+          reason: the reason in the error that refused callers get.
           retry_after: seconds after which it is worth trying again, or None.
 
         Raises:
@@ -379,10 +381,9 @@ class Lanes(Submitter):
 
     @enable_ki_protection
     def check_open(self) -> None:
-        """Raise what a submission from here would raise now if the lanes are closed.
+        """Raise `LanesClosedError` if a submission by this task would be refused now.
 
-        For whoever takes work that is submitted later, and has to refuse it already. Not a
-        checkpoint.
+        For code that accepts work now and submits it later. Not a checkpoint.
 
         Raises:
           LanesClosedError: if the lanes take no new work; a running job may submit until they are
@@ -403,12 +404,13 @@ class Lanes(Submitter):
         cancel_grace: float = math.inf,
         waiting: Literal["finish", "cancel"] = "finish",
     ) -> DrainReport:
-        """Close, and wait until nothing waits or runs. A checkpoint.
+        """Close, and wait until no job waits or runs. A checkpoint.
 
-        What is left after ``grace`` seconds is cancelled, and nothing starts any more; bodies that
-        outlive that by ``cancel_grace`` seconds are given up as by `reset`. Cancelling the drain
-        leaves the lanes closed and the work running. Inside a job this leaves out the same jobs as
-        `wait_idle`, so a job may drain its own lanes; what waits behind it runs after it.
+        Jobs that are left after ``grace`` seconds are cancelled, and no job starts any more; bodies
+        that outlive that by ``cancel_grace`` seconds are given up as by `reset`. Cancelling the
+        drain leaves the lanes closed and the jobs running. Inside a job this leaves out the same
+        jobs as `wait_idle`, so a job may drain its own lanes; jobs that wait behind it run after
+        it.
 
         Args:
           waiting: whether jobs that wait now are waited for, or cancelled at once.

@@ -1,9 +1,9 @@
 """`map`: a window of jobs that moves along some items, driven by whoever takes the results.
 
 Taking a result submits items until the window is full, and then waits for the job at its head, or
-for whichever ends first. No task stands behind that, so a failure is in no group, and whoever is
-slow to take results slows down the reading of items. Only an async iterable is read in a task of
-its own: reading it may take long, and must not be cancelled when it is the taking that is.
+for the first job to end. No task does this in the background, so a failure is in no exception
+group, and a slow taker of results slows down the reading of items. Only an async iterable is read
+in a task of its own: reading it may take long, and must not be cancelled when only the taking is.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _LEFT: Final = "the block of its map was left"
 
 @final
 class MapResults(Generic[T_co]):
-    """What ``async with lanes.map(...) as results`` gives: ``async for result in results``.
+    """The results of a `map`, an async iterator: ``async with lanes.map(...) as results``.
 
-    There is exactly one result for each item. Where an item failed, taking its result raises the
-    very exception; whoever catches it there may go on with the next one. A failure of the items
-    themselves is raised after the results of those before it. Taking one is a checkpoint, and
-    loses nothing if it is cancelled: the next attempt goes on. Only one task at a time may take.
+    There is exactly one result for each item. If an item failed, taking its result raises that
+    exception; code that catches it may go on with the next result. A failure of the iterable itself
+    is raised after the results of the items before it. Taking a result is a checkpoint, and loses
+    nothing if it is cancelled: the next attempt goes on. Only one task at a time may take results.
 
     Raises:
-      Exception: what the job of that item raised, or why it was not accepted, as in `Job.wait`.
+      Exception: the failure of the job of that item, or the refusal of the item, as in `Job.wait`.
       LaneDeadlockError: inside a job, if this would never end.
       trio.BusyResourceError: if another task is taking a result.
       trio.ClosedResourceError: if the block was left.
@@ -103,8 +103,8 @@ class Window(Generic[T_co]):
         self._max_outstanding: Final = max_outstanding
         self._lender: Final = lender
         self._has_more = True  # whether more items may come
-        self._items_error: Exception | None = None  # why no more come
-        self.close_error: Exception | None = None  # why they could not be closed
+        self._items_error: Exception | None = None  # the error of the iterable that ended it
+        self.close_error: Exception | None = None  # the error of closing the iterable
         self.outstanding = 0  # items that were read, and whose results have not been taken
         self._line: deque[Job[T_co] | Exception] = deque()  # in the order of taking
         self._unsettled: dict[AnyJob, None] = {}  # accepted, and not yet settled
@@ -116,7 +116,7 @@ class Window(Generic[T_co]):
         self._resting: Final = ParkingLot()  # where its reader waits until an item is wanted
 
     async def take(self) -> Job[T_co] | Exception | None:
-        """The next result: a settled job, why an item is none, or None at the end."""
+        """Return the next result: a settled job, the refusal of an item, or None at the end."""
         self._scheduler.check_thread()
         if self._taking:
             raise trio.BusyResourceError("another task is taking a result of this map")
@@ -185,7 +185,7 @@ class Window(Generic[T_co]):
                 self._submit(item)
 
     def _submit(self, item: Any) -> None:
-        """Submit ``item``, where there is no room wait for that, or note why it is refused."""
+        """Submit ``item``, or request room for it, or note why it is refused."""
         self.outstanding += 1
         try:
             key = None if self._session is None else _unprotected(self._session, item)
@@ -268,7 +268,7 @@ class Window(Generic[T_co]):
     # ---- leaving
 
     async def leave(self) -> None:
-        """Cancel what has not ended, and wait, shielded, for what runs."""
+        """Cancel the jobs that have not ended, and wait, shielded, for the running ones."""
         self._left = True
         self._reader.cancel()
         scheduler = self._scheduler

@@ -19,9 +19,9 @@ Invariants:
 What was tried and left: a Trio nursery whose children call `Lanes.run`. Trio starts tasks in random
 order, so the children lost the order of the calls.
 
-A waiting task notices a failure in the next pass of Trio's scheduler. The nursery itself hears of it
-when the job settles (`Job.on_settled`), before the lane gives the slot of the failed job away: so no
-waiting child starts after a failure.
+A waiting task notices a failure in the next pass of Trio's scheduler. The nursery itself hears of
+it when the job settles (`Job.on_settled`), before the lane gives the slot of the failed job away:
+so no waiting child starts after a failure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The portal: how other threads submit, cancel and get results, without ever entering Trio.
 
-A thread sends what it wants to the lanes' own thread, in order, and is told by a future. In that
-thread, everything is caught: an exception in what `TrioToken.run_sync_soon` calls would end the
-whole run. What was sent before the run has ended is always called, so that a submission is either
-accepted or refused, and its future settles.
+A thread sends its requests to the lanes' own thread, in order, and gets the results by futures. In
+the lanes' thread all exceptions are caught: an exception in a function that
+`TrioToken.run_sync_soon` calls would end the whole run. A function that was sent before the run has
+ended is always called, so that a submission is either accepted or refused, and its future settles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger: Final = logging.getLogger("trio_lanes")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_NOTHING: Final = outcome.Value(None)  # what a future settles with that was cancelled
+_NOTHING: Final = outcome.Value(None)  # the outcome of a future that was cancelled
 
 
 @final
@@ -54,10 +54,10 @@ class LanesPortal:
 
     All methods raise, at the call and with nothing changed:
 
-    * `LanesClosedError` once the lanes are closed, be it their end or that of the whole run. If
-      they are closed before a submission arrives, its future raises it.
-    * `TypeError`, Trio's own, for what is no async function as far as can be seen; or for an
-      option that does not exist or is of the wrong type.
+    * `LanesClosedError` once the lanes are closed, or the whole run has ended. If the lanes are
+      closed before a submission arrives, its future raises it.
+    * `TypeError`, Trio's own, for an object that is visibly no async function; or for an option
+      that does not exist or is of the wrong type.
     * `ValueError` for an option with a bad value, and for ``yield_slot``.
     * `UnknownLaneError` for a lane that does not exist.
     """
@@ -66,7 +66,7 @@ class LanesPortal:
     _make: Callable[..., AnyJob]
     _token: trio.lowlevel.TrioToken
     _thread: int  # that of the lanes
-    _submissions: dict[Future[Any], _Submission]  # those that have not settled
+    _submissions: dict[Future[Any], _Submission]  # the submissions that have not settled
 
     def __init__(self) -> None:
         raise TypeError("only Lanes.portal makes a LanesPortal")
@@ -94,17 +94,17 @@ class LanesPortal:
     ) -> Future[T]:
         """Submit, and return at once a future that settles as the job does.
 
-        Where a lane has no room, the job waits for it in line with others: ``result(timeout)``
-        and ``cancel()`` say for how long. Cancelling the future withdraws a job that has not
-        started, and cancels the body of one that runs; it is refused only when the job has
-        settled. ``result`` then raises `concurrent.futures.CancelledError` at once, while
-        `concurrent.futures.wait` waits until the body has ended.
+        If a lane has no room, the job waits for room in line; ``result(timeout)`` and ``cancel()``
+        limit that wait. Cancelling the future withdraws a job that has not started, and cancels
+        the body of a running job; it is refused only when the job has settled. ``result`` then
+        raises `concurrent.futures.CancelledError` at once, while `concurrent.futures.wait` waits
+        until the body has ended.
 
-        The failure of the job belongs to the future: if nobody asks for it, it is logged when
+        The failure of the job belongs to the future: if it is never retrieved, it is logged when
         the last reference to the future goes. Callbacks of the future are called in the lanes' own
         thread and must not block. In asyncio, `asyncio.wrap_future` makes it awaitable.
 
-        The future raises what `Job.wait` raises. Any thread may call this, also that of the lanes.
+        The future raises as `Job.wait` does. Any thread may call this, also that of the lanes.
         """
         future: _JobFuture[T] = _JobFuture(self._cancel_soon)
         self._send(future, fn, args, options)
@@ -119,8 +119,8 @@ class LanesPortal:
     ) -> T:
         """Submit, waiting for room where the lane is bounded, and wait for the result.
 
-        Returns what the function returned, or raises what `Job.wait` raises. Where the waiting is
-        interrupted, as by Ctrl-C, the job is withdrawn or cancelled.
+        Returns the value of the function, or raises as `Job.wait` does. If the wait is interrupted,
+        as by Ctrl-C, the job is withdrawn or cancelled.
 
         Raises:
           RuntimeError: in the lanes' own thread, which would wait for itself.
@@ -153,11 +153,11 @@ class LanesPortal:
             raise self._closed() from None
 
     def _check(self, fn: object, options: JobOptions) -> None:
-        """Raise what can be known to be wrong without asking the lanes' own thread."""
+        """Make all checks that need no call in the lanes' own thread."""
         if not callable(fn):
             if trio.lowlevel.in_trio_run():
                 refuse_like_trio(fn)
-            trio.run(cast("Any", fn))  # says so before it runs anything
+            trio.run(cast("Any", fn))  # it raises before it runs anything
         if not self._scheduler.closing.is_open:
             try:
                 self._token.run_sync_soon(self._count_refusal, idempotent=True)
@@ -231,7 +231,7 @@ def _check_options(
 
 @final
 class _JobFuture(Future[T]):
-    """A future whose cancellation reaches its job, and whose failure is logged if nobody looks."""
+    """A future whose cancellation reaches its job, and whose failure is logged if not retrieved."""
 
     def __init__(self, cancel_soon: Callable[[Future[Any]], None]) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class _JobFuture(Future[T]):
         try:
             return super().result(timeout)
         except BaseException as error:
-            if error is self._error:  # else it is why the waiting has ended
+            if error is self._error:  # else the wait was interrupted or timed out
                 self._retrieve()
             raise
         finally:
@@ -265,7 +265,7 @@ class _JobFuture(Future[T]):
             self._unretrieved.retrieved()
 
     def settle(self, what: outcome.Maybe[T], unretrieved: UnretrievedError | None = None) -> bool:
-        """Tell whoever waits; False if it was cancelled, so that nobody learns. Never raises."""
+        """Set the outcome; False if the future was cancelled, and so keeps none. Never raises."""
         try:
             if not self.set_running_or_notify_cancel():
                 return False
@@ -281,9 +281,9 @@ class _JobFuture(Future[T]):
 
 @final
 class _Submission:
-    """One that has arrived, and has not settled: in line for room, or accepted."""
+    """A submission that has arrived and has not settled: in line for room, or accepted."""
 
-    until_started: Final = False  # as a waiter of its job it wants the end
+    until_started: Final = False  # as a waiter of its job it is told of the end
 
     def __init__(self, portal: LanesPortal, future: _JobFuture[Any]) -> None:
         self._portal: Final = portal
@@ -313,7 +313,7 @@ class _Submission:
             return
         unretrieved = target._unretrieved
         if self.end(outcome.Error(target._error), unretrieved) and unretrieved is not None:
-            # From now on it is the future's, which may outlive the lanes.
+            # From now on the failure belongs to the future, which may outlive the lanes.
             self._portal._scheduler.unretrieved.discard(unretrieved)
 
     def cancel(self) -> None:
@@ -326,6 +326,6 @@ class _Submission:
             self._target.cancel("its future was cancelled")
 
     def end(self, what: outcome.Maybe[Any], unretrieved: UnretrievedError | None = None) -> bool:
-        """Settle the future, once; whether somebody learns of it."""
+        """Settle the future, once; return whether it keeps the outcome."""
         future = self._portal._submissions.pop(self._future, None)
         return future is not None and self._future.settle(what, unretrieved)

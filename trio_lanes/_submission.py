@@ -1,4 +1,4 @@
-"""Submitting: the verbs that give lanes a function to run, and what they check first."""
+"""The verbs that submit a function, and their checks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Submitter:
     cancel scope around the submission has no effect on it.
 
     All raise, at the call and with nothing changed:
-      TypeError: Trio's own, for what is no async function as far as can be seen; or for an
-        option that does not exist or is of the wrong type.
+      TypeError: Trio's own, for an object that is visibly no async function; or for an option
+        that does not exist or is of the wrong type.
       ValueError: for an option with a bad value.
       UnknownLaneError: for a lane that does not exist.
       LanesClosedError: if the lanes take no new work; a running job may submit until they are shut.
@@ -58,14 +58,14 @@ class Submitter:
     ) -> T:
         """Submit, waiting for room where the lane is bounded, and wait for the result.
 
-        Returns what the function returned, or raises what `Job.wait` raises. A checkpoint. If it
-        is cancelled, a job that waits is withdrawn and a running one is cancelled, and this ends
-        only when that has ended: the value if the body returned one, what it raised if it
-        raised, else `trio.Cancelled`.
+        Returns the value of the function, or raises as `Job.wait` does. A checkpoint. If it is
+        cancelled, a waiting job is withdrawn, a running job is cancelled, and this ends only when
+        the job has ended: with its value if the body returned, with its exception if the body
+        raised, else with `trio.Cancelled`.
 
         Raises:
-          LaneDeadlockError: inside a job, if this would never end. A job that waits is withdrawn; a
-            running one is cancelled, and has ended unless it waits for the caller even then.
+          LaneDeadlockError: inside a job, if this would never end. A waiting job is withdrawn; a
+            running job is cancelled, and has ended unless it waits for the caller even then.
           RuntimeError: for ``yield_slot`` outside of a job.
         """
         caller = _lender(self._scheduler, options)
@@ -116,7 +116,8 @@ class Submitter:
         Not a checkpoint.
 
         Raises:
-          LaneFullError: if a lane on its way is full, or others wait for room in it.
+          LaneFullError: if its session or its global lane is full, or other jobs wait for room
+            there.
         """
         return self._enter_nowait(self._make(fn, args, options))
 
@@ -140,10 +141,10 @@ class Submitter:
         self._enter_nowait(job)
 
     def would_wait(self, **options: Unpack[JobOptions]) -> tuple[Blocker, ...]:
-        """What a job with these options would wait for if it were submitted now.
+        """Return why a job with these options would wait if it were submitted now.
 
-        Empty if it would start at once. Nothing is submitted, and nothing has changed; a bound on
-        waiting jobs is not looked at. Linear in the jobs before it. Not a checkpoint.
+        Empty if it would start at once. No job is submitted, and nothing changes; bounds on waiting
+        jobs are ignored. Linear in the number of jobs before it. Not a checkpoint.
 
         Raises:
           TypeError, ValueError, UnknownLaneError, LanesClosedError: as `submit_nowait`.
@@ -168,10 +169,10 @@ class Submitter:
                 async for page in results:
                     ...
 
-        Items are read and submitted as results are taken: never more than ``max_outstanding`` have
-        been read whose results have not been taken. An async iterable is read meanwhile, in a task
-        of the block. Where a lane has no room, that is waited for in line. All jobs run in copies
-        of the context of this call.
+        Items are read and submitted as results are taken: there are never more than
+        ``max_outstanding`` items that have been read and whose results have not been taken. An
+        async iterable is read meanwhile, in a task of the block. If a lane has no room, the item
+        waits for room in line. All jobs run in copies of the context of this call.
 
         Leaving the block cancels the jobs that have not ended, waits for those that run, and
         closes the async iterator of ``items``. Entering is not a checkpoint, leaving is.
@@ -181,9 +182,9 @@ class Submitter:
 
         Args:
           items: an iterable or an async iterable; it may be endless.
-          session: what session an item goes through; none unless said.
-          ordered: whether results come in the order of the items, or as they end.
-          max_outstanding: if None, twice as many as the lane runs at once, as it is then; at
+          session: returns the session of an item; without it, jobs have no session.
+          ordered: whether results come in the order of the items, or as the jobs end.
+          max_outstanding: if None, twice the concurrency of the lane, as it is at each time; at
             least 1, at most 1,000.
 
         Raises:
@@ -228,7 +229,7 @@ class Submitter:
         given: Any,  # JobOptions, which are used up
         runs: bool = False,
     ) -> Job[T]:
-        """Check everything, and make a job that nobody knows yet."""
+        """Check everything, and make a job that is not submitted yet."""
         if not callable(fn):
             refuse_like_trio(fn)
         if self._bound:
@@ -302,11 +303,11 @@ def _as_one(**options: Any) -> dict[str, Any]:
 
 
 _as_one.__qualname__ = JobOptions.__name__  # which its `TypeError` names
-_as_one.__module__ = "trio_lanes"  # where users find that
+_as_one.__module__ = "trio_lanes"  # where users find `JobOptions`
 
 
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
-    """The global lane that ``name`` means."""
+    """Return the global lane that ``name`` means."""
     resolved = resolve_global_lane(name)
     lane = scheduler.registry.find_lane(resolved)
     if lane is None:
@@ -315,7 +316,7 @@ def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
 
 
 def _lender(scheduler: Scheduler, options: MapOptions) -> AnyJob | None:
-    """The job that lends its slot while it waits, if it is asked to."""
+    """Return the job that lends its slot while it waits, if ``yield_slot`` is given."""
     if not options.get("yield_slot"):
         return None
     job = job_here(scheduler.running)
@@ -325,7 +326,7 @@ def _lender(scheduler: Scheduler, options: MapOptions) -> AnyJob | None:
 
 
 def _name(fn: Any) -> str:
-    """What to call a job that runs ``fn``."""
+    """Return the name of a job that runs ``fn``."""
     try:
         name = fn.__qualname__
     except AttributeError:

@@ -1,4 +1,4 @@
-"""What users hold of one lane: its state, and the verbs bound to it."""
+"""The views of one lane: its state, and the verbs of `Lanes` bound to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OneLane(Submitter):
         return self._name
 
     def jobs(self) -> list[AnyJob]:
-        """The jobs that wait or run there, in the order of submission. Linear in their number."""
+        """Return the jobs that wait or run there, in the order of submission, in linear time."""
         return _control.jobs_of(_control.named(self._scheduler, self.name))
 
     @enable_ki_protection
@@ -90,7 +90,7 @@ class OneLane(Submitter):
 class Lane(OneLane):
     """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
 
-    _told_of: LaneActor | None  # what a hook was told of, which may be gone by then
+    _told_of: LaneActor | None  # the actor that a hook was called for; it may be gone by then
 
     @classmethod
     def _create(cls, scheduler: Scheduler, name: str, told_of: LaneActor | None = None) -> Lane:
@@ -103,7 +103,7 @@ class Lane(OneLane):
 
     @property
     def _actor(self) -> LaneActor:
-        """The lane now: that of a template comes and goes, and one may be removed.
+        """The actor now: that of a template comes and goes, and a lane may be removed.
 
         Raises:
           UnknownLaneError: if there is no such lane any more.
@@ -143,11 +143,12 @@ class Lane(OneLane):
     def concurrency(self) -> int | float:
         """How many jobs it runs at once; may be set at any time.
 
-        What can start after a raise starts at once; lowering it stops no running job. What is
-        set for a template's lane counts until that lane goes, or its template is configured.
+        Jobs that can start after a raise start at once; lowering it stops no running job. The
+        concurrency that is set for a template's lane lasts until that lane goes, or its template is
+        configured.
 
         Raises:
-          TypeError, ValueError: if set to what is neither a whole number from 0 up nor `math.inf`.
+          TypeError, ValueError: if the value is neither a whole number from 0 up nor `math.inf`.
         """
         return self._actor.limiter.total_tokens
 
@@ -163,7 +164,7 @@ class Lane(OneLane):
 
     @property
     def waiting(self) -> int:
-        """How many jobs are bound for it that have not started, in both layers."""
+        """How many jobs that are bound for it have not started, in both layers."""
         return self._actor.waiting
 
     @property
@@ -177,7 +178,7 @@ class Lane(OneLane):
         return self._actor.generation
 
     def statistics(self) -> LaneStatistics:
-        """Itself at this moment."""
+        """Return its numbers at this moment."""
         return lane_statistics(self._actor)
 
 
@@ -219,7 +220,7 @@ class SessionLane(OneLane):
     def limiter(self) -> trio.CapacityLimiter:
         """Its slots, for reading: the borrowers are the jobs that run.
 
-        It is made when it is first looked at, and true from then on, as long as it is kept.
+        It is made when it is first read, and is kept up to date as long as it is referenced.
         """
         return self._scheduler.registry.session_limiter(self._key)
 
@@ -234,7 +235,7 @@ class SessionLane(OneLane):
         return self._scheduler.registry.session_lane(self._key).generation
 
     def statistics(self) -> SessionStatistics:
-        """Itself at this moment."""
+        """Return its numbers at this moment."""
         return session_statistics(self._scheduler.registry.session_lane(self._key))
 
     @property
@@ -256,7 +257,7 @@ class SessionLane(OneLane):
 
 
 def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:
-    """What hooks are given for ``actor``."""
+    """Return the view of ``actor`` that hooks are called with."""
     if isinstance(actor, LaneActor):
         return Lane._create(scheduler, actor.name, actor)
     return SessionLane._create(scheduler, actor.key)
