@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!trio_lanes\b)[a-z_]+\..*"),
     (r"py:.*", "|".join(dir(builtins))),
     (r"py:obj", r"[a-z_]+"),  # an argument
-    (r"py:class", r"(trio_lanes\._\w+\.)?(T|T_co|Ts|Item)|Any|\.\.\.|BlockerKind|Wrap"),
+    (r"py:class", r"(trio_lanes(\._\w+|\.\w+)*\.)?(T|T_co|Ts|Item)|Any|\.\.\.|BlockerKind|Wrap"),
 ]
 
 MADE_BY_USERS: Final = (
@@ -112,7 +112,7 @@ def _read_docstring(
 
 def _find_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
     """Lead to where a public name is documented, also from where it is defined or imported."""
-    name = re.sub(r"^trio_lanes\._\w+\.", "", node.get("reftarget", ""))
+    name = re.sub(r"^trio_lanes\._\w+\.([a-z]\w*\.)?", "", node.get("reftarget", ""))
     public = "trio_lanes." + name.replace("AnyJob", "Job")
     domain = env.domains["py"]
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
@@ -127,15 +127,17 @@ def _find_what_is_written_under_fields() -> None:
     public = ModuleAnalyzer.for_module("trio_lanes")
     public.analyze()
     order: dict[str, int] = {}
-    for module in pkgutil.iter_modules(trio_lanes.__path__):
-        if module.name.startswith("_"):
-            private = ModuleAnalyzer.for_module(f"trio_lanes.{module.name}")
+    for module in pkgutil.walk_packages(trio_lanes.__path__, "trio_lanes."):
+        if module.name.startswith("trio_lanes._") and not module.ispkg:
+            private = ModuleAnalyzer.for_module(module.name)
             private.analyze()
             public.attr_docs.update(private.attr_docs)
             order |= {name: len(order) + place for name, place in private.tagorder.items()}
-    verbs = [name.partition(".")[2] for name in order if name.startswith("Submitter.")]
+    inherited = ("Submitter.", "OneLane.")
+    verbs = [name.partition(".")[2] for name in order if name.startswith(inherited)]
     for cls in ("Lanes", "Lane", "SessionLane"):  # which inherit these, and have them first
-        order |= {f"{cls}.{verb}": -len(verbs) + place for place, verb in enumerate(verbs)}
+        own = {f"{cls}.{verb}": -len(verbs) + place for place, verb in enumerate(verbs)}
+        order = {**own, **order} if cls == "Lanes" else {**order, **own}
     public.tagorder.update(order)
 
 
