@@ -353,6 +353,8 @@ class Lanes(Submitter):
     async def wait_room(self, n: int, name: str | None = None) -> None:
         """Wait until fewer than ``n`` jobs wait there; inside a job, as `wait_idle`. A checkpoint.
 
+        `wait_waiting_below` is another name of it.
+
         Raises:
           TypeError, ValueError: if ``n`` is no whole number from 1 up.
         """

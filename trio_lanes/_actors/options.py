@@ -47,8 +47,8 @@ class LaneConfig:
     """
 
     concurrency: int | float = attrs.field(default=1, validator=_check.field(_check.count))
-    """How many jobs it runs at once: a whole number, or `math.inf`. 0 admits nothing until it
-    is raised."""
+    """How many jobs it runs at once: a whole number, or `math.inf`; 1 unless given. 0 starts no job
+    until it is raised."""
     limiter: trio.CapacityLimiter | None = attrs.field(
         default=None, validator=_check.field(_check.optional_limiter)
     )
