@@ -1,4 +1,4 @@
-"""`map`: a window of jobs that moves along some items, driven by whoever takes the results.
+"""`map`: a window of jobs that moves along an iterable, driven by the task that takes results.
 
 Taking a result submits items until the window is full, and then waits for the job at its head, or
 for the first job to end. No task does this in the background, so a failure is in no exception
@@ -73,7 +73,7 @@ class MapResults(Generic[T_co]):
         except StopAsyncIteration as error:  # would look like the end of all items
             raise RuntimeError("an item raised StopAsyncIteration") from error
         finally:
-            del entry, self  # this frame is in the traceback of what was raised
+            del entry, self  # this frame is in the traceback of the error
 
 
 @final
@@ -172,7 +172,7 @@ class Window(Generic[T_co]):
         return may_come and self.outstanding < self._size
 
     def _fill(self) -> None:
-        """Submit items until there are no more, or the window or their lane is full."""
+        """Submit items until the iterable has ended, or the window or the lane is full."""
         while self._items is not None and self._wants_item:
             try:
                 item = _unprotected(next, self._items)
@@ -220,7 +220,7 @@ class Window(Generic[T_co]):
     # ---- waiting
 
     def tell(self, target: AnyJob) -> None:
-        """As a waiter of its jobs: ``target`` has settled."""
+        """As a `Waiter` of its jobs: ``target`` has settled."""
         self._unsettled.pop(target, None)
         if not self._ordered:
             self._line.append(target)
@@ -345,7 +345,7 @@ async def opened(
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    """Whether ``error``, be it a group or not, is nothing but cancellation."""
+    """Whether ``error``, a group or a single exception, holds only cancellations."""
     return BaseExceptionGroup("", [error]).split(trio.Cancelled)[1] is None
 
 

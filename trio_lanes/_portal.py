@@ -135,7 +135,7 @@ class LanesPortal:
             future.cancel()  # refused if it was the job that raised
             raise
         finally:
-            del future  # this frame is in the traceback of what was raised
+            del future  # this frame is in the traceback of the error
 
     # ---- in the calling thread
 
@@ -253,7 +253,7 @@ class _JobFuture(Future[T]):
                 self._retrieve()
             raise
         finally:
-            del self  # this frame is in the traceback of what was raised
+            del self  # this frame is in the traceback of the error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         error = super().exception(timeout)

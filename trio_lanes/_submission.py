@@ -85,7 +85,7 @@ class Submitter:
         try:
             return job._result()
         finally:
-            del job  # this frame is in the traceback of what was raised
+            del job  # this frame is in the traceback of the error
 
     async def submit(
         self,

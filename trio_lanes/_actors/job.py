@@ -70,7 +70,7 @@ class Blocker:
     lane: str
     """The name of a global lane, of a session lane, or of a group."""
     jobs: tuple[AnyJob, ...] = ()
-    """The jobs that hold what it needs, or that are before it."""
+    """The jobs that hold the slots or tokens that it needs, or that are before it."""
     until: float | None = None
     """When the reason ends, on Trio's clock, if that is known."""
 
@@ -350,7 +350,7 @@ class Job(Generic[T_co]):
         try:
             return self._result()
         finally:
-            del self  # this frame is in the traceback of what was raised
+            del self  # this frame is in the traceback of the error
 
     @enable_ki_protection
     async def wait_started(self) -> None:

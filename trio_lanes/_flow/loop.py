@@ -928,7 +928,7 @@ class Scheduler:
             del self.waits[wait]
 
     def end_wait(self, wait: Wait) -> None:
-        """Wake the task of ``wait``: what it waits for has come."""
+        """Wake the task of ``wait``, whose event has come."""
         self.forget_wait(wait)
         trio.lowlevel.reschedule(wait.task)
 

@@ -62,8 +62,8 @@ async def shutdown_on_signals(
     thread.
 
     * The first of ``signals`` closes the lanes and drains them, as `Lanes.drain` does.
-    * The second, of the same kind or another, cancels what is left, as a drain does at the end of
-      its grace. Further ones change nothing.
+    * The second, of the same kind or another, cancels the jobs that are left, as a drain does at
+      the end of its grace. Further signals change nothing.
     * ``reset_signal`` is `Lanes.reset`: running jobs are given up, waiting jobs start.
     * ``reload_signal`` calls ``reload`` and gives the result to `Lanes.configure`. If either
       raises, that is logged as an error, with the traceback, and nothing has changed.

@@ -155,7 +155,7 @@ class Bucket:
     def __init__(self, limit: float, per: float, burst: float | None) -> None:
         self._at = _NOTHING  # when it was charged last
         self._used = _NOTHING  # right after that
-        # [(time of a charge, what was used right before it)] since the bucket was last full, the
+        # [(time of a charge, ``used`` right before it)] since the bucket was last full, the
         # lowest since each of these times: both ascend
         self._dips: list[tuple[float, Fraction]] = []
         self._per = Fraction(per)
