@@ -10,11 +10,12 @@ A job goes through five steps, which stand in this order below::
     run       a worker runs its body
     settle    it gives its slot back, its outcome is kept, its waiters are told
 
-Each step is an *act*: a synchronous change of state, complete when it returns. A call from outside
-(a submission, the end of a body, a pause, a timer) opens a *batch*: it acts, and *touches* the
-actors that may act now. At the end of the outermost call the batch is served: the loop asks each
-touched session which job to forward, and each touched lane and group which job may start, and acts
-on the answers, until no actor is touched. Actors answer and own their data; the loop acts.
+All steps but *run* are *acts*: an act is a synchronous change of state, complete when it returns. A
+call from outside (a submission, the end of a body, a pause, a timer) opens a *batch*: it acts, and
+*touches* the actors that may act now. At the end of the outermost call the batch is served: the
+loop asks each touched session which job to forward, and each touched lane and group which job may
+start, and acts on the answers, until no actor is touched. Actors answer and own their data; the
+loop acts.
 
 Acts have effects outside of the lanes: hooks are called, waiting tasks are woken, tasks are
 started, scopes are cancelled. Each of these may run code of the application, or of an instrument
