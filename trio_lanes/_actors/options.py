@@ -40,7 +40,7 @@ def _reserve(value: Mapping[str, int]) -> Mapping[str, int]:
 
 @attrs.frozen(kw_only=True)
 class LaneConfig:
-    """How a lane behaves. Every field can be read back.
+    """The configuration of a lane. Every field can be read back.
 
     Raises:
       TypeError, ValueError: for a bad value, naming the field and the value.
@@ -63,17 +63,17 @@ class LaneConfig:
     fair: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether the owners of jobs take turns, inside a priority."""
     warn_after: float = attrs.field(default=2.0, validator=_check.field(_check.seconds))
-    """Seconds of waiting after which a job of it is warned about, unless the job says otherwise."""
+    """Seconds of waiting after which a warning is given, unless the job has its own."""
     overdue_after: float = attrs.field(default=10.0, validator=_check.field(_check.seconds))
     """Seconds by which a body may outlive its cancellation before instruments are told."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether it begins paused."""
     timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
-    """Seconds that a job of it may run, unless the job says otherwise."""
+    """Seconds that a job of it may run, unless the job has its own ``timeout``."""
     queue_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
-    """Seconds that a job bound for it may wait, unless the job says otherwise."""
+    """Seconds that a job bound for it may wait, unless the job has its own ``queue_timeout``."""
     idle_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
-    """Seconds that a job of it may run without progress, unless the job says otherwise."""
+    """Seconds that a job of it may run without progress, unless it has its own ``idle_timeout``."""
     log_failures: bool = attrs.field(default=True, validator=_check.field(_check.boolean))
     """Whether the failure of a job is logged if it is never retrieved. Probe lanes never log it."""
     wrap: Wrap | None = attrs.field(default=None, validator=_check.field(_check.optional_callable))
@@ -155,11 +155,11 @@ class MapOptions(TypedDict, total=False):
     """The keywords that jobs of a ``map`` have in common; all are optional."""
 
     lane: str
-    """The global lane that runs it; ``"main"`` unless said."""
+    """The global lane that runs it; ``"main"`` by default."""
     priority: int
-    """Higher first, in both layers; 0 unless said."""
+    """Higher first, in both layers; 0 by default."""
     owner: Hashable
-    """The owner that it counts for in a `fair` lane, and in ``clear``; its session unless said."""
+    """The owner that it counts for in a `fair` lane, and in ``clear``; its session by default."""
     delay: float
     """Seconds after which it takes its place in line; it is WAITING until then."""
     timeout: float
@@ -169,7 +169,7 @@ class MapOptions(TypedDict, total=False):
     idle_timeout: float
     """Seconds that it may run without ``current_job().progress()``."""
     warn_after: float
-    """Seconds of waiting after which it is warned about; the global lane's unless said."""
+    """Seconds of waiting after which a warning is given; those of the global lane by default."""
     on_wait: Callable[[Job[Any], float], None] | None
     """Called once, with the job and the seconds waited, when the wait exceeds ``warn_after``."""
     cost: float | Mapping[str, float]
@@ -178,7 +178,7 @@ class MapOptions(TypedDict, total=False):
     yield_slot: bool
     """In ``run``, inside a job: lend that job's slot while waiting."""
     name: str
-    """For people and hooks; the function's own name unless said."""
+    """For people and hooks; the name of the function by default."""
     meta: Any
     """For people and hooks; never looked at."""
 

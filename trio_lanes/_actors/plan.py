@@ -107,7 +107,7 @@ class Plan:
 
 
 def _template_of(name: str, configured: Iterable[str]) -> str | None:
-    """The longest template among those names that ``name`` matches, if any."""
+    """Return the longest template of the names ``configured`` that ``name`` matches, if any."""
     templates = (
         label
         for label in configured

@@ -668,7 +668,7 @@ class Scheduler:
         job._context = job._session_lane = None
 
     def withdraw(self, job: AnyJob, error: Exception) -> None:
-        """Settle ``job``, which waits, with ``error``, and cancel its scope: it is never called."""
+        """Settle ``job``, which waits, with ``error``, and cancel its scope. It never starts."""
         outermost = self.begin()
         try:
             lane, session, scope = job._lane, job._session_lane, job._scope

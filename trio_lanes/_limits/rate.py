@@ -78,11 +78,11 @@ class RateLimit:
     """
 
     limit: float = attrs.field(validator=_check.field(_positive))
-    """How much, above 0."""
+    """The amount that may start in ``per`` seconds, above 0."""
     per: float = attrs.field(default=60.0, validator=_check.field(_positive))
-    """In how many seconds, above 0."""
+    """The length of time in seconds, above 0."""
     unit: str = attrs.field(default=REQUESTS, kw_only=True, validator=_check.field(_unit))
-    """Of what; a job's ``cost`` says how much of it the job takes."""
+    """The unit that is counted. The ``cost`` of a job says how much of it the job takes."""
     burst: float | None = attrs.field(
         default=None, kw_only=True, validator=attrs.validators.optional(_check.field(_positive))
     )
