@@ -2,9 +2,9 @@
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from trio_lanes._limits.rate import ONE_REQUEST, Rates
 
 from trio_lanes import LaneGroup, RateLimit
+from trio_lanes._limits.rate import ONE_REQUEST, Rates
 from trio_lanes.durable._contract.records import GroupLimit, LaneLimit
 from trio_lanes.durable._memory.tables import MemoryTables
 from trio_lanes.durable._rules.rates import (

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import trio
 
 from .._limits.rate import check_units
-from .._queue.backlog import LAST, Backlog
+from .._queue.backlog import Backlog
 from .._queue.timers import Timer
 from .actor import Actor, Pausable, Turns
 from .job import AnyJob, Job

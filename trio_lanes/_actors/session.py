@@ -346,7 +346,7 @@ class SessionActor(Actor):
         return before if self.rates.units or self.active + len(before) >= self.concurrency else []
 
     def way_for(self, job: AnyJob) -> Way:
-        """What others would do if ``job`` came now, and is not held up here (see `next_forward`)."""
+        """What other jobs would do if ``job`` came now and were not held up here."""
         leave: list[AnyJob] = []
         window = self.concurrency - self.active
         if self.rates.units:

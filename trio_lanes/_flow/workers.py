@@ -6,8 +6,8 @@ A task and an entered cancel scope for each job would be simple, and would cost 
 steps of the job together. A job that never blocks has no use for them. So a worker takes the first
 step of a job, up to the first time that it blocks, without knowing whether it will block:
 
-* A job that ends in its first step never blocked. The worker goes on with the next granted job: same
-  task, same scope, no pass of Trio's scheduler.
+* A job that ends in its first step never blocked. The worker goes on with the next granted job, in
+  the same task and scope, without a pass of Trio's scheduler.
 * A job that blocks has the worker to itself until it has ended: its task, its scope, its context.
   Then the worker goes on with the next granted job only if the job left nothing behind. What a
   job can leave (a lock that it holds, a token, an open nursery, a saved task, a weak reference)
@@ -28,8 +28,8 @@ step; a job that never blocked gives the task its former context back.
 
 Invariants
 ----------
-* ``_ready`` workers will come for a granted job. The loop hires when fewer are ready than are needed
-  (`WorkerPool.hire`), after all other acts.
+* ``_ready`` workers will come for a granted job. When fewer are ready than are needed, the loop
+  hires one (`WorkerPool.hire`), after all other acts.
 * While a worker takes a first step, it will come for the jobs that this step lets start: no other
   worker is hired for them. If the job then blocks, two workers are hired in its place, so the
   number of ready workers doubles with each job that blocks.

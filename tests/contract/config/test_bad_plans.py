@@ -9,7 +9,6 @@ import trio
 from trio.testing import MockClock
 
 from trio_lanes import (
-    JobCancelledError,
     JobState,
     LaneClearedError,
     LaneConfig,

@@ -1272,9 +1272,7 @@ async def test_a_slot_that_is_taken_back_while_the_head_waits_for_a_rate_is_kept
     autojump_clock: MockClock,
 ) -> None:
     async def lends() -> float:
-        job = current_job()
-        assert job is not None
-        async with job.yield_slot():
+        async with this_job().yield_slot():
             await trio.sleep(5)
         await trio.sleep(15)
         return trio.current_time()

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.bodies import raises_at_once
+from tests.support.bodies import raises_at_once
 from trio_lanes import (
     Job,
     JobTimeoutError,

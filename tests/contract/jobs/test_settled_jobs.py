@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.bodies import BodyError, raises_at_once, returns_at_once
+from tests.support.bodies import BodyError, raises_at_once, returns_at_once
 from trio_lanes import Job, JobCancelledError, JobState, Lanes, current_job, open_lanes
 
 

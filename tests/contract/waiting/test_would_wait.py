@@ -12,8 +12,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.chaos import examples
-from tests.model_plans import Digits, numbers
+from tests.model.model_plans import Digits, numbers
+from tests.support.chaos import examples
 from trio_lanes import (
     Blocker,
     Job,
