@@ -728,7 +728,7 @@ class Scheduler:
         """Cancel ``job``, which runs, and settle it now, whatever its body still does."""
         with self.batch():
             begun = job._task is not None  # else it never will
-            job._interruption = None
+            job._interruption = error  # also if it was cancelled before: its worker ends with it
             self.interrupt(job, error)
             if begun:
                 self.abandoned += 1

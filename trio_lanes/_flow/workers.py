@@ -47,7 +47,7 @@ from functools import partial
 from operator import attrgetter
 from types import CoroutineType, TracebackType
 from typing import Any, Final, final
-from weakref import getweakrefcount
+from weakref import getweakrefs
 
 import trio
 from trio.lowlevel import Task, disable_ki_protection, enable_ki_protection
@@ -202,7 +202,7 @@ class WorkerPool:
                                 break  # the job has left something behind
                             ready = self._stepping = True
                             self._ready += 1
-                            task.name = own_name
+                            task.name, task.custom_sleep_data = own_name, None
                         if job._interruption or _innermost(task) is not home:
                             break
                         if limited:
@@ -261,8 +261,11 @@ REUSES_TASKS: Final = (
 
 
 def _references(task: Task) -> int:
-    """How many references to ``task`` there are, of both kinds; more if a job has left one."""
-    return sys.getrefcount(task) + getweakrefcount(task)
+    """How many references to ``task`` there are, of both kinds; more if a job has left one.
+
+    All plain weak references to an object are one: so the references to that are counted, too.
+    """
+    return sys.getrefcount(task) + sum(map(sys.getrefcount, getweakrefs(task)))
 
 
 # The innermost cancel scope of a task, to see whether a job left one open. Trio has no public way
