@@ -11,8 +11,8 @@ step of a job, up to the first time that it blocks, without knowing whether it w
 * A job that blocks has the worker to itself until it has ended: its task, its scope, its context.
   Then the worker goes on with the next granted job only if the job left nothing behind. What a
   job can leave (a lock that it holds, a token, an open nursery, a saved task, a weak reference)
-  refers to the task. So the worker counts the references to its task, of both kinds: if the number
-  is not what it was before the job, or a scope is open, or the scope was cancelled or is past its
+  refers to the task. So the worker counts the references to its task, strong and weak: if there are
+  more than a new worker has, or a scope is open, or the scope was cancelled or is past its
   deadline, or the body raised, then the task ends, and what was left dies with it. Where such
   counts cannot be trusted (`REUSES_TASKS`), each job that blocks has a task of its own.
 
@@ -98,6 +98,7 @@ class WorkerPool:
         self._ready = 0  # workers that will come for a granted job
         self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
         self._stepping = False  # whether a worker takes a first step now, and will come back
+        self._fewest = sys.maxsize  # references to the task of a worker that no job has left any to
 
     @property
     def is_short(self) -> bool:
@@ -153,12 +154,25 @@ class WorkerPool:
                 return job
         return None
 
+    def _is_clean(self, task: Task) -> bool:
+        """Whether there are as few references to ``task`` as a worker ever had at this place.
+
+        The fewest of all workers, since an instrument of Trio's may know a task for a while: what it
+        lets go of must not make up for what a job leaves. All plain weak references to an
+        object are one, so the references to weak references are counted, too.
+        """
+        references = sys.getrefcount(task) + sum(map(sys.getrefcount, getweakrefs(task)))
+        fewest = self._fewest
+        if references < fewest:
+            self._fewest = references
+        return references == fewest
+
     @enable_ki_protection
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
         own_context, own_name = task.context, task.name
         running, granted = self._running, self.granted
-        clean = 0  # references to the task, before a job could add any
+        is_new = REUSES_TASKS  # whether the references to the task are yet to be counted
         ready = True  # whether this worker counts in self._ready
         job: AnyJob | None = None  # taken, and not yet ended
         value: Any = _NO_VALUE
@@ -183,7 +197,9 @@ class WorkerPool:
                         context = job._context
                         assert context is not None
                         task.context = context
-                        clean = clean or _references(task)
+                        if is_new:
+                            is_new = False
+                            self._is_clean(task)
                         try:
                             rest = _Resumed(body, context.run(body.send, None))
                         except StopIteration as stop:
@@ -198,8 +214,8 @@ class WorkerPool:
                             task.name = job.name
                             value = await rest
                             del rest  # it may refer to the task
-                            if not REUSES_TASKS or _references(task) != clean:
-                                break  # the job has left something behind
+                            if not REUSES_TASKS or job._interruption or not self._is_clean(task):
+                                break  # it is spoilt, or the job has left something behind
                             ready = self._stepping = True
                             self._ready += 1
                             task.name, task.custom_sleep_data = own_name, None
@@ -258,14 +274,6 @@ REUSES_TASKS: Final = (
     sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 )
 """Whether counts of references can be trusted, so that the task of a job that blocked is reused."""
-
-
-def _references(task: Task) -> int:
-    """How many references to ``task`` there are, of both kinds; more if a job has left one.
-
-    All plain weak references to an object are one: so the references to that are counted, too.
-    """
-    return sys.getrefcount(task) + sum(map(sys.getrefcount, getweakrefs(task)))
 
 
 # The innermost cancel scope of a task, to see whether a job left one open. Trio has no public way

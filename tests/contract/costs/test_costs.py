@@ -76,7 +76,18 @@ def test_jobs_that_never_block_share_their_tasks() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [10, SESSIONS])
-def test_a_job_that_blocks_costs_one_task_and_two_steps(concurrency: int) -> None:
+def test_jobs_that_block_share_their_tasks_and_cost_one_step_each(concurrency: int) -> None:
+    idle = burst(None)
+    steps = burst(one_checkpoint, concurrency)
+    assert steps.tasks - idle.tasks <= concurrency + 10
+    assert steps.steps - idle.steps <= JOBS + 2 * concurrency + 40
+
+
+@pytest.mark.parametrize("concurrency", [10, SESSIONS])
+def test_a_job_that_blocks_costs_one_task_and_two_steps_where_no_task_is_reused(
+    concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes._flow.workers.REUSES_TASKS", False)
     idle = burst(None)
     steps = burst(one_checkpoint, concurrency)
     assert steps.tasks - idle.tasks <= JOBS + 40

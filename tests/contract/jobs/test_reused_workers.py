@@ -347,6 +347,30 @@ async def test_a_weak_reference_that_was_there_before_hides_none_that_a_job_leav
         assert (await last.wait() == await job.wait()) is reuses
 
 
+@pytest.mark.many_seeds(3)
+async def test_what_an_instrument_lets_go_of_hides_nothing_that_a_job_leaves(
+    reuses: bool, world: World
+) -> None:
+    class Queues(trio.abc.Instrument):
+        def task_spawned(self, task: Task) -> None:
+            queue.append(task)
+
+    async def lets_go(world: World) -> None:
+        queue.clear()
+
+    async def leaves(world: World) -> None:
+        queue.clear()
+        await a_lock(world)
+
+    queue: list[Task] = []
+    trio.lowlevel.add_instrument(Queues())
+    trio.lowlevel.add_instrument(world.tasks)
+    async with open_lanes({"main": 1}) as lanes:
+        submit_blocked(lanes, world, lets_go)
+        culprit = submit_blocked(lanes, world, leaves)
+        assert await lanes.run(world.work) != await culprit.wait()
+
+
 @pytest.mark.parametrize("lock", [0, 1])
 async def test_a_lock_that_a_job_left_is_held_by_no_later_job(
     lock: int, reuses: bool, world: World
@@ -549,6 +573,23 @@ async def test_a_job_that_was_cancelled_then_reset_and_returned_leaves_no_cancel
 
 
 # ---- what is reused
+
+
+async def test_tasks_are_reused_after_a_job_that_was_reset_and_returned(
+    reuses: bool, world: World
+) -> None:
+    async def body() -> None:
+        await block()
+        lanes.reset()
+
+    trio.lowlevel.add_instrument(world.tasks)
+    variable.set("of the submitter")
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.start_soon(body)
+        await lanes.run(world.work)
+        jobs = [lanes.submit_nowait(world.work) for _ in range(10)]
+        numbers = [await job.wait() for job in jobs]
+    assert len({*numbers}) == (1 if reuses else 10)
 
 
 async def test_blocking_jobs_that_leave_nothing_behind_share_the_tasks_of_their_lane(

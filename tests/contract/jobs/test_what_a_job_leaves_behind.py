@@ -13,7 +13,7 @@ from trio_lanes import JobState, current_job, open_lanes
 
 
 async def block() -> None:
-    await trio.sleep(0.5)
+    await trio.lowlevel.checkpoint()
 
 
 async def do_not_block() -> None:
