@@ -728,8 +728,9 @@ class Scheduler:
         """Cancel ``job``, which runs, and settle it now, whatever its body still does."""
         with self.batch():
             begun = job._task is not None  # else it never will
-            job._interruption = error  # also if it was cancelled before: its worker ends with it
+            job._interruption = None
             self.interrupt(job, error)
+            job._interruption = error  # also if it was cancelled before: its worker ends with it
             if begun:
                 self.abandoned += 1
             else:
