@@ -157,8 +157,8 @@ class WorkerPool:
     def _is_clean(self, task: Task) -> bool:
         """Whether there are as few references to ``task`` as a worker ever had at this place.
 
-        The fewest of all workers, since an instrument of Trio's may know a task for a while: what it
-        lets go of must not make up for what a job leaves. All plain weak references to an
+        The fewest of all workers, since an instrument of Trio's may know a task for a while: what
+        it lets go of must not make up for what a job leaves. All plain weak references to an
         object are one, so the references to weak references are counted, too.
         """
         references = sys.getrefcount(task) + sum(map(sys.getrefcount, getweakrefs(task)))
