@@ -246,7 +246,9 @@ async def test_without_a_logger_it_writes_to_one_below_that_of_the_library(
     caplog.set_level(logging.INFO, "trio_lanes")
     async with open_lanes({"main": 1}, instruments=[LoggingInstrument()]) as lanes:
         await lanes.run(reply)
-    assert {record.name for record in caplog.records} == {"trio_lanes.events"}
+    opened, *told = caplog.records
+    assert opened.getMessage().startswith("lanes opened")
+    assert {record.name for record in told} == {"trio_lanes.events"}
 
 
 @pytest.mark.parametrize("level", ["INFO", True, None])
