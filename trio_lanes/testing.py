@@ -142,21 +142,19 @@ class LaneRecorder(LaneInstrument):
         record = self._records.get(job)
         if record is None:
             self._meet(job)
-        elif record.finished_at is None:  # else an instrument before this one has cancelled it
+        else:
             self._blame(job, "was submitted twice")
 
     def job_forwarded(self, job: AnyJob) -> None:
         """A hook; see `LaneInstrument`."""
-        record = self._meet(job)
-        if record.state is WAITING:
-            self._in_line.add(job._lane, job)
+        self._meet(job)
+        self._in_line.add(job._lane, job)
 
     def job_started(self, job: AnyJob) -> None:
         """A hook; see `LaneInstrument`."""
         record = self._meet(job)
         if record.started_at is not None:
-            if not job.done:  # else an instrument before this one has reset it
-                self._blame(job, "started twice")
+            self._blame(job, "started twice")
             return
         if record.finished_at is not None:
             self._blame(job, "started after it had settled")

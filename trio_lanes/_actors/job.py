@@ -233,10 +233,6 @@ class Job(Generic[T_co]):
         return self.session if owner is SESSION_IS_OWNER else owner
 
     @property
-    def _actors(self) -> tuple[LaneActor, SessionActor | None]:
-        return self._lane, self._session_lane
-
-    @property
     def meta(self) -> Any:
         """The object that was given as ``meta=``; None without it."""
         return self._options.meta

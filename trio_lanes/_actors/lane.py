@@ -254,9 +254,10 @@ class LaneActor(Actor):
         self.receive(job, arrival)
 
     def withhold(self, job: AnyJob) -> None:
-        """Take ``job``, which is to be readmitted, out of line."""
-        self.remove(job)
-        self.readmitting -= 1
+        """Take ``job``, which is to be readmitted, out of line, if it stands there."""
+        if job._arrival:
+            self.remove(job)
+            self.readmitting -= 1
 
     # ---- which job starts next
 
@@ -349,7 +350,7 @@ class LaneActor(Actor):
 
         If it is ``cancelled``, it goes on without one where none can come.
         """
-        if job._slot is QUEUED and job._arrival:
+        if job._slot is QUEUED:
             self.withhold(job)
         job._slot = WANTED
         self.returning[job] = cancelled
@@ -357,8 +358,7 @@ class LaneActor(Actor):
 
     def cease_queueing(self, job: AnyJob) -> None:
         """``job``, which is not to be readmitted any more, lends its slot."""
-        if job._arrival:
-            self.withhold(job)
+        self.withhold(job)
         job._slot = LENT
         self.touch()
 
@@ -376,7 +376,7 @@ class LaneActor(Actor):
 
     def drop(self, job: AnyJob) -> None:
         """``job``, which runs and holds no slot, has ended or was given up."""
-        if job._slot is QUEUED and job._arrival:
+        if job._slot is QUEUED:
             self.withhold(job)
         self.returning.pop(job, None)
         del self.lending[job]

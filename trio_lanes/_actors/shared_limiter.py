@@ -80,12 +80,7 @@ class SharedTokenRequest:
         self._wanted = None
         self.give_back()
         if self._scope is not None:
-            self._after_act(self._let_end)
-
-    def _let_end(self) -> None:
-        """Have the task end, unless a token is wanted again."""
-        if self._wanted is None and self._scope is not None:
-            self._scope.cancel()
+            self._after_act(self._scope.cancel)
 
     @enable_ki_protection
     async def _ask(self) -> None:

@@ -866,12 +866,9 @@ class Scheduler:
 
     def give_up_room(self, request: RoomRequest) -> None:
         """Take ``request`` out of line, at the wish of its submitter."""
-        if request.is_open:
-            request.is_open = False
-            if request.job in (
-                request.actor.room_line or ()
-            ):  # else it is refused, and not told yet
-                self._turn_away(request)
+        request.is_open = False
+        if request.job in (request.actor.room_line or ()):  # else it is refused, and not told yet
+            self._turn_away(request)
 
     def _turn_away(self, request: RoomRequest) -> None:
         with self.batch():

@@ -14,7 +14,6 @@ import trio
 
 from .._actors.actor import Actor, Pausable
 from .._actors.job import AnyJob
-from .._actors.state import RUNNING
 from .._config.check import count, finite_seconds, seconds
 from .._config.errors import LaneClearedError, LaneResetError, UnknownLaneError
 from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
@@ -104,15 +103,12 @@ def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
 
 
 def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
-    """Settle the running jobs of ``jobs``, whatever their bodies still do; return how many."""
+    """Settle ``jobs``, which run, whatever their bodies still do; return how many they are."""
     with scheduler.batch():
-        given_up = 0
-        for job in jobs:
-            if job._state is RUNNING:
-                error = LaneResetError(job.lane if name is None else name)
-                scheduler.abandon(job, error)
-                given_up += 1
-    return given_up
+        running = list(jobs)
+        for job in running:
+            scheduler.abandon(job, LaneResetError(job.lane if name is None else name))
+    return len(running)
 
 
 def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:

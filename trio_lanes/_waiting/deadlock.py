@@ -120,11 +120,9 @@ def broken_by(
         for wait in reversed([*waits])
         if wait.job in stuck and not search.can_come(search.needed_for(wait))
     ]
-    if not in_vain:
-        return ()
-    last = next((wait for wait in in_vain if _stuck(goal, ignored=wait) is None), in_vain[0])
-    assert last.job is not None
-    return last, _error(stuck, last.job)
+    without = (wait for wait in in_vain if _stuck(goal, ignored=wait) is None)
+    last = next(without, next(iter(in_vain), None))
+    return () if last is None or last.job is None else (last, _error(stuck, last.job))
 
 
 def never_comes(job: AnyJob) -> bool:

@@ -145,12 +145,9 @@ class Search:
 
     def _goes_on(self, job: AnyJob) -> bool:
         """`goes_on`, without the wait and the slots that this search ignores."""
-        if job._state is not RUNNING:
-            return True
-        waits = job._waits
-        if waits and not (len(waits) == 1 and self._ignored in waits.values()):
-            return False
-        return not self._wants_slot(job)
+        waits = (job._waits or {}).values()
+        is_waiting = any(wait is not self._ignored for wait in waits)
+        return job._state is not RUNNING or not (is_waiting or self._wants_slot(job))
 
     def _wants_slot(self, job: AnyJob) -> bool:
         return job._slot in (LENT, WANTED, QUEUED) and job not in self._without

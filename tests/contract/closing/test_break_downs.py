@@ -144,3 +144,53 @@ async def test_a_job_whose_owner_is_no_key_any_more_cannot_be_cancelled_but_sett
             await trio.sleep_forever()
     assert caught.value.__cause__ is raised.value
     assert isinstance(job.exception, LanesClosedError)
+
+
+class LateOwner:
+    """An owner of a job whose hash can be had until it breaks."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+    def __hash__(self) -> int:
+        if self.is_broken:
+            raise ValueError("no hash any more")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+async def test_who_waited_for_a_job_is_told_although_the_batch_that_ended_it_was_broken_off(
+    autojump_clock: MockClock,
+) -> None:
+    owner = LateOwner()
+    with pytest.raises(RuntimeError, match="these lanes broke down"):
+        async with open_lanes({"main": LaneConfig(fair=True)}) as lanes:
+            lanes.pause()
+            first = lanes.submit_nowait(nothing)
+            lanes.submit_nowait(nothing, owner=owner)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(first.wait_done)
+                await wait_all_tasks_blocked()
+                owner.is_broken = True
+                with pytest.raises(ValueError, match="no hash"):
+                    lanes.clear()
+                with trio.CancelScope(shield=True):
+                    await first.wait_done()
+    assert first.state is JobState.CANCELLED
+
+
+async def test_a_job_that_was_started_settles_although_the_batch_was_broken_off(
+    autojump_clock: MockClock,
+) -> None:
+    owner = LateOwner()
+    with pytest.raises(RuntimeError, match="these lanes broke down"):
+        async with open_lanes({"main": LaneConfig(concurrency=2, fair=True)}) as lanes:
+            lanes.pause()
+            first = lanes.submit_nowait(trio.sleep_forever)
+            lanes.submit_nowait(nothing, owner=owner)
+            owner.is_broken = True
+            with pytest.raises(ValueError, match="no hash"):
+                lanes.resume()
+    assert first.state is JobState.CANCELLED

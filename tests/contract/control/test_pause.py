@@ -284,3 +284,18 @@ async def test_pauses_of_sessions_that_end_at_the_same_time_let_the_best_of_them
             lanes.session(key).submit_nowait(track.sleep, key, priority=priority, delay=1)
             lanes.session(key).pause_for(10)
     assert track.start_times == {"better": 10.0, "worse": 11.0}
+
+
+async def test_a_timed_pause_of_lanes_that_are_shut_holds_up_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async def pauses_at_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            lanes.pause_for("main", 1_000)
+
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.submit_nowait(pauses_at_the_end)
+        await lanes.drain(grace=1)
+    assert trio.current_time() == 1

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import trio
+import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes import Job, LaneConfig, SessionLane, current_job, open_lanes
@@ -152,3 +153,15 @@ async def test_jobs_are_those_that_wait_or_run_there_in_the_order_of_submission(
         assert lanes.jobs() == [*jobs, other]
         lanes.clear()
         assert session.jobs() == jobs[:1]
+
+
+async def test_a_session_whose_limiter_was_never_read_has_none_beside_one_that_has(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 2}) as lanes:
+        limiter = lanes.session("alice").limiter
+        other = lanes.submit_nowait(trio.sleep, 1, session="bob")
+        mine = lanes.submit_nowait(trio.sleep, 1, session="alice")
+        await trio.lowlevel.checkpoint()
+        assert limiter.statistics().borrowers == [mine]
+        await other.wait()
