@@ -960,6 +960,12 @@ class Scheduler:
             for goal in deadlock.goals_of_accepted(job, [*self.waits], any_requests=any_requests):
                 self.break_deadlocks(goal)
 
+    def check_waits(self) -> None:
+        """End the waits inside jobs that can never end, as the limits are by now."""
+        for wait in [*self.waits]:
+            assert wait.job is not None
+            self.break_deadlocks(deadlock.end_of(wait.job))
+
     def break_deadlocks(self, goal: deadlock.Goal) -> None:
         """End waits in errors until ``goal`` can be reached."""
         while self.waits:

@@ -30,8 +30,13 @@ def configure(
     plan = scheduler.registry.plan.changed(lanes, groups, sessions)
     for lane in scheduler.lanes.values():
         _check_change(lane, plan)
+    limits = [lane.limiter.total_tokens for lane in scheduler.lanes.values()]
+    limits += [group.config.concurrency for group in scheduler.groups.values()]
+    limits += [session.concurrency for session in scheduler.sessions.values()]
     with scheduler.batch():
         apply(scheduler, plan)
+    if 0 in limits:  # which was no part of the search for deadlocks when a wait began
+        scheduler.check_waits()
 
 
 def _check_change(lane: LaneActor, plan: Plan) -> None:
@@ -133,3 +138,4 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
         else:
             lane.limiter.total_tokens = value
         lane.touch()
+    scheduler.check_waits()  # a limit of 0 was no part of the search when a wait began

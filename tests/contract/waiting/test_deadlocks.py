@@ -11,7 +11,15 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes import Job, LaneConfig, LaneDeadlockError, LaneGroup, RateLimit, open_lanes
+from trio_lanes import (
+    Job,
+    JobState,
+    LaneConfig,
+    LaneDeadlockError,
+    LaneGroup,
+    RateLimit,
+    open_lanes,
+)
 
 
 async def test_a_job_that_runs_another_in_its_own_session_is_told_at_once(
@@ -180,3 +188,40 @@ async def test_room_in_a_session_comes_when_what_waits_there_starts(
     async with open_lanes({"main": 2}, sessions=LaneConfig(max_waiting=1)) as lanes:
         await lanes.run(outer)
     assert trio.current_time() == 3.0
+
+
+@pytest.mark.parametrize("raised", ["lane", "template", "group", "session"])
+async def test_a_wait_that_began_under_a_limit_of_0_is_a_deadlock_when_the_limit_is_raised(
+    autojump_clock: MockClock, raised: str
+) -> None:
+    gate = trio.Event()
+    name = "sub:1" if raised == "template" else "main"
+    session = "alice" if raised == "session" else None
+
+    async def waits() -> None:
+        await gate.wait()
+        with pytest.raises(LaneDeadlockError):
+            await behind.wait_done()
+
+    async with open_lanes(
+        {"main": 2 if raised == "session" else 1, "sub:*": 1},
+        groups={"g": LaneGroup(["main"], concurrency=1)} if raised == "group" else {},
+    ) as lanes:
+
+        def set_limit(limit: int) -> None:
+            if raised == "group":
+                lanes.configure(groups={"g": LaneGroup(["main"], concurrency=limit)})
+            elif raised == "session":
+                lanes.configure({"session:alice": limit})
+            else:
+                lanes.lane(name).concurrency = limit
+
+        lanes.start_soon(waits, lane=name, session=session)
+        behind = lanes.submit_nowait(trio.sleep, 1, lane=name, session=session)
+        await trio.sleep(1)
+        set_limit(0)
+        gate.set()
+        await trio.sleep(1)
+        set_limit(1)
+    assert behind.state is JobState.SUCCEEDED
+    assert trio.current_time() == 3
