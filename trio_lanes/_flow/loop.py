@@ -794,10 +794,7 @@ class Scheduler:
         if self.hooks.job_overdue:
             for lane in self.lanes.values():
                 self.overdue.cancel(lane.running_jobs())
-        if self.broken is not None:  # finish the work of the batch that was broken off
-            while self._effects:
-                effect, args = self._effects.popleft()
-                effect(*args)
+        if self.broken is not None:  # the batch that was broken off may have granted jobs
             while self._workers.is_short:
                 self._workers.hire()
 

@@ -268,3 +268,18 @@ async def test_equals_of_a_newcomer_in_its_session_stay_before_it(
         )
         assert lanes.would_wait(cost=0, priority=2, session="b") == ()
         lanes.clear()
+
+
+async def test_a_head_that_the_job_would_outdo_in_its_session_is_not_before_it_in_their_group(
+    autojump_clock: MockClock,
+) -> None:
+    rate = RateLimit(1, per=60, algorithm="sliding")
+    groups = {"g": LaneGroup(["one", "two"], rate=rate)}
+    async with open_lanes({"one": 2, "two": 2}, groups=groups) as lanes:
+        lanes.submit_nowait(trio.sleep, 1, lane="one")
+        lanes.submit_nowait(trio.sleep, 1, lane="two", session="alice")  # the head of its lane
+        for _ in range(2):  # without, and with a job behind that head
+            (blocker,) = lanes.would_wait(lane="one", session="alice", priority=1)
+            assert (blocker.kind, blocker.until) == ("rate", 60)
+            lanes.submit_nowait(trio.sleep, 1, lane="two")
+        lanes.clear()
