@@ -30,13 +30,20 @@ def configure(
     plan = scheduler.registry.plan.changed(lanes, groups, sessions)
     for lane in scheduler.lanes.values():
         _check_change(lane, plan)
-    limits = [lane.limiter.total_tokens for lane in scheduler.lanes.values()]
-    limits += [group.config.concurrency for group in scheduler.groups.values()]
-    limits += [session.concurrency for session in scheduler.sessions.values()]
+    closed = _closed(scheduler)
     with scheduler.batch():
         apply(scheduler, plan)
-    if 0 in limits:  # which was no part of the search for deadlocks when a wait began
+    if closed - _closed(scheduler):  # a limit of 0 is no part of the search for deadlocks
         scheduler.check_waits()
+
+
+def _closed(scheduler: Scheduler) -> set[object]:
+    """Return the lanes, groups and sessions that admit nothing, as their limit is 0."""
+    closed: set[object] = {
+        lane for lane in scheduler.lanes.values() if not lane.limiter.total_tokens
+    }
+    closed |= {group for group in scheduler.groups.values() if not group.config.concurrency}
+    return closed | {session for session in scheduler.sessions.values() if not session.concurrency}
 
 
 def _check_change(lane: LaneActor, plan: Plan) -> None:
@@ -132,10 +139,12 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
     if lane.config.limiter is None and lane.name in scheduler.registry.plan.lanes:
         configure(scheduler, {lane.name: value})
         return
+    was_closed = not lane.limiter.total_tokens
     with scheduler.batch():
         if lane.config.limiter is None:  # of a template: only this one of its lanes
             lane.set_config(attrs.evolve(lane.config, concurrency=value), scheduler.now)
         else:
             lane.limiter.total_tokens = value
         lane.touch()
-    scheduler.check_waits()  # a limit of 0 was no part of the search when a wait began
+    if was_closed:
+        scheduler.check_waits()

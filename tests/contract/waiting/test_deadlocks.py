@@ -225,3 +225,22 @@ async def test_a_wait_that_began_under_a_limit_of_0_is_a_deadlock_when_the_limit
         set_limit(1)
     assert behind.state is JobState.SUCCEEDED
     assert trio.current_time() == 3
+
+
+async def test_a_lane_that_stays_closed_has_no_wait_end_when_another_is_narrowed(
+    autojump_clock: MockClock,
+) -> None:
+    async def waits_for(job: Job[None]) -> None:
+        await job.wait_done()
+
+    async with open_lanes({"main": 2, "closed": 0, "sub:*": 2}) as lanes:
+        for lane in (lanes.lane("main"), lanes.lane("sub:1")):
+            first = lane.submit_nowait(trio.sleep, 1)
+            behind = lane.submit_nowait(trio.sleep, 1, delay=0.5)
+            waiting = lane.submit_nowait(waits_for, behind)
+            await trio.sleep(0.75)
+            lane.concurrency = 1  # later changes of limits are no part of the search
+            await first.wait()
+            assert waiting.state is JobState.RUNNING
+            lane.concurrency = 2
+            await waiting.wait()
