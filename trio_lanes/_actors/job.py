@@ -137,7 +137,7 @@ class _Callback:
 
 
 @final
-@attrs.define(eq=False, repr=False, init=False, weakref_slot=True)
+@attrs.define(eq=False, repr=False, init=False, weakref_slot=True, getstate_setstate=False)
 class Job(Generic[T_co]):
     """The handle of a submitted call: inspect it, wait for it, cancel it. Only lanes make jobs.
 
@@ -527,7 +527,8 @@ def make_job(
     parent: weakref.ref[AnyJob] | None,
 ) -> AnyJob:
     """A job that the lanes do not know yet, with its cancel scope."""
-    # By hand: an `__init__` of attrs looks up each default by name, and costs twice as much.
+    # By hand: an `__init__` of attrs looks up each default by name, and costs twice as much. Fields
+    # that are first read after the submission, or after the start, are set there.
     job: AnyJob = Job.__new__(Job)
     job._keeper = keeper
     job.name = name
@@ -543,7 +544,6 @@ def make_job(
     job._unhandled = False
     job._costs = options.cost
     job.id = 0
-    job.submitted_at = 0.0
     job.started_at = None
     job.finished_at = None
     job._state = WAITING
@@ -553,10 +553,7 @@ def make_job(
     job._slot = NONE
     job._lenders = 0
     job._slot_waiters = None
-    job._charged_at = 0.0
     job._charged = None
-    job._charged_group = None
-    job._progress_at = 0.0
     job._waits = None
     job._timers = None
     job._task = None

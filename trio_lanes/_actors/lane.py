@@ -74,7 +74,6 @@ class LaneActor(Actor):
         "room_by_session",
         "room_heads",
         "slots",
-        "started",
         "template",
         "token_request",
         "warning",
@@ -121,7 +120,6 @@ class LaneActor(Actor):
         self.room_heads: Backlog[SessionActor | None] = Backlog()
         self.entering = 0  # jobs that wait for room before they are bound for it
         self.readmitting = 0  # running jobs that stand in its line again
-        self.started = 0  # jobs, ever
         self.finished = 0  # jobs that had started, ever
         self.warning: Timer | None = None  # set for the oldest wait
         super().__init__(turns, config)
@@ -203,7 +201,9 @@ class LaneActor(Actor):
     def receive(self, job: AnyJob, arrival: int) -> None:
         """Accept ``job``, behind its equals of earlier arrivals. It is mail until the next step."""
         job._arrival = arrival
-        self.mailbox.send(job)
+        mailbox = self.mailbox
+        mailbox.send(job)
+        mailbox.count += 1
         if not self.touched:  # as `touch` does, on every job's way
             self.touched = True
             self.turns.append(self)
@@ -211,6 +211,7 @@ class LaneActor(Actor):
     def step(self) -> None:
         mailbox = self.mailbox
         while mailbox.count:
+            mailbox.count -= 1
             self.line.add(mailbox.receive())
 
     def before(self, job: AnyJob) -> list[AnyJob]:

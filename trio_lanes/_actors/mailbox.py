@@ -20,21 +20,12 @@ if TYPE_CHECKING:
 class Mailbox:
     """Both ends of one channel."""
 
-    __slots__ = ("_receive", "_send", "count")
+    __slots__ = ("count", "receive", "send")
 
     def __init__(self) -> None:
         send, receive = trio.open_memory_channel["AnyJob"](math.inf)
-        self._send = send.send_nowait
-        self._receive = receive.receive_nowait
+        self.send = send.send_nowait
+        self.receive = receive.receive_nowait
         self.count = 0
-        """How many jobs are in it. The ``statistics()`` of the channel would build an object."""
-
-    def send(self, job: AnyJob) -> None:
-        """Put ``job`` in, behind all jobs that are in it."""
-        self._send(job)
-        self.count += 1
-
-    def receive(self) -> AnyJob:
-        """Take out the oldest job. There must be a job."""
-        self.count -= 1
-        return self._receive()
+        """How many jobs are in it: counted by the actor that sends and receives, since the
+        ``statistics()`` of the channel would build an object."""

@@ -137,6 +137,7 @@ class SessionActor(Actor):
         if self.mailbox is None:
             self.mailbox = self._mailboxes.pop() if self._mailboxes else Mailbox()
         self.mailbox.send(job)
+        self.mailbox.count += 1
         self._mail_came = True
         return True
 
@@ -146,6 +147,7 @@ class SessionActor(Actor):
         mailbox = self.mailbox
         if mailbox is not None:
             while mailbox.count:
+                mailbox.count -= 1
                 job = mailbox.receive()
                 self.backlog.add(job._place, job)
             self._mailboxes.append(mailbox)
@@ -166,14 +168,16 @@ class SessionActor(Actor):
             window, again = self._limited_window(window, now)
             if again is not None:
                 return again
-        if len(forwarded) > window:
+        free = window - len(forwarded)
+        if free < 0:
             for place in sorted(forwarded)[max(int(window), 0) :]:
                 self._take_back(place)
-        elif len(forwarded) == window and self._mail_came and forwarded and backlog.items:
+        elif not free and self._mail_came and forwarded and backlog.items:
             worst = max(forwarded)
             if worst > backlog.best_rank():
                 self._vacated = self._take_back(worst)
-        if len(forwarded) >= window or not backlog.items:
+                free = 1
+        if free <= 0 or not backlog.items:
             self._mail_came = False
             self._vacated = None
             return None
@@ -183,7 +187,7 @@ class SessionActor(Actor):
             self.inherited = self._inherit(*self._vacated, job)
             self._vacated = None
         forwarded[job._place] = job
-        self.has_more = self._mail_came or len(forwarded) < window
+        self.has_more = (self._mail_came or free > 1) and bool(backlog.items)
         return job
 
     def _take_back(self, place: int) -> tuple[AnyJob, int]:

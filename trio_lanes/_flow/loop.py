@@ -256,6 +256,7 @@ class Scheduler:
     def serve(self) -> None:
         """End the outermost call of a batch: do all that can be done now."""
         effects, sessions, lanes, groups, unseen, granted, changed, clocks = self._to_do
+        workers = self._workers
         try:
             while True:
                 if effects:
@@ -270,8 +271,8 @@ class Scheduler:
                 elif unseen and (request := self.room.next_entry(self.now)) is not None:
                     self._tell_request(request, outcome.Value(None))
                     self.submit(request.job)
-                elif granted and self._workers.is_short:
-                    self._workers.hire()
+                elif granted and not workers.stepping and workers.ready < len(granted):
+                    workers.hire()
                 elif changed:
                     self._tell_of(next(iter(changed)))
                 elif clocks:
@@ -287,7 +288,10 @@ class Scheduler:
 
     def _serve_session(self, session: SessionActor) -> None:
         session.touched = False
-        while (job := session.next_forward(self.now)) is not None:
+        while session.waiting or session.rates.units or session.readmitting:
+            job = session.next_forward(self.now)
+            if job is None:
+                break
             self._forward(job)
             if self._effects:  # effects come before the next act
                 session.touched = True
@@ -533,7 +537,6 @@ class Scheduler:
         advance(job, RUNNING)
         job.started_at = job._progress_at = now
         lane.active += 1
-        lane.started += 1
         if session is not None:
             session.started(job)
         self._leave_line(job)
@@ -566,7 +569,7 @@ class Scheduler:
         """``job`` waits no more."""
         lane, session = job._lane, job._session_lane
         joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
-        if joined is not None and joined._options.warn_after is not None:
+        if lane.exempt and joined is not None and joined._options.warn_after is not None:
             lane.exempt -= 1
         if self._tells:
             self._has_changed(job)
@@ -795,7 +798,7 @@ class Scheduler:
             for lane in self.lanes.values():
                 self.overdue.cancel(lane.running_jobs())
         if self.broken is not None:  # the batch that was broken off may have granted jobs
-            while self._workers.is_short:
+            while self._workers.ready < len(self._workers.granted):
                 self._workers.hire()
 
     def shut_down(self, reason: str) -> None:

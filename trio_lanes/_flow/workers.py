@@ -28,7 +28,7 @@ step; a job that never blocked gives the task its former context back.
 
 Invariants
 ----------
-* ``_ready`` workers will come for a granted job. When fewer are ready than are needed, the loop
+* ``ready`` workers will come for a granted job. When fewer are ready than are needed, the loop
   hires one (`WorkerPool.hire`), after all other acts.
 * While a worker takes a first step, it will come for the jobs that this step lets start: no other
   worker is hired for them. If the job then blocks, two workers are hired in its place, so the
@@ -95,19 +95,14 @@ class WorkerPool:
         self._interrupted: Final = interrupted
         self.granted: Final[deque[AnyJob]] = deque()
         """Jobs that have their slots, and no worker yet."""
-        self._ready = 0  # workers that will come for a granted job
+        self.ready = 0  # workers that will come for a granted job
         self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
-        self._stepping = False  # whether a worker takes a first step now, and will come back
+        self.stepping = False  # whether a worker takes a first step now, and will come back
         self._fewest = sys.maxsize  # references to the task of a worker that no job has left any to
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a worker is to be hired for a granted job."""
-        return self._ready < len(self.granted) and not self._stepping
 
     def hire(self) -> None:
         """Have one more worker."""
-        self._ready += 1
+        self.ready += 1
         self._spawn(self._work)
 
     def _leave(self) -> None:
@@ -115,11 +110,11 @@ class WorkerPool:
 
         Hire none while other tasks are due for their turn and another worker waits for that.
         """
-        self._stepping = False
-        self._ready -= 1
-        if self._steps < JOBS_PER_PASS or not self._ready:
+        self.stepping = False
+        self.ready -= 1
+        if self._steps < JOBS_PER_PASS or not self.ready:
             for _ in range(2):
-                if self._ready < len(self.granted):
+                if self.ready < len(self.granted):
                     self.hire()
 
     async def _lingers(self) -> bool:
@@ -128,9 +123,9 @@ class WorkerPool:
         So a task that waits for a job, and then submits the next job, does not pay for a new task
         and scope.
         """
-        self._stepping = False
+        self.stepping = False
         for _ in range(LINGERS):
-            if self._ready > 1:
+            if self.ready > 1:
                 return False
             await trio.lowlevel.cancel_shielded_checkpoint()
             self._steps = 0
@@ -142,13 +137,13 @@ class WorkerPool:
         """Return the next granted job; None if this worker is not needed any more."""
         while self.granted or await self._lingers():
             if self._steps >= JOBS_PER_PASS:
-                self._stepping = False
-                if self._ready > 1:  # the last one goes on, and is enough so far
+                self.stepping = False
+                if self.ready > 1:  # the last one goes on, and is enough so far
                     return None
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 self._steps = 0
                 continue
-            self._stepping = True
+            self.stepping = True
             job = self.granted.popleft()
             if job._state is RUNNING:  # else it was reset before its body began
                 return job
@@ -173,7 +168,7 @@ class WorkerPool:
         own_context, own_name = task.context, task.name
         running, granted = self._running, self.granted
         is_new = REUSES_TASKS  # whether the references to the task are yet to be counted
-        ready = True  # whether this worker counts in self._ready
+        ready = True  # whether this worker counts in self.ready
         job: AnyJob | None = None  # taken, and not yet ended
         value: Any = _NO_VALUE
         error: BaseException | None = None
@@ -216,8 +211,8 @@ class WorkerPool:
                             del rest  # it may refer to the task
                             if not REUSES_TASKS or job._interruption or not self._is_clean(task):
                                 break  # it is spoilt, or the job has left something behind
-                            ready = self._stepping = True
-                            self._ready += 1
+                            ready = self.stepping = True
+                            self.ready += 1
                             task.name, task.custom_sleep_data = own_name, None
                         if job._interruption or _innermost(task) is not home:
                             break

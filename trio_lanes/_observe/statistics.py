@@ -103,7 +103,7 @@ def lane_statistics(lane: LaneActor) -> LaneStatistics:
         paused=lane.paused,
         paused_until=None if lane.paused_by_hand else lane.paused_until,
         oldest_wait=0.0 if oldest is None else trio.current_time() - oldest._waiting_since,
-        started=lane.started,
+        started=lane.finished + lane.active,
         finished=lane.finished,
     )
 
