@@ -119,7 +119,12 @@ class Submitter:
           LaneFullError: if its session or its global lane is full, or other jobs wait for room
             there.
         """
-        return self._enter_nowait(self._make(fn, args, options))
+        job: Job[T] = self._make(fn, args, options)
+        scheduler = self._scheduler
+        if job._lane.bounded or scheduler.registry.bounded_sessions:
+            self._check_room(job)
+        scheduler.submit(job)
+        return job
 
     @enable_ki_protection
     def start_soon(
@@ -138,7 +143,8 @@ class Submitter:
         """
         job: Job[object] = self._make(fn, args, options)
         job._let_failure_leave()
-        self._enter_nowait(job)
+        self._check_room(job)
+        self._scheduler.submit(job)
 
     def would_wait(self, **options: Unpack[JobOptions]) -> tuple[Blocker, ...]:
         """Return why a job with these options would wait if it were submitted now.
@@ -255,9 +261,12 @@ class Submitter:
             actor.check_cost(
                 options.cost, None if session is None else scheduler.registry.session_lane(session)
             )
+        name = options.name or getattr(fn, "__qualname__", None)
+        if type(name) is not str:
+            name = _name(fn)
         return make_job(
             scheduler,
-            options.name or _name(fn),
+            name,
             session,
             fn,
             args,
@@ -268,14 +277,10 @@ class Submitter:
             None if parent is None else weakref.ref(parent),
         )
 
-    def _enter_nowait(self, job: Job[T]) -> Job[T]:
-        scheduler = self._scheduler
-        if job._lane.bounded or scheduler.registry.bounded_sessions:
-            full = scheduler.full(job)
-            if full is not None:
-                raise LaneFullError(full.name, full.config.max_waiting)
-        scheduler.submit(job)
-        return job
+    def _check_room(self, job: AnyJob) -> None:
+        full = self._scheduler.full(job)
+        if full is not None:
+            raise LaneFullError(full.name, full.config.max_waiting)
 
     @enable_ki_protection
     def _enters_at_once(self, job: AnyJob) -> bool:
@@ -326,9 +331,6 @@ def _lender(scheduler: Scheduler, options: MapOptions) -> AnyJob | None:
 
 
 def _name(fn: Any) -> str:
-    """Return the name of a job that runs ``fn``."""
-    try:
-        name = fn.__qualname__
-    except AttributeError:
-        name = getattr(getattr(fn, "func", None), "__qualname__", None)  # of a partial
+    """Return the name of a job that runs ``fn``, which has no name of its own."""
+    name = getattr(getattr(fn, "func", None), "__qualname__", None)  # of a partial
     return name if isinstance(name, str) else repr(fn)

@@ -143,14 +143,12 @@ class Actor(Pausable):
     @property
     def is_in_use(self) -> bool:
         """Whether it has to stay alive: for a job, for a request for room, or for a pause."""
-        return bool(
-            self.waiting or self.active or self.room_line or self.pause != self.pause_at_birth
-        )
+        return bool(self.waiting or self.active or self.room_line or self._keeps_a_pause)
 
     @property
-    def pause_at_birth(self) -> tuple[bool, float | None]:
-        """The pause with which it can be forgotten, since it would come to life with it again."""
-        return False, None
+    def _keeps_a_pause(self) -> bool:
+        """Whether it would not come to life again with the pause that it has."""
+        return self.paused and self.pause != (False, None)
 
     def set_config(self, config: LaneConfig, now: float) -> None:
         """Go on with another configuration; running jobs are not touched."""

@@ -159,8 +159,8 @@ class LaneActor(Actor):
         self.find_out_whether_plain()
 
     @property
-    def pause_at_birth(self) -> tuple[bool, float | None]:
-        return super().pause_at_birth if self.template is None else self.template.pause
+    def _keeps_a_pause(self) -> bool:
+        return self.pause != ((False, None) if self.template is None else self.template.pause)
 
     def inherit_pause(self, template: Pausable) -> None:
         """Begin with the pause of ``template``; the timer is set when this lane is alive."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 import trio
 
 if TYPE_CHECKING:
-    from .job import AnyJob
+    pass
 
 
 @final

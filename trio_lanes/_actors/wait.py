@@ -30,7 +30,7 @@ class Waiter(Protocol):
 
 
 @final
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)  # not frozen: that would cost as much as the rest of the wait
 class Wait:
     """A task that waits: for ``target``, or for any job of ``any_of``, or for room."""
 

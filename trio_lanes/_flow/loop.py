@@ -422,7 +422,11 @@ class Scheduler:
 
     def submit(self, job: AnyJob) -> None:
         """Accept ``job``: it gets its number and its place in line."""
-        outermost = self.begin()
+        if outermost := not self.serving and get_ident() == self._thread:  # as `begin` does
+            self.now = self._current_time()
+            self.serving = True
+        else:
+            self.begin()
         try:
             lane, options, hooks = job._lane, job._options, self.hooks
             if lane.from_template:
@@ -518,7 +522,8 @@ class Scheduler:
 
     def _start(self, job: AnyJob) -> None:
         """Give ``job``, which its lane has taken out of line, a slot: its first, or a new one."""
-        lane, session, slot, now = job._lane, job._session_lane, job._slot, self.now
+        lane, session = job._lane, job._session_lane
+        slot, now = job._slot, self.now
         lane.take_slot(job, now)
         if slot is WANTED:
             self._goes_on(job)
@@ -627,7 +632,11 @@ class Scheduler:
 
     def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
         """``job``, which ran, gives its slots back and settles."""
-        outermost = self.begin()
+        if outermost := not self.serving:  # as `begin` does, on every job's way
+            self.now = self._current_time()
+            self.serving = True
+        else:
+            self.begin()
         try:
             lane, session = job._lane, job._session_lane
             if session is not None:  # first: its next job competes for the slot in the lane
