@@ -137,11 +137,11 @@ class FailingStore:
         self._at(f"after {what}")
         return answer
 
-    async def step(self, finished: Any, room: int) -> Any:
+    async def step(self, number: int, finished: Any, room: int) -> Any:
         if room and finished:
             self._at("before started")
         what = "finished" if finished else "started"
-        step = await self._between(what, self._store.step, (finished, room))
+        step = await self._between(what, self._store.step, (number, finished, room))
         if step.claims and finished:
             self._at("after started")
         return step

@@ -62,8 +62,8 @@ async def test_an_instance_that_a_story_lets_die_claims_before_on_a_slow_machine
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-        async def join(self) -> None:
-            await self._inner.join()
+        async def join(self, *args: Any) -> None:
+            await self._inner.join(*args)
             if next(slow):
                 mock_clock.jump(LEASE)
 

@@ -178,6 +178,12 @@ def make_older(path: Path) -> None:
     connection.execute("ALTER TABLE lanes DROP COLUMN proposed")
     for column in ("alone", "company"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+    connection.execute("DROP TABLE turns")
+    connection.execute("DROP INDEX jobs_ready")
+    ready = "jobs (lane, priority, ready) WHERE ready IS NOT NULL AND shelf = 0"
+    connection.execute(f"CREATE INDEX jobs_ready ON {ready}")
+    connection.execute("CREATE INDEX jobs_unhandled ON jobs (name) WHERE shelf = 1")
+    connection.execute("UPDATE jobs SET shelf = 1 WHERE name = 'unhandled'")
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
     connection.close()
@@ -190,6 +196,8 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
         await lanes.pause("main")
         job = await lanes.submit("echo", "x", session="s", key="k")
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
+        shelved = await asking.submit("unhandled", "y")
     new = columns(path)
     make_older(path)
     with pytest.raises(StoreVersionError, match="schema 1; start a worker of this version"):
@@ -208,6 +216,8 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
             await asking.resume("main")
         assert await lanes.job(job.id).wait() == "x"
         assert (await lanes.check()).problems == ()
+    async with open_durable_lanes(SqliteStore(path), {"unhandled": echo}) as lanes:
+        assert await lanes.job(shelved.id).wait() == "y"
     assert columns(path) == new
 
 

@@ -30,6 +30,7 @@ from trio_lanes.durable import (
     StoreLockedError,
     StoreRules,
     Submission,
+    SubmittedJob,
     UnknownHandlerError,
     current_job,
     open_durable_lanes,
@@ -482,15 +483,15 @@ async def test_a_payload_with_a_longer_number_than_can_be_read_here_fails_alone(
 
 
 async def test_a_payload_that_cannot_be_read_here_has_a_key_all_the_same() -> None:
-    from trio_lanes.durable.testing._bench import opening
+    from trio_lanes.durable.testing._bench import Played, opening
 
-    store = MemoryStore()
+    store = Played(MemoryStore())
     async with store.open(opening()):
         long = "1" * (sys.get_int_max_str_digits() + 1)
-        (id,) = await store.enqueue([Submission(name="echo", payload=long, key="k")])
-        assert await store.enqueue([Submission(name="echo", payload=long, key="k")]) == [id]
+        (id,) = await store.enqueue([SubmittedJob(name="echo", payload=long, key="k")])
+        assert await store.enqueue([SubmittedJob(name="echo", payload=long, key="k")]) == [id]
         with pytest.raises(KeyConflictError):
-            await store.enqueue([Submission(name="echo", payload=long + "1", key="k")])
+            await store.enqueue([SubmittedJob(name="echo", payload=long + "1", key="k")])
 
 
 async def test_a_job_that_fails_with_a_cancelled_job_of_its_own_has_failed() -> None:
@@ -513,8 +514,8 @@ class LateStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
 
-    async def step(self, finished: Any, room: int) -> Any:
-        step = await self.memory.step(finished, room)
+    async def step(self, *args: Any) -> Any:
+        step = await self.memory.step(*args)
         if step.claims:
             await self.arrive.wait()
         return step
@@ -702,13 +703,13 @@ async def test_check_gives_back_a_job_that_runs_on_no_instance(tmp_path: Path) -
 
 
 async def test_a_finish_of_a_job_that_is_gone_is_stale() -> None:
-    from trio_lanes.durable.testing._bench import opening
+    from trio_lanes.durable.testing._bench import Played, opening
 
-    store = MemoryStore()
+    store = Played(MemoryStore())
     async with store.open(opening()):
         await store.join()
         assert (await store.step([Finish(99, 5, Released())], 0)).stale == (5,)
-        await store.enqueue([Submission(name="echo", payload=json.dumps(1))])
+        await store.enqueue([SubmittedJob(name="echo", payload=json.dumps(1))])
         assert await store.status(99) is None
         assert await store.wait(99) is None
         with pytest.raises(NoRetry):

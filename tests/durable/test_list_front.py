@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from trio_lanes.durable import LaneLimit, Opening, Submission
+from trio_lanes.durable import LaneLimit, Opening, SubmittedJob
 from trio_lanes.durable._contract.state import WAITING
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._rules.job_record import JobRecord
@@ -119,19 +119,19 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     with mock.patch.multiple("trio_lanes.durable._sqlite.tables", QUEUE_FRONT=2, LIST_FRONT=2):
         tables.begin()
         engine = Engine(tables, opening)
-        engine.join(lease_until=float("inf"), alone=True, lost=[])
+        engine.join("me", lease_until=float("inf"), alone=True)
         yield engine
     connection.close()
 
 
 def test_what_is_not_written_yet_is_found_beyond_a_window(engine: Engine) -> None:
-    assert engine.step([], 10).claims == ()  # its ready list is known, and empty
-    ids = engine.enqueue([Submission(name="echo", payload="1") for _ in range(7)])
-    assert [claim.id for claim in engine.step([], 10).claims] == ids
+    assert engine.step("me", 1, [], 10).claims == ()  # its ready list is known, and empty
+    ids = engine.enqueue([SubmittedJob(name="echo", payload="1") for _ in range(7)])
+    assert [claim.id for claim in engine.step("me", 2, [], 10).claims] == ids
 
 
 def test_what_is_not_written_yet_is_found_in_a_line_that_was_not_kept(engine: Engine) -> None:
-    first, second = engine.enqueue([Submission(name="echo", payload="1", session="s")] * 2)
+    first, second = engine.enqueue([SubmittedJob(name="echo", payload="1", session="s")] * 2)
     tables = engine.tables
     assert isinstance(tables, SqliteTables)
     tables._cache.queues.clear()
@@ -148,19 +148,19 @@ def test_what_is_not_written_yet_is_found_in_a_line_that_was_not_kept(engine: En
 def test_what_is_undone_can_be_done_again(engine: Engine) -> None:
     tables = engine.tables
     assert isinstance(tables, SqliteTables)
-    (id,) = engine.enqueue([Submission(name="new", payload="1")])
-    assert engine.step([], 10).claims == ()  # it is set aside
+    (id,) = engine.enqueue([SubmittedJob(name="new", payload="1")])
+    assert engine.step("me", 1, [], 10).claims == ()
     tables.commit(0.0)
     tables.begin()
     later = Engine(tables, attrs.evolve(engine.opening, names=frozenset({"new"})))
-    later.join(lease_until=float("inf"), alone=True, lost=[])
+    later.join("later", lease_until=float("inf"), alone=True)
     tables.commit(0.0)
     for undone in (True, False):
         tables.begin()
-        assert [claim.id for claim in later.step([], 10).claims] == [id]
+        assert [claim.id for claim in later.step("later", 1, [], 10).claims] == [id]
         tables.rollback() if undone else tables.commit(0.0)
     for undone in (True, False):
         tables.begin()
-        later.leave()
+        later.remove_instance("later")
         assert tables.instances() == []
         tables.rollback() if undone else tables.commit(0.0)

@@ -22,7 +22,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from trio_lanes import LaneFullError
-from trio_lanes.durable import KeyConflictError, Submission
+from trio_lanes.durable import KeyConflictError, SubmittedJob
 from trio_lanes.durable._contract.records import (
     Cancelled,
     Claim,
@@ -34,6 +34,7 @@ from trio_lanes.durable._contract.records import (
     Opening,
     Postponed,
     Released,
+    Step,
     Succeeded,
 )
 from trio_lanes.durable._memory.tables import MemoryTables
@@ -102,6 +103,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.limits = {"main": 3, "cron": 1}
         self.paused: set[str] = set()
         self.isolated_since: dict[int, float] = {}
+        self.incarnations = 0
         self.tables = self.open_tables()
         self.start()
 
@@ -118,7 +120,10 @@ class StoreMachine(RuleBasedStateMachine):
         )
         self.engine = Engine(self.tables, self.opening)
         self.engine.now = self.now
-        self.engine.join(lease_until=float("inf"), alone=True, lost=[])
+        self.incarnations += 1
+        self.instance = f"incarnation {self.incarnations}"
+        self.engine.join(self.instance, lease_until=float("inf"), alone=True)
+        self.steps = 0
         self.commit()
 
     # ---- the model
@@ -168,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
     def submit_one(
         self, session: str | None, lane: str, priority: int, delay: float, key: str | None
     ) -> None:
-        one = Submission(
+        one = SubmittedJob(
             name="echo",
             payload="1",
             session=session,
@@ -223,10 +228,14 @@ class StoreMachine(RuleBasedStateMachine):
             if job.session is not None and job.id not in self.lines[job.session]:
                 self.lines[job.session].append(job.id)
 
+    def take_step(self, finished: list[Finish], room: int) -> Step:
+        self.steps += 1
+        return self.engine.step(self.instance, self.steps, finished, room)
+
     def step(self, data: st.DataObject) -> None:
         room = data.draw(st.integers(1, 6))
         self.promote()
-        step = self.engine.step([], room)
+        step = self.take_step([], room)
         self.commit()
         assert len(step.claims) <= room
         for claim in step.claims:
@@ -297,7 +306,7 @@ class StoreMachine(RuleBasedStateMachine):
         }[how]
         self.promote()
         finish = Finish(job.id, job.claim.fence - late, outcome)
-        step = self.engine.step([finish], 0)
+        step = self.take_step([finish], 0)
         self.commit()
         if late:
             assert step.stale == (finish.fence,)
@@ -365,7 +374,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def configure(self, data: st.DataObject) -> None:
         lane, limit = data.draw(st.sampled_from(LANES)), data.draw(st.integers(0, 5))
-        configure(self.engine, {lane: limit})
+        configure(self.engine, {lane: limit}, None, {})
         self.limits[lane] = limit
         self.commit()
 
@@ -374,7 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
         if job is None:
             return
         if data.draw(st.booleans()):
-            assert purge(self.engine, job.id, None, None, limit=9) == 1
+            assert purge(self.engine, job.id, None, None, failed=False, limit=9) == 1
             self.leave(job, "purged")
             del self.jobs[job.id]
         else:
@@ -397,8 +406,8 @@ class StoreMachine(RuleBasedStateMachine):
         if isinstance(self.tables, SqliteTables):
             session = data.draw(st.sampled_from(SESSIONS))
             with suppress(LaneFullError):
-                self.engine.enqueue([Submission(name="echo", payload="1", session=session)])
-            self.engine.step([], 4)
+                self.engine.enqueue([SubmittedJob(name="echo", payload="1", session=session)])
+            self.take_step([], 4)
         self.the_process_dies(data)
 
     # ---- what is always true

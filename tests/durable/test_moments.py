@@ -25,6 +25,7 @@ from trio_lanes.durable import (
     Store,
     StoreUnavailableError,
     Submission,
+    SubmittedJob,
     current_job,
     open_durable_lanes,
 )
@@ -270,7 +271,8 @@ async def test_a_job_that_died_while_it_was_being_cancelled_is_as_new_when_it_is
 async def test_a_payload_that_is_too_deep_to_be_read_fails_alone(store: Store) -> None:
     async with open_durable_lanes(store, {"echo": echo}) as lanes:
         deep = "[" * 100_000 + "]" * 100_000  # from a process that may go deeper than this
-        (id,) = await store.enqueue([Submission(name="echo", payload=deep, session="s")])
+        one = SubmittedJob(name="echo", payload=deep, session="s")
+        (id,) = await store.enqueue([one], "ticket")
         with pytest.raises(DurableJobError, match="cannot be read") as caught:
             await lanes.job(id).wait()
         assert caught.value.type == "trio_lanes.durable.PayloadError"

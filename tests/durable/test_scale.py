@@ -178,11 +178,9 @@ async def test_very_many_are_cleared_in_portions_and_what_comes_later_is_left(
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["memory", "sqlite"])
-async def test_very_many_whom_nobody_can_run_are_set_aside_and_taken_back_in_portions(
-    tmp_path: Path, which: int, monkeypatch: pytest.MonkeyPatch
+async def test_jobs_whose_handler_no_instance_has_wait_and_keep_no_other_job_off(
+    tmp_path: Path, which: int
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._rules.claims.SHELVED_AT_ONCE", 10)
-    monkeypatch.setattr("trio_lanes.durable._rules.engine.MOVED_AT_ONCE", 10)
     store = stores(tmp_path)[which]
     async with open_durable_lanes(store, {"echo": echo, "new": echo}, {"main": 4}) as lanes:
         await lanes.pause("main")

@@ -14,7 +14,7 @@ from trio_lanes.durable import (
     DurableState,
     DurableStatus,
     MemoryStore,
-    Submission,
+    SubmittedJob,
     open_durable_lanes,
 )
 from trio_lanes.durable._contract.records import (
@@ -25,24 +25,24 @@ from trio_lanes.durable._contract.records import (
     Released,
     Succeeded,
 )
-from trio_lanes.durable.testing._bench import LEASE, opening
+from trio_lanes.durable.testing._bench import LEASE, Played, opening, ticket
 
 
-def job(payload: int, **options: Any) -> Submission:
-    return Submission(name="echo", payload=str(payload), **options)
+def job(payload: int, **options: Any) -> SubmittedJob:
+    return SubmittedJob(name="echo", payload=str(payload), **options)
 
 
 @asynccontextmanager
-async def instance(memory: MemoryStore, **options: Any) -> AsyncIterator[MemoryStore]:
+async def instance(memory: MemoryStore, **options: Any) -> AsyncIterator[Played]:
     """Another instance, which leaves in order."""
-    store = memory.another()
+    store = Played(memory.another())
     async with store.open(opening(**options)):
         await store.join()
         yield store
         await store.leave()
 
 
-async def claims(store: MemoryStore, finished: Sequence[Finish] = ()) -> list[Claim]:
+async def claims(store: Played, finished: Sequence[Finish] = ()) -> list[Claim]:
     return list((await store.step(finished, 100)).claims)
 
 
@@ -50,7 +50,7 @@ async def crash(memory: MemoryStore, clock: MockClock, times: int = 1) -> int:
     """Have a process die that runs whatever there is; returns how many jobs those were."""
     number = 0
     for _ in range(times):
-        store = memory.another()
+        store = Played(memory.another())
         async with store.open(opening()):
             await store.join()
             number = len(await claims(store))
@@ -58,7 +58,7 @@ async def crash(memory: MemoryStore, clock: MockClock, times: int = 1) -> int:
     return number
 
 
-async def submitted(memory: MemoryStore, *jobs: Submission, **options: Any) -> None:
+async def submitted(memory: MemoryStore, *jobs: SubmittedJob, **options: Any) -> None:
     """Have those jobs; the first instance writes the rules of the store."""
     async with instance(memory, **options) as store:
         await store.enqueue(jobs)
@@ -127,7 +127,7 @@ async def test_a_requeued_job_is_no_suspect(mock_clock: MockClock) -> None:
     await crash(memory, mock_clock, 3)
     async with instance(memory) as store:
         (dead,) = await store.dead(None, None, 9)
-        assert await store.requeue(dead.id)
+        assert await store.requeue(dead.id, ticket())
     await submitted(memory, job(1))
     assert await crash(memory, mock_clock) == 2
 
@@ -156,7 +156,7 @@ async def test_a_suspect_keeps_other_jobs_off_for_a_minute_and_twice_as_long_the
         await store.cancel(other.id, "{}")
     await submitted(memory, job(1))
     for seconds in (60, 120):
-        store = memory.another()
+        store = Played(memory.another())
         async with store.open(attrs.evolve(opening(), lease_ttl=1000.0)):
             await store.join()
             (first,) = await claims(store)
@@ -177,7 +177,7 @@ async def test_a_suspect_waits_until_few_enough_run_but_not_for_ever(
 ) -> None:
     memory = MemoryStore()
     for finishes in (True, False):
-        busy = memory.another()
+        busy = Played(memory.another())
         async with busy.open(attrs.evolve(opening(), lease_ttl=1000.0)):
             await busy.join()
             await busy.enqueue([job(0)])
@@ -211,7 +211,7 @@ async def test_a_suspect_that_a_limit_holds_back_keeps_no_other_job_off(
     await submitted(memory, job(0), job(1))
     await crash(memory, mock_clock, 2)
     async with instance(memory) as store:
-        await store.configure({"main": limited})
+        await store.configure({"main": limited}, None, {}, ticket())
         (first,) = await claims(store)
         await store.enqueue([job(2, lane="cron")])
         (second,) = await claims(store, [finish(first)])
@@ -222,7 +222,7 @@ async def test_a_suspect_that_a_limit_holds_back_keeps_no_other_job_off(
 async def test_a_run_that_has_lent_its_slot_is_no_company(mock_clock: MockClock) -> None:
     memory = MemoryStore()
     for lent, outcomes in ((1, {"0": (1, 0, 2), "1": (1, 1, 1)}), (2, {"0": (1, 0, 2)})):
-        store = memory.another()
+        store = Played(memory.another())
         async with store.open(opening()):
             await store.join()
             await store.enqueue([job(0), job(1)])
@@ -237,9 +237,9 @@ async def test_a_run_that_has_lent_its_slot_is_no_company(mock_clock: MockClock)
                 await other.cancel(one.id, "{}")
 
 
-async def all_of(store: MemoryStore) -> list[DurableStatus]:
+async def all_of(store: Played) -> list[DurableStatus]:
     live = [DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING]
-    return await store.jobs(live, None, None, 0, 100)
+    return await store.store.jobs(live, None, None, 0, 100)
 
 
 async def test_a_suspect_that_waits_for_a_job_that_is_kept_off_gets_it_in_the_end(
@@ -255,9 +255,9 @@ async def test_a_suspect_that_waits_for_a_job_that_is_kept_off_gets_it_in_the_en
     memory = MemoryStore()
     handlers = {"echo": echo, "parent": parent}
     async with instance(memory) as store:
-        await store.enqueue([Submission(name="parent", payload="0"), job(1)])
+        await store.enqueue([SubmittedJob(name="parent", payload="0"), job(1)])
     for _ in range(2):
-        doomed = memory.another()
+        doomed = Played(memory.another())
         async with doomed.open(opening(names=["echo", "parent"])):
             await doomed.join()
             assert len(await claims(doomed)) == 2

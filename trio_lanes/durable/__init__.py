@@ -13,6 +13,7 @@ from ._memory.store import MemoryStore as MemoryStore
 from ._options.retry import NoRetry as NoRetry
 from ._options.retry import Retry as Retry
 from ._options.retry import RetryPolicy as RetryPolicy
+from ._options.submission import Submission as Submission
 from ._runs.run import DurableRun as DurableRun
 from ._runs.run import current_job as current_job
 from .store import Cancelled as Cancelled
@@ -41,7 +42,7 @@ from .store import StoreLockedError as StoreLockedError
 from .store import StoreRules as StoreRules
 from .store import StoreUnavailableError as StoreUnavailableError
 from .store import StoreVersionError as StoreVersionError
-from .store import Submission as Submission
+from .store import SubmittedJob as SubmittedJob
 from .store import Succeeded as Succeeded
 
 if TYPE_CHECKING:

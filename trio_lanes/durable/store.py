@@ -9,6 +9,8 @@ from ._contract.errors import StoreError as StoreError
 from ._contract.errors import StoreLockedError as StoreLockedError
 from ._contract.errors import StoreUnavailableError as StoreUnavailableError
 from ._contract.errors import StoreVersionError as StoreVersionError
+from ._contract.protocol import REMEMBERED_FOR as REMEMBERED_FOR
+from ._contract.protocol import STEP_BYTES as STEP_BYTES
 from ._contract.protocol import Store as Store
 from ._contract.records import Cancelled as Cancelled
 from ._contract.records import CheckReport as CheckReport
@@ -28,6 +30,6 @@ from ._contract.records import Postponed as Postponed
 from ._contract.records import Released as Released
 from ._contract.records import Step as Step
 from ._contract.records import StoreRules as StoreRules
-from ._contract.records import Submission as Submission
+from ._contract.records import SubmittedJob as SubmittedJob
 from ._contract.records import Succeeded as Succeeded
 from ._contract.state import DurableState as DurableState

@@ -100,11 +100,12 @@ class StoreError(LaneError):
 class StoreUnavailableError(StoreError):
     """The store could not do the call now: the disk is full, an I/O error, no connection.
 
-    The call has changed nothing. The caller can try again later.
+    The caller can try again later.
 
     Attributes:
-      unknown: True if the call may have happened: the store could neither complete nor undo it. A
-        job with a key can be submitted again in that case too.
+      unknown: False: the call has changed nothing. True: it may have happened, since its answer was
+        lost or the store could neither complete nor undo it. A job with a key can be submitted
+        again in that case too.
     """
 
     unknown: bool = False

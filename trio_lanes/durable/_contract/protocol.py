@@ -1,8 +1,22 @@
 """The `Store` protocol: the calls that durable lanes make to a store.
 
 A `Store` object is the connection of one instance to an engine. A store keeps jobs and decides
-which of them an instance may claim. Each call is atomic: it has happened as a whole when it
-returns, and not at all when it raises. If the calling process dies:
+which of them an instance may claim. Each call is atomic: it has happened as a whole, or not at all.
+
+A reply can be lost, so each call that changes something can be asked again:
+
+* `Store.step` has a number, counted from 1 in each incarnation. The number of the last step gives
+  the same answer again and does nothing more; a lower number does nothing. So a step that gets no
+  answer is asked again, unchanged, until it gets one or the lease is over. Without this, the jobs
+  that the step claimed would run nowhere, under an instance that does not know of them.
+* Every other call that changes something has a ticket, a string that no other call has. The same
+  ticket is the same act, for `REMEMBERED_FOR` seconds: it gives the same answer and does nothing
+  more. A store in which no reply can be lost may forget the oldest tickets earlier.
+* `StoreUnavailableError.unknown` says whether the call may have happened.
+* No call lasts longer than `Store.patience`, except `Store.wait`, `Store.wake` and the calls that
+  read every job.
+
+If the calling process dies:
 
 ===========================  ==================================================================
 the process dies             the engine has, and then
@@ -21,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from .records import (
     CheckReport,
@@ -35,21 +49,28 @@ from .records import (
     Opening,
     Step,
     StoreRules,
-    Submission,
+    SubmittedJob,
 )
 from .state import DurableState
+
+REMEMBERED_FOR: Final = 300.0
+"""Seconds for which a store remembers the ticket of an act, and its answer."""
+STEP_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of payloads and checkpoint data in the claims of one step."""
 
 
 class Store(Protocol):
     """The connection of one instance to an engine that keeps jobs.
 
     No call stays half done: if a caller is cancelled, the call ends first. Every call raises
-    `StoreUnavailableError`, having changed nothing, for a fault that may pass, and another
-    `StoreError` for a fault that will not.
+    `StoreUnavailableError` for a fault that may pass, and another `StoreError` for a fault that
+    will not. It has changed nothing then, unless ``unknown`` is True.
     """
 
     max_payload: int
     """The largest payload, result or checkpoint, in bytes of its JSON text."""
+    patience: float
+    """Seconds after which a call that got no answer raises `StoreUnavailableError`."""
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[None]:
         """Connect, and write the lanes that the store lacks. Closing forgets no job, ends no run.
@@ -59,12 +80,21 @@ class Store(Protocol):
           StoreVersionError: if the engine holds data of a version that this version cannot read.
         """
 
-    async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
+    async def join(
+        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
+    ) -> None:
         """Become a new incarnation with a lease; give back the jobs of instances without a lease.
 
+        The runs of the former incarnation of this `Store` object are given back too, and no crash
+        is counted, since its process is well.
+
         Args:
-          lost: (id, fence) of runs that ended with the lease of the former incarnation, though
-            its process is well: their jobs are given back, and no crash is counted.
+          ticket: it is also the id of the new incarnation. With the ticket of an earlier call,
+            this only prolongs the lease of that incarnation, unless it is over.
+          lost: (id, fence) of runs that were cancelled with the lease of the former incarnation. If
+            another instance has counted their crash already, it is taken back.
+          held: the fences of runs of the former incarnation that have ended and are not reported
+            yet. They belong to the new incarnation, whose next step finishes them.
         """
 
     async def leave(self) -> None:
@@ -85,7 +115,7 @@ class Store(Protocol):
 
     # ---- jobs
 
-    async def enqueue(self, batch: Sequence[Submission]) -> list[int]:
+    async def enqueue(self, batch: Sequence[SubmittedJob], ticket: str) -> list[int]:
         """Accept all jobs, in this order, or none. Return their ids.
 
         A job whose key is known is not accepted again: its id is that of the job with the key.
@@ -94,16 +124,24 @@ class Store(Protocol):
           UnknownLaneError, LaneFullError, KeyConflictError: for the first job that is refused.
         """
 
-    async def step(self, finished: Sequence[Finish], room: int) -> Step:
-        """Finish runs, then claim up to ``room`` jobs, in one atomic call."""
+    async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
+        """Finish runs, then claim up to ``room`` jobs, in one atomic call.
 
-    async def checkpoint(self, id: int, fence: int, data: str) -> bool:
+        The claims have at most `STEP_BYTES` of payloads and checkpoint data, or are a single job.
+
+        Args:
+          number: counted from 1 in each incarnation. The number of the last step gives the claims
+            and the stale fences of that step again, and does nothing more. A lower number does
+            nothing and gives an empty `Step`: its answer has been used already.
+        """
+
+    async def checkpoint(self, id: int, fence: int, data: str, ticket: str) -> bool:
         """Keep ``data`` for the next attempt; False if the fence is no longer the run's."""
 
-    async def lend_slot(self, id: int, fence: int) -> bool:
+    async def lend_slot(self, id: int, fence: int, ticket: str) -> bool:
         """Free the run's slot; False if the fence is no longer the run's."""
 
-    async def regain_slot(self, id: int, fence: int) -> bool | None:
+    async def regain_slot(self, id: int, fence: int, ticket: str) -> bool | None:
         """Take the slot back: False if no slot is free; None if the fence is not the run's.
 
         A run that got False goes ahead of every claim; the caller tries again after each step.
@@ -114,29 +152,32 @@ class Store(Protocol):
 
     # ---- control
 
-    async def cancel(self, id: int, outcome: str) -> bool:
+    async def cancel(self, id: int, outcome: str, ticket: str) -> bool:
         """End a job that does not run; record the cancellation of a job that runs.
 
         Return False if the job had ended.
         """
 
-    async def clear(self, lane: str | None, session: str | None, outcome: str) -> int:
+    async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         """End the waiting and parked jobs of a lane or a session. Return how many they were."""
 
-    async def pause(self, lane: str | None, session: str | None, seconds: float) -> None:
+    async def pause(
+        self, lane: str | None, session: str | None, seconds: float, ticket: str
+    ) -> None:
         """Claim no job of a lane or session for some seconds; `math.inf`: until `resume`.
 
         It can prolong a pause, never shorten it.
         """
 
-    async def resume(self, lane: str | None, session: str | None) -> None:
+    async def resume(self, lane: str | None, session: str | None, ticket: str) -> None:
         """End a pause."""
 
     async def configure(
         self,
         lanes: Mapping[str, LaneLimit | int | float | None],
-        groups: Mapping[str, GroupLimit] | None = None,
-        rules: Mapping[str, Any] | None = None,
+        groups: Mapping[str, GroupLimit] | None,
+        rules: Mapping[str, Any],
+        ticket: str,
     ) -> None:
         """Set lanes: a number sets the concurrency alone, None removes the lane. All or nothing.
 
@@ -149,14 +190,14 @@ class Store(Protocol):
             groups.
         """
 
-    async def requeue(self, id: int) -> bool:
+    async def requeue(self, id: int, ticket: str) -> bool:
         """Queue a dead or failed job again, with its attempts and crashes at 0.
 
         Return False if the job is neither.
         """
 
     async def purge(
-        self, id: int | None, lane: str | None, session: str | None, *, failed: bool = False
+        self, id: int | None, lane: str | None, session: str | None, failed: bool, ticket: str
     ) -> int:
         """Forget dead jobs: all, or all of a lane or session; with ``failed`` also failed jobs.
 

@@ -19,23 +19,22 @@ from .state import DurableState
 
 @final
 @attrs.frozen(kw_only=True)
-class Submission:
-    """One job to accept: an argument of `DurableLanes.submit_many`. A store gets it checked."""
+class SubmittedJob:
+    """One job for a store to accept. `DurableLanes` has checked its values."""
 
     name: str
     """The handler's name."""
-    payload: object = None
-    """A JSON value; a store gets its JSON text."""
+    payload: str = "null"
+    """JSON text."""
     session: str | None = None
     lane: str = "main"
     priority: int = 0
     key: str | None = None
     delay: float = 0.0
-    run_at: float | None = None
-    """Unix time; a store gets None, with the time added to ``delay``."""
+    """Seconds from the acceptance until the job joins its session's queue."""
     timeout: float = math.inf
-    retry: object = None
-    """A `RetryPolicy` or None; a store gets the policy's JSON text."""
+    retry: str | None = None
+    """JSON text of the job's own retry policy; None: the policy of the instance that runs it."""
 
 
 @final

@@ -23,9 +23,10 @@ from .._contract.records import (
     InstanceInfo,
     LaneLimit,
     StoreRules,
-    Submission,
+    SubmittedJob,
 )
 from .._contract.state import DurableState
+from .._contract.tickets import new_ticket
 from .._options.json_text import encode
 from .._options.limits import (
     checked_crashes,
@@ -35,6 +36,7 @@ from .._options.limits import (
     lane_limit,
 )
 from .._options.retry import RetryPolicy
+from .._options.submission import Submission
 from .._runs.worker import Handler
 from .ending import Endable
 from .job import DurableJob
@@ -117,73 +119,53 @@ class DurableLanes(Endable):
           KeyConflictError: if the key's job has another name, session, lane or payload.
           LanesClosedError: if these lanes are closed; a running handler may still submit.
         """
-        one = self._checked(
-            name, payload, session, lane, priority, key, delay, run_at, timeout, retry
+        submission = Submission(
+            name=name,
+            payload=payload,
+            session=session,
+            lane=lane,
+            priority=priority,
+            key=key,
+            delay=delay,
+            run_at=run_at,
+            timeout=timeout,
+            retry=retry,
         )
-        (job,) = await self._enqueue([one])
+        (job,) = await self._enqueue([self._checked(submission)])
         return job
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[DurableJob]:
         """Submit jobs: the store accepts all, in this order, or none. Raise as `submit` does."""
-        return await self._enqueue(
-            [
-                self._checked(
-                    one.name,
-                    one.payload,
-                    one.session,
-                    one.lane,
-                    one.priority,
-                    one.key,
-                    one.delay,
-                    one.run_at,
-                    one.timeout,
-                    one.retry,
-                )
-                for one in submissions
-            ]
-        )
+        return await self._enqueue([self._checked(one) for one in submissions])
 
-    async def _enqueue(self, batch: list[Submission]) -> list[DurableJob]:
+    async def _enqueue(self, batch: list[SubmittedJob]) -> list[DurableJob]:
         self._check_open()
-        return [self.job(id) for id in await self._store.enqueue(batch)]
+        return [self.job(id) for id in await self._store.enqueue(batch, new_ticket())]
 
-    def _checked(
-        self,
-        name: str,
-        payload: object,
-        session: str | None,
-        lane: str,
-        priority: int,
-        key: str | None,
-        delay: float,
-        run_at: float | None,
-        timeout: float,
-        retry: object,
-    ) -> Submission:
-        """Check the arguments of a submission; return the record for the store."""
-        name = text("name", name)
+    def _checked(self, given: Submission) -> SubmittedJob:
+        """Check the values of a submission; return the record for the store."""
+        name = text("name", given.name)
         if self._handlers and name not in self._handlers:
             raise UnknownHandlerError(name, self._handlers)
-        if _check.whole("priority", priority) not in (-1, 0, 1):
-            raise ValueError(f"priority must be -1, 0 or 1, got {priority!r}")
-        delay = _check.finite_seconds("delay", delay)
-        if run_at is not None:
+        if _check.whole("priority", given.priority) not in (-1, 0, 1):
+            raise ValueError(f"priority must be -1, 0 or 1, got {given.priority!r}")
+        delay = _check.finite_seconds("delay", given.delay)
+        if given.run_at is not None:
             if delay:
                 raise ValueError(
-                    f"delay and run_at exclude each other, got {delay!r} and {run_at!r}"
+                    f"delay and run_at exclude each other, got {delay!r} and {given.run_at!r}"
                 )
-            delay = max(0.0, _check.finite_seconds("run_at", run_at) - time.time())
-        if retry is not None and not isinstance(retry, RetryPolicy):
-            raise TypeError(f"retry must be a RetryPolicy or None, not {retry!r}")
-        return Submission(
+            delay = max(0.0, _check.finite_seconds("run_at", given.run_at) - time.time())
+        retry = _policy(given.retry)
+        return SubmittedJob(
             name=name,
-            payload=encode("the payload", payload, self._store.max_payload),
-            session=None if session is None else text("session", session_key(session)),
-            lane=text("lane", resolve_global_lane(lane)),
-            priority=priority,
-            key=None if key is None else text("key", key),
+            payload=encode("the payload", given.payload, self._store.max_payload),
+            session=None if given.session is None else text("session", session_key(given.session)),
+            lane=text("lane", resolve_global_lane(given.lane)),
+            priority=given.priority,
+            key=None if given.key is None else text("key", given.key),
             delay=delay,
-            timeout=_check.seconds("timeout", timeout),
+            timeout=_check.seconds("timeout", given.timeout),
             retry=None if retry is None else retry.to_json(),
         )
 
@@ -202,7 +184,8 @@ class DurableLanes(Endable):
         A job that does not run has ended when this returns. If the job runs, the cancellation is
         recorded, so that the job is never claimed again; then its instance cancels the run.
         """
-        return await self._store.cancel(_check.whole("id", id), json.dumps({"reason": reason}))
+        outcome = json.dumps({"reason": reason})
+        return await self._store.cancel(_check.whole("id", id), outcome, new_ticket())
 
     async def clear(self, name: str, reason: str | None = None) -> int:
         """Cancel the jobs of a lane or session that wait, are delayed, or are between attempts.
@@ -214,19 +197,21 @@ class DurableLanes(Endable):
           UnknownLaneError: if the lane does not exist.
         """
         outcome = json.dumps({"lane": name, "reason": reason})
-        return await self._store.clear(*_target(name), outcome)
+        return await self._store.clear(*_target(name), outcome, new_ticket())
 
     async def pause(self, name: str) -> None:
         """Pause a lane or session on all instances, until `resume`. Running jobs go on."""
-        await self._store.pause(*_target(name), math.inf)
+        await self._store.pause(*_target(name), math.inf, new_ticket())
 
     async def pause_for(self, name: str, seconds: float) -> None:
         """Pause a lane or session for some seconds. It can prolong a pause, never shorten it."""
-        await self._store.pause(*_target(name), _check.finite_seconds("seconds", seconds))
+        lane, session = _target(name)
+        seconds = _check.finite_seconds("seconds", seconds)
+        await self._store.pause(lane, session, seconds, new_ticket())
 
     async def resume(self, name: str) -> None:
         """End the pause of a lane or session."""
-        await self._store.resume(*_target(name))
+        await self._store.resume(*_target(name), new_ticket())
 
     async def configure(
         self,
@@ -268,7 +253,7 @@ class DurableLanes(Endable):
             rules["max_crashes"] = checked_crashes(max_crashes)
         if on_dead is not None:
             rules["hold"] = checked_hold(on_dead)
-        await self._store.configure(limits, shared, rules)
+        await self._store.configure(limits, shared, rules, new_ticket())
 
     async def rules(self) -> StoreRules:
         """Return the rules of the store, which hold for all instances."""
@@ -302,7 +287,7 @@ class DurableLanes(Endable):
         old place if it kept its session closed. Its checkpoint data are kept: they may say which
         effects must not be repeated.
         """
-        return await self._store.requeue(_check.whole("id", id))
+        return await self._store.requeue(_check.whole("id", id), new_ticket())
 
     async def purge(
         self, id: int | None = None, *, name: str | None = None, failed: bool = False
@@ -317,7 +302,7 @@ class DurableLanes(Endable):
         if id is not None:
             _check.whole("id", id)
         _check.boolean("failed", failed)
-        return await self._store.purge(id, *_target(name), failed=failed)
+        return await self._store.purge(id, *_target(name), failed, new_ticket())
 
     # ---- inspection
 
@@ -362,6 +347,12 @@ def _target(name: str | None) -> tuple[str | None, str | None]:
     if name.strip().startswith(SESSION_PREFIX):
         return None, text("session", session_key(name))
     return resolve_global_lane(name), None
+
+
+def _policy(retry: object) -> RetryPolicy | None:
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise TypeError(f"retry must be a RetryPolicy or None, not {retry!r}")
+    return retry
 
 
 def _number(field: str, value: Any) -> int:

@@ -7,7 +7,7 @@ instance over the same data.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar, final
 
@@ -58,22 +58,27 @@ class MemoryStore(EngineStore):
             self._engine = None
             self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
 
-    async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
-        until = trio.current_time() + self._lease_ttl
-        await self._transact(lambda engine: engine.join(lease_until=until, alone=False, lost=lost))
-
-    async def leave(self) -> None:
-        await self._transact(Engine.leave)
+    async def join(
+        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
+    ) -> None:
+        until = self._now() + self._lease_ttl
+        await self._join(ticket, lost, held, lease_until=until, alone=False)
 
     async def beat(self) -> bool:
-        until = trio.current_time() + self._lease_ttl
-        return await self._transact(lambda engine: engine.beat(until))
+        me, until = self._instance, self._now() + self._lease_ttl
+        return await self._transact(lambda engine: engine.beat(me, until))
+
+    def _now(self) -> float:
+        return trio.current_time()
 
     async def _transact(self, act: Callable[[Engine], T]) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         engine = self._opened()
-        engine.now = trio.current_time()
-        result = act(engine)
+        engine.now = self._now()
+        try:
+            result = act(engine)
+        finally:
+            self._tables.commit()
         for store in self._open:
             elsewhere = store is not self and engine.look_elsewhere
             store._tell(engine.accepted, engine.ended, engine.look or elsewhere)
@@ -84,7 +89,7 @@ class MemoryStore(EngineStore):
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         await trio.lowlevel.checkpoint()
         engine = self._opened()
-        engine.now = trio.current_time()
+        engine.now = self._now()
         return look(engine)
 
     def _opened(self) -> Engine:

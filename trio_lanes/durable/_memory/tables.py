@@ -14,7 +14,9 @@ from typing import Any, Final, final
 
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING, DurableState
-from .._rules.job_record import ON_LIST, UNHANDLED, WANTS_SLOT, JobRecord
+from .._rules.answers import Answers
+from .._rules.job_record import ON_LIST, WANTS_SLOT, JobRecord
+from .._rules.tables import LastStep
 
 
 @final
@@ -31,6 +33,8 @@ class MemoryTables:
         self._numbers: Final = count(1)
         self._identity: Final = uuid.uuid4().hex
         self._rules: StoreRules | None = None
+        self._turns: Final[dict[str, str | int]] = {}
+        self._answers: Final = Answers()
 
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
@@ -61,24 +65,29 @@ class MemoryTables:
         queue = self._queue(session)
         return queue[0] if queue else None
 
-    def _list(self, lane: str, priority: int) -> list[JobRecord]:
+    def ready(
+        self, lane: str, priority: int, name: str, after: int | None, limit: int
+    ) -> list[JobRecord]:
         jobs = (
             job
             for job in self._jobs.values()
-            if job.ready is not None and job.lane == lane and job.priority == priority
+            if job.ready is not None
+            and (job.lane, job.priority, job.name, job.shelf) == (lane, priority, name, ON_LIST)
+            and (after is None or job.ready > after)
         )
-        return sorted(jobs, key=_ready)
+        return sorted(jobs, key=_ready)[:limit]
 
-    def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
-        return [
-            job
-            for job in self._list(lane, priority)
-            if job.shelf == ON_LIST and (after is None or _ready(job) > after)
-        ][:limit]
+    def has_waiting(self, lane: str, name: str) -> bool:
+        return any(
+            job.state is WAITING and job.lane == lane and job.name == name
+            for job in self._jobs.values()
+        )
 
-    def shelved(self, names: Iterable[str], limit: int) -> list[JobRecord]:
-        shelved = (job for job in self._jobs.values() if job.shelf == UNHANDLED)
-        return [job for job in shelved if job.name in names][:limit]
+    def turns(self) -> Mapping[str, str | int]:
+        return dict(self._turns)
+
+    def put_turn(self, key: str, value: str | int) -> None:
+        self._turns[key] = value
 
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         due = [
@@ -241,6 +250,23 @@ class MemoryTables:
 
     def drop_instance(self, id: str) -> None:
         self._instances.pop(id, None)
+        self._answers.put_step(id, None)
+
+    def last_step(self, instance: str) -> LastStep | None:
+        return self._answers.steps.get(instance)
+
+    def put_last_step(self, instance: str, step: LastStep) -> None:
+        self._answers.put_step(instance, step)
+
+    def answer(self, ticket: str, now: float) -> tuple[Any] | None:
+        return self._answers.get(ticket, now)
+
+    def commit(self) -> None:
+        """End a transaction, which cannot be undone."""
+        self._answers.commit()
+
+    def put_answer(self, ticket: str, answer: Any, now: float) -> None:
+        self._answers.put(ticket, answer, now)
 
     def inspect(self) -> list[str]:
         return []

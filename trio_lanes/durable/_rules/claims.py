@@ -5,8 +5,11 @@ Theory of operation:
 * Lanes take turns, as far as their budgets allow.
 * In a lane the highest priority is served first, but a lower priority with ready jobs is passed
   over at most nine times in a row.
-* In a priority the order is that of the ready list. An instance skips jobs whose handler it lacks.
-  A job whose handler no live instance has is shelved, so that claims do not look at it again.
+* In a priority the order is that of the ready places. There is a list for each handler's name, and
+  an instance merges the fronts of the lists whose handlers it has. So it never reads a job whose
+  handler it lacks.
+* Whose turn it is among lanes and priorities is kept in the tables: it holds over all instances.
+* The claims of one step have at most `STEP_BYTES` of payloads and checkpoint data, or are one job.
 * A suspect is a job that a further crash could make dead (`Queues.together`). Suspects are claimed
   before all other jobs. An instance that runs a suspect runs at most half as many jobs as ran in
   the suspect's last crash, and at last the suspect alone. So a job that kills its process is found
@@ -24,11 +27,13 @@ import math
 from collections import deque
 from typing import Final, final
 
+from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
 from .budget import Budget
-from .job_record import HOLDS_SLOT, LENT_SLOT, UNHANDLED, JobRecord
+from .job_record import HOLDS_SLOT, LENT_SLOT, JobRecord
 from .queues import Queues
+from .tables import Tables
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
@@ -37,27 +42,86 @@ PASSED_OVER: Final = {0: 8, -1: 9}
 ISOLATED_FOR: Final = 15.0
 """Seconds for which a suspect restricts claims, times two for each of its crashes."""
 
-SHELVED_AT_ONCE: Final = 1_000
-"""How many unhandled jobs of a lane one claim shelves at most."""
-
 
 def is_paused(limit: LaneLimit, now: float) -> bool:
     """Whether the lane is paused now."""
     return limit.paused_until is not None and limit.paused_until > now
 
 
+def claim_of(job: JobRecord) -> Claim:
+    """Return the claim of a running job, as the step that claimed it gives it."""
+    return Claim(
+        id=job.id,
+        fence=job.fence,
+        name=job.name,
+        payload=job.payload,
+        session=job.session,
+        lane=job.lane,
+        attempt=job.attempts + 1,
+        crashes=job.crashes,
+        timeout=job.timeout,
+        retry=job.retry,
+        checkpoint=job.checkpoint,
+    )
+
+
+def bytes_of(job: JobRecord) -> int:
+    """Return how many bytes the payload and the checkpoint data of a job have."""
+    return sum(
+        len(text) if text.isascii() else len(text.encode())
+        for text in (job.payload, job.checkpoint)
+        if text is not None
+    )
+
+
+@final
+class _Turns:
+    """Whose turn it is: {lane and priority: how often it was passed over in a row}."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables: Final = tables
+        self._known: Final = tables.turns()
+        self._new: Final[dict[str, str | int]] = {}
+
+    @property
+    def served(self) -> str:
+        """The lane of the last claim."""
+        return str(self._get("served", ""))
+
+    def passed(self, lane: str, priority: int) -> int:
+        """Return how often a priority of a lane was passed over since its last claim."""
+        return int(self._get(f"passed {priority} {lane}", 0))
+
+    def put_passed(self, lane: str, priority: int, times: int) -> None:
+        """Note how often a priority of a lane was passed over."""
+        if times != self.passed(lane, priority):
+            self._new[f"passed {priority} {lane}"] = times
+
+    def put_served(self, lane: str) -> None:
+        """Note the lane of a claim."""
+        if lane != self.served:
+            self._new["served"] = lane
+
+    def _get(self, key: str, default: str | int) -> str | int:
+        return self._new[key] if key in self._new else self._known.get(key, default)
+
+    def keep(self) -> None:
+        """Write what has changed."""
+        for key, value in self._new.items():
+            if value != self._known.get(key):
+                self._tables.put_turn(key, value)
+
+
 class Claims:
-    """The claims of one instance, and whose turn it is from one claim to the next."""
+    """The claims of one instance."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues: Final = queues
-        self._passed: Final[dict[tuple[str, int], int]] = {}  # {(lane, priority): times in a row}
         self._isolation: Final = _Isolation(queues)
-        self._served = ""  # the lane of the last claim
         self.due: float | None = None
         """When a job may start that a rate or a suspect kept out of the last `take`; or None."""
         self.unfinished = False
-        """Whether the last `take` stopped early, since it had shelved `SHELVED_AT_ONCE` jobs."""
+        """Whether the last `take` stopped early, since its claims had `STEP_BYTES`."""
 
     def take(self, instance: str, room: int) -> list[Claim]:
         """Claim up to ``room`` jobs for ``instance``."""
@@ -66,33 +130,37 @@ class Claims:
         if room <= 0:
             return []
         budget = Budget(queues.tables, queues.now)
-        turns = deque(
-            _LaneTurn(queues, name, room, budget, self._passed)
+        turns = _Turns(queues.tables)
+        waiting = [
+            _LaneTurn(queues, name, room, budget, turns)
             for name, limit in budget.lanes.items()
             if not is_paused(limit, queues.now) and budget.free(name)
-        )
-        all_turns = list(turns)
-        names = [turn.lane for turn in all_turns]
-        if self._served in names:
-            turns.rotate(-1 - names.index(self._served))
+        ]
+        lanes = [turn.lane for turn in waiting]
+        if turns.served in lanes:
+            after = lanes.index(turns.served) + 1
+            waiting = waiting[after:] + waiting[:after]
         isolation = self._isolation
         isolation.begin(instance)
-        turns = deque(sorted(turns, key=lambda turn: turn.suspect is None))
+        in_turn = deque(sorted(waiting, key=lambda turn: turn.suspect is None))
         claims: list[Claim] = []
-        while turns and len(claims) < room and isolation.has_room:
-            turn = turns.popleft()
-            job = turn.next(isolation)
+        left = math.inf  # bytes; a single job may have more than `STEP_BYTES`
+        while in_turn and len(claims) < room and isolation.has_room and not self.unfinished:
+            turn = in_turn.popleft()
+            job = turn.next(isolation, left)
             if job is not None:
-                self._served = job.lane
+                turns.put_served(job.lane)
                 claims.append(self._claim(job, instance))
                 isolation.add(job)
-                turns.append(turn)
+                in_turn.append(turn)
+                left = min(left, STEP_BYTES) - bytes_of(job)
             elif turn.needs_isolation:
                 break
+            self.unfinished = turn.needs_bytes
         self.due = min(
             (due for due in (budget.due, isolation.due) if due is not None), default=None
         )
-        self.unfinished = any(turn.unfinished for turn in all_turns)
+        turns.keep()
         return claims
 
     def _claim(self, job: JobRecord, instance: str) -> Claim:
@@ -105,19 +173,7 @@ class Claims:
             fence=queues.tables.next_number(),
             lent=HOLDS_SLOT,
         )
-        return Claim(
-            id=job.id,
-            fence=job.fence,
-            name=job.name,
-            payload=job.payload,
-            session=job.session,
-            lane=job.lane,
-            attempt=job.attempts + 1,
-            crashes=job.crashes,
-            timeout=job.timeout,
-            retry=job.retry,
-            checkpoint=job.checkpoint,
-        )
+        return claim_of(job)
 
 
 @final
@@ -178,71 +234,95 @@ class _Isolation:
         return until > now
 
 
+class _Front:
+    """The next jobs of one priority of a lane: the merged fronts of the lists of some handlers."""
+
+    def __init__(self, queues: Queues, lane: str, priority: int, names: list[str]) -> None:
+        self._queues = queues
+        self._lane = lane
+        self._priority = priority
+        self._lists: dict[str, deque[JobRecord]] = {name: deque() for name in names}
+        self._after: dict[str, int | None] = dict.fromkeys(names)
+
+    def read(self, at_once: int) -> None:
+        """Read the next jobs of each list of which no job is known."""
+        for name, jobs in list(self._lists.items()):
+            if not jobs:
+                jobs.extend(
+                    self._queues.tables.ready(
+                        self._lane, self._priority, name, self._after[name], at_once
+                    )
+                )
+                if not jobs:
+                    del self._lists[name]
+
+    def first(self) -> JobRecord | None:
+        """Return the first job of all lists; None: there is none."""
+        if not self._lists:
+            return None
+        if len(self._lists) == 1:
+            (jobs,) = self._lists.values()
+            return jobs[0]
+        return min((jobs[0] for jobs in self._lists.values()), key=_ready)
+
+    def pop(self) -> bool:
+        """Remove the first job; return whether its list must be read again."""
+        job = self.first()
+        assert job is not None
+        self._after[job.name] = job.ready
+        jobs = self._lists[job.name]
+        jobs.popleft()
+        return not jobs
+
+
+def _ready(job: JobRecord) -> int:
+    assert job.ready is not None
+    return job.ready
+
+
 class _LaneTurn:
     """The turn of one lane in a claim, with the jobs that were read from its ready lists."""
 
-    def __init__(
-        self,
-        queues: Queues,
-        lane: str,
-        room: int,
-        budget: Budget,
-        passed: dict[tuple[str, int], int],
-    ) -> None:
+    def __init__(self, queues: Queues, lane: str, room: int, budget: Budget, turns: _Turns) -> None:
         self._queues = queues
         self.lane = lane
         self._at_once = int(min(room, budget.free(lane)))
         self._budget = budget
-        self._passed = passed
-        self._shelved = 0
+        self._turns = turns
         self.needs_isolation = False
         """Whether the next job is a suspect that could start if this instance ran fewer jobs."""
-        self._heads = {priority: self._read(priority, None) for priority in PRIORITIES}
-
-    def _read(self, priority: int, after: int | None) -> deque[JobRecord]:
-        """Read the next jobs of a ready list that this instance has handlers for."""
-        queues = self._queues
-        handled = queues.opening.names
-        while not self.unfinished:
-            heads = queues.tables.ready(self.lane, priority, after, self._at_once)
-            mine: deque[JobRecord] = deque()
-            for job in heads:
-                if job.name in handled:
-                    mine.append(job)
-                elif not self._is_handled(job.name):
-                    queues.tables.update(job, shelf=UNHANDLED)
-                    self._shelved += 1
-            if mine or not heads:
-                return mine
-            after = heads[-1].ready
-        return deque()
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether this turn has shelved so many jobs that the rest is left to the next step."""
-        return self._shelved >= SHELVED_AT_ONCE
-
-    def _is_handled(self, name: str) -> bool:
-        return any(name in instance.names for instance in self._queues.tables.instances())
+        self.needs_bytes = False
+        """Whether the next job is too large for this step."""
+        names = [name for name in queues.opening.names if queues.tables.has_waiting(lane, name)]
+        self._fronts: dict[int, _Front] = {}
+        for priority in PRIORITIES if names else ():
+            front = self._fronts[priority] = _Front(queues, lane, priority, names)
+            front.read(self._at_once)
 
     @property
     def suspect(self) -> JobRecord | None:
         """A suspect at the front of one of the lane's ready lists; or None."""
-        for heads in self._heads.values():
-            if heads and heads[0].company and self._queues.together(heads[0]) < math.inf:
-                return heads[0]
+        for front in self._fronts.values():
+            head = front.first()
+            if head is not None and head.company and self._queues.together(head) < math.inf:
+                return head
         return None
 
-    def next(self, isolation: _Isolation) -> JobRecord | None:
+    def next(self, isolation: _Isolation, most_bytes: float) -> JobRecord | None:
         """Return the next job of this lane; None: there is none, or a limit refuses it."""
-        present = [priority for priority, heads in self._heads.items() if heads]
-        if not present or not self._budget.free(self.lane):
+        heads = {
+            priority: head
+            for priority, front in self._fronts.items()
+            if (head := front.first()) is not None
+        }
+        if not heads or not self._budget.free(self.lane):
             return None
         if not self._budget.rates_allow(self.lane):
             return None
+        present = list(heads)
         chosen = present[0]
         for priority in present[:0:-1]:
-            if self._passed.get((self.lane, priority), 0) >= PASSED_OVER[priority]:
+            if self._turns.passed(self.lane, priority) >= PASSED_OVER[priority]:
                 chosen = priority
                 break
         suspect = self.suspect
@@ -251,14 +331,19 @@ class _LaneTurn:
                 self.needs_isolation = True
                 return None
             chosen = suspect.priority
+        job = heads[chosen]
+        if most_bytes < math.inf and bytes_of(job) > most_bytes:
+            self.needs_bytes = True
+            return None
         for priority in present:
             if priority < chosen:
-                passed = self._passed.get((self.lane, priority), 0)
-                self._passed[self.lane, priority] = passed + 1
-        self._passed[self.lane, chosen] = 0
-        heads = self._heads[chosen]
-        job = heads.popleft()
+                passed = self._turns.passed(self.lane, priority)
+                self._turns.put_passed(self.lane, priority, passed + 1)
+        self._turns.put_passed(self.lane, chosen, 0)
         self._budget.take(self.lane)
-        if not heads and self._budget.free(self.lane):
-            self._heads[chosen] = self._read(chosen, job.ready)
+        if self._fronts[chosen].pop():
+            if self._budget.free(self.lane):
+                self._fronts[chosen].read(self._at_once)
+            else:
+                self._fronts.clear()
         return job

@@ -4,7 +4,8 @@ Theory of operation
 
 The rules are synchronous functions over tables (`Tables`). Each call of an engine is one
 transaction of its store, and the store makes it atomic. All that must survive a crash is in the
-tables; an engine keeps in memory only whose turn it is among lanes and priorities.
+tables. Calls of an instance name its incarnation, and an engine does not remember it: a request
+that comes late names an incarnation that is gone, and does nothing.
 
 A job is accepted (`Engine.enqueue`): it joins the tail of its session's queue, or is parked until
 it is due. The head of a queue is on the ready list of its lane. `Engine.step` finishes runs, queues
@@ -34,6 +35,9 @@ Invariants, true between any two transactions:
    PARKED: its run succeeds or fails by itself, or the job ends as CANCELLED.
 9. Every refusal is raised before the first write. The store in memory cannot undo, and relies on
    that; a store with transactions can go on after a refusal without a rollback.
+10. The claims of an instance's last step are those of its RUNNING jobs whose fence is above
+   `LastStep.fences_after`. So a step that is asked for again finds its claims, however its answer
+   was lost. No other instance can have given them back while the instance has its lease.
 
 `inspection.check` compares the tables with these.
 """
@@ -45,10 +49,9 @@ import json
 import math
 import os
 import socket
-import uuid
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final, final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeVar, final
 
 import attrs
 
@@ -64,21 +67,21 @@ from .._contract.records import (
     Postponed,
     Released,
     Step,
-    Submission,
+    SubmittedJob,
     Succeeded,
 )
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, RUNNING, SUCCEEDED, WAITING
 from .budget import Budget
-from .claims import Claims
-from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, WANTS_SLOT, JobRecord
+from .claims import Claims, claim_of
+from .job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
 from .orders import revive
 from .queues import Queues
-from .tables import Tables
+from .tables import LastStep, Tables
+
+T = TypeVar("T")
 
 FORGET_AT_ONCE: Final = 500
 """How many ended jobs a step deletes at most."""
-MOVED_AT_ONCE: Final = 1_000
-"""How many shelved jobs a step makes ready at most."""
 
 
 def digest(payload: str) -> str:
@@ -104,8 +107,6 @@ class Engine(Queues):
     def __init__(self, tables: Tables, opening: Opening) -> None:
         super().__init__(tables, opening)
         self._claims: Final = Claims(self)
-        self.instance = ""
-        self._unshelving = False  # whether shelved jobs may exist that this instance can run
         for name, limit in opening.lanes.items():
             there = tables.lanes().get(name)
             if there is None:
@@ -125,22 +126,57 @@ class Engine(Queues):
         if tables.rules() is None:
             tables.put_rules(opening.rules)
 
+    # ---- acts that may be asked for again
+
+    def once(self, ticket: str, act: Callable[[], T]) -> T:
+        """Do an act, unless the act with this ticket is done; return its answer."""
+        answer = self.tables.answer(ticket, self.now)
+        if answer is not None:
+            known: T = answer[0]
+            return known
+        result = act()
+        self.tables.put_answer(ticket, result, self.now)
+        return result
+
     # ---- instances
 
-    def join(self, *, lease_until: float, alone: bool, lost: Sequence[tuple[int, int]]) -> None:
+    def join(
+        self,
+        instance: str,
+        *,
+        lease_until: float,
+        alone: bool,
+        former: str = "",
+        lost: Sequence[tuple[int, int]] = (),
+        held: Collection[int] = (),
+    ) -> None:
         """Become a new incarnation, then give back the jobs of instances that are gone.
 
+        If this is asked again, it only prolongs the lease, unless that is over.
+
         Args:
+          instance: the id of the incarnation, which is also the ticket of this act.
           alone: whether no other instance can be alive.
+          former: the former incarnation of this process. Its runs are given back without a crash.
           lost: (id, fence) of this process's runs that ended with its lease; they count no crash.
+          held: fences of runs of ``former`` that have ended, and become runs of ``instance``.
         """
+        if self.tables.answer(instance, self.now) is not None:
+            self.beat(instance, lease_until)
+            return
+        self.tables.put_answer(instance, None, self.now)
         for id, fence in lost:
             self._forgive(id, fence)
-        self.instance = uuid.uuid4().hex
+        for job in sorted(self.tables.running(former), key=lambda job: -job.fence):
+            if job.fence in held:
+                self.tables.update(job, instance=instance)
+            else:
+                self.give_back(job)
+        self.tables.drop_instance(former)
         tables, names = self.tables, self.opening.names
         tables.put_instance(
             InstanceInfo(
-                self.instance,
+                instance,
                 socket.gethostname(),
                 os.getpid(),
                 self.now,
@@ -149,30 +185,29 @@ class Engine(Queues):
                 0,
             )
         )
-        self.reap(all_others=alone)
-        self._unshelving = True
+        self._reap(instance, all_others=alone)
         self.look = True
 
-    def is_alive(self) -> bool:
-        """Whether this incarnation has its lease. A lost lease never comes back."""
-        until = self.tables.lease_of(self.instance)
+    def is_alive(self, instance: str) -> bool:
+        """Whether an incarnation has its lease. A lost lease never comes back."""
+        until = self.tables.lease_of(instance)
         return until is not None and until > self.now
 
-    def beat(self, lease_until: float) -> bool:
+    def beat(self, instance: str, lease_until: float) -> bool:
         """Prolong the lease; return False if it is over."""
-        if not self.is_alive():
+        if not self.is_alive(instance):
             return False
         for info in self.tables.instances():
-            if info.id == self.instance:
+            if info.id == instance:
                 self.tables.put_instance(attrs.evolve(info, lease_until=lease_until))
-        self.reap(all_others=False)
+        self._reap(instance, all_others=False)
         return True
 
-    def reap(self, *, all_others: bool) -> None:
+    def _reap(self, instance: str, *, all_others: bool) -> None:
         """Remove other instances whose lease has expired, or all; give back their jobs."""
         for info in self.tables.instances():
-            if info.id != self.instance and (all_others or info.lease_until <= self.now):
-                self._remove_instance(info.id)
+            if info.id != instance and (all_others or info.lease_until <= self.now):
+                self.remove_instance(info.id)
 
     def _forgive(self, id: int, fence: int) -> None:
         """Take back the crash of a run that ended because its lease was lost."""
@@ -191,22 +226,19 @@ class Engine(Queues):
         if job.fence == fence and job.state is DEAD:  # this crash made it dead
             revive(self, job)
 
-    def leave(self) -> None:
-        """End this incarnation. It can be repeated, if its transaction was undone."""
-        self._remove_instance(self.instance)
-
-    def _remove_instance(self, id: str) -> None:
+    def remove_instance(self, id: str) -> None:
+        """End an incarnation: its runs are given back with a crash. It can be repeated."""
         self.crash(self.tables.running(id))
         self.tables.drop_instance(id)
         self.look = True
 
     # ---- accepting
 
-    def enqueue(self, batch: Sequence[Submission]) -> list[int]:
+    def enqueue(self, batch: Sequence[SubmittedJob]) -> list[int]:
         """Accept all jobs, or none. Return their ids."""
         lanes = self.tables.lanes()
         fresh: Counter[str] = Counter()  # of this batch, by lane
-        keyed: dict[str, Submission] = {}  # of this batch
+        keyed: dict[str, SubmittedJob] = {}  # of this batch
         for item in batch:
             if item.lane not in lanes:
                 raise UnknownLaneError(item.lane, lanes)
@@ -226,7 +258,7 @@ class Engine(Queues):
                     raise LaneFullError(item.lane, most)
         return [self._accept(item) for item in batch]
 
-    def _accept(self, item: Submission) -> int:
+    def _accept(self, item: SubmittedJob) -> int:
         if item.key is not None:
             known = self.tables.keyed(item.key)
             if known is not None and not self.is_over(known):
@@ -247,27 +279,38 @@ class Engine(Queues):
 
     # ---- working
 
-    def step(self, finished: Sequence[Finish], room: int) -> Step:
-        """Finish runs, and claim up to ``room`` jobs."""
-        alive = self.is_alive()
-        stale = [finish.fence for finish in finished if not alive or not self._finish(finish)]
+    def step(self, instance: str, number: int, finished: Sequence[Finish], room: int) -> Step:
+        """Finish runs, and claim up to ``room`` jobs; or answer the same step again."""
+        if not self.is_alive(instance):
+            return Step((), tuple(finish.fence for finish in finished), (), self.next_due())
+        last = self.tables.last_step(instance)
+        if last is not None and number <= last.number:
+            return self._step_again(instance, number, last)
+        stale = tuple(finish.fence for finish in finished if not self._finish(finish))
         self.promote()
-        self._unshelve()
         self.tables.forget_due(self.now, FORGET_AT_ONCE)
-        claims = self._claims.take(self.instance, room if alive else 0)
-        cancels = tuple((job.id, job.fence) for job in self.tables.cancelled_running(self.instance))
+        fences_after = self.tables.next_number()
+        claims = self._claims.take(instance, room)
+        self.tables.put_last_step(instance, LastStep(number, fences_after, stale))
         # this instance has claimed already, but it may have freed slots that another can use
         self.look_elsewhere = self.look or bool(finished)
-        self.look = self._unshelving or self._claims.unfinished
-        return Step(tuple(claims), tuple(stale), cancels, self.next_due(also=self._claims.due))
+        self.look = self._claims.unfinished
+        due = self.next_due(also=self._claims.due)
+        return Step(tuple(claims), stale, self._cancels(instance), due)
 
-    def _unshelve(self) -> None:
-        """Make jobs ready that were shelved, and that this instance has handlers for."""
-        if self._unshelving:
-            shelved = self.tables.shelved(self.opening.names, MOVED_AT_ONCE)
-            for job in shelved:
-                self.tables.update(job, shelf=ON_LIST)
-            self._unshelving = bool(shelved)  # until none is found, since a step may be undone
+    def _step_again(self, instance: str, number: int, last: LastStep) -> Step:
+        if number < last.number:
+            return Step((), (), (), None)
+        claimed = [job for job in self.tables.running(instance) if job.fence > last.fences_after]
+        claimed.sort(key=lambda job: job.fence)
+        # a limit that keeps jobs from starting is found by the next step, which comes at once
+        self.look = True
+        return Step(
+            tuple(map(claim_of, claimed)), last.stale, self._cancels(instance), self.next_due()
+        )
+
+    def _cancels(self, instance: str) -> tuple[tuple[int, int], ...]:
+        return tuple((job.id, job.fence) for job in self.tables.cancelled_running(instance))
 
     def _finish(self, finish: Finish) -> bool:
         job = self.running_of(finish.id, finish.fence)
@@ -289,27 +332,27 @@ class Engine(Queues):
             self.end(job, CANCELLED, job.cancel or "{}")
         return True
 
-    def _my_run(self, id: int, fence: int) -> JobRecord | None:
-        return self.running_of(id, fence) if self.is_alive() else None
+    def _run_of(self, instance: str, id: int, fence: int) -> JobRecord | None:
+        return self.running_of(id, fence) if self.is_alive(instance) else None
 
-    def checkpoint(self, id: int, fence: int, data: str) -> bool:
+    def checkpoint(self, instance: str, id: int, fence: int, data: str) -> bool:
         """Keep data for the next attempt; False if the fence is no longer the run's."""
-        job = self._my_run(id, fence)
+        job = self._run_of(instance, id, fence)
         if job is not None:
             self.tables.update(job, checkpoint=data)
         return job is not None
 
-    def lend_slot(self, id: int, fence: int) -> bool:
+    def lend_slot(self, instance: str, id: int, fence: int) -> bool:
         """Free the slot of a run; False if the fence is no longer the run's."""
-        job = self._my_run(id, fence)
+        job = self._run_of(instance, id, fence)
         if job is not None:
             self.tables.update(job, lent=LENT_SLOT)
             self.look = True
         return job is not None
 
-    def regain_slot(self, id: int, fence: int) -> bool | None:
+    def regain_slot(self, instance: str, id: int, fence: int) -> bool | None:
         """Take the slot back; False: none is free; None: the fence is no longer the run's."""
-        job = self._my_run(id, fence)
+        job = self._run_of(instance, id, fence)
         if job is None:
             return None
         if job.lent == HOLDS_SLOT:
@@ -322,9 +365,7 @@ class Engine(Queues):
         return True
 
 
-def _record(item: Submission, now: float) -> JobRecord:
-    assert isinstance(item.payload, str)
-    assert item.retry is None or isinstance(item.retry, str)
+def _record(item: SubmittedJob, now: float) -> JobRecord:
     return JobRecord(
         name=item.name,
         lane=item.lane,
@@ -342,8 +383,7 @@ def _record(item: Submission, now: float) -> JobRecord:
     )
 
 
-def _compare(item: Submission, known: JobRecord) -> None:
-    assert isinstance(item.payload, str)
+def _compare(item: SubmittedJob, known: JobRecord) -> None:
     assert item.key is not None
     for field, same in (
         ("name", item.name == known.name),

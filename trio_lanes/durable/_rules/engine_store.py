@@ -20,7 +20,7 @@ from .._contract.records import (
     LaneLimit,
     Step,
     StoreRules,
-    Submission,
+    SubmittedJob,
 )
 from .._contract.state import DurableState
 from . import inspection, orders
@@ -30,6 +30,7 @@ from .queues import Queues
 T = TypeVar("T")
 
 MAX_PAYLOAD: Final = 1024 * 1024
+PATIENCE: Final = 5.0
 MOST_ALIVE: Final = 10_000
 AT_ONCE: Final = 500
 """How many jobs one transaction clears or purges; other transactions can run between two."""
@@ -38,8 +39,10 @@ AT_ONCE: Final = 500
 class EngineStore(ABC):
     """A store of tables: all calls of `Store`, except those that open it and keep its lease."""
 
-    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(self, max_payload: int = MAX_PAYLOAD, patience: float = PATIENCE) -> None:
         self.max_payload = max_payload
+        self.patience = patience
+        self._instance = ""  # the present incarnation, if this instance works
         self._waiters: Final[dict[int, set[_Waiter]]] = {}
         self._alive: Final[set[int]] = set()
         """Jobs that have not ended, as far as known: a wait for one need not read the tables."""
@@ -91,20 +94,56 @@ class EngineStore(ABC):
 
     # ---- jobs
 
-    async def enqueue(self, batch: Sequence[Submission]) -> list[int]:
-        return await self._transact(lambda engine: engine.enqueue(batch))
+    async def _once(self, ticket: str, act: Callable[[Engine], T]) -> T:
+        """Do an act in a transaction, unless the act with this ticket is done."""
+        return await self._transact(lambda engine: engine.once(ticket, lambda: act(engine)))
 
-    async def step(self, finished: Sequence[Finish], room: int) -> Step:
-        return await self._transact(lambda engine: engine.step(finished, room))
+    async def enqueue(self, batch: Sequence[SubmittedJob], ticket: str) -> list[int]:
+        return await self._once(ticket, lambda engine: engine.enqueue(batch))
 
-    async def checkpoint(self, id: int, fence: int, data: str) -> bool:
-        return await self._transact(lambda engine: engine.checkpoint(id, fence, data))
+    async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
+        me = self._instance
+        return await self._transact(lambda engine: engine.step(me, number, finished, room))
 
-    async def lend_slot(self, id: int, fence: int) -> bool:
-        return await self._transact(lambda engine: engine.lend_slot(id, fence))
+    async def checkpoint(self, id: int, fence: int, data: str, ticket: str) -> bool:
+        me = self._instance
+        return await self._once(ticket, lambda engine: engine.checkpoint(me, id, fence, data))
 
-    async def regain_slot(self, id: int, fence: int) -> bool | None:
-        return await self._transact(lambda engine: engine.regain_slot(id, fence))
+    async def lend_slot(self, id: int, fence: int, ticket: str) -> bool:
+        me = self._instance
+        return await self._once(ticket, lambda engine: engine.lend_slot(me, id, fence))
+
+    async def regain_slot(self, id: int, fence: int, ticket: str) -> bool | None:
+        me = self._instance
+        return await self._once(ticket, lambda engine: engine.regain_slot(me, id, fence))
+
+    async def _join(
+        self,
+        ticket: str,
+        lost: Sequence[tuple[int, int]],
+        held: Collection[int],
+        *,
+        lease_until: float,
+        alone: bool,
+    ) -> None:
+        former = self._instance
+        if former == ticket:  # it was asked before, and got an answer
+            former = ""
+        await self._transact(
+            lambda engine: engine.join(
+                ticket,
+                lease_until=lease_until,
+                alone=alone,
+                former=former,
+                lost=lost,
+                held=held,
+            )
+        )
+        self._instance = ticket
+
+    async def leave(self) -> None:
+        me = self._instance
+        await self._transact(lambda engine: engine.remove_instance(me))
 
     async def wait(self, id: int) -> Ended | None:
         while True:
@@ -130,43 +169,49 @@ class EngineStore(ABC):
 
     # ---- control
 
-    async def cancel(self, id: int, outcome: str) -> bool:
-        return await self._transact(lambda engine: orders.cancel(engine, id, outcome))
+    async def cancel(self, id: int, outcome: str, ticket: str) -> bool:
+        return await self._once(ticket, lambda engine: orders.cancel(engine, id, outcome))
 
-    async def clear(self, lane: str | None, session: str | None, outcome: str) -> int:
+    async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):  # a clear is done as a whole
             act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
-            cleared, before = await self._transact(act)
+            cleared, before = await self._once(ticket, act)
             while before is not None:
-                number, before = await self._transact(partial(act, before=before))
+                # each portion is an act of its own, which has the same name if it is asked again
+                number, before = await self._once(
+                    f"{ticket} {cleared}", partial(act, before=before)
+                )
                 cleared += number
         return cleared
 
-    async def pause(self, lane: str | None, session: str | None, seconds: float) -> None:
-        await self._transact(lambda engine: orders.pause(engine, lane, session, seconds))
+    async def pause(
+        self, lane: str | None, session: str | None, seconds: float, ticket: str
+    ) -> None:
+        await self._once(ticket, lambda engine: orders.pause(engine, lane, session, seconds))
 
-    async def resume(self, lane: str | None, session: str | None) -> None:
-        await self._transact(lambda engine: orders.resume(engine, lane, session))
+    async def resume(self, lane: str | None, session: str | None, ticket: str) -> None:
+        await self._once(ticket, lambda engine: orders.resume(engine, lane, session))
 
     async def configure(
         self,
         lanes: Mapping[str, LaneLimit | int | float | None],
-        groups: Mapping[str, GroupLimit] | None = None,
-        rules: Mapping[str, Any] | None = None,
+        groups: Mapping[str, GroupLimit] | None,
+        rules: Mapping[str, Any],
+        ticket: str,
     ) -> None:
-        await self._transact(lambda engine: orders.configure(engine, lanes, groups, rules))
+        await self._once(ticket, lambda engine: orders.configure(engine, lanes, groups, rules))
 
-    async def requeue(self, id: int) -> bool:
-        return await self._transact(lambda engine: orders.requeue(engine, id))
+    async def requeue(self, id: int, ticket: str) -> bool:
+        return await self._once(ticket, lambda engine: orders.requeue(engine, id))
 
     async def purge(
-        self, id: int | None, lane: str | None, session: str | None, *, failed: bool = False
+        self, id: int | None, lane: str | None, session: str | None, failed: bool, ticket: str
     ) -> int:
         act = partial(orders.purge, id=id, lane=lane, session=session, failed=failed, limit=AT_ONCE)
-        purged = number = await self._transact(act)
+        purged = number = await self._once(ticket, act)
         while number == AT_ONCE:
-            number = await self._transact(act)
+            number = await self._once(f"{ticket} {purged}", act)
             purged += number
         self._wake_waiters()
         return purged

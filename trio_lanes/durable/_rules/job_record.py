@@ -18,8 +18,9 @@ class JobRecord:
       place: the place in the queue of its session, from acceptance to the end, also while the job
         runs. None: the job is in no queue (it has ended, is not due yet, is dead, or has no
         session).
-      ready: the place in the ready list of its lane and priority. Only a job that may be claimed
-        has one.
+      ready: the place in the ready list of its lane, priority and handler's name. Only a job that
+        may be claimed has one. Places are unique in a store, so the lists of several handlers can
+        be merged.
       shelf: why claims skip the job on the ready list, where it keeps its place; 0: they do not.
     """
 
@@ -59,9 +60,8 @@ class JobRecord:
     submitted_at: float
 
 
-ON_LIST, UNHANDLED, SESSION_PAUSED = 0, 1, 2
-"""The values of `JobRecord.shelf`: not set aside; no live instance has the handler; the session is
-paused."""
+ON_LIST, SESSION_PAUSED = 0, 2
+"""The values of `JobRecord.shelf`: not set aside; the session is paused."""
 
 HOLDS_SLOT, LENT_SLOT, WANTS_SLOT = 0, 1, 2
 """The values of `JobRecord.lent`."""

@@ -111,8 +111,8 @@ def resume(queues: Queues, lane: str | None, session: str | None) -> None:
 def configure(
     queues: Queues,
     lanes: Mapping[str, LaneLimit | int | float | None],
-    groups: Mapping[str, GroupLimit] | None = None,
-    rules: Mapping[str, Any] | None = None,
+    groups: Mapping[str, GroupLimit] | None,
+    rules: Mapping[str, Any],
 ) -> None:
     """Set lanes and rules, and replace all groups if ``groups`` is given; all or nothing."""
     tables = queues.tables
@@ -205,7 +205,7 @@ def purge(
     lane: str | None,
     session: str | None,
     *,
-    failed: bool = False,
+    failed: bool,
     limit: int,
 ) -> int:
     """Forget dead jobs and their keys, at most ``limit`` of them. Return how many.

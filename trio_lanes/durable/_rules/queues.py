@@ -1,8 +1,9 @@
 """Queues of sessions and ready lists of lanes: the rules of order, for every store of tables.
 
-Each session has a queue, in order of ``place``. Each lane has a ready list for each priority, in
-order of ``ready``. A ready list holds heads of sessions, and jobs without a session. So a session
-with a million waiting jobs is one entry, which goes to the tail of the list after each job.
+Each session has a queue, in order of ``place``. Each lane has a ready list for each priority and
+each handler's name, in order of ``ready``. A ready list holds heads of sessions, and jobs without a
+session. So a session with a million waiting jobs is one entry, which goes to the tail of the list
+after each job; and a million jobs of handlers that an instance lacks cost its claims nothing.
 
 The theory and its invariants are at the head of `engine`.
 """

@@ -8,11 +8,25 @@ Tables decide nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, final
+
+import attrs
 
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._contract.state import DurableState
 from .job_record import JobRecord
+
+
+@final
+@attrs.frozen
+class LastStep:
+    """The last step of an instance, for the case that its answer is asked for again."""
+
+    number: int
+    fences_after: int
+    """The fences of the step's claims are above this number."""
+    stale: tuple[int, ...]
+    """The fences of the finishes that came too late."""
 
 
 class Tables(Protocol):
@@ -35,11 +49,18 @@ class Tables(Protocol):
     def head(self, session: str) -> JobRecord | None:
         """Return the first job in the queue of a session."""
 
-    def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
+    def ready(
+        self, lane: str, priority: int, name: str, after: int | None, limit: int
+    ) -> list[JobRecord]:
         """Return jobs of a ready list in order, behind place ``after``, without shelved jobs."""
 
-    def shelved(self, names: Iterable[str], limit: int) -> list[JobRecord]:
-        """Return jobs that are shelved as unhandled and have one of these names."""
+    def has_waiting(self, lane: str, name: str) -> bool:
+        """Whether a lane has waiting jobs for the handler of that name."""
+
+    def turns(self) -> Mapping[str, str | int]:
+        """Return whose turn it is, as `Claims` keeps it."""
+
+    def put_turn(self, key: str, value: str | int) -> None: ...
 
     # ---- times
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
@@ -110,6 +131,17 @@ class Tables(Protocol):
 
     def sessions_of_lanes(self) -> Mapping[str, int]:
         """Return, by lane, how many sessions have a queued job for it."""
+
+    # ---- answers that may be asked for again
+    def last_step(self, instance: str) -> LastStep | None:
+        """Return the last step of an instance; None: it has taken none."""
+
+    def put_last_step(self, instance: str, step: LastStep) -> None: ...
+    def answer(self, ticket: str, now: float) -> tuple[Any] | None:
+        """Return the answer of the act with a ticket, in a tuple; None: it is not known."""
+
+    def put_answer(self, ticket: str, answer: Any, now: float) -> None:
+        """Keep the answer of an act for `REMEMBERED_FOR` seconds from now."""
 
     # ---- limits, rules and instances
     def identity(self) -> str:

@@ -16,6 +16,7 @@ import trio
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
+from .._contract.tickets import new_ticket
 from .worker import AGAIN_AFTER, Worker
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -24,6 +25,8 @@ TRUSTED: Final = 0.8
 """The fraction of a lease that this instance relies on."""
 BEATS: Final = 3
 """How many heartbeats are sent in the time of a lease."""
+BEAT_AGAIN_AFTER: Final = 1.0
+"""Seconds after which a heartbeat that failed is sent again."""
 
 
 @final
@@ -41,9 +44,10 @@ class Lease:
         """Join the store as a new incarnation."""
         await self._join([])
 
-    async def _join(self, lost: list[tuple[int, int]]) -> None:
+    async def _join(self, lost: list[tuple[int, int]], ticket: str = "") -> None:
         sent = trio.current_time()
-        await self._store.join(lost)
+        await self._store.join(ticket or new_ticket(), lost, self._worker.held)
+        self._worker.joined()
         self._incarnation += 1
         deadline = sent + TRUSTED * self._ttl if self._store.leased else math.inf
         self._term = trio.CancelScope(deadline=deadline)
@@ -59,24 +63,35 @@ class Lease:
                 len(self._worker.running),
             )
             self._worker.claiming = False
-            lost = self._worker.cancel_all("the lease was lost")
-            while True:
-                try:
-                    await self._join(lost)
-                    break
-                except StoreUnavailableError:
-                    await trio.sleep(AGAIN_AFTER)
+            await self._join_again(self._worker.cancel_all("the lease was lost"))
             self._worker.claiming = not (self._worker.stopping or self._worker.closed)
             self._worker.look()
 
+    async def _join_again(self, lost: list[tuple[int, int]]) -> None:
+        """Join, however long the store is away.
+
+        A join without an answer may have happened. So it is asked again with the same ticket: with
+        another, the crashes of ``lost`` would be taken back twice.
+        """
+        ticket = new_ticket()
+        while True:
+            try:
+                await self._join(lost, ticket)
+                return
+            except StoreUnavailableError:
+                await trio.sleep(AGAIN_AFTER)
+
     async def beat(self) -> None:
         """Send heartbeats, each of which moves the deadline."""
+        pause = self._ttl / BEATS
         while True:
-            await trio.sleep(self._ttl / BEATS)
+            await trio.sleep(pause)
             incarnation, sent = self._incarnation, trio.current_time()
             try:
                 alive = await self._store.beat()
+                pause = self._ttl / BEATS
             except StoreUnavailableError:
+                pause = min(BEAT_AGAIN_AFTER, self._ttl / BEATS)
                 continue  # the deadline is not moved
             if incarnation != self._incarnation:
                 continue

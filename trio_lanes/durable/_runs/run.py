@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 import trio
 
 from ... import JobCancelledError
-from ..._waiting import current as _current
+from ... import current_job as _current_core_job
 from .._contract.protocol import Store
 from .._contract.records import Claim
+from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode
 from .deadlock import Wait
 
@@ -83,7 +84,7 @@ class DurableRun:
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = encode("checkpoint data", data, self._store.max_payload)
-        if not await self._store.checkpoint(self.id, self.fence, text):
+        if not await self._store.checkpoint(self.id, self.fence, text, new_ticket()):
             await self._lost()
         self.checkpoint_data = decode(text)
 
@@ -103,8 +104,10 @@ class DurableRun:
         # counted before the call: a task that takes the slot back meanwhile must see this lender
         self._lenders += 1
         try:
-            if self._lenders == 1 and not await self._store.lend_slot(self.id, self.fence):
-                await self._lost()
+            if self._lenders == 1:
+                lent = await self._store.lend_slot(self.id, self.fence, new_ticket())
+                if not lent:
+                    await self._lost()
             yield
         finally:
             self._lenders -= 1
@@ -112,13 +115,16 @@ class DurableRun:
                 with trio.CancelScope(shield=True):
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._peers.next_step()
-                    while await self._store.regain_slot(self.id, self.fence) is False:
+                    while await self._regain() is False:
                         if self._given_up:
                             break
                         await stepped.wait()
                         if self._lenders > 0:
                             break  # another task has lent it since, and will take it back
                         stepped = self._peers.next_step()
+
+    async def _regain(self) -> bool | None:
+        return await self._store.regain_slot(self.id, self.fence, new_ticket())
 
     async def _lost(self) -> None:
         """Cancel this run, since the store may have given its job to another."""
@@ -134,6 +140,6 @@ def current_job() -> DurableRun | None:
     A task belongs to a run if it is the run's task, or below it in the tree of nurseries. In a
     thread the answer is None. Not a checkpoint.
     """
-    job = _current.current_job()
+    job = _current_core_job()
     run = None if job is None else job.meta
     return run if isinstance(run, DurableRun) else None

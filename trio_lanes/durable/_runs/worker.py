@@ -3,6 +3,11 @@
 One step (`Store.step`) is under way at a time. The runs that end meanwhile are reported together by
 the next step. The store claims a session's next job in or after the step that reports the end of
 the former. If the process dies between two steps, the store recovers: see `Store`.
+
+A step that gets no answer is asked again, with the same number and the same contents, until it gets
+an answer or the incarnation ends. It may have claimed jobs, and only its answer says which. When
+the incarnation ends, its unanswered step is dropped: `Store.join` gives back what the step may have
+claimed, and the runs that it reported as ended go into the first step of the next incarnation.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias, final
 
+import attrs
 import trio
 from outcome import Value
 
@@ -38,10 +44,23 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
 
+MOST_ROOM: Final = 1_000
+"""How many jobs a step claims at most."""
 AGAIN_AFTER: Final = 0.5
 """Seconds between two tries of a store that is not available."""
 GIVE_UP_AFTER: Final = 5.0
 """Seconds for which a store that is not available delays the end of the lanes."""
+
+
+@final
+@attrs.frozen
+class _Question:
+    """A step, as the store is asked for it."""
+
+    number: int
+    finished: tuple[Finish, ...]
+    room: int
+    term: int
 
 
 @final
@@ -64,11 +83,12 @@ class Worker:
         self._runs: Final[dict[int, DurableRun]] = {}  # {fence: run that has not ended}
         self._unfinished: Final[set[int]] = set()  # fences of runs that the store has as running
         self._outbox: list[Finish] = []  # for the next step
+        self._asked: _Question | None = None  # the step that has no answer yet
+        self._steps_taken = 0  # by this incarnation
         self._lanes: Final[set[str]] = set()  # lanes that the core has
         self._changed = trio.Event()  # a step is needed
         self._step_taken = trio.Event()
         self._ended = trio.Event()  # no run is left
-        self._asking = False  # whether the step that is under way may claim jobs
         self._idle = trio.Event()  # no run is left, all ends are reported, no claim is under way
         self._unavailable = False
         self._broken: BaseException | None = None  # why the end of a run could not be reported
@@ -96,9 +116,10 @@ class Worker:
         with trio.CancelScope(shield=True) as self._pumping:
             task_status.started()
             try:
-                while not self.stopping or self._unfinished:
+                while not self.stopping or self._unfinished or self._asking:
                     await self._step()
             finally:
+                self._asked = None
                 self._answered()
 
     async def _step(self) -> None:
@@ -106,20 +127,13 @@ class Worker:
             raise RuntimeError(
                 "the end of a run could not be reported; the lanes end, and the job is run again"
             ) from self._broken
-        self._changed = trio.Event()
-        term = self._term
-        finished, self._outbox = self._outbox, []
-        busy = sum(not run._lenders for run in self._runs.values())
-        room = self.capacity - busy if self.claiming else 0
-        asked = trio.current_time()
-        self._asking = room > 0
-        if self._asking and self._idle.is_set():
+        question = self._asked = self._asked or self._next_question()
+        asked_at = trio.current_time()
+        if question.room and self._idle.is_set():
             self._idle = trio.Event()
         try:
-            step = await self._store.step(finished, int(max(0, min(room, 1000))))
+            step = await self._store.step(question.number, question.finished, question.room)
         except StoreUnavailableError as error:
-            self._outbox[:0] = finished
-            self._answered()
             if not self._unavailable:
                 self._unavailable = True
                 logger.error(
@@ -128,20 +142,32 @@ class Worker:
                     error,
                     AGAIN_AFTER,
                 )
+            if self._asked is question and not error.unknown:
+                self._withdraw()
+            self._answered()
             await trio.sleep(AGAIN_AFTER)
             return
         if self._unavailable:
             self._unavailable = False
             logger.warning("the store is available again")
-        self._unfinished.difference_update(finish.fence for finish in finished)
+        if self._asked is not question:
+            # The incarnation has ended since, and what the step claimed was given back. An end that
+            # came too late for the old incarnation is reported again by the new one.
+            recorded = {one.fence for one in question.finished}.difference(step.stale)
+            self._outbox = [one for one in self._outbox if one.fence not in recorded]
+            self._unfinished.difference_update(recorded)
+            self._answered()
+            return
+        self._asked = None
+        self._unfinished.difference_update(one.fence for one in question.finished)
         for fence in step.stale:
             logger.warning(
-                "the end of the run with fence %d came too late: another instance has its job,"
-                " which is run again",
+                "the end of the run with fence %d was not recorded: it came after the lease had"
+                " been lost; unless an earlier report of it was recorded, the job is run again",
                 fence,
             )
         for claim in step.claims:
-            self._begin(claim, late=term != self._term)
+            self._begin(claim, late=question.term != self._term)
         for _, fence in step.cancels:
             run = self._runs.get(fence)
             if run is not None:  # else it has just ended, and the next step reports it
@@ -152,13 +178,43 @@ class Worker:
         self._answered()
         if not self.stopping or self._unfinished:
             # counted from the request, since the answer of a slow store is old
-            with trio.move_on_at(math.inf if step.next_due is None else asked + step.next_due):
+            with trio.move_on_at(math.inf if step.next_due is None else asked_at + step.next_due):
                 await self._changed.wait()
 
+    def _next_question(self) -> _Question:
+        self._changed = trio.Event()
+        finished, self._outbox = self._outbox, []
+        busy = sum(not run._lenders for run in self._runs.values())
+        room = self.capacity - busy if self.claiming else 0
+        self._steps_taken += 1
+        room = int(max(0, min(room, MOST_ROOM)))
+        return _Question(self._steps_taken, tuple(finished), room, self._term)
+
+    def _withdraw(self) -> None:
+        """Take back the step that has no answer; its ended runs go into the next one."""
+        question, self._asked = self._asked, None
+        if question is not None:
+            self._outbox[:0] = question.finished
+
+    def joined(self) -> None:
+        """Note that a new incarnation has begun, whose steps are counted from 1."""
+        self._withdraw()
+        self._steps_taken = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The fences of runs that have ended, and whose ends have not been reported."""
+        asked = () if self._asked is None else self._asked.finished
+        return [finish.fence for finish in (*asked, *self._outbox)]
+
+    @property
+    def _asking(self) -> bool:
+        """Whether the step that has no answer yet may claim jobs."""
+        return self._asked is not None and self._asked.room > 0
+
     def _answered(self) -> None:
-        """Note that no claim is under way."""
-        self._asking = False
-        if not self._unfinished:
+        """Announce it if no run is left and no claim is under way."""
+        if not self._unfinished and not self._asking:
             self._idle.set()
 
     def next_step(self) -> trio.Event:

@@ -83,7 +83,7 @@ class Cache:
 
     Attributes:
       queues: by session, the front of its queue.
-      lists: by lane and priority, the front of its ready list.
+      lists: by lane, priority and handler's name, the front of the ready list.
       counts: {(lane, state, name): how many jobs}
       uncounted: the differences of these counts from those in the table.
       parked_until: the first time at which a parked job is due, or an earlier one.
@@ -92,7 +92,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.queues: Final[dict[str, ListFront]] = {}
-        self.lists: Final[dict[tuple[str, int], ListFront]] = {}
+        self.lists: Final[dict[tuple[str, int, str], ListFront]] = {}
         self.runs: Runs | None = None
         self.counts: Counter[tuple[str, str, str]] | None = None
         self.uncounted: Final[Counter[tuple[str, str, str]]] = Counter()
@@ -153,7 +153,7 @@ class Cache:
         """Record that a job has another place on its ready list, or none, or is shelved."""
         ready = ready_of(job)
         if ready is not None:
-            ready_list = self.lists.get((job.lane, job.priority))
+            ready_list = self.lists.get((job.lane, job.priority, job.name))
             if ready_list is not None:
                 ready_list.add(ready, job)
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 
@@ -90,8 +90,8 @@ CREATE TABLE jobs (
 );
 CREATE UNIQUE INDEX jobs_key ON jobs (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_line ON jobs (session, place, lane) WHERE place IS NOT NULL;
-CREATE INDEX jobs_ready ON jobs (lane, priority, ready) WHERE ready IS NOT NULL AND shelf = 0;
-CREATE INDEX jobs_unhandled ON jobs (name) WHERE shelf = 1;
+CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
+    WHERE ready IS NOT NULL AND shelf = 0;
 CREATE INDEX jobs_due ON jobs (state, due) WHERE due IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (session) WHERE state = 'parked' AND place IS NULL;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
@@ -130,6 +130,7 @@ CREATE TABLE instances (
     lease_until REAL NOT NULL,
     names TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE turns (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
 """
 
 MIGRATIONS: Final = {
@@ -142,7 +143,15 @@ UPDATE meta SET store = lower(hex(randomblob(16)));
 ALTER TABLE lanes ADD COLUMN proposed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN company INTEGER NOT NULL DEFAULT 0;
-"""
+""",
+    2: """
+UPDATE jobs SET shelf = 0 WHERE shelf = 1;
+DROP INDEX jobs_ready;
+DROP INDEX jobs_unhandled;
+CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
+    WHERE ready IS NOT NULL AND shelf = 0;
+CREATE TABLE turns (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+""",
 }
 """By schema version, the script that makes the next version."""
 

@@ -33,6 +33,7 @@ class SmallTables:
         self._instances: dict[str, InstanceInfo] | None = None
         self._marks: dict[str, deque[tuple[float, int]]] = {}
         self._meta: tuple[str, StoreRules | None] | None = None
+        self._turns: dict[str, str | int] | None = None
 
     def _write(self, statement: str, values: tuple[Any, ...]) -> None:
         self._small_writes += 1
@@ -84,6 +85,15 @@ class SmallTables:
             "REPLACE INTO lanes VALUES (?, ?, ?, ?, ?, ?)",
             (name, most, room, limit.paused_until, to_json(limit.rates), limit.proposed),
         )
+
+    def turns(self) -> Mapping[str, str | int]:
+        if self._turns is None:
+            self._turns = dict(self._execute("SELECT name, value FROM turns"))
+        return self._turns
+
+    def put_turn(self, key: str, value: str | int) -> None:
+        self._write("REPLACE INTO turns VALUES (?, ?)", (key, value))
+        self._turns = {**self.turns(), key: value}
 
     def groups(self) -> Mapping[str, GroupLimit]:
         if self._groups is None:

@@ -16,7 +16,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -287,14 +287,11 @@ class SqliteStore(EngineStore):
                 "end all processes that have it open before you move or restore it"
             )
 
-    async def join(self, lost: Sequence[tuple[int, int]] = ()) -> None:
+    async def join(
+        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
+    ) -> None:
         # this instance holds the lock, so all other instances in the table are dead
-        await self._transact(
-            lambda engine: engine.join(lease_until=math.inf, alone=True, lost=lost)
-        )
-
-    async def leave(self) -> None:
-        await self._transact(Engine.leave)
+        await self._join(ticket, lost, held, lease_until=math.inf, alone=True)
 
     async def beat(self) -> bool:
         await trio.lowlevel.checkpoint()

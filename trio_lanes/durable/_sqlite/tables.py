@@ -28,8 +28,10 @@ from contextlib import suppress
 from typing import Any, Final, final
 
 from .._contract.errors import StoreLockedError
-from .._contract.state import ENDED, PARKED, DurableState
+from .._contract.state import ENDED, PARKED, WAITING, DurableState
+from .._rules.answers import Answers
 from .._rules.job_record import JobRecord
+from .._rules.tables import LastStep
 from .cache import (
     COUNTED,
     LIST_FRONT,
@@ -67,6 +69,7 @@ class SqliteTables(SmallTables):
         self._name: Final = name
         self._rows: Final = Rows(connection)
         self._cache = Cache()
+        self._answers: Final = Answers()
         self.epoch: int | None = None  # of a worker; None: this is no worker
         self.least_number = 0  # all numbers given out by this connection are greater
         self._version: int | None = None  # the version of the file that is cached; or None
@@ -107,6 +110,7 @@ class SqliteTables(SmallTables):
         except sqlite3.Error as error:
             self._in_doubt = self._in_doubt or _is_of_sync(error)
             raise
+        self._answers.commit()
         if len(self._cache.queues) > QUEUES_KEPT or self._rows.payloads > PAYLOADS:
             self._cache.forget_fronts()
             self._rows.payloads = 0
@@ -118,6 +122,7 @@ class SqliteTables(SmallTables):
         failed, is left if the process dies now.
         """
         self._forget()
+        self._answers.undo()
         with suppress(sqlite3.Error):  # some errors have done so already
             self._execute("ROLLBACK")
         self._in_doubt = self._in_doubt and not self._overwrite()
@@ -252,29 +257,43 @@ class SqliteTables(SmallTables):
             front.extend(jobs, complete=len(jobs) < QUEUE_FRONT)
         return heads[0] if heads else None
 
-    def ready(self, lane: str, priority: int, after: int | None, limit: int) -> list[JobRecord]:
-        known = self._cache.lists.get((lane, priority))
+    def ready(
+        self, lane: str, priority: int, name: str, after: int | None, limit: int
+    ) -> list[JobRecord]:
+        known = self._cache.lists.get((lane, priority, name))
         if known is None:
-            known = self._cache.lists[lane, priority] = ListFront(ready_of, LIST_FRONT)
+            known = self._cache.lists[lane, priority, name] = ListFront(ready_of, LIST_FRONT)
         while (found := known.first(after, limit)) is None:
             self._flush()
             most = max(limit, LIST_FRONT)
             jobs = self._rows.select(
-                "lane = ? AND priority = ? AND ready > ? AND ready IS NOT NULL AND shelf = 0"
-                " ORDER BY ready LIMIT ?",
-                (lane, priority, _beyond(known), most),
+                "lane = ? AND priority = ? AND name = ? AND ready > ?"
+                " AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT ?",
+                (lane, priority, name, _beyond(known), most),
             )
             known.extend(jobs, complete=len(jobs) < most)
         return found
 
-    def shelved(self, names: Iterable[str], limit: int) -> list[JobRecord]:
-        self._flush()
-        shelved: list[JobRecord] = []
-        for name in names:
-            shelved += self._rows.select(
-                "shelf = 1 AND name = ? LIMIT ?", (name, limit - len(shelved))
-            )
-        return shelved
+    def has_waiting(self, lane: str, name: str) -> bool:
+        return self._counts().get((lane, WAITING._value_, name), 0) > 0
+
+    # ---- answers that may be asked for again
+
+    def answer(self, ticket: str, now: float) -> tuple[Any] | None:
+        return self._answers.get(ticket, now)
+
+    def put_answer(self, ticket: str, answer: Any, now: float) -> None:
+        self._answers.put(ticket, answer, now)
+
+    def last_step(self, instance: str) -> LastStep | None:
+        return self._answers.steps.get(instance)
+
+    def put_last_step(self, instance: str, step: LastStep) -> None:
+        self._answers.put_step(instance, step)
+
+    def drop_instance(self, id: str) -> None:
+        super().drop_instance(id)
+        self._answers.put_step(id, None)
 
     # ---- times
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import trio.testing
 
 from ._accept import AcceptStories
+from ._again import AgainStories
 from ._bench import MakeStore
 from ._control import ControlStories
 from ._crash import CrashStories
@@ -32,7 +33,9 @@ def durable_store_suite(make: MakeStore, *, clock: MakeClock | None = None) -> t
         wait in real time.
     """
 
-    class DurableStoreSuite(AcceptStories, WorkStories, ControlStories, LimitStories, CrashStories):
+    class DurableStoreSuite(
+        AcceptStories, AgainStories, WorkStories, ControlStories, LimitStories, CrashStories
+    ):
         make_store = staticmethod(make)
         make_clock = staticmethod(clock if clock is not None else _real_time)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
-import attrs
 import trio
 import trio.testing
 
@@ -18,10 +18,13 @@ from .. import (
     Claim,
     DurableLanes,
     DurableState,
+    Finish,
     LaneLimit,
     Opening,
+    Step,
     Store,
     Submission,
+    SubmittedJob,
     open_durable_lanes,
 )
 
@@ -31,6 +34,57 @@ LEASE: Final = 1.0
 REAL_PAUSE: Final = 0.05
 HUNG_AFTER: Final = 180.0
 """Real seconds; far longer than any test takes on a busy machine."""
+
+
+@final
+class Played:
+    """One instance that a test plays itself: the calls of its store, with numbers and tickets.
+
+    Attributes:
+      store: the store; every other attribute of it is an attribute of this object too.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def join(self, lost: Sequence[tuple[int, int]] = (), held: Sequence[int] = ()) -> None:
+        """Become a new incarnation, whose steps are counted from 1."""
+        await self.store.join(ticket(), lost, held)
+        self._steps = 0
+
+    async def enqueue(self, batch: Sequence[SubmittedJob]) -> list[int]:
+        """Accept jobs."""
+        return await self.store.enqueue(batch, ticket())
+
+    async def step(self, finished: Sequence[Finish], room: int) -> Step:
+        """Take the next step."""
+        self._steps += 1
+        return await self.store.step(self._steps, finished, room)
+
+    async def checkpoint(self, id: int, fence: int, data: str) -> bool:
+        """Keep data for the next attempt."""
+        return await self.store.checkpoint(id, fence, data, ticket())
+
+    async def lend_slot(self, id: int, fence: int) -> bool:
+        """Free the slot of a run."""
+        return await self.store.lend_slot(id, fence, ticket())
+
+    async def regain_slot(self, id: int, fence: int) -> bool | None:
+        """Take the slot of a run back."""
+        return await self.store.regain_slot(id, fence, ticket())
+
+    async def cancel(self, id: int, outcome: str = '{"reason": null}') -> bool:
+        """Cancel a job."""
+        return await self.store.cancel(id, outcome, ticket())
+
+
+def ticket() -> str:
+    """Return a ticket that no other call has."""
+    return uuid.uuid4().hex
 
 
 @final
@@ -51,6 +105,10 @@ class Bench:
     def store(self) -> Store:
         """Return a store over the data of this test."""
         return self._make(self._folder)
+
+    def played(self) -> Played:
+        """Return an instance over the data of this test, which the test plays itself."""
+        return Played(self.store())
 
     def lanes(
         self, *, only: Sequence[str] = (), lanes: Any = None, **options: Any
@@ -122,7 +180,7 @@ class Bench:
     @asynccontextmanager
     async def doomed(self, *submissions: Submission, **options: Any) -> AsyncIterator[list[Claim]]:
         """Claim jobs as an instance that crashes at the end of the block."""
-        store = self.store()
+        store = self.played()
         async with store.open(opening(**options)):
             await store.join()
             if submissions:
@@ -178,9 +236,28 @@ def opening(
     )
 
 
-def checked(one: Submission) -> Submission:
+def checked(one: Submission) -> SubmittedJob:
     """Return a submission as lanes give it to a store."""
-    return attrs.evolve(one, payload=json.dumps(one.payload))
+    return SubmittedJob(
+        name=one.name,
+        payload=json.dumps(one.payload),
+        session=one.session,
+        lane=one.lane,
+        priority=one.priority,
+        key=one.key,
+        delay=one.delay,
+        timeout=one.timeout,
+        retry=None if one.retry is None else one.retry.to_json(),
+    )
+
+
+@asynccontextmanager
+async def all_of(*blocks: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
+    """Enter several blocks as one."""
+    async with AsyncExitStack() as stack:
+        for block in blocks:
+            await stack.enter_async_context(block)
+        yield
 
 
 Story: TypeAlias = Callable[[Any, Bench], Awaitable[None]]

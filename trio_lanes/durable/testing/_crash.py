@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 from ... import JobCancelledError
-from .. import DurableState, Finish, JobDeadError, Postponed, Released, Submission, Succeeded
+from .. import (
+    DurableState,
+    Finish,
+    JobDeadError,
+    Postponed,
+    Released,
+    Submission,
+    SubmittedJob,
+    Succeeded,
+)
 from ._bench import Bench, checked, opening, story
 
 
@@ -75,7 +82,7 @@ class CrashStories:
         ids: list[int] = []
         idle = False
         while not idle:
-            store = bench.store()
+            store = bench.played()
             async with store.open(opening()):
                 await store.join()
                 ids = ids or await store.enqueue(many)
@@ -105,7 +112,7 @@ class CrashStories:
         async with bench.doomed(Submission(name="echo", payload="x", session="s")) as claims:
             pass
         (old,) = claims
-        store = bench.store()
+        store = bench.played()
         async with store.open(opening()):
             await store.join()
             (new,) = (await store.step([], 1)).claims
@@ -130,7 +137,7 @@ class CrashStories:
     async def test_whose_lease_is_over_does_nothing_until_it_has_joined_again(
         self, bench: Bench
     ) -> None:
-        store = bench.store()
+        store = bench.played()
         if not store.leased:
             return
         async with store.open(opening(max_crashes=1)):
@@ -158,7 +165,7 @@ class CrashStories:
 
     @story
     async def test_every_heartbeat_gives_back_what_the_dead_held(self, bench: Bench) -> None:
-        store, dead = bench.store(), bench.store()
+        store, dead = bench.played(), bench.played()
         if not store.leased:
             return
         async with store.open(opening()):
@@ -205,13 +212,13 @@ class CrashStories:
 
     @story
     async def test_a_cancelled_run_is_not_postponed_or_given_back(self, bench: Bench) -> None:
-        store = bench.store()
+        store = bench.played()
         async with store.open(opening()):
             await store.join()
             for outcome in (Released(), Postponed(0, True, False)):
-                (id,) = await store.enqueue([Submission(name="echo", payload="1")])
+                (id,) = await store.enqueue([SubmittedJob(name="echo", payload="1")])
                 (claim,) = (await store.step([], 1)).claims
-                assert await store.cancel(id, json.dumps({"reason": None}))
+                assert await store.cancel(id)
                 step = await store.step([], 0)
                 assert step.cancels == ((id, claim.fence),)
                 await store.step([Finish(id, claim.fence, outcome)], 0)
@@ -222,10 +229,10 @@ class CrashStories:
 
     @story
     async def test_a_checkpoint_survives_the_crash_of_the_run(self, bench: Bench) -> None:
-        store = bench.store()
+        store = bench.played()
         async with store.open(opening()):
             await store.join()
-            await store.enqueue([Submission(name="echo", payload="1", session="s")])
+            await store.enqueue([SubmittedJob(name="echo", payload="1", session="s")])
             (claim,) = (await store.step([], 1)).claims
             assert await store.checkpoint(claim.id, claim.fence, "[7]")
         await bench.lease_over()

@@ -1,0 +1,255 @@
+"""Tests of calls that are asked again: a step by its number, every other act by its ticket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import UnknownLaneError
+from .. import DurableState, Finish, Step, Submission, SubmittedJob, Succeeded
+from ..store import STEP_BYTES
+from ._bench import Bench, all_of, opening, story, ticket
+
+STOP = '{"reason": null}'
+
+
+def one(payload: str = "1", **options: Any) -> SubmittedJob:
+    return SubmittedJob(name="echo", payload=payload, **options)
+
+
+class AgainStories:
+    """Tests of calls that are asked again."""
+
+    @story
+    async def test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            await store.enqueue([one(str(n)) for n in range(9)])
+            first = await store.store.step(1, [], 2)
+            assert [claim.payload for claim in first.claims] == ["0", "1"]
+            again = await store.store.step(1, [], 2)
+            assert (again.claims, again.stale) == (first.claims, first.stale)
+            finishes = [
+                Finish(claim.id, claim.fence + late, Succeeded("1"))
+                for late, claim in enumerate(first.claims)
+            ]
+            second = await store.store.step(2, finishes, 2)
+            assert second.stale == (finishes[1].fence,)
+            assert len(second.claims) == 2
+            again = await store.store.step(2, finishes, 2)
+            assert (again.claims, again.stale) == (second.claims, second.stale)
+            assert (await store.statistics()).running == 3
+            await store.leave()
+
+    @story
+    async def test_a_step_that_comes_after_a_later_one_does_nothing(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            (id,) = await store.enqueue([one()])
+            (claim,) = (await store.step([], 1)).claims
+            await store.step([], 0)
+            late = await store.store.step(1, [Finish(id, claim.fence, Succeeded("1"))], 1)
+            assert late == Step((), (), (), None)
+            status = await store.status(id)
+            assert status is not None
+            assert status.state is DurableState.RUNNING
+            await store.leave()
+
+    @story
+    async def test_the_answer_of_a_step_asked_again_has_no_run_that_others_have_ended(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            ids = await store.enqueue([one(), one()])
+            claims = (await store.store.step(1, [], 2)).claims
+            assert await store.cancel(ids[0], STOP)
+            again = await store.store.step(1, [], 2)
+            assert again.claims == claims
+            assert again.cancels == ((ids[0], claims[0].fence),)
+            await store.leave()
+            again = await store.store.step(1, [], 2)
+            assert (again.claims, again.cancels) == ((), ())
+
+    @story
+    async def test_steps_are_counted_from_1_in_each_incarnation(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            for _ in range(3):
+                await store.step([], 1)
+            await store.join()
+            await store.enqueue([one()])
+            assert len((await store.store.step(1, [], 1)).claims) == 1
+            await store.leave()
+
+    @story
+    async def test_what_an_unanswered_step_claimed_is_given_back_by_the_next_join(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening(max_crashes=1)):
+            await store.join()
+            (ended, unknown) = await store.enqueue([one("1", session="a"), one("2")])
+            (run, lost) = (await store.step([], 2)).claims
+            await store.join(held=[run.fence])
+            claims = (await store.step([Finish(ended, run.fence, Succeeded("7"))], 2)).claims
+            assert [(claim.id, claim.crashes) for claim in claims] == [(unknown, 0)]
+            assert claims[0].fence > lost.fence
+            end = await store.wait(ended)
+            assert end is not None
+            assert end.outcome == "7"
+            assert len(await store.instances()) == 1
+            await store.leave()
+
+    @story
+    async def test_a_join_that_is_asked_again_is_one_incarnation(self, bench: Bench) -> None:
+        store = bench.played()
+        me = ticket()
+        async with store.open(opening()):
+            await store.store.join(me)
+            await store.enqueue([one()])
+            (claim,) = (await store.store.step(1, [], 1)).claims
+            await store.store.join(me, [(claim.id, claim.fence)])
+            (instance,) = await store.instances()
+            assert (instance.id, instance.running) == (me, 1)
+            assert (await store.store.step(1, [], 1)).claims == (claim,)
+            await store.leave()
+
+    @story
+    async def test_a_submission_with_the_same_ticket_is_accepted_once(self, bench: Bench) -> None:
+        store = bench.store()
+        async with store.open(opening(names=())):
+            batch, mine = [one("1"), one("2")], ticket()
+            ids = await store.enqueue(batch, mine)
+            assert await store.enqueue(batch, mine) == ids
+            assert (await store.statistics()).waiting == 2
+            assert await store.enqueue(batch, ticket()) != ids
+
+    @story
+    async def test_a_refused_act_can_be_asked_again(self, bench: Bench) -> None:
+        store = bench.store()
+        async with store.open(opening(names=())):
+            mine = ticket()
+            for _ in range(2):
+                with bench.raises(UnknownLaneError):
+                    await store.enqueue([one(lane="nowhere")], mine)
+            assert len(await store.enqueue([one()], mine)) == 1
+
+    @story
+    async def test_every_order_with_the_same_ticket_is_done_once(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            inner = store.store
+            (first,) = await store.enqueue([one()])
+            mine = ticket()
+            assert await inner.cancel(first, STOP, mine)
+            assert await inner.cancel(first, STOP, mine)  # it has ended, and that was asked here
+            mine = ticket()
+            await store.enqueue([one(), one(session="s")])
+            assert await inner.clear("main", None, STOP, mine) == 2
+            await store.enqueue([one()])
+            assert await inner.clear("main", None, STOP, mine) == 2
+            assert (await store.statistics()).waiting == 1
+            mine = ticket()
+            await inner.pause("main", None, 1e6, mine)
+            await inner.resume("main", None, ticket())
+            await inner.pause("main", None, 1e6, mine)
+            mine = ticket()
+            await inner.configure({"main": 2}, None, {}, mine)
+            await inner.configure({"main": 4}, None, {}, ticket())
+            await inner.configure({"main": 2}, None, {}, mine)
+            lane = (await inner.lanes())["main"]
+            assert (lane.concurrency, lane.paused_until) == (4, None)
+            (claim,) = (await store.step([], 1)).claims
+            lend = ticket()
+            assert await inner.lend_slot(claim.id, claim.fence, lend)
+            assert await store.regain_slot(claim.id, claim.fence) is True
+            assert await inner.lend_slot(claim.id, claim.fence, lend)
+            others = await store.enqueue([one() for _ in range(4)])
+            assert len((await store.step([], 9)).claims) == 3  # the run has its slot
+            mine = ticket()
+            assert await inner.checkpoint(claim.id, claim.fence, "1", mine)
+            assert await store.checkpoint(claim.id, claim.fence, "2")
+            assert await inner.checkpoint(claim.id, claim.fence, "1", mine)
+            await store.leave()
+            await store.join()
+            claims = (await store.step([], 9)).claims
+            assert [one.checkpoint for one in claims if one.id == claim.id] == ["2"]
+            assert others
+            await store.leave()
+
+    @story
+    async def test_requeue_and_purge_with_the_same_ticket_are_done_once(self, bench: Bench) -> None:
+        async with bench.doomed(Submission(name="echo", payload=1), max_crashes=1) as claims:
+            pass
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            id = claims[0].id
+            mine, again = ticket(), ticket()
+            assert await store.store.requeue(id, mine)
+            (claim,) = (await store.step([], 1)).claims
+            await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
+            assert await store.store.requeue(id, mine)
+            status = await store.status(id)
+            assert status is not None
+            assert status.state is DurableState.SUCCEEDED
+            assert await store.store.purge(None, None, None, False, again) == 0
+            await store.leave()
+
+    @story
+    async def test_an_instance_reads_no_jobs_of_handlers_that_it_lacks(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.open(opening(names=["echo", "gate"])):
+            await store.join()
+            names = ["other", "gate", "echo", "other", "echo", "gate"]
+            batch = [SubmittedJob(name=name, payload=str(n)) for n, name in enumerate(names)]
+            await store.enqueue(batch)
+            claims = (await store.step([], 9)).claims
+            assert [claim.payload for claim in claims] == ["1", "2", "4", "5"]
+            assert (await store.statistics()).unhandled == 2
+            await store.leave()
+
+    @story
+    async def test_a_lower_priority_has_one_turn_in_ten_over_all_instances(
+        self, bench: Bench
+    ) -> None:
+        stores = [bench.played() for _ in range(1 if not bench.store().leased else 3)]
+        async with all_of(*(store.open(opening()) for store in stores)):
+            for store in stores:
+                await store.join()
+            await stores[0].enqueue([one("-1", priority=-1), *(one(priority=1) for _ in range(30))])
+            turns: list[str] = []
+            while "-1" not in turns:
+                store = stores[len(turns) % len(stores)]
+                (claim,) = (await store.step([], 1)).claims
+                turns.append(claim.payload)
+                await store.step([Finish(claim.id, claim.fence, Succeeded("1"))], 0)
+            assert len(turns) == 10
+            for store in stores:
+                await store.leave()
+
+    @story
+    async def test_the_claims_of_a_step_have_four_mebibytes_or_are_one_job(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            large = '"' + "x" * (STEP_BYTES // 3) + '"'
+            await store.enqueue([one(large) for _ in range(4)])
+            assert len((await store.step([], 9)).claims) == 2
+            assert len((await store.step([], 9)).claims) == 2
+            huge = '"' + "é" * (STEP_BYTES // 2) + '"'
+            await store.join()
+            await store.store.clear("main", None, STOP, ticket())
+            await store.enqueue([one(huge), one()])
+            assert len((await store.step([], 9)).claims) == 1
+            assert len((await store.step([], 9)).claims) == 1
+            await store.leave()
