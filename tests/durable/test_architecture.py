@@ -96,7 +96,8 @@ def test_the_two_stores_do_not_import_each_other() -> None:
 def test_the_conformance_suite_uses_public_names_only() -> None:
     for parts in MODULES:
         if package_of(parts) == "testing":
-            assert {package_of(imported) for imported in imports(parts)} <= {"durable", "store", "testing"}
+            used = {package_of(imported) for imported in imports(parts)}
+            assert used <= {"durable", "store", "testing"}
 
 
 def test_modules_of_private_packages_have_names_without_an_underscore() -> None:

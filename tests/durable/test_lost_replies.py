@@ -1,4 +1,4 @@
-"""What becomes of a call whose answer is lost: the store has done it, and the caller does not know."""
+"""Calls whose answers are lost: the store has done them, and the caller does not know it."""
 
 from __future__ import annotations
 
