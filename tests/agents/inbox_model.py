@@ -9,7 +9,7 @@ import attrs
 
 from trio_lanes.agents import Overflow, WhenBusy
 
-COLLECT, INTERRUPT = WhenBusy.COLLECT, WhenBusy.INTERRUPT
+COLLECT, FIRST = WhenBusy.COLLECT, (WhenBusy.INTERRUPT, WhenBusy.ROLLBACK)
 ALWAYS = float("-inf")
 
 
@@ -42,10 +42,14 @@ class Model:
     overflow: Overflow
     debounce: float
     max_wait: float
+    holds: bool = False
 
     now: float = 0.0
     line: list[Message] = attrs.field(factory=list)
     turn: list[int] | None = None  # the keys that it was started with
+    group: Hashable = None  # of the turn
+    rolled_back: bool = False
+    held: bool = False
     ending: str | None = None  # how the turn is about to end
     takes: bool = True  # whether it was not aborted
     compacting: bool = False
@@ -73,7 +77,7 @@ class Model:
         if replaced:
             self.settle(replaced[0], "replaced")
         elif len(self.line) >= self.cap:
-            victims = [waiting for waiting in self.line if waiting.mode is not INTERRUPT]
+            victims = [waiting for waiting in self.line if waiting.mode not in FIRST]
             if self.overflow is Overflow.DROP_NEWEST or not victims:
                 self.kinds[key] = "dropped"
                 return key
@@ -84,10 +88,11 @@ class Model:
                 self.settle(victims[0], "dropped")
         self.kinds[key] = "waits"
         message = Message(key, mode, group, not busy, self.now, oldest)
-        if mode is INTERRUPT:
-            place = sum(waiting.mode is INTERRUPT for waiting in self.line)
+        if mode in FIRST:
+            place = sum(waiting.mode in FIRST for waiting in self.line)
             self.line.insert(place, message)
             self.abort()
+            self.rolled_back |= self.turn is not None and mode is WhenBusy.ROLLBACK
         else:
             self.line.append(message)
         self.grant()
@@ -96,6 +101,18 @@ class Model:
     def settle(self, message: Message, kind: str) -> None:
         self.line.remove(message)
         self.kinds[message.key] = kind
+
+    def withdraw(self, place: int) -> None:
+        """The message at this place is cancelled by its receipt."""
+        self.settle(self.line[place], "cancelled")
+        self.held &= bool(self.line)
+        if not self.line:  # the job that was granted its slots finds nothing
+            return
+        self.grant()
+
+    def release(self) -> None:
+        self.held = False
+        self.grant()
 
     @property
     def unit(self) -> list[Message]:
@@ -108,6 +125,8 @@ class Model:
 
     @property
     def due(self) -> float:
+        if self.held:
+            return float("inf")
         unit = self.unit
         if unit[0].mode is not COLLECT or unit[0].alone or len(unit) < len(self.line):
             return ALWAYS
@@ -126,7 +145,11 @@ class Model:
     def take(self) -> list[int]:
         taken: list[int] = []
         if self.turn is not None and self.takes and not self.compacting:
-            while self.line and self.line[0].mode is WhenBusy.STEER:
+            while (
+                self.line
+                and self.line[0].mode is WhenBusy.STEER
+                and self.line[0].group == self.group
+            ):
                 taken.append(self.line[0].key)
                 self.settle(self.line[0], "steered")
         return taken
@@ -144,6 +167,7 @@ class Model:
 
     def cancel_line(self) -> None:
         self.summary = []
+        self.held = False
         for message in [*self.line]:
             self.settle(message, "cancelled")
 
@@ -162,8 +186,9 @@ class Model:
             self.kinds[key] = kind
             kind = "merged" if kind == "ran" else kind
         self.turn = self.ending = None
-        self.compacting = False
+        self.compacting = self.rolled_back = False
         self.takes = True
+        self.held |= self.holds and kind == "failed" and bool(self.line)
 
     def rest(self) -> None:
         """Everything happens that can happen now."""
@@ -173,6 +198,7 @@ class Model:
         if self.turn is None and self.line and self.due <= self.now:
             unit = self.unit
             self.turn = [message.key for message in unit]
+            self.group = unit[0].group
             for message in unit:
                 self.settle(message, "in_turn")
             self.starts.append((self.now, self.summary, self.turn))

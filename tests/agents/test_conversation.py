@@ -591,6 +591,36 @@ async def test_a_turn_that_was_left_takes_nothing(conversation: Conversation) ->
         await turn.append("text")
 
 
+async def test_a_turn_that_is_rolled_back_leaves_the_thread(conversation: Conversation) -> None:
+    await say(conversation, "?", "yes")
+    with pytest.raises(ModelError):
+        async with conversation.turn("??") as turn:
+            turn.append("no")
+            await turn.call(["x"])
+            await turn.rollback()
+            with pytest.raises(TranscriptError, match="has ended"):
+                turn.append("more")
+            turn.rollback()
+            raise ModelError
+    assert short(await conversation.messages()) == ["u:?", "a:yes"]
+    async with Conversation("thread", conversation.store).turn("???") as turn:
+        assert short(turn.history) == ["u:?", "a:yes"]
+        await turn.finish("maybe")
+    fork = await conversation.fork("copy")
+    assert short(await fork.messages()) == ["u:?", "a:yes", "u:???", "a:maybe"]
+
+
+async def test_a_turn_can_be_rolled_back_after_its_end_but_not_after_its_block(
+    conversation: Conversation,
+) -> None:
+    async with conversation.turn("?") as turn:
+        await turn.finish("yes")
+        turn.rollback()
+    assert await conversation.messages() == []
+    with pytest.raises(TranscriptError, match="cannot be rolled back"):
+        turn.rollback()
+
+
 async def test_a_turn_in_which_nothing_is_said_is_refused(conversation: Conversation) -> None:
     with pytest.raises(TranscriptError):
         conversation.turn()

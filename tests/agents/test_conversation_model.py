@@ -55,6 +55,7 @@ class Sketch:
 
     said: list[Said]
     status: str = "in_progress"
+    rolled_back: bool = False
 
     @property
     def last(self) -> Said:
@@ -79,6 +80,9 @@ class Sketch:
     def _do(self, action: Action) -> bool:
         given = self.last.calls
         match action:
+            case ("rollback",):
+                self.status, self.rolled_back = "incomplete", True
+                return True
             case ("append", text):
                 if (answer := self.growing()) is not None:
                     answer.text += text
@@ -121,7 +125,7 @@ class Sketch:
         status = "incomplete" if cut_off and self.status == "in_progress" else self.status
         word = {"completed": "skipped", "incomplete": "cancelled"}.get(status)
         found: list[Row] = []
-        for said in self.said:
+        for said in [] if self.rolled_back else self.said:
             its_status = status if said is self.last else "completed"
             found.append((said.role, said.text, its_status, tuple(said.calls), None))
             for call, result in said.calls.items():
@@ -134,6 +138,8 @@ class Sketch:
     def history(self) -> list[Row]:
         """What others are shown of it when it has ended."""
         found = self.rows(cut_off=True)
+        if self.rolled_back:
+            return []
         if self.status != "completed" and not (self.last.text or self.last.calls):
             found.pop()
             while found and found[-1][0] == "user":
@@ -152,6 +158,7 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.tuples(st.just("result"), call, text),
     st.tuples(st.just("steer"), st.lists(text, max_size=2)),
     st.tuples(st.just("finish"), st.none() | text),
+    st.just(("rollback",)),
 )
 
 
@@ -167,6 +174,8 @@ def perform(turn: ConversationTurn, action: Action) -> Awaitable[None]:
             return turn.steer(*texts)
         case ("finish", text):
             return turn.finish(text)
+        case ("rollback",):
+            return turn.rollback()
     raise AssertionError(action)
 
 

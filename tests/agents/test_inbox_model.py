@@ -50,7 +50,8 @@ posts = st.builds(
 )
 things = st.sampled_from(
     ["rest", "return", "take"] * 2
-    + ["raise", "abort-turn", "abort-inbox", "compact", "clear", "reset"]
+    + ["raise", "raise", "abort-turn", "abort-inbox", "compact", "clear", "reset"]
+    + ["release", "withdraw first", "withdraw last", "edit"]
 ).map(Do)
 sleeps = st.sampled_from([0.125, 0.25, 0.5, 1.0, 150.0]).map(Sleep)
 steps = st.lists(st.one_of(posts, posts, posts, things, things, sleeps), max_size=60)
@@ -59,7 +60,7 @@ steps = st.lists(st.one_of(posts, posts, posts, things, things, sleeps), max_siz
 class History:
     """A real inbox and its model, going through the same steps."""
 
-    def __init__(self, lanes: Lanes, cap: int, overflow: Overflow) -> None:
+    def __init__(self, lanes: Lanes, cap: int, overflow: Overflow, holds: bool) -> None:
         self.lanes = lanes
         self.stage = Stage()
         self.inbox = Inbox(
@@ -70,8 +71,9 @@ class History:
             max_wait=1.25,
             cap=cap,
             overflow=overflow,
+            hold_on_failure=holds,
         )
-        self.model = Model(cap, overflow, 0.5, 1.25)
+        self.model = Model(cap, overflow, 0.5, 1.25, holds)
         self.receipts: dict[int, Receipt] = {}
         self.steered: list[int] = []
         self.compacting: dict[Turn, AbstractContextManager[None]] = {}
@@ -118,6 +120,21 @@ class History:
             model.rest()
             assert await inbox.abort()
             await self.rest()
+        elif what == "release":
+            model.release()
+            inbox.release()
+        elif what in ("withdraw first", "withdraw last"):
+            if model.line:
+                place = 0 if what == "withdraw first" else len(model.line) - 1
+                receipt = self.receipts[model.line[place].key]
+                assert receipt.position == place
+                model.withdraw(place)
+                assert receipt.cancel()
+                assert receipt.position is None
+                assert not receipt.cancel()
+        elif what == "edit":
+            for key, receipt in self.receipts.items():
+                assert receipt.edit(key) is (key in [message.key for message in model.line])
         elif turn is None:
             return
         elif what == "take":
@@ -154,6 +171,8 @@ class History:
             ],
         }
         assert real == model.seen()
+        assert inbox.is_held is model.held
+        assert inbox.turn is None or inbox.turn.rollback_called is model.rolled_back
         assert self.lanes.session("alice").waiting == bool(model.line and not model.granted)
         seen = inbox.statistics()
         assert seen.offered == len(self.receipts)
@@ -171,9 +190,11 @@ class History:
     async def end(self) -> None:
         """Let everything run that is left."""
         while self.inbox.is_busy:
+            await self.take(Do("release"))
             await self.take(Do("return"))
             await self.take(Do("rest"))
             await self.take(Sleep(1.0))
+        await self.rest()
         heard = Counter(self.steered)
         for _, summarized, started in self.model.starts:
             heard.update(summarized)
@@ -186,15 +207,17 @@ class History:
                 assert heard[key] == 0
 
 
-@hypothesis.given(st.random_module(), steps, st.integers(1, 4), st.sampled_from(Overflow))
+@hypothesis.given(
+    st.random_module(), steps, st.integers(1, 4), st.sampled_from(Overflow), st.booleans()
+)
 @hypothesis.settings(max_examples=400)
 def test_an_inbox_does_what_its_model_does(
-    seed: Any, steps: list[Step], cap: int, overflow: Overflow
+    seed: Any, steps: list[Step], cap: int, overflow: Overflow, holds: bool
 ) -> None:
     async def main() -> None:
         recorder = LaneRecorder()
         async with open_lanes({"main": 2}, instruments=[recorder]) as lanes:
-            history = History(lanes, cap, overflow)
+            history = History(lanes, cap, overflow, holds)
             for step in steps:
                 await history.take(step)
             await history.end()

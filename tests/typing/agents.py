@@ -13,7 +13,9 @@ from trio_lanes.agents import (
     Conversation,
     ConversationTurn,
     Emit,
+    Feed,
     Inbox,
+    Inboxes,
     InboxStatistics,
     JsonlTranscript,
     MemoryTranscript,
@@ -164,3 +166,20 @@ async def inboxes() -> None:
         assert_type(await inbox.abort("enough", timeout=5), bool)
         assert_type(inbox.statistics(), InboxStatistics)
         assert_type(inbox.turn, Turn | None)
+        assert_type(receipt.position, int | None)
+        assert_type(receipt.edit("x"), bool)
+        assert_type(receipt.cancel("why"), bool)
+        inboxes = Inboxes(lanes, handler, hold_on_failure=True)
+        assert_type(inboxes.post("alice", 5, when_busy=WhenBusy.ROLLBACK), Receipt)
+        assert_type(inboxes.turn("alice"), Turn | None)
+        assert_type(inboxes.statistics(), InboxStatistics)
+
+
+async def feeds() -> None:
+    feed: Feed[str] = Feed(keep=5)
+    assert_type(feed.publish("x"), int)
+    feed.publish(5)  # type: ignore[arg-type]
+    async for number, item in feed.read(after=3):
+        assert_type(number, int)
+        assert_type(item, str)
+    assert_type(feed.since(3), list[str])

@@ -8,6 +8,8 @@ from ._conversations.transcript import MemoryTranscript as MemoryTranscript
 from ._conversations.transcript import Message as Message
 from ._conversations.transcript import TranscriptError as TranscriptError
 from ._conversations.transcript import TranscriptStore as TranscriptStore
+from ._feeds.feed import Feed as Feed
+from ._feeds.feed import FeedGapError as FeedGapError
 from ._inbox.inbox import Inbox as Inbox
 from ._inbox.options import InboxStatistics as InboxStatistics
 from ._inbox.queue import Overflow as Overflow
@@ -17,6 +19,7 @@ from ._inbox.receipt import MessageState as MessageState
 from ._inbox.receipt import Receipt as Receipt
 from ._inbox.receipt import Settled as Settled
 from ._inbox.receipt import SettledKind as SettledKind
+from ._inbox.table import Inboxes as Inboxes
 from ._inbox.turn import Handler as Handler
 from ._inbox.turn import Turn as Turn
 from ._runs.registry import Registered as Registered

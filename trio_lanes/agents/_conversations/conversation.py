@@ -272,6 +272,20 @@ class ConversationTurn:
             {"op": "finish", "content": _json("a message", content), "usage": _json("usage", usage)}
         )
 
+    def rollback(self) -> Awaitable[None]:
+        """Take the turn out of the thread: its user messages, its answers and its results.
+
+        No later turn has them in its history, and `Conversation.messages` does not show them. This
+        is possible until the block of the turn is left, also after `finish`; after it, nothing can
+        be added. A second call has no effect.
+
+        Raises:
+          TranscriptError: if the block of the turn was left.
+        """
+        if self.id not in self._conversation._running:
+            raise TranscriptError(f"turn {self.id} has ended; it cannot be rolled back")
+        return self._write({"op": "rollback"})
+
     @enable_ki_protection
     def _write(self, record: Record) -> Awaitable[None]:
         record = {"turn": self.id, **record}

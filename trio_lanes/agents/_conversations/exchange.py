@@ -26,6 +26,7 @@ Records are ``{"turn": id, "op": ...}`` with these fields, by ``op``:
     steer    contents           user messages in the middle of the turn
     finish   content, usage     the end; content, unless it is null, replaces the text
     end      status             the end of a turn that did not finish by itself
+    rollback                    the end of a turn that leaves the thread with all its messages
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Exchange:
         self._say(contents)
         self._answer = _Answer(self._next_id())
         self._ended: tuple[Message, ...] = ()  # all messages, when it has ended
+        self.rolled_back = False
 
     @classmethod
     def copied(cls, id: str, messages: Sequence[Message]) -> Exchange:
@@ -106,7 +108,7 @@ class Exchange:
 
     def messages(self, *, cut_off: bool = False) -> tuple[Message, ...]:
         """Return all messages; ``cut_off`` means that no turn will end the exchange any more."""
-        if self._ended:
+        if self._ended or self.rolled_back:
             return self._ended
         status: Status = "incomplete" if cut_off else self.status
         return (*self._before, *self._answer.messages(status))
@@ -137,6 +139,9 @@ class Exchange:
         Raises:
           TranscriptError: if the record is not allowed now; then nothing has changed.
         """
+        if record["op"] == "rollback":
+            self._rollback()
+            return
         if self.status != "in_progress":
             raise TranscriptError(f"turn {self.id} has ended; nothing can be added")
         match record:
@@ -217,6 +222,11 @@ class Exchange:
         self._answer.usage = usage
         self._end("completed")
 
+    def _rollback(self) -> None:
+        self.status = "incomplete"
+        self.rolled_back = True
+        self._ended = ()
+
     def _end(self, status: Status) -> None:
         self.status = status
         self._ended = self.messages()
@@ -264,8 +274,13 @@ class Thread:
                 self.exchanges[turn].apply(record)
 
     def ended(self, live: Collection[str]) -> Iterator[Exchange]:
-        """Yield the final exchanges: the turn has ended, or its id is not in ``live``."""
+        """Yield the final exchanges: the turn has ended, or its id is not in ``live``.
+
+        An exchange that was rolled back is no part of the thread any more.
+        """
         for id, exchange in self.exchanges.items():
+            if exchange.rolled_back:
+                continue
             if exchange.status != "in_progress" or id not in live:
                 yield exchange
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from typing import Any, Final, final
 
@@ -53,6 +53,10 @@ from .queue import Entry, MessageQueue, Overflow, Summary, WhenBusy, one_line
 from .receipt import Receipt, Settled, SettledKind
 from .successor import Successor
 from .turn import Handler, Turn, call, own_part
+
+HELD: Final = 1e9
+"""The due time of the head while the inbox is held: decades away. The job that waits for it is
+cancelled by a clear and at the end of the lanes, as any other job with a delay."""
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
@@ -83,6 +87,7 @@ class Inbox:
         oldest message; may be `math.inf`.
       cap: the maximum number of waiting messages; `math.inf` for no bound.
       overflow: the rule for a new message when ``cap`` messages wait.
+      hold_on_failure: after a turn that failed, hold the waiting messages until `release`.
 
     Raises:
       TypeError, ValueError: for a bad value; also for a session whose lane is wider than 1.
@@ -101,6 +106,7 @@ class Inbox:
         max_wait: float = 5.0,
         cap: int | float = 20,
         overflow: Overflow = Overflow.SUMMARIZE,
+        hold_on_failure: bool = False,
     ) -> None:
         view = lanes.session(session)
         if view.config.concurrency > 1:
@@ -110,6 +116,8 @@ class Inbox:
             )
         if not callable(handler):
             raise TypeError(f"handler must be an async function, not {handler!r}")
+        if not isinstance(hold_on_failure, bool):
+            raise TypeError(f"hold_on_failure must be True or False, not {hold_on_failure!r}")
         self.session: Final = view.key
         self.lane: Final = lanes.lane(lane).name
         self.when_busy: WhenBusy = WhenBusy(when_busy)
@@ -122,13 +130,17 @@ class Inbox:
             check_cap(cap),
             self._overflow,
         )
+        self._hold_on_failure: Final = hold_on_failure
+        self._is_held = False  # only while messages wait
         self._turn: Turn | None = None
         self._successor: Final = Successor(
             lanes, self.session, self.lane, self._serve, self._update, handler
         )
         self._summary: list[str] = []  # of removed messages, for the next turn
-        self._known: Final = KnownIds()
+        self._known = KnownIds()
         self._offered = 0
+        self._when_idle: Callable[[Inbox], None] | None = None  # set by a table of inboxes
+        self._posting = 0  # calls of `post` that have not ended
         self._settled: Final = dict.fromkeys(SettledKind, 0)
 
     def __repr__(self) -> str:
@@ -158,6 +170,12 @@ class Inbox:
         self._update()
         return self._turn is not None or len(self._queue) > 0
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the waiting messages are held after a failure, until `release`."""
+        self._update()
+        return self._is_held
+
     def statistics(self) -> InboxStatistics:
         """Return the number of messages in each state and with each outcome."""
         self._update()
@@ -185,7 +203,8 @@ class Inbox:
           when_busy: the mode of this message; None for the mode of the inbox.
           id: an id for the message. A second post with the same id within five minutes returns the
             receipt of the first.
-          group: the group of a collect message; different groups do not share a turn.
+          group: the group of the message. Collected messages of different groups do not share a
+            turn, and a turn takes steers of its own group only.
 
         Raises:
           LanesClosedError: if the lanes accept no new work; a running job of them may post.
@@ -202,12 +221,17 @@ class Inbox:
         # Also if no job has to be submitted: posts could keep closing lanes busy for ever.
         self._lanes.check_open()
         receipt = Receipt(self, message, id)
-        busy = self.is_busy
-        if busy and mode is WhenBusy.REJECT:
-            self._offer(receipt, now)
-            self._settle(receipt, Settled(SettledKind.REJECTED))
-        else:
-            self._accept(receipt, mode, group, now, runs_at_once=not busy)
+        self._posting += 1
+        try:
+            busy = self.is_busy
+            if busy and mode is WhenBusy.REJECT:
+                self._offer(receipt, now)
+                self._settle(receipt, Settled(SettledKind.REJECTED))
+            else:
+                self._accept(receipt, mode, group, now, runs_at_once=not busy)
+        finally:
+            self._posting -= 1
+            self._tell_if_idle()
         return receipt
 
     def _accept(
@@ -217,9 +241,10 @@ class Inbox:
         entry = Entry(receipt, mode, group, runs_at_once, now, copy_context())
         queue.inherit_age(entry)
         if not queue.would_drop(mode):
-            is_next = not queue or mode is WhenBusy.INTERRUPT
+            is_next = not queue or entry.goes_first
             context = entry.context if is_next else self._next_context
-            self._successor.secure(queue.due_with(entry), context, self._turn is not None)
+            due = HELD if self._is_held else queue.due_with(entry)
+            self._successor.secure(due, context, self._turn is not None)
         # Check again: an instrument may have posted when the successor was submitted.
         self._offer(receipt, now)
         if queue.would_drop(mode):
@@ -230,8 +255,8 @@ class Inbox:
         elif queue.is_full:
             self._make_room()
         queue.add(entry)
-        if mode is WhenBusy.INTERRUPT and self._turn is not None:
-            self._turn.abort("interrupted")
+        if entry.goes_first and self._turn is not None:
+            self._turn.abort("interrupted", rollback=mode is WhenBusy.ROLLBACK)
         self._arrange()
         self._update()  # a hook may have settled the successor when it was submitted
 
@@ -246,6 +271,48 @@ class Inbox:
     def _offer(self, receipt: Receipt, now: float) -> None:
         self._offered += 1
         self._known.add(receipt, now)
+
+    # ---- one message that waits
+
+    def _entry(self, receipt: Receipt) -> tuple[int, Entry[Receipt]] | None:
+        """Return the place and the entry of a message that waits."""
+        self._update()
+        return next((at for at in enumerate(self._queue) if at[1].item is receipt), None)
+
+    def _position(self, receipt: Receipt) -> int | None:
+        found = self._entry(receipt)
+        return None if found is None else found[0]
+
+    @enable_ki_protection
+    def _withdraw(self, receipt: Receipt, reason: str | None) -> bool:
+        found = self._entry(receipt)
+        if found is None:
+            return False
+        self._queue.take(found[1])
+        self._settle(receipt, Settled(SettledKind.CANCELLED, error=JobCancelledError(reason)))
+        self._arrange()
+        self._update()
+        return True
+
+    # ---- holding
+
+    @enable_ki_protection
+    def release(self) -> None:
+        """Run the messages that are held after a failure; no effect if none are. Not a checkpoint.
+
+        Raises:
+          LaneFullError, LanesClosedError: if the lanes refuse the job that would handle the
+            messages; they stay held.
+        """
+        self._update()
+        if self._is_held:
+            self._is_held = False
+            try:
+                self._secure()
+            except LaneError:
+                self._is_held = True
+                raise
+            self._update()
 
     # ---- aborting
 
@@ -284,11 +351,16 @@ class Inbox:
 
     def _secure(self) -> None:
         """Have a successor start when the head is due. Raises the errors of `Successor.secure`."""
-        self._successor.secure(self._queue.due, self._next_context, self._turn is not None)
+        self._successor.secure(self._due, self._next_context, self._turn is not None)
+
+    @property
+    def _due(self) -> float:
+        return HELD if self._is_held else self._queue.due
 
     def _arrange(self) -> None:
         """Submit or withdraw the successor, as the queue needs it now."""
         if not self._queue:
+            self._is_held = False
             self._successor.withdraw()
             return
         try:
@@ -329,6 +401,18 @@ class Inbox:
                 self._continue(error)
             else:
                 self._cancel_queue(error)
+        self._tell_if_idle()
+
+    def _tell_if_idle(self) -> None:
+        """Tell the table of inboxes that this inbox keeps nothing."""
+        if (
+            self._when_idle is not None
+            and self._turn is None
+            and not self._queue
+            and not self._summary
+            and not self._posting
+        ):
+            self._when_idle(self)
 
     def _continue(self, error: BaseException | None) -> None:
         """Have a successor run the waiting messages; if none fits, cancel them because of it.
@@ -346,8 +430,10 @@ class Inbox:
     def _cancel_queue(self, error: BaseException | None) -> None:
         """Cancel all waiting messages, and drop the summary of removed messages."""
         self._summary = []
+        self._is_held = False
         for entry in self._queue.take_all():
             self._settle(entry.item, Settled(SettledKind.CANCELLED, error=error))
+        self._tell_if_idle()
 
     # ---- turns
 
@@ -378,22 +464,24 @@ class Inbox:
         """Whether a job that was submitted for the time ``due``, and begins, starts a turn."""
         if self._turn is not None or not self._queue:  # a turn: the session was made wider
             return False
-        head_is_due = self._queue.due
-        if head_is_due <= max(due, trio.current_time()):
+        if self._due <= max(due, trio.current_time()):
             return True
         try:
             self._secure()
-        except LaneError:
-            return True  # no later job would handle the head
+        except LaneError as refusal:
+            if not self._is_held:
+                return True  # no later job would handle the head
+            self._cancel_queue(refusal)
         return False
 
     def _begin(self, job: Job[Any]) -> Turn:
-        receipts = [entry.item for entry in self._queue.take_unit()]
+        unit = self._queue.take_unit()
+        receipts = [entry.item for entry in unit]
         messages = [receipt.message for receipt in receipts]
         if self._summary:
             messages.insert(0, Summary("\n".join(self._summary)))
             self._summary = []
-        self._turn = turn = Turn(self, job, messages, receipts)
+        self._turn = turn = Turn(self, job, messages, receipts, unit[0].group)
         for receipt in receipts:
             receipt._turn = turn
         self._arrange()
@@ -431,16 +519,16 @@ class Inbox:
             return False
         try:
             self._secure()
-        except LaneFullError:
-            return True
         except LaneError as refusal:
+            if isinstance(refusal, LaneFullError) and not self._is_held:
+                return True
             self._cancel_queue(refusal)
         return False
 
     @enable_ki_protection
     def _take(self, turn: Turn) -> list[Any]:
         self._update()
-        receipts = [entry.item for entry in self._queue.take_steers()]
+        receipts = [entry.item for entry in self._queue.take_steers(turn.group)]
         for receipt in receipts:
             self._settle(receipt, Settled(SettledKind.STEERED, turn=turn))
         self._arrange()
@@ -451,6 +539,9 @@ class Inbox:
         if self._turn is turn:
             self._turn = None
             self._settle_turn(turn, settled)
+            if self._hold_on_failure and settled.kind is SettledKind.FAILED and self._queue:
+                self._is_held = True
+                self._arrange()
 
     def _settle_turn(self, turn: Turn, settled: Settled) -> None:
         for receipt in turn._receipts:

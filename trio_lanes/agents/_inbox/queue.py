@@ -49,13 +49,16 @@ class WhenBusy(enum.StrEnum):
     """
 
     STEER = "steer"
-    """The active turn may take the message; if it does not, the message gets a turn of its own."""
+    """The active turn may take the message, if it is of the same group; if it does not, the message
+    gets a turn of its own."""
     FOLLOWUP = "followup"
     """The message gets a later turn of its own."""
     COLLECT = "collect"
     """The message shares a later turn with adjacent messages of the same group."""
     INTERRUPT = "interrupt"
     """The active turn is aborted, and the message is handled before all other messages."""
+    ROLLBACK = "rollback"
+    """As INTERRUPT; and the aborted turn is to leave the conversation: `Turn.rollback_called`."""
     REJECT = "reject"
     """The message is refused."""
     REPLACE = "replace"
@@ -111,6 +114,11 @@ class Entry(Generic[T]):
 
     def __attrs_post_init__(self) -> None:
         self.oldest_at = self.posted_at
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether it is an interrupt."""
+        return self.mode is WhenBusy.INTERRUPT or self.mode is WhenBusy.ROLLBACK
 
     @property
     def _is_collected(self) -> bool:
@@ -201,7 +209,7 @@ class MessageQueue(Generic[T]):
     def add(self, entry: Entry[T]) -> None:
         """Add ``entry``: interrupts before the units, all other messages at the tail."""
         self._length += 1
-        if entry.mode is WhenBusy.INTERRUPT:
+        if entry.goes_first:
             self._interrupts.append(entry)
             return
         if entry.mode is WhenBusy.REPLACE:
@@ -219,11 +227,15 @@ class MessageQueue(Generic[T]):
         self._taken(taken)
         return taken
 
-    def take_steers(self) -> list[Entry[T]]:
-        """Remove and return the steers at the head of the queue."""
+    def take_steers(self, group: Hashable) -> list[Entry[T]]:
+        """Remove and return the steers of ``group`` at the head of the queue."""
         taken: list[Entry[T]] = []
         if not self._interrupts:
-            while self._units and self._units[0][0].mode is WhenBusy.STEER:
+            while (
+                self._units
+                and self._units[0][0].mode is WhenBusy.STEER
+                and self._units[0][0].group == group
+            ):
                 taken += self._units.popleft()
         self._taken(taken)
         return taken
@@ -238,10 +250,22 @@ class MessageQueue(Generic[T]):
         return victim
 
     def take_replaceable(self) -> Entry[T]:
-        """Remove and return the message in mode REPLACE; join the runs on both sides of it."""
+        """Remove and return the message in mode REPLACE; there must be such a message."""
         replaced = self._replaceable
         assert replaced is not None
-        at = next(i for i, unit in enumerate(self._units) if unit[0] is replaced)
+        self.take(replaced)
+        return replaced
+
+    def take(self, entry: Entry[T]) -> None:
+        """Remove ``entry``, which waits; join the runs on both sides of it."""
+        self._taken([entry])
+        if entry.goes_first:
+            self._interrupts.remove(entry)
+            return
+        at = next(i for i, unit in enumerate(self._units) if entry in unit)
+        self._units[at].remove(entry)
+        if self._units[at]:
+            return
         del self._units[at]
         if 0 < at < len(self._units) and self._units[at - 1][-1].is_joined_by(self._units[at][0]):
             before, behind = self._units[at - 1], self._units[at]
@@ -249,8 +273,6 @@ class MessageQueue(Generic[T]):
                 entry.oldest_at = before[0].oldest_at
             before.extend(behind)
             del self._units[at]
-        self._taken([replaced])
-        return replaced
 
     def take_all(self) -> list[Entry[T]]:
         """Remove and return all messages."""

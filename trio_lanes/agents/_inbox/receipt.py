@@ -82,12 +82,12 @@ class Receipt:
     """The receipt of one posted message. Only `Inbox.post` makes receipts.
 
     Attributes:
-      message: the message as it was posted.
+      message: the message as it was posted, or as `edit` changed it.
       id: the id with which it was posted, or None.
     """
 
     def __init__(self, inbox: Inbox, message: Any, id: Hashable) -> None:
-        self.message: Final = message
+        self.message = message
         self.id: Final = id
         self._inbox: Final = inbox
         self._turn: Turn | None = None  # the turn that was started with the message
@@ -121,6 +121,35 @@ class Receipt:
             assert outcome.turn is not None
             _ = outcome.turn.job.exception
         return outcome
+
+    @property
+    def position(self) -> int | None:
+        """The number of messages that wait before this message; None if it does not wait.
+
+        Messages that an active turn may take, and messages that will share a turn with it, count
+        as others. Not a checkpoint.
+        """
+        return self._inbox._position(self)
+
+    def edit(self, message: Any) -> bool:
+        """Put ``message`` in place of the message that waits; False if it does not wait any more.
+
+        Its place in the queue, its mode, its group and its id stay. A summary quotes the new text.
+        Not a checkpoint.
+        """
+        if self._inbox._position(self) is None:
+            return False
+        self.message = message
+        return True
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """Take the message out of the queue; False if it does not wait any more.
+
+        It settles as CANCELLED, with a `JobCancelledError` that has the reason. The other messages
+        keep their order. A message that is in a turn is not affected: to stop it, abort the turn.
+        Not a checkpoint.
+        """
+        return self._inbox._withdraw(self, reason)
 
     async def settled(self) -> Settled:
         """Wait until the message has settled, and return its outcome. A checkpoint.

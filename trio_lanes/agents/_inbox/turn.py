@@ -7,7 +7,7 @@ of the handler.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
@@ -34,18 +34,28 @@ class Turn:
       is_streaming: whether `RunRegistry.send` may give it messages; False until the handler sets
         it. Only the registry reads it.
       job: the job in which it runs.
+      session: the key of its session.
+      group: the group of the messages that it was started with; it takes steers of this group.
     """
 
     def __init__(
-        self, inbox: Inbox, job: Job[Any], messages: list[Any], receipts: list[Receipt]
+        self,
+        inbox: Inbox,
+        job: Job[Any],
+        messages: list[Any],
+        receipts: list[Receipt],
+        group: Hashable,
     ) -> None:
         self.messages: Final = messages
+        self.session: Final = inbox.session
+        self.group: Final = group
         self.is_streaming = False
         self.job: Final = job
         self._inbox: Final = inbox
         self._receipts: Final = receipts
         self._handler_scope: Final = trio.CancelScope()
         self._reason: str | None = None
+        self._rollback_called = False
         self._compacting = 0
         self._ending: Final = Ending()
 
@@ -67,6 +77,15 @@ class Turn:
         """Whether the turn was aborted."""
         return self._handler_scope.cancel_called
 
+    @property
+    def rollback_called(self) -> bool:
+        """Whether the turn was aborted in order to leave the conversation, by mode ROLLBACK.
+
+        The handler reads it when it has been cancelled, and takes back what it has written; see
+        `ConversationTurn.rollback`.
+        """
+        return self._rollback_called
+
     @contextmanager
     def compacting(self) -> Iterator[None]:
         """Mark a block in which the history is rewritten: `take` returns nothing, messages wait.
@@ -84,8 +103,9 @@ class Turn:
         """Remove and return the steers at the head of the queue, oldest first.
 
         The handler calls this where it can include new messages. The steers settle as STEERED now,
-        whatever the outcome of the turn. A steer behind another kind of message is not taken. The
-        list is empty while compacting, after an abort and after the end. Not a checkpoint.
+        whatever the outcome of the turn. A steer of another `group` is not taken, nor is a steer
+        behind it or behind another kind of message. The list is empty while compacting, after an
+        abort and after the end. Not a checkpoint.
         """
         if self.is_compacting or self.abort_called or not self._is_active:
             return []
@@ -93,7 +113,7 @@ class Turn:
 
     @enable_ki_protection
     def queue_message(self, message: Any, /) -> bool:
-        """Post ``message`` as a steer; False if this turn can take no more. Never blocks.
+        """Post ``message`` as a steer of its group; False if it can take no more. Never blocks.
 
         True means that the message waits. If the turn ends before it takes the message, the
         message gets a turn of its own. Not a checkpoint.
@@ -101,21 +121,28 @@ class Turn:
         if self.abort_called or not self._is_active:
             return False
         try:
-            receipt = self._inbox.post(message, when_busy=WhenBusy.STEER)
+            receipt = self._inbox.post(message, when_busy=WhenBusy.STEER, group=self.group)
         except LaneError:
             return False
         outcome = receipt.outcome
         return outcome is None or outcome.kind is not SettledKind.DROPPED
 
     @enable_ki_protection
-    def abort(self, reason: str | None = None) -> None:
+    def abort(self, reason: str | None = None, *, rollback: bool = False) -> None:
         """Cancel the handler, as by a `trio.CancelScope` around it. Waiting messages stay.
 
         The messages of the turn settle when the handler has ended: as CANCELLED, or as RAN or
         FAILED if the handler returned or raised nevertheless. A second abort, or an abort after
         the end, has no effect. Not a checkpoint.
+
+        Args:
+          reason: the reason in the errors of the cancelled messages.
+          rollback: set `rollback_called`, also if the turn was aborted before.
         """
-        if self._is_active and not self.abort_called:
+        if not self._is_active:
+            return
+        self._rollback_called = self._rollback_called or rollback
+        if not self.abort_called:
             self._reason = reason
             self._handler_scope.cancel(reason)
 

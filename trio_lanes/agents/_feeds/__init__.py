@@ -1,0 +1,1 @@
+"""Feeds: numbered items that readers may resume after any number."""
