@@ -29,8 +29,11 @@ from ._lifecycle.shutdown import shutdown_on_signals as shutdown_on_signals
 from ._limits.rate import RateLimit as RateLimit
 from ._map import MapResults as MapResults
 from ._nursery import LaneNursery as LaneNursery
+from ._observe.hooks import context_free as context_free
+from ._observe.statistics import GroupStatistics as GroupStatistics
 from ._observe.statistics import LanesStatistics as LanesStatistics
 from ._observe.statistics import LaneStatistics as LaneStatistics
+from ._observe.statistics import RateStatistics as RateStatistics
 from ._observe.statistics import SessionStatistics as SessionStatistics
 from ._portal import LanesPortal as LanesPortal
 from ._views import Lane as Lane

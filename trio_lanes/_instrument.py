@@ -7,9 +7,10 @@ and its instrument is removed, as in Trio.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ._actors.job import AnyJob
+from ._config.errors import LaneDeadlockError
 from ._views import Lane, SessionLane
 
 
@@ -37,6 +38,32 @@ class LaneInstrument(Protocol):
 
     def job_finished(self, job: AnyJob) -> None:
         """``job`` has settled. Called in the job's own context."""
+        return
+
+    def job_lent(self, job: AnyJob) -> None:
+        """``job`` has lent its slot, by `Job.yield_slot`. `Job.blocked_by` says for what."""
+        return
+
+    def job_readmitted(self, job: AnyJob) -> None:
+        """``job`` has given its slot back, by `Job.readmit`, and stands in line again."""
+        return
+
+    def job_regained(self, job: AnyJob) -> None:
+        """``job``, which had lent its slot or was readmitted, has a slot again."""
+        return
+
+    def job_cancel_called(self, job: AnyJob, reason: str | None) -> None:
+        """``job``, which runs, was asked to stop: by `Job.cancel`, a reset, a drain or its caller.
+
+        Called once for each job, and not for a deadline of its own. Its body may still run.
+        """
+        return
+
+    def job_rejected(self, lane: Lane | SessionLane, reason: Literal["full", "closed"]) -> None:
+        """A submission to ``lane`` was refused: it has no room, or the lanes are closed.
+
+        ``lane`` is the lane that has no room, which may be that of the session.
+        """
         return
 
     def job_waiting_long(self, job: AnyJob, waited: float) -> None:
@@ -77,6 +104,14 @@ class LaneInstrument(Protocol):
 
     def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
         """The head of ``lane`` waits for a rate limit, until ``until`` on Trio's clock."""
+        return
+
+    def lane_configured(self, lane: Lane | SessionLane) -> None:
+        """``lane`` is new in the configuration, or has another configuration than before."""
+        return
+
+    def deadlock_refused(self, error: LaneDeadlockError) -> None:
+        """A wait inside a job ended in ``error``, whose message lists the jobs of the deadlock."""
         return
 
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:

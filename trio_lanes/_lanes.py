@@ -194,7 +194,11 @@ class Lanes(Submitter):
         """Return the numbers of jobs, sessions and lanes now, without a scan of the jobs."""
         scheduler = self._scheduler
         return lanes_statistics(
-            scheduler.lanes, sessions=len(scheduler.sessions), abandoned=scheduler.abandoned
+            scheduler.lanes,
+            scheduler.groups,
+            scheduler.current_time(),
+            sessions=len(scheduler.sessions),
+            abandoned=scheduler.abandoned,
         )
 
     def portal(self) -> LanesPortal:
@@ -237,6 +241,35 @@ class Lanes(Submitter):
         job's slot meanwhile, open the nursery inside `Job.yield_slot`.
         """
         return opened(self)
+
+    # ---- instruments
+
+    @enable_ki_protection
+    def add_instrument(self, instrument: LaneInstrument) -> None:
+        """Call the hooks of ``instrument`` from now on, as if it had been given to `open_lanes`.
+
+        Its `LaneInstrument.job_waiting_long` and `job_overdue` hear of jobs that are submitted, and
+        are cancelled, from then on. An instrument that is there already is not added again. Not a
+        checkpoint.
+
+        Raises:
+          TypeError: if a hook of it is no synchronous function; then nothing has changed.
+        """
+        self._scheduler.check_thread()
+        if self._scheduler.hooks.add(instrument):
+            self._scheduler.hooks_changed()
+
+    @enable_ki_protection
+    def remove_instrument(self, instrument: LaneInstrument) -> None:
+        """Call the hooks of ``instrument`` no more. Not a checkpoint.
+
+        Raises:
+          KeyError: if it is not there: it was removed before, or a hook of it has raised.
+        """
+        self._scheduler.check_thread()
+        if not self._scheduler.hooks.remove(instrument):
+            raise KeyError(instrument)
+        self._scheduler.hooks_changed()
 
     # ---- acting
 

@@ -249,9 +249,9 @@ class Submitter:
         if type(priority) is not int:
             whole("priority", priority)
         parent = job_here(scheduler.running) if scheduler.running else None
-        if not scheduler.closing.is_open:
-            scheduler.check_open()
         actor = (type(lane) is str and scheduler.lanes.get(lane)) or _find(scheduler, lane)
+        if not scheduler.closing.is_open:
+            scheduler.check_open(None if fn is _nothing else actor)
         if actor.defaults:
             given = {**actor.defaults, **given}
         options = rare_options(given) if given else NO_OPTIONS
@@ -280,6 +280,7 @@ class Submitter:
     def _check_room(self, job: AnyJob) -> None:
         full = self._scheduler.full(job)
         if full is not None:
+            self._scheduler.tell(self._scheduler.hooks.job_rejected, full, "full")
             raise LaneFullError(full.name, full.config.max_waiting)
 
     @enable_ki_protection

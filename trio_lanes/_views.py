@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any, final
 
 import trio
@@ -11,6 +12,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actors.job import AnyJob
 from ._actors.lane import LaneActor
 from ._actors.options import LaneConfig
+from ._config.check import natural
 from ._config.errors import UnknownLaneError
 from ._config.names import SESSION_PREFIX
 from ._flow.loop import Scheduler
@@ -177,9 +179,32 @@ class Lane(OneLane):
         """How often it was reset."""
         return self._actor.generation
 
+    def head(self, n: int) -> list[AnyJob]:
+        """Return the first ``n`` jobs of its line, the next to start first.
+
+        Its line has the jobs without a session, and those that their sessions have forwarded; and
+        running jobs that are readmitted. The other jobs of the line are not looked at.
+
+        Raises:
+          TypeError, ValueError: if ``n`` is no whole number from 0 up.
+        """
+        actor = self._actor
+        actor.step()
+        return list(islice(actor.line.in_order(), natural("n", n)))
+
+    def running(self, n: int) -> list[AnyJob]:
+        """Return the first ``n`` of its running jobs, in the order of submission.
+
+        No waiting job is looked at.
+
+        Raises:
+          TypeError, ValueError: if ``n`` is no whole number from 0 up.
+        """
+        return self._actor.running_jobs()[: natural("n", n)]
+
     def statistics(self) -> LaneStatistics:
         """Return its numbers at this moment."""
-        return lane_statistics(self._actor)
+        return lane_statistics(self._actor, self._scheduler.current_time())
 
 
 @final

@@ -64,6 +64,8 @@ def _words(blocker: Blocker, sessions: Sessions) -> str:
             return f"until others have ended: {jobs}"
         case "room":
             return f"there is no room in {blocker.lane}"
+        case "lent":
+            return f"it has lent its slot, for {blocker.reason}"
 
 
 def _list(jobs: Iterable[Job[Any]], sessions: Sessions) -> str:

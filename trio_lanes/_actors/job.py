@@ -23,7 +23,19 @@ from .._config.check import optional_sync, whole
 from .._config.errors import JobCancelledError
 from .._config.protected import protected_context
 from .options import SESSION_IS_OWNER
-from .state import CANCELLED, HELD, NONE, RUNNING, SUCCEEDED, WAITING, JobState, Slot
+from .state import (
+    CANCELLED,
+    HELD,
+    LENT,
+    NONE,
+    QUEUED,
+    RUNNING,
+    SUCCEEDED,
+    WAITING,
+    WANTED,
+    JobState,
+    Slot,
+)
 
 if TYPE_CHECKING:
     from .._queue.timers import Timer
@@ -42,6 +54,13 @@ OWN_CODE: Final[set[CodeType]] = set()
 
 _NOT_YET: Final = -math.inf
 
+_SLOTS: Final[Mapping[Slot, Literal["held", "lent", "wanted"]]] = {
+    HELD: "held",
+    LENT: "lent",
+    WANTED: "wanted",
+    QUEUED: "wanted",
+}
+
 BlockerKind = Literal[
     "delay",
     "session",
@@ -53,6 +72,7 @@ BlockerKind = Literal[
     "reservation",
     "job",
     "room",
+    "lent",
 ]
 
 
@@ -66,13 +86,16 @@ class Blocker:
     other jobs are before it. ``concurrency``: the lane has no free slot. ``pause``, ``rate``: of
     that lane. ``group``: the group has no token. ``reservation``: the tokens that the group has
     left are reserved for other members. ``job``: it runs, and waits for these jobs. ``room``: it
-    runs, and waits for room to submit."""
+    runs, and waits for room to submit. ``lent``: it runs, and has lent its slot to wait for
+    ``reason``."""
     lane: str
     """The name of a global lane, of a session lane, or of a group."""
     jobs: tuple[AnyJob, ...] = ()
     """The jobs that hold the slots or tokens that it needs, or that are before it."""
     until: float | None = None
     """When the reason ends, on Trio's clock, if that is known."""
+    reason: str | None = None
+    """What a job that has lent its slot waits for, in the words given to `Job.yield_slot`."""
 
 
 class Keeper(Protocol):
@@ -82,8 +105,8 @@ class Keeper(Protocol):
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
     def charge(self, job: AnyJob, units: Mapping[str, float]) -> None: ...
-    def lend(self, job: AnyJob) -> None: ...
-    async def take_back(self, job: AnyJob) -> None: ...
+    def lend(self, job: AnyJob, reason: str | None) -> None: ...
+    async def take_back(self, job: AnyJob, reason: str | None) -> None: ...
     async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None: ...
     async def park(self, target: AnyJob, *, until_started: bool) -> None: ...
     def end_wait(self, wait: Wait) -> None: ...
@@ -187,7 +210,7 @@ class Job(Generic[T_co]):
     _slot: Slot
     # Written by lending
     _costs: Mapping[str, float]  # what its start is to be charged, by unit
-    _lenders: int  # tasks of it that lend its slot
+    _lenders: tuple[str | None, ...]  # why its tasks lend its slot, one for each task
     _slot_waiters: list[Task] | None  # that want it back
     # Written by the workers
     _task: Task | None  # that runs its body
@@ -250,6 +273,15 @@ class Job(Generic[T_co]):
     def state(self) -> JobState:
         """Its state: waiting, running, or how it has ended."""
         return self._state
+
+    @property
+    def slot(self) -> Literal["held", "lent", "wanted"] | None:
+        """Its slot in its global lane: held, lent, or wanted back after it was lent or readmitted.
+
+        None if the job does not run, or ends without a slot because it was cancelled and none can
+        come.
+        """
+        return _SLOTS.get(self._slot)
 
     @property
     def done(self) -> bool:
@@ -416,7 +448,7 @@ class Job(Generic[T_co]):
         self._keeper.charge(self, units)
 
     @protected_context
-    async def yield_slot(self) -> AsyncIterator[None]:
+    async def yield_slot(self, *, reason: str | None = None) -> AsyncIterator[None]:
         """Lend its slot in the lane, and in the lane's group, for as long as the block.
 
         Use it inside the job, around a wait that is long, or that needs such a slot to end. The job
@@ -428,16 +460,22 @@ class Job(Generic[T_co]):
         `lend_slot` is another name of it. Entering is not a checkpoint; leaving lets other tasks
         run, but cannot be cancelled.
 
+        Args:
+          reason: what the job waits for, in words for people; `blocked_by` shows it.
+
         Raises:
+          TypeError: if ``reason`` is neither a string nor None.
           RuntimeError: if it does not run.
         """
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError(f"reason must be a string or None, not {reason!r}")
         if self.started_at is None:
             raise RuntimeError(f"{self!r} has no slot to lend")
-        self._keeper.lend(self)
+        self._keeper.lend(self, reason)
         try:
             yield
         finally:
-            await self._keeper.take_back(self)
+            await self._keeper.take_back(self, reason)
 
     lend_slot = yield_slot
 
@@ -551,7 +589,7 @@ def make_job(
     job._arrival = 0
     job._waiting_since = _NOT_YET
     job._slot = NONE
-    job._lenders = 0
+    job._lenders = ()
     job._slot_waiters = None
     job._charged = None
     job._waits = None

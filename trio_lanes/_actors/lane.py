@@ -56,11 +56,15 @@ class LaneActor(Actor):
         "_ask",
         "_name",
         "_order",
+        "abandoned",
         "bound",
+        "cancelled",
+        "cancelling",
         "defaults",
         "delayed",
         "entering",
         "exempt",
+        "failed",
         "finished",
         "from_template",
         "group",
@@ -77,6 +81,7 @@ class LaneActor(Actor):
         "template",
         "token_request",
         "warning",
+        "withdrawn",
     )
 
     limiter: trio.CapacityLimiter
@@ -121,6 +126,11 @@ class LaneActor(Actor):
         self.entering = 0  # jobs that wait for room before they are bound for it
         self.readmitting = 0  # running jobs that stand in its line again
         self.finished = 0  # jobs that had started, ever
+        self.failed = 0  # of these: FAILED
+        self.cancelled = 0  # jobs, ever, whether they had started or not
+        self.withdrawn = 0  # of these: that had not started
+        self.cancelling: set[AnyJob] = set()  # jobs that run and were asked to stop
+        self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.warning: Timer | None = None  # set for the oldest wait
         super().__init__(turns, config)
         self.mailbox = Mailbox()

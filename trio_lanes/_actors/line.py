@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol, final
 
-from .._queue.backlog import LAST, rank
+from .._queue.backlog import LAST, in_order, rank
 from .._queue.fair import FIRST, FairLine
 from .job import AnyJob
 from .state import RUNNING
@@ -44,6 +44,7 @@ class Line(Protocol):
         """When the longest wait in the head's priority began; 0 without aging."""
 
     def before(self, job: AnyJob) -> list[AnyJob]: ...
+    def in_order(self) -> Iterator[AnyJob]: ...
     def copy(self) -> Line: ...
     def pop(self) -> AnyJob: ...
 
@@ -76,6 +77,14 @@ class PlainLine:
     def before(self, job: AnyJob) -> list[AnyJob]:
         mine, items = rank(job._priority, job._arrival), self.items
         return [items[theirs] for theirs in sorted(items) if theirs < mine]
+
+    def in_order(self) -> Iterator[AnyJob]:
+        """Yield the jobs, the next to start first, without a look at those not asked for."""
+        last = None
+        for place in heapq.merge(self._ranks, in_order(self._late)):
+            if place != last and place in self.items:
+                yield self.items[place]
+            last = place
 
     def copy(self) -> PlainLine:
         other = PlainLine()
@@ -146,6 +155,9 @@ class SharedLine:
     def before(self, job: AnyJob) -> list[AnyJob]:
         line = self._fair.copy()
         return list(iter(line.pop, job))
+
+    def in_order(self) -> Iterator[AnyJob]:
+        return self._fair.in_order()
 
     def copy(self) -> SharedLine:
         other: SharedLine = SharedLine.__new__(SharedLine)

@@ -23,13 +23,18 @@ def whole(field: str, value: Any) -> int:
     return value
 
 
+def natural(field: str, value: Any) -> int:
+    """A whole number from 0 up."""
+    if whole(field, value) < 0:
+        raise ValueError(f"{field} must not be negative, got {value!r}")
+    return value  # type: ignore[no-any-return]  # whole() has looked at it
+
+
 def count(field: str, value: Any) -> int | float:
     """A number of jobs or tokens: a whole number from 0 up, or `math.inf`."""
     if isinstance(value, float) and value == math.inf:
         return value
-    if whole(field, value) < 0:
-        raise ValueError(f"{field} must not be negative, got {value!r}")
-    return value  # type: ignore[no-any-return]  # whole() has looked at it
+    return natural(field, value)
 
 
 def seconds(field: str, value: Any) -> float:

@@ -35,27 +35,30 @@ RaiseCancel = Callable[[], None]
 
 
 @enable_ki_protection
-def lend(scheduler: Scheduler, job: AnyJob) -> None:
-    """Another task of ``job`` lends its slot.
+def lend(scheduler: Scheduler, job: AnyJob, reason: str | None) -> None:
+    """Another task of ``job`` lends its slot, for ``reason``.
 
     Raises:
       RuntimeError: if the current task is not inside ``job``; then nothing has changed.
     """
     _check_inside(scheduler, job)
     with scheduler.batch():
-        job._lenders += 1
+        job._lenders = (*job._lenders, reason)
         if job._slot is HELD:
             job._lane.give_slot_back(job, LENT)
             job._restart_idle_clock()
+            scheduler.tell_of_job(scheduler.hooks.job_lent, job)
         elif job._slot is WANTED:  # its former lender need not wait for a slot any more
             job._lane.lend_again(job)
             scheduler.after_act(_wake, job)
 
 
 @enable_ki_protection
-async def take_back(scheduler: Scheduler, job: AnyJob) -> None:
+async def take_back(scheduler: Scheduler, job: AnyJob, reason: str | None) -> None:
     """A task of ``job`` lends its slot no more; the last one waits for a new one. Shielded."""
-    job._lenders -= 1
+    left = [*job._lenders]
+    left.remove(reason)
+    job._lenders = (*left,)
     if job._lenders or job._slot is HELD or job._state is not RUNNING:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
@@ -103,6 +106,7 @@ async def readmit(
         job._restart_idle_clock()
         job._costs = costs
         scheduler.queue_again(job)
+        scheduler.tell_of_job(scheduler.hooks.job_readmitted, job)
     if not _is_queued(job):
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
@@ -135,9 +139,11 @@ def slot_came(scheduler: Scheduler, job: AnyJob) -> None:
     """``job``, which runs, holds a slot again."""
     job._restart_idle_clock()
     scheduler.after_act(_wake, job)
+    scheduler.tell_of_job(scheduler.hooks.job_regained, job)
     if job._lenders:  # it was readmitted, and others of its tasks lend its slot
         job._lane.give_slot_back(job, LENT)
         job._restart_idle_clock()
+        scheduler.tell_of_job(scheduler.hooks.job_lent, job)
 
 
 def forgo(scheduler: Scheduler, job: AnyJob) -> None:

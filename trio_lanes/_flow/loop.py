@@ -105,7 +105,6 @@ class Scheduler:
         "_changed",
         "_clocks",
         "_context",
-        "_current_time",
         "_effects",
         "_next_arrival",
         "_next_id",
@@ -120,6 +119,7 @@ class Scheduler:
         "abandoned",
         "broken",
         "closing",
+        "current_time",
         "finished",
         "groups",
         "hooks",
@@ -141,7 +141,7 @@ class Scheduler:
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
         self._nursery: Final = nursery
         self._context: Final = copy_context()  # that of the lanes' own tasks
-        self._current_time: Final = trio.lowlevel.current_clock().current_time
+        self.current_time: Final = trio.lowlevel.current_clock().current_time
         self._thread: Final = get_ident()  # the only one in which anything may change
         self._token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
@@ -158,7 +158,8 @@ class Scheduler:
         self.closing: Final = Closing()
 
         self.hooks: Final = hooks
-        self._tells: Final = bool(hooks.lane_empty or hooks.lane_idle)
+        self._tells = False  # whether hooks are told when lanes become empty or idle
+        self.hooks_changed()
         self.view: Callable[[Actor], object] = lambda actor: actor  # makes the argument of hooks
         self.timers: Final = Timers(self.spawn, self.batch, self.after_act)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
@@ -193,6 +194,14 @@ class Scheduler:
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.finished = 0  # jobs whose bodies have ended by themselves, ever
 
+    def hooks_changed(self) -> None:
+        """An instrument was added or removed."""
+        tells = bool(self.hooks.lane_empty or self.hooks.lane_idle)
+        if tells and not self._tells:
+            for actor in self.registry.actors:
+                actor.told = bool(actor.waiting), bool(actor.waiting or actor.active)
+        self._tells = tells
+
     # ---- batches
 
     def begin(self) -> bool:
@@ -207,7 +216,7 @@ class Scheduler:
             if self.broken is not None:
                 self.broke_down(self.broken)
             return False
-        self.now = self._current_time()
+        self.now = self.current_time()
         self.serving = True
         return True
 
@@ -389,6 +398,11 @@ class Scheduler:
                 return
         self.registry.forget(actor)
 
+    def tell_of_job(self, hooks: list[Hook], job: AnyJob, *args: object) -> None:
+        """Call ``hooks`` with ``job`` when the present act is complete."""
+        if hooks:
+            self.after_act(self.hooks.call, hooks, job, *args)
+
     def tell(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
         """Call ``hooks`` with ``actor`` when the present act is complete."""
         if hooks:
@@ -423,7 +437,7 @@ class Scheduler:
     def submit(self, job: AnyJob) -> None:
         """Accept ``job``: it gets its number and its place in line."""
         if outermost := not self.serving and get_ident() == self._thread:  # as `begin` does
-            self.now = self._current_time()
+            self.now = self.current_time()
             self.serving = True
         else:
             self.begin()
@@ -599,7 +613,7 @@ class Scheduler:
         if job._state is RUNNING:
             self._end(job, SUCCEEDED, value, None)
         else:  # it was reset
-            self.abandoned -= 1
+            self._abandoned_ended(job)
 
     def raised(self, job: AnyJob, error: BaseException) -> BaseException | None:
         """``error`` left the body of ``job`` and its scope; return the error to leave its task."""
@@ -625,15 +639,19 @@ class Scheduler:
         if job._state is RUNNING:
             self._end(job, verdict.state, None, verdict.error)
         else:  # it was reset, perhaps by a hook that `stop` has called
-            self.abandoned -= 1
+            self._abandoned_ended(job)
         return leaves
+
+    def _abandoned_ended(self, job: AnyJob) -> None:
+        self.abandoned -= 1
+        job._lane.abandoned -= 1
 
     # ---- 5. settle
 
     def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
         """``job``, which ran, gives its slots back and settles."""
         if outermost := not self.serving:  # as `begin` does, on every job's way
-            self.now = self._current_time()
+            self.now = self.current_time()
             self.serving = True
         else:
             self.begin()
@@ -647,6 +665,8 @@ class Scheduler:
                 lending.stop(self, job)
             lane.active -= 1
             lane.finished += 1
+            if lane.cancelling:
+                lane.cancelling.discard(job)
             self._settle(job, state, value, error)
             if outermost:
                 self.serve()
@@ -663,8 +683,11 @@ class Scheduler:
         job._settled(self.now, value, error)
         if state is not CANCELLED:
             self.finished += 1
-        if state is FAILED and not job._unhandled:
-            unretrieved = watch_failure(job)
+        else:
+            job._lane.cancelled += 1
+        if state is FAILED:
+            job._lane.failed += 1
+            unretrieved = None if job._unhandled else watch_failure(job)
             if unretrieved is not None:
                 self.unretrieved.add(unretrieved)
         if self.hooks.job_finished:
@@ -695,6 +718,7 @@ class Scheduler:
                 session.touch()
             lane.touch()
             self._leave_line(job)
+            lane.withdrawn += 1
             self._settle(job, CANCELLED, None, error)
             if outermost:
                 self.serve()
@@ -733,6 +757,8 @@ class Scheduler:
                 self.overdue.cancel([job])
             if job._interruption is None and not scope.cancel_called:
                 job._interruption = error
+                self.tell_of_job(self.hooks.job_cancel_called, job, error.reason)
+            job._lane.cancelling.add(job)
             self.after_act(scope.cancel, error.reason)
             lending.was_cancelled(self, job)  # a shield may keep the cancellation from its tasks
 
@@ -745,6 +771,7 @@ class Scheduler:
             job._interruption = error  # also if it was cancelled before: its worker ends with it
             if begun:
                 self.abandoned += 1
+                job._lane.abandoned += 1
             else:
                 self.overdue.ended(job)
             self._end(job, CANCELLED, None, error)
@@ -831,13 +858,15 @@ class Scheduler:
                         for job in [*lane.returning]:
                             lending.forgo(self, job)
 
-    def check_open(self) -> None:
-        """Refuse a submission by the current task if the lanes do not take it.
+    def check_open(self, lane: LaneActor | None = None) -> None:
+        """Refuse a submission by the current task, to ``lane``, if the lanes do not take it.
 
         Raises:
           LanesClosedError: unless they are open, or are not shut and the task is inside a job.
         """
         if not self.closing.is_open and (self.closing.shut or not self._is_inside):
+            if lane is not None:
+                self.tell(self.hooks.job_rejected, lane, "closed")
             raise self.closing.refuse()
 
     @property
@@ -850,6 +879,7 @@ class Scheduler:
         for actor in self.registry.actors:
             for request in list((actor.room_line or {}).values()):
                 if by_jobs or not request.inside:
+                    self.tell(self.hooks.job_rejected, request.job._lane, "closed")
                     self.refuse(request, self.closing.error())
 
     # ---- room
@@ -859,7 +889,7 @@ class Scheduler:
         if not (job._lane.bounded or self.registry.bounded_sessions):
             return None
         session = None if job.session is None else self.registry.session_lane(job.session)
-        return full_actor(job, session, self._current_time(), at_rest=not self.serving)
+        return full_actor(job, session, self.current_time(), at_rest=not self.serving)
 
     def request_room(self, job: AnyJob, tell: Callable[[outcome.Maybe[None]], None]) -> RoomRequest:
         """Put ``job`` in line for room; ``tell`` is called when it is accepted or refused."""
@@ -918,8 +948,10 @@ class Scheduler:
         self.waits[wait] = None
         try:
             released = deadlock.check(wait)
-        except BaseException:
+        except BaseException as error:
             self.forget_wait(wait)
+            if isinstance(error, LaneDeadlockError):
+                self._tell_refused(error)
             raise
         self._release(released)
         if self.watches.inside:
@@ -989,12 +1021,17 @@ class Scheduler:
         assert wait.job is not None
         keeper = wait.job._keeper
         assert isinstance(keeper, Scheduler)  # it may belong to another `open_lanes`
+        keeper._tell_refused(error)
         if wait.request is not None:
             keeper.refuse(wait.request, error)
             return
         keeper.forget_wait(wait)
         wait.failed()
         trio.lowlevel.reschedule(wait.task, outcome.Error(error))
+
+    def _tell_refused(self, error: LaneDeadlockError) -> None:
+        if self.hooks.deadlock_refused:
+            self.after_act(self.hooks.call, self.hooks.deadlock_refused, error)
 
     def _release(self, jobs: Iterable[AnyJob]) -> None:
         """Let cancelled ``jobs``, of these or other lanes, go on without the slots they want."""
@@ -1006,23 +1043,23 @@ class Scheduler:
 
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]:
         """`Job.blocked_by`."""
-        return blockers(job, self._current_time())
+        return blockers(job, self.current_time())
 
     def newcomers_blockers(self, job: AnyJob) -> tuple[Blocker, ...]:
         """`Lanes.would_wait`."""
         session = None if job.session is None else self.registry.session_lane(job.session)
-        job._waiting_since = now = self._current_time()
+        job._waiting_since = now = self.current_time()
         return newcomers_blockers(job, session, now)
 
     # ---- the requests of a handle
 
-    def lend(self, job: AnyJob) -> None:
+    def lend(self, job: AnyJob, reason: str | None) -> None:
         """`Job.yield_slot` begins."""
-        lending.lend(self, job)
+        lending.lend(self, job, reason)
 
-    async def take_back(self, job: AnyJob) -> None:
+    async def take_back(self, job: AnyJob, reason: str | None) -> None:
         """`Job.yield_slot` ends."""
-        await lending.take_back(self, job)
+        await lending.take_back(self, job, reason)
 
     async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None:
         """`Job.readmit`."""

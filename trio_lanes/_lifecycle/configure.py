@@ -31,8 +31,13 @@ def configure(
     for lane in scheduler.lanes.values():
         _check_change(lane, plan)
     closed = _closed(scheduler)
+    hooks, registry = scheduler.hooks.lane_configured, scheduler.registry
+    before = {actor: actor.config for actor in registry.actors} if hooks else {}
     with scheduler.batch():
         apply(scheduler, plan)
+        for actor in registry.actors if hooks else ():
+            if before.get(actor) is not actor.config:
+                scheduler.tell(hooks, actor)
     if closed - _closed(scheduler):  # a limit of 0 is no part of the search for deadlocks
         scheduler.check_waits()
 
@@ -146,5 +151,6 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
         else:
             lane.limiter.total_tokens = value
         lane.touch()
+        scheduler.tell(scheduler.hooks.lane_configured, lane)
     if was_closed:
         scheduler.check_waits()

@@ -92,6 +92,11 @@ class SlidingWindow:
         self._prune(now)
         return self._entries[-1].leaves if self._entries else NEVER_USED
 
+    def left(self, now: float) -> float:
+        """How much may be charged at once now; below 0, a debt."""
+        self._prune(now)
+        return float(self._limit - self._used)
+
     def under(self, limit: float, per: float) -> SlidingWindow:
         """A meter with these numbers and the same past."""
         other = SlidingWindow(limit, per)
@@ -204,6 +209,10 @@ class Bucket:
         if not self._used:
             return NEVER_USED
         return rounded_up(self._at + self._used * self._interval)
+
+    def left(self, now: float) -> float:
+        """How much may be charged at once now; below 0, a debt."""
+        return float(self._burst - self._used_at(now))
 
     def under(self, limit: float, per: float, burst: float | None, now: float) -> Bucket:
         """A meter with these numbers and the same past."""

@@ -8,7 +8,7 @@ The arithmetic of one limit is in `meters`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -224,6 +224,11 @@ class Rates:
     def refilled_at(self, now: float) -> float:
         """Return the time from which on all meters are as new; not after ``now`` means now."""
         return max((meter.refilled_at(now) for _, meter in self._meters), default=NEVER_USED)
+
+    def left(self, now: float) -> Iterator[tuple[RateLimit, float, float]]:
+        """Yield each limit, what is left of it, and since or from when its meter is as new."""
+        for limit, meter in self._meters:
+            yield limit, meter.left(now), meter.refilled_at(now)
 
     def reconfigured(self, limits: Sequence[RateLimit], now: float) -> Rates:
         """Return the rates of ``limits`` with the past of these. These are not used any more.

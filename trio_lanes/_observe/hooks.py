@@ -5,20 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from .._actors.job import AnyJob
 from .._config.check import optional_sync
 
 logger: Final = logging.getLogger("trio_lanes")
 
-Hook = tuple[object, Callable[..., object]]  # an instrument and its bound method
+F = TypeVar("F", bound=Callable[..., object])
+
+# An instrument, its bound method, and whether that needs the context of its job
+Hook = tuple[object, Callable[..., object], bool]
 
 HOOKS: Final = (
     "job_submitted",
     "job_forwarded",
     "job_started",
     "job_finished",
+    "job_lent",
+    "job_readmitted",
+    "job_regained",
+    "job_cancel_called",
+    "job_rejected",
     "job_waiting_long",
     "job_overdue",
     "lane_idle",
@@ -28,7 +36,9 @@ HOOKS: Final = (
     "lane_cleared",
     "lane_reset",
     "lane_rate_limited",
+    "lane_configured",
     "lanes_closing",
+    "deadlock_refused",
 )
 
 
@@ -44,12 +54,17 @@ class Hooks:
     asks ``if hooks.job_started:`` before it prepares anything.
     """
 
-    __slots__ = HOOKS
+    __slots__ = ("_base", "instruments", *HOOKS)
 
     job_submitted: list[Hook]
     job_forwarded: list[Hook]
     job_started: list[Hook]
     job_finished: list[Hook]
+    job_lent: list[Hook]
+    job_readmitted: list[Hook]
+    job_regained: list[Hook]
+    job_cancel_called: list[Hook]
+    job_rejected: list[Hook]
     job_waiting_long: list[Hook]
     job_overdue: list[Hook]
     lane_idle: list[Hook]
@@ -59,44 +74,91 @@ class Hooks:
     lane_cleared: list[Hook]
     lane_reset: list[Hook]
     lane_rate_limited: list[Hook]
+    lane_configured: list[Hook]
     lanes_closing: list[Hook]
+    deadlock_refused: list[Hook]
 
     def __init__(self, instruments: Iterable[object], base: type) -> None:
         """Collect the hooks of ``instruments``; a method inherited from ``base`` is no hook."""
-        instruments = tuple(instruments)
+        self._base: Final = base
+        self.instruments: Final[list[object]] = []
         for name in HOOKS:
-            hooks: list[Hook] = []
-            for instrument in instruments:
-                for known_as in (name, ALIASES.get(name)):
-                    method = None if known_as is None else getattr(instrument, known_as, None)
-                    if getattr(method, "__func__", None) is getattr(base, known_as or name):
-                        continue
-                    optional_sync(f"an instrument's {known_as}", method)
-                    if method is not None:
-                        hooks.append((instrument, method))
-                        break
-            setattr(self, name, hooks)
+            setattr(self, name, [])
+        for instrument in instruments:
+            self.add(instrument)
 
-    def call(self, hooks: list[Hook], *args: Any) -> None:
-        """Call each of ``hooks``, which is one of the attributes, with ``args``. Never raises."""
-        for instrument, method in tuple(hooks):
-            try:
-                method(*args)
-            except BaseException:
-                self._remove(instrument)
-                _say_that_it_raised(instrument, method)
+    def add(self, instrument: object) -> bool:
+        """Add the hooks of ``instrument``; False if they are there already.
 
-    def call_in_context(self, hooks: list[Hook], job: AnyJob, context: Context) -> None:
-        """`call` them with ``job``, in its own context."""
-        try:
-            context.run(self.call, hooks, job)
-        except RuntimeError:  # the context is entered already; `call` itself never raises
-            self.call(hooks, job)
+        Raises:
+          TypeError: if a hook is no synchronous function; then nothing has changed.
+        """
+        if any(known is instrument for known in self.instruments):
+            return False
+        found = {name: self._find(instrument, name) for name in HOOKS}
+        self.instruments.append(instrument)
+        for name, method in found.items():
+            if method is not None:
+                needs_context = getattr(method, "_needs_context", True)
+                getattr(self, name).append((instrument, method, needs_context))
+        return True
 
-    def _remove(self, instrument: object) -> None:
+    def _find(self, instrument: object, name: str) -> Callable[..., object] | None:
+        for known_as in (name, ALIASES.get(name)):
+            method = None if known_as is None else getattr(instrument, known_as, None)
+            if getattr(method, "__func__", None) is getattr(self._base, known_as or name):
+                continue
+            optional_sync(f"an instrument's {known_as}", method)
+            if method is not None:
+                return method  # type: ignore[no-any-return]  # it was checked above
+        return None
+
+    def remove(self, instrument: object) -> bool:
+        """Remove ``instrument`` and its hooks; False if it is not there."""
+        known = [other for other in self.instruments if other is not instrument]
+        if len(known) == len(self.instruments):
+            return False
+        self.instruments[:] = known
         for name in HOOKS:
             hooks: list[Hook] = getattr(self, name)
             hooks[:] = [hook for hook in hooks if hook[0] is not instrument]
+        return True
+
+    def call(self, hooks: list[Hook], *args: Any) -> None:
+        """Call each of ``hooks``, which is one of the attributes, with ``args``. Never raises."""
+        for instrument, method, _ in tuple(hooks):
+            try:
+                method(*args)
+            except BaseException:
+                self.remove(instrument)
+                _say_that_it_raised(instrument, method)
+
+    def call_in_context(self, hooks: list[Hook], job: AnyJob, context: Context) -> None:
+        """`call` them with ``job``: in its own context, but for those that need no context."""
+        for hook in tuple(hooks):
+            if hook[2]:
+                try:
+                    context.run(self.call, [hook], job)
+                except RuntimeError:  # the context is entered already; `call` itself never raises
+                    self.call([hook], job)
+            else:
+                self.call([hook], job)
+
+
+def context_free(hook: F) -> F:
+    """Mark a hook of an instrument as one that needs no context: it costs less to call.
+
+    ::
+
+        class Starts(LaneInstrument):
+            @context_free
+            def job_started(self, job): ...
+
+    `LaneInstrument.job_started` and `LaneInstrument.job_finished` are otherwise called in the
+    context of the job, where they can set variables that its body sees.
+    """
+    hook._needs_context = False  # type: ignore[attr-defined]
+    return hook
 
 
 def _say_that_it_raised(instrument: object, method: object) -> None:

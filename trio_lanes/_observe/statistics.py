@@ -6,11 +6,26 @@ from collections.abc import Mapping
 from typing import final
 
 import attrs
-import trio
 
 from .._actors.actor import Actor
+from .._actors.group import Group
 from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
+from .._limits.rate import RateLimit, Rates
+
+
+@final
+@attrs.frozen
+class RateStatistics:
+    """A rate limit of a lane or of a group at one moment."""
+
+    limit: RateLimit
+    """The limit, as it was configured."""
+    left: float
+    """How much of its unit may start at once now: up to ``limit.limit``, or up to the burst of a
+    ``"gcra"`` limit. Below 0, it is a debt."""
+    full_at: float | None
+    """When all of it may be used again if nothing starts, on Trio's clock; None if it may now."""
 
 
 @final
@@ -38,6 +53,37 @@ class LaneStatistics:
     """Jobs that have started, ever."""
     finished: int
     """Jobs that have started and settled, ever."""
+    slots: int
+    """Slots in use: running jobs that have not lent theirs."""
+    lent: int
+    """Running jobs without a slot: they lend it, want it back, or are readmitted."""
+    cancelling: int
+    """Running jobs that were asked to stop: cancelled, or by their caller; not by a deadline."""
+    abandoned: int
+    """Bodies of it that were given up by a reset, and have not ended."""
+    succeeded: int
+    """Jobs that have succeeded, ever."""
+    failed: int
+    """Jobs that have failed, ever."""
+    cancelled: int
+    """Jobs that were cancelled, ever, whether they had started or not."""
+    rates: tuple[RateStatistics, ...]
+    """Its rate limits."""
+    rate_until: float | None
+    """Until when the head of its line waits for a rate, on Trio's clock; None if it does not."""
+
+
+@final
+@attrs.frozen
+class GroupStatistics:
+    """A group of lanes at one moment."""
+
+    slots: int
+    """Slots in use in its lanes."""
+    concurrency: int | float
+    """How many may be in use."""
+    rates: tuple[RateStatistics, ...]
+    """Its rate limits."""
 
 
 @final
@@ -57,6 +103,8 @@ class LanesStatistics:
     """Seconds that the job which has waited longest has waited; 0 if none waits."""
     lanes: Mapping[str, LaneStatistics]
     """Each global lane, by name."""
+    groups: Mapping[str, GroupStatistics]
+    """Each group, by name."""
 
 
 @final
@@ -90,8 +138,8 @@ def session_statistics(session: SessionActor) -> SessionStatistics:
     )
 
 
-def lane_statistics(lane: LaneActor) -> LaneStatistics:
-    """Return the statistics of ``lane`` now."""
+def lane_statistics(lane: LaneActor, now: float) -> LaneStatistics:
+    """Return the statistics of ``lane`` at ``now``, which is now."""
     in_lane = len(lane.line) + lane.mailbox.count - lane.readmitting
     oldest = lane.oldest
     return LaneStatistics(
@@ -102,17 +150,46 @@ def lane_statistics(lane: LaneActor) -> LaneStatistics:
         concurrency=lane.limiter.total_tokens,
         paused=lane.paused,
         paused_until=None if lane.paused_by_hand else lane.paused_until,
-        oldest_wait=0.0 if oldest is None else trio.current_time() - oldest._waiting_since,
+        oldest_wait=0.0 if oldest is None else now - oldest._waiting_since,
         started=lane.finished + lane.active,
         finished=lane.finished,
+        slots=lane.slots,
+        lent=len(lane.lending),
+        cancelling=len(lane.cancelling),
+        abandoned=lane.abandoned,
+        succeeded=lane.finished - lane.failed - lane.cancelled + lane.withdrawn,
+        failed=lane.failed,
+        cancelled=lane.cancelled,
+        rates=_rates(lane.rates, now),
+        rate_until=lane.rate_until if lane.rate_until > now and in_lane else None,
+    )
+
+
+def _rates(rates: Rates, now: float) -> tuple[RateStatistics, ...]:
+    return tuple(
+        RateStatistics(limit, left, full_at if full_at > now else None)
+        for limit, left, full_at in rates.left(now)
+    )
+
+
+def _group_statistics(group: Group, now: float) -> GroupStatistics:
+    return GroupStatistics(
+        slots=sum(group.used.values()),
+        concurrency=group.config.concurrency,
+        rates=_rates(group.rates, now),
     )
 
 
 def lanes_statistics(
-    actors: Mapping[str, LaneActor], *, sessions: int, abandoned: int
+    actors: Mapping[str, LaneActor],
+    groups: Mapping[str, Group],
+    now: float,
+    *,
+    sessions: int,
+    abandoned: int,
 ) -> LanesStatistics:
     """Return the statistics of all lanes now: global lanes by name, and the number of sessions."""
-    lanes = {name: lane_statistics(lane) for name, lane in actors.items()}
+    lanes = {name: lane_statistics(lane, now) for name, lane in actors.items()}
     return LanesStatistics(
         waiting=sum(lane.waiting for lane in lanes.values()),
         active=sum(lane.active for lane in lanes.values()),
@@ -120,6 +197,7 @@ def lanes_statistics(
         sessions=sessions,
         oldest_wait=max((lane.oldest_wait for lane in lanes.values()), default=0.0),
         lanes=lanes,
+        groups={name: _group_statistics(group, now) for name, group in groups.items()},
     )
 
 

@@ -11,7 +11,8 @@ never keeps an ended job alive.
 from __future__ import annotations
 
 import heapq
-from typing import Final, Generic, TypeVar, final
+from collections.abc import Iterator
+from typing import Any, Final, Generic, TypeVar, final
 
 T = TypeVar("T")
 
@@ -22,6 +23,23 @@ LAST: Final = 2**62  # a place behind all others
 def rank(priority: int, place: int) -> int:
     """Return the rank of an item with that priority and that place in line."""
     return place - (priority << _PLACES) if priority else place
+
+
+def in_order(heap: list[Any]) -> Iterator[Any]:
+    """Yield what is in ``heap``, the lowest first, equal entries once; the heap stays as it is.
+
+    The first n take O(n log n), however long the heap is.
+    """
+    front = [(heap[0], 0)] if heap else []
+    last: object = None
+    while front:
+        entry, place = heapq.heappop(front)
+        if entry != last:
+            yield entry
+        last = entry
+        for child in (2 * place + 1, 2 * place + 2):
+            if child < len(heap):
+                heapq.heappush(front, (heap[child], child))
 
 
 @final
@@ -65,6 +83,10 @@ class Backlog(Generic[T]):
         while (best := heapq.heappop(heap)) not in items:
             pass
         return items.pop(best)
+
+    def in_order(self) -> Iterator[T]:
+        """Yield the items, the best first, without a look at those that are not asked for."""
+        return (self.items[rank] for rank in in_order(self._heap) if rank in self.items)
 
     def copy(self) -> Backlog[T]:
         """Return another backlog with the same items."""

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterator
 from fractions import Fraction
+from itertools import islice
 from typing import Final, Generic, TypeVar, final
 
-from .backlog import Backlog
+from .backlog import Backlog, in_order
 
 T = TypeVar("T", bound=Hashable)
 
@@ -129,6 +130,31 @@ class FairLine(Generic[T]):
             return priority, priority
         return priority + (Fraction(now) - Fraction(self.since())) / self._aging, priority
 
+    def in_order(self) -> Iterator[T]:
+        """Yield the items as they would be served, without a look at those not asked for."""
+        if self._aging is None:
+            for priority in sorted(self._lines, reverse=True):
+                yield from self._lines[priority].in_order()
+            return
+        served: set[int] = set()  # arrivals
+        items = {priority: line.in_order() for priority, line in self._lines.items()}
+        waits = {priority: line.waits.in_order() for priority, line in self._lines.items()}
+        oldest = {priority: next(entries) for priority, entries in waits.items()}
+        ranks = [(rank, key) for key, rank in self._order.values.items()]
+        heapq.heapify(ranks)
+        while ranks:
+            priority = -heapq.heappop(ranks)[1]
+            item = next(items[priority])
+            yield item
+            served.add(self._places[item][1])
+            entry: tuple[float | Fraction, int] | None = oldest[priority]
+            while entry is not None and entry[1] in served:
+                entry = next(waits[priority], None)
+            if entry is not None:
+                oldest[priority] = entry
+                rank = Fraction(entry[0]) - priority * self._aging
+                heapq.heappush(ranks, (rank, -priority))
+
     def copy(self) -> FairLine[T]:
         """Return another line that serves the same items in the same order."""
         other: FairLine[T] = FairLine(fair=self._fair)
@@ -217,6 +243,23 @@ class _Line(Generic[T]):
             self._give_turn(owner, (self._latest << _TURNS) + _SERVED + self._served)
         return item
 
+    def in_order(self) -> Iterator[T]:
+        """Yield the items as they would be served."""
+        left: list[Iterator[T]] = []
+        for owner in self._owners.in_order():
+            items = self._backlogs[owner].in_order()
+            if owner is FIRST:
+                yield from items
+            else:
+                yield next(items)
+                left.append(items)
+        while left:  # an owner that was served goes behind all others
+            turns, left = left, []
+            for items in turns:
+                for item in islice(items, 1):
+                    yield item
+                    left.append(items)
+
     def copy(self) -> _Line[T]:
         other: _Line[T] = _Line()
         for owner, turn in self._turns.items():
@@ -266,6 +309,10 @@ class _Lowest:
     def lowest_value(self) -> float | Fraction:
         """Return the lowest number. There must be a number."""
         return self.values[self.lowest()]
+
+    def in_order(self) -> Iterator[tuple[float | Fraction, int]]:
+        """Yield the numbers and their keys, the lowest first."""
+        return (entry for entry in in_order(self._heap) if self.values.get(entry[1]) == entry[0])
 
     def _shrink(self) -> None:
         # At most as many dead entries as living ones: the changes have paid for a rebuilding.

@@ -64,6 +64,9 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
             assert wait.request is not None
             actor = wait.request.actor
             found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
+    for reason in job._lenders:
+        if reason is not None:
+            found.append(Blocker("lent", job.lane, reason=reason))
     if job in job._lane.returning:
         found += _slots(job._lane, returning=True)
     elif job._slot is QUEUED and job._arrival:

@@ -28,7 +28,7 @@ from trio_lanes import (
     open_lanes,
 )
 
-HOOKS = [name for name in vars(LaneInstrument) if name.startswith(("job_", "lane"))]
+HOOKS = [name for name in vars(LaneInstrument) if name.startswith(("job_", "lane", "deadlock_"))]
 RATE = RateLimit(1, 10, algorithm="sliding")
 
 

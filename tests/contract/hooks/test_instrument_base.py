@@ -14,7 +14,7 @@ from trio_lanes import Job, LaneInstrument, open_lanes
 HOOKS = [
     (name, function)
     for name, function in vars(LaneInstrument).items()
-    if inspect.isfunction(function) and name.startswith(("job_", "lane", "cancel_"))
+    if inspect.isfunction(function) and name.startswith(("job_", "lane", "cancel_", "deadlock_"))
 ]
 
 

@@ -681,7 +681,16 @@ async def test_the_story_calls_every_hook_it_should(autojump_clock: MockClock) -
     async with open_lanes({"main": 2, "cron": 1}, instruments=[cls()]) as lanes:
         await everything(lanes, Track())
     assert set(calls) == set(HOOKS_OF_THE_STORY)
-    assert set(names) - set(calls) == {"job_overdue", "lane_rate_limited"}
+    assert set(names) - set(calls) == {
+        "job_overdue",
+        "lane_rate_limited",
+        "job_lent",
+        "job_readmitted",
+        "job_regained",
+        "job_cancel_called",
+        "job_rejected",
+        "lane_configured",
+    }
 
 
 # ---- hooks that act

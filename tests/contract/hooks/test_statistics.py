@@ -93,6 +93,15 @@ async def test_fresh_lanes_have_nothing_to_tell(autojump_clock: MockClock) -> No
             oldest_wait=0.0,
             started=0,
             finished=0,
+            slots=0,
+            lent=0,
+            cancelling=0,
+            abandoned=0,
+            succeeded=0,
+            failed=0,
+            cancelled=0,
+            rates=(),
+            rate_until=None,
         )
         assert lanes.statistics() == LanesStatistics(
             waiting=0,
@@ -101,6 +110,7 @@ async def test_fresh_lanes_have_nothing_to_tell(autojump_clock: MockClock) -> No
             sessions=0,
             oldest_wait=0.0,
             lanes={"main": nothing, "cron": attrs.evolve(nothing, concurrency=1, paused=True)},
+            groups={},
         )
 
 

@@ -44,7 +44,7 @@ def test_a_blocker_is_a_value() -> None:
     assert blocker == Blocker("pause", "main", (), 5.0)
     assert blocker != Blocker("pause", "cron", (), 5.0)
     assert hash(blocker) == hash(Blocker("pause", "main", until=5.0))
-    assert repr(blocker) == "Blocker(kind='pause', lane='main', jobs=(), until=5.0)"
+    assert repr(blocker) == "Blocker(kind='pause', lane='main', jobs=(), until=5.0, reason=None)"
     with pytest.raises(AttributeError):
         blocker.kind = "rate"  # type: ignore[misc]
 
