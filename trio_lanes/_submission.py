@@ -68,7 +68,7 @@ class Submitter:
             running job is cancelled, and has ended unless it waits for the caller even then.
           RuntimeError: for ``yield_slot`` outside of a job.
         """
-        caller = _lender(self._scheduler, options)
+        caller = _lender(self._scheduler) if options.get("yield_slot") else None
         job: Job[T] = self._make(fn, args, options, runs=True)
         await trio.lowlevel.checkpoint_if_cancelled()
         entered = self._enters_at_once(job)
@@ -201,7 +201,7 @@ class Submitter:
         if max_outstanding is not None and whole("max_outstanding", max_outstanding) < 1:
             raise ValueError(f"max_outstanding must be at least 1, got {max_outstanding!r}")
         self._scheduler.check_thread()
-        lender = _lender(self._scheduler, options)
+        lender = _lender(self._scheduler) if options.get("yield_slot") else None
         checked: dict[str, Any] = {**options}
         if session is not None:
             checked["session"] = None
@@ -321,10 +321,8 @@ def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
     return lane
 
 
-def _lender(scheduler: Scheduler, options: MapOptions) -> AnyJob | None:
-    """Return the job that lends its slot while it waits, if ``yield_slot`` is given."""
-    if not options.get("yield_slot"):
-        return None
+def _lender(scheduler: Scheduler) -> AnyJob:
+    """Return the job that lends its slot while it waits."""
     job = job_here(scheduler.running)
     if job is None:
         raise RuntimeError("yield_slot lends the slot of a job, but this is not inside one")

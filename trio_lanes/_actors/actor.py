@@ -143,11 +143,8 @@ class Actor(Pausable):
     @property
     def is_in_use(self) -> bool:
         """Whether it has to stay alive: for a job, for a request for room, or for a pause."""
-        return bool(self.waiting or self.active or self.room_line or self._keeps_a_pause)
-
-    @property
-    def _keeps_a_pause(self) -> bool:
-        """Whether it would not come to life again with the pause that it has."""
+        if self.waiting or self.active or self.room_line:
+            return True
         return self.paused and self.pause != (False, None)
 
     def set_config(self, config: LaneConfig, now: float) -> None:

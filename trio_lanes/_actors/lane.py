@@ -169,7 +169,10 @@ class LaneActor(Actor):
         self.find_out_whether_plain()
 
     @property
-    def _keeps_a_pause(self) -> bool:
+    def is_in_use(self) -> bool:
+        if self.waiting or self.active or self.room_line:
+            return True
+        # It would come to life again with the pause of its template.
         return self.pause != ((False, None) if self.template is None else self.template.pause)
 
     def inherit_pause(self, template: Pausable) -> None:

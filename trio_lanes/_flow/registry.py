@@ -80,15 +80,20 @@ class Registry:
     def session_lane(self, key: str) -> SessionActor:
         """Return the lane of the session ``key``; it need not be alive."""
         session = self.sessions.get(key)
-        if session is None:
-            config = self.plan.of_session(key)
-            session = SessionActor(key, config, self.session_turns, self._mailboxes)
-        return session
+        if session is not None:
+            return session
+        config = self.plan.of_session(key)
+        return SessionActor(key, config, self.session_turns, self._mailboxes)
 
     def awake(self, key: str) -> SessionActor:
         """Return the lane of the session ``key``, alive."""
-        session = self.sessions[key] = self.session_lane(key)
-        if self._limiters and session.limiter is None:
+        session = self.sessions.get(key)
+        if session is not None:
+            return session
+        config = self.plan.of_session(key)
+        session = SessionActor(key, config, self.session_turns, self._mailboxes)
+        self.sessions[key] = session
+        if self._limiters:
             limiter = self._limiters.get(key)
             if limiter is not None:
                 session.watch_limiter(limiter)
