@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, final
 import trio
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
+
+    from .job import AnyJob
 
 
 @final
@@ -24,8 +26,8 @@ class Mailbox:
 
     def __init__(self) -> None:
         send, receive = trio.open_memory_channel["AnyJob"](math.inf)
-        self.send = send.send_nowait
-        self.receive = receive.receive_nowait
+        self.send: Callable[[AnyJob], None] = send.send_nowait
+        self.receive: Callable[[], AnyJob] = receive.receive_nowait
         self.count = 0
         """How many jobs are in it: counted by the actor that sends and receives, since the
         ``statistics()`` of the channel would build an object."""
