@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!trio_lanes\b)[a-z_]+\..*"),
     (r"py:.*", "|".join(dir(builtins))),
     (r"py:obj", r"[a-z_]+"),  # an argument
-    (r"py:class", r"(trio_lanes(\._\w+|\.\w+)*\.)?(T|T_co|Ts|Item)|Any|\.\.\.|BlockerKind|Wrap"),
+    (r"py:class", r"(trio_lanes(\._\w+|\.\w+)*\.)?(T|T_co|Ts|F|Item)|Any|\.\.\.|BlockerKind|Wrap"),
 ]
 
 MADE_BY_USERS: Final = (
