@@ -45,16 +45,64 @@ LANE: Final = 100
 REST: Final = "run"
 COLLECTOR: Final = "collector"
 STEPS: Final[tuple[tuple[str, Any, str, str], ...]] = (
-    ("check", _submission.Submitter, "_make", "the call is looked at, the job made"),
-    ("submit", Scheduler, "submit", "it has its number and its place"),
-    ("serve", Scheduler, "serve", "the touched actors are asked, in order"),
-    ("ask session", SessionActor, "next_forward", "its session takes its mail, and has its best"),
-    ("forward", Scheduler, "_forward", "it goes into the mailbox of its lane"),
-    ("ask lane", LaneActor, "next_start", "its lane has the head of its line"),
-    ("start", Scheduler, "_start", "token and state; it is granted to a worker"),
-    (REST, None, "", "a worker, the context, the body; Trio"),
-    ("settle", Scheduler, "_end", "token back; its outcome is kept; its waiters are woken"),
-    (COLLECTOR, None, "", "Python's garbage collector, whenever it comes"),
+    (
+        "check",
+        _submission.Submitter,
+        "_make",
+        "The options are checked, so bad input is an error of this call; the job is made, with its "
+        "cancel scope and a copy of the caller's context.",
+    ),
+    (
+        "submit",
+        Scheduler,
+        "submit",
+        "The job takes its number and its place in line, before any other task runs.",
+    ),
+    (
+        "serve",
+        Scheduler,
+        "serve",
+        "The loop asks each touched actor: sessions, then lanes, so a lane knows all jobs that it "
+        "may start before it starts one.",
+    ),
+    (
+        "ask session",
+        SessionActor,
+        "next_forward",
+        "The session takes its mail and gives its best job, if its window has a place.",
+    ),
+    (
+        "forward",
+        Scheduler,
+        "_forward",
+        "The job goes into the mailbox of its lane, which is a memory channel.",
+    ),
+    (
+        "ask lane",
+        LaneActor,
+        "next_start",
+        "The lane gives the head of its line, if a slot is free.",
+    ),
+    (
+        "start",
+        Scheduler,
+        "_start",
+        "The job becomes a borrower of the lane's limiter and is RUNNING; a worker is to take it.",
+    ),
+    (
+        REST,
+        None,
+        "",
+        "A worker enters the context of the job and calls its body; Trio's own work is in here.",
+    ),
+    (
+        "settle",
+        Scheduler,
+        "_end",
+        "The token goes back, the outcome is kept, what the job referred to is dropped, and its "
+        "waiters are woken.",
+    ),
+    (COLLECTOR, None, "", "Python's garbage collector, at whatever time it runs."),
 )
 
 
@@ -229,7 +277,7 @@ def table(rounds: int) -> str:
         pairs = [plain(body) for _ in range(rounds)]
         ends.append([statistics.median(one) for one in zip(*pairs, strict=True)])
     lines = [
-        "| step | what | no-op, µs | calls | one checkpoint, µs | calls |",
+        "| step | what it does, and why | no-op, µs | calls | one checkpoint, µs | calls |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for step, _, _, what in STEPS:
