@@ -130,7 +130,7 @@ class SessionActor(Actor):
         if (
             not self.touched
             and len(forwarded) + self.active >= self.concurrency
-            and not (forwarded and order < max(forwarded))
+            and not (self.is_ranked and forwarded and order < max(forwarded))
         ):
             self.backlog.add(order, job)
             return False
@@ -172,7 +172,7 @@ class SessionActor(Actor):
         if free < 0:
             for place in sorted(forwarded)[max(int(window), 0) :]:
                 self._take_back(place)
-        elif not free and self._mail_came and forwarded and backlog.items:
+        elif not free and self._mail_came and self.is_ranked and forwarded and backlog.items:
             worst = max(forwarded)
             if worst > backlog.best_rank():
                 self._vacated = self._take_back(worst)

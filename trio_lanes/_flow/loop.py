@@ -998,7 +998,7 @@ class Scheduler:
         """Find the waits that can never end because ``job`` waits now, and end them in errors."""
         if self.waits:
             any_requests = bool(self.room.length)
-            for goal in deadlock.goals_of_accepted(job, [*self.waits], any_requests=any_requests):
+            for goal in deadlock.goals_of_accepted(job, self.waits, any_requests=any_requests):
                 self.break_deadlocks(goal)
 
     def check_waits(self) -> None:
@@ -1010,7 +1010,7 @@ class Scheduler:
     def break_deadlocks(self, goal: deadlock.Goal) -> None:
         """End waits in errors until ``goal`` can be reached."""
         while self.waits:
-            found = deadlock.broken_by(goal, [*self.waits])
+            found = deadlock.broken_by(goal, self.waits)
             if not isinstance(found, tuple):
                 self._release(found)
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
+import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -197,6 +198,45 @@ def test_waiting_for_room_in_a_lane_where_none_may_wait_costs_as_much_among_many
 
     few, many = (calls_of(partial(main, n)) / n for n in (100, 800))
     assert many <= 1.5 * few
+
+
+def test_a_submission_costs_as_much_however_many_jobs_its_session_may_start() -> None:
+    async def seconds(width: int) -> float:
+        async with open_lanes({"main": 1}, sessions=LaneConfig(concurrency=width)) as lanes:
+            lanes.pause("main")
+            for n in range(width):
+                lanes.submit_nowait(no_op, n, session="alice")
+            began = time.process_time()
+            for n in range(100):
+                lanes.submit_nowait(no_op, n, session="alice")
+            took = time.process_time() - began
+            lanes.clear()
+            return took
+
+    narrow, wide = (min(trio.run(seconds, width) for _ in range(3)) for width in (10, 20_000))
+    assert wide <= 10 * narrow  # when all jobs that are forwarded were looked at: 50 times
+
+
+def test_a_submission_takes_no_memory_for_the_tasks_that_wait_inside_jobs() -> None:
+    async def most_bytes(waits: int) -> int:
+        gate = trio.Event()
+        async with open_lanes({"main": math.inf, "other": 0}) as lanes:
+            first = lanes.submit_nowait(gate.wait)
+            for _ in range(waits):
+                lanes.submit_nowait(first.wait)
+            await wait_all_tasks_blocked()
+            lanes.submit_nowait(no_op, 0, lane="other")
+            tracemalloc.start()
+            before, _ = tracemalloc.get_traced_memory()
+            lanes.submit_nowait(no_op, 0, lane="other")
+            _, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            gate.set()
+            lanes.clear()
+            return most - before
+
+    few, many = (trio.run(most_bytes, waits) for waits in (10, 2_000))
+    assert many <= few + 1_000
 
 
 def test_a_waiting_job_weighs_less_than_a_kilobyte_and_an_idle_session_nothing() -> None:
