@@ -3,21 +3,21 @@
 Theory of operation
 -------------------
 A job that arrives gets a *place* in the session: a rank, lower is better (`rank`). It waits in the
-``backlog``, and is *forwarded* when the session may start it: from then on it stands in the line of
-its global lane as well, with an *arrival* there. Forwarded is not started. The session has a
-*window* of as many jobs as it may still start (its concurrency less the jobs that run), and these
+``backlog``, and is *forwarded* when the session may start it: then it leaves the backlog for the
+line of its global lane, and gets an *arrival* there. Forwarded is not started. The *window* of the
+session is the number of jobs that it may still start: its concurrency less its running jobs. These
 invariants hold whenever the session has been served:
 
-* at most ``window`` jobs are forwarded, and they are the best that wait;
-* a better job that arrives takes the forwarded place of the worst, which goes back into the backlog
-  with its place: if both are bound for the same global lane, the better one inherits the arrival;
+* at most ``window`` jobs are forwarded, and they are the best of the waiting jobs that are due;
+* a better job that arrives replaces the worst forwarded job, which goes back into the backlog with
+  its place: if both are bound for the same global lane, the better job inherits the arrival;
 * a paused session has no job forwarded;
 * a session with rate limits has at most one job forwarded, the next that is charged, and only when
   the limits let it start;
-* a running job that is *readmitted* stands before all waiting jobs of its priority and needs no
-  part of the window, since it has its place among the running jobs.
+* a running job that is *readmitted* stands before all waiting jobs of its priority, and takes
+  nothing of the window, since it counts among the running jobs.
 
-So a session with a hundred thousand waiting jobs stands in a global lane's line with one.
+So a session of one at a time has one job in the lines of global lanes, however many jobs wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .wait import RoomRequest
 
 MOST_MAILBOXES: Final = 100
-"""Kept for sessions to come: enough for comings and goings, and no peak is kept for ever."""
+"""How many unused mailboxes are kept for later sessions. A peak of sessions leaves no more."""
 
 Mailboxes = deque[Mailbox]
 
@@ -57,8 +57,8 @@ def mailbox_pool() -> Mailboxes:
 class SessionActor(Actor):
     """The lane of one session: made when mail for it arrives, gone when its last job has ended.
 
-    It has a mailbox while there is mail, and a limiter from when the limiter is first looked at:
-    with many thousand sessions, these would be most of what a session weighs.
+    It has a mailbox while there is mail, and a limiter once the limiter has been read: with many
+    thousand sessions, these two would take most of a session's memory.
     """
 
     __slots__ = (
@@ -80,11 +80,11 @@ class SessionActor(Actor):
     def __init__(self, key: str, config: LaneConfig, turns: Turns, mailboxes: Mailboxes) -> None:
         super().__init__(turns, config)
         self._mailboxes = mailboxes
-        self._mail_came = False  # since it was last asked for all that it forwards
+        self._mail_came = False  # since `next_forward` last returned None
         # The forwarded job that was taken back last, and its arrival: for the better job
         self._vacated: tuple[AnyJob, int] | None = None
-        self.has_more = False  # whether it is to be asked again at once
-        self.inherited = 0  # the arrival that the job inherits which is forwarded now, or 0
+        self.has_more = False  # whether the loop asks `next_forward` again at once
+        self.inherited = 0  # the arrival for the job that `next_forward` returned, or 0
         self.key = key
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.forwarded: dict[int, AnyJob] = {}  # {place: job that waits, and is forwarded}
@@ -119,8 +119,8 @@ class SessionActor(Actor):
     def receive(self, job: AnyJob, order: int) -> bool:
         """Give ``job`` its place, behind its equals; return whether the session is to be served.
 
-        The job is mail until the next step. In a busy session, all but the first few jobs cannot be
-        forwarded when they arrive: they go straight into the backlog, and need no step.
+        The job is mail until the next step. A job that could not be forwarded now, since the window
+        is full of better jobs, goes straight into the backlog, and needs no step.
         """
         if job._priority:
             order = rank(job._priority, order)
@@ -154,11 +154,11 @@ class SessionActor(Actor):
             self.mailbox = None
 
     def next_forward(self, now: float) -> AnyJob | None:
-        """Take out the job that is to be forwarded now. To be asked again while it ``has_more``.
+        """Take out and return the job to forward now, or None. It is called while ``has_more``.
 
-        Forwarded jobs that may not start any more are taken back. If the window is full and a
-        better job has come, the worst forwarded job is taken back as well, and ``inherited`` is its
-        arrival.
+        Forwarded jobs that the session may not start any more are taken back. If the window is full
+        and a better job waits, the worst forwarded job is taken back as well; if the better job is
+        bound for the same lane, ``inherited`` is the arrival for it.
         """
         if self.mailbox is not None:
             self.step()
@@ -253,7 +253,7 @@ class SessionActor(Actor):
         return head
 
     def remove(self, job: AnyJob) -> None:
-        """Take ``job``, which waits, out of line, and out of that of its global lane."""
+        """Take ``job``, which waits, out of this session and out of the line of its lane."""
         self.step()
         if self.forwarded.pop(job._place, None) is not None:
             job._lane.remove(job)
@@ -262,16 +262,16 @@ class SessionActor(Actor):
         self.touch()
 
     def withhold(self, job: AnyJob) -> None:
-        """Take ``job``, which waits, out of line, to `replace` it with another priority."""
+        """Take ``job``, which waits, out, to `replace` it with another priority."""
         self.step()
         if job._place in self.forwarded:
             self._vacated = self._take_back(job._place)
         self.backlog.remove(job._place)
 
     def replace(self, job: AnyJob, order: int) -> None:
-        """Put ``job`` into line again, behind its new equals.
+        """Put ``job`` in again, behind the jobs of its new priority.
 
-        If it was forwarded, the job that is now the best takes its place there, with its arrival.
+        If ``job`` was forwarded, the best job now takes its place in the line of its lane.
         """
         self.is_ranked = True
         job._place = rank(job._priority, order)
@@ -291,7 +291,7 @@ class SessionActor(Actor):
             self.limiter.acquire_on_behalf_of_nowait(job)
 
     def ended(self, job: AnyJob) -> None:
-        """``job`` runs no more."""
+        """``job`` has ended."""
         self.active -= 1
         del self.running[job]
         if self.limiter is not None:
@@ -306,7 +306,7 @@ class SessionActor(Actor):
         self.touch()
 
     def readmitted(self, job: AnyJob) -> None:
-        """``job`` was started again, or waits for that no more: another job may be forwarded."""
+        """``job`` was started again, or does not wait for that any more."""
         del self.readmitting[job]
         self.touch()
 
@@ -314,11 +314,11 @@ class SessionActor(Actor):
 
     @property
     def is_held(self) -> bool:
-        """Whether no new job of it can start: it is paused, or runs as many jobs as it may."""
+        """Whether it is paused, or runs as many jobs as it may: then no new job can start."""
         return self.paused or self.active >= self.concurrency
 
     def lets_start(self, job: AnyJob, now: float) -> bool:
-        """Whether ``job``, if it came now, would be forwarded, and could start then."""
+        """Whether the session would let ``job`` start if it were submitted now."""
         if self.paused:
             return False
         place = rank(job._priority, LAST)
@@ -341,7 +341,7 @@ class SessionActor(Actor):
         return self.readmitted_before(job) + before
 
     def newcomer_before(self, job: AnyJob) -> list[AnyJob]:
-        """Return the jobs before which ``job``, if it came now, could not be forwarded."""
+        """Return the jobs for which ``job``, if it were submitted now, would have to wait."""
         self.step()
         place = rank(job._priority, LAST)
         waiting = {**self.forwarded, **self.backlog.items}
@@ -350,7 +350,7 @@ class SessionActor(Actor):
         return before if self.rates.units or self.active + len(before) >= self.concurrency else []
 
     def way_for(self, job: AnyJob) -> Way:
-        """What other jobs would do if ``job`` came now and were not held up here."""
+        """Return how other jobs would make way if ``job`` were submitted and forwarded now."""
         leave: list[AnyJob] = []
         window = self.concurrency - self.active
         if self.rates.units:
@@ -375,13 +375,13 @@ class SessionActor(Actor):
         return Way(arrival, leave, moved)
 
     def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
-        """Return the jobs that are readmitted before ``job``, which waits. None without rates."""
+        """Return the jobs that are readmitted before ``job``, which waits; [] without rates."""
         if not self.rates.units:
             return []
         return [one for one in self.readmitting if one._priority >= job._priority]
 
     def before_again(self, job: AnyJob) -> list[AnyJob]:
-        """Return the jobs that start before ``job``, which is readmitted. None without rates."""
+        """Return the jobs that start before ``job``, which is readmitted; [] without rates."""
         if not self.rates.units:
             return []
         again = sorted(self.readmitting, key=lambda one: -one._priority)

@@ -33,7 +33,7 @@ Invariants
 * A batch is a loop and never recursive: jobs that let each other start take no stack.
 * An act that is broken off (a `RecursionError`, a key of the application whose hash raises) leaves
   the lanes in an unknown state: they end with an error (`Scheduler.broke_down`).
-* Time stands still in a batch: ``now`` is the time at which it began.
+* A batch has one time, ``now``: the time at which it began.
 """
 
 from __future__ import annotations
@@ -140,16 +140,16 @@ class Scheduler:
 
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
         self._nursery: Final = nursery
-        self._context: Final = copy_context()  # that of the lanes' own tasks
+        self._context: Final = copy_context()  # the context of the lanes' own tasks
         self.current_time: Final = trio.lowlevel.current_clock().current_time
-        self._thread: Final = get_ident()  # the only one in which anything may change
+        self._thread: Final = get_ident()  # the only thread in which lanes may change
         self._token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
         self.serving = False  # whether there is a batch
         self.broken: BaseException | None = None  # the error that broke an act off
         self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
         self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
-        self._changed: Final[dict[Actor, None]] = {}  # lanes of which hooks may have to be told
+        self._changed: Final[dict[Actor, None]] = {}  # lanes that may have become empty or idle
 
         self.registry: Final = Registry(self._ask_for_tokens)
         self.lanes: Final = self.registry.lanes
@@ -435,7 +435,7 @@ class Scheduler:
     # ---- 1. submit
 
     def submit(self, job: AnyJob) -> None:
-        """Accept ``job``: it gets its number and its place in line."""
+        """Accept ``job``: it gets its number and its place."""
         if outermost := not self.serving and get_ident() == self._thread:  # as `begin` does
             self.now = self.current_time()
             self.serving = True
@@ -471,7 +471,7 @@ class Scheduler:
             self._out_of_time(job)
 
     def _join(self, job: AnyJob) -> None:
-        """Give ``job`` its place in line."""
+        """Give ``job`` its place in its session, or its arrival in its global lane."""
         job._waiting_since = self.now
         order = self._next_arrival()
         lane, session = job._lane, job._session_lane
@@ -490,7 +490,7 @@ class Scheduler:
                 self._set_timer(job, options.queue_timeout, self._out_of_time)
 
     def _postpone(self, job: AnyJob) -> None:
-        """Let ``job`` take its place in line when its delay is over."""
+        """Let ``job`` take its place when its delay is over."""
         job._lane.delayed[job.id] = job
         job._lane.touch()  # its line for room is to be looked at
         if job._session_lane is not None:
@@ -763,7 +763,7 @@ class Scheduler:
             lending.was_cancelled(self, job)  # a shield may keep the cancellation from its tasks
 
     def abandon(self, job: AnyJob, error: JobCancelledError) -> None:
-        """Cancel ``job``, which runs, and settle it now, whatever its body still does."""
+        """Cancel ``job``, which runs, and settle it now, even if its body goes on."""
         with self.batch():
             begun = job._task is not None  # else it never will
             job._interruption = None
@@ -892,7 +892,7 @@ class Scheduler:
         return full_actor(job, session, self.current_time(), at_rest=not self.serving)
 
     def request_room(self, job: AnyJob, tell: Callable[[outcome.Maybe[None]], None]) -> RoomRequest:
-        """Put ``job`` in line for room; ``tell`` is called when it is accepted or refused."""
+        """Let ``job`` wait for room; ``tell`` is called when it is accepted or refused."""
         self.check_thread()
         session = None if job.session is None else self.registry.awake(job.session)
         lane = job._lane
@@ -904,7 +904,7 @@ class Scheduler:
         return request
 
     def give_up_room(self, request: RoomRequest) -> None:
-        """Take ``request`` out of line, at the wish of its submitter."""
+        """Remove ``request``, whose submitter gives it up."""
         request.is_open = False
         if request.job in (request.actor.room_line or ()):  # else it is refused, and not told yet
             self._turn_away(request)
@@ -917,7 +917,7 @@ class Scheduler:
                 request.session.touch()
 
     def refuse(self, request: RoomRequest, error: Exception) -> None:
-        """Take ``request`` out of line, and tell its submitter ``error``."""
+        """Remove ``request``, and tell its submitter ``error``."""
         with self.batch():
             self._turn_away(request)
             self.after_act(self._tell_request, request, outcome.Error(error))
@@ -1002,7 +1002,7 @@ class Scheduler:
                 self.break_deadlocks(goal)
 
     def check_waits(self) -> None:
-        """End the waits inside jobs that can never end, as the limits are by now."""
+        """End the waits inside jobs that can never end by the present limits."""
         for wait in [*self.waits]:
             assert wait.job is not None
             self.break_deadlocks(deadlock.end_of(wait.job))

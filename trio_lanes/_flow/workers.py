@@ -11,30 +11,30 @@ step of a job, up to the first time that it blocks, without knowing whether it w
 * A job that blocks has the worker to itself until it has ended: its task, its scope, its context.
   Then the worker goes on with the next granted job only if the job left nothing behind. What a
   job can leave (a lock that it holds, a token, an open nursery, a saved task, a weak reference)
-  refers to the task. So the worker counts the references to its task, strong and weak: if there are
-  more than a new worker has, or a scope is open, or the scope was cancelled or is past its
-  deadline, or the body raised, then the task ends, and what was left dies with it. Where such
-  counts cannot be trusted (`REUSES_TASKS`), each job that blocks has a task of its own.
+  refers to the task. So the worker counts the references to its task, strong and weak. The task
+  ends if there are more references than to the task of a new worker, a scope is still open, the
+  scope was cancelled or is past its deadline, or the body raised; then the references end with the
+  task. Where such counts cannot be trusted (`REUSES_TASKS`), each job that blocks has its own task.
 
 Each job has a cancel scope from its submission. A worker enters the scope of its first job. A later
 job, whose own scope was not touched, takes that scope over as its own: the job before it has ended,
 so at any time a scope belongs to one job. A job whose scope was cancelled before it ran is run
-under its own scope; so is the next job after a job that spoilt the scope: it was cancelled, was
-past its deadline, or left a scope of its own open.
+under its own scope. If a job spoils the scope (it is cancelled, is past its deadline, or leaves a
+scope of its own open), the next job is run under its own scope, too.
 
-The first step is taken by ``context.run``, and the context is then that of the task, too: code that
-looks at ``current_task().context`` finds the context that it runs in. Trio enters it at every later
-step; a job that never blocked gives the task its former context back.
+The first step is taken by ``context.run``, and the task has the same context, so that code finds
+the context in which it runs in ``current_task().context``. Trio enters it at every later step.
+When the job has ended, the task gets its own context back.
 
 Invariants
 ----------
-* ``ready`` workers will come for a granted job. When fewer are ready than are needed, the loop
-  hires one (`WorkerPool.hire`), after all other acts.
+* ``ready`` is the number of workers that will come for a granted job. If there are more granted
+  jobs, the loop hires a worker (`WorkerPool.hire`), after all other acts.
 * While a worker takes a first step, it will come for the jobs that this step lets start: no other
-  worker is hired for them. If the job then blocks, two workers are hired in its place, so the
-  number of ready workers doubles with each job that blocks.
-* The worker calls ``returned``, ``raised`` or ``interrupted`` exactly once for each job that it
-  took.
+  worker is hired for them. If the job then blocks, up to two workers are hired in its place, so the
+  number of ready workers at most doubles with each pass of Trio's scheduler.
+* The worker calls ``returned``, ``raised`` or ``interrupted`` exactly once for each job whose body
+  it began. A granted job that was reset before that is skipped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _NO_VALUE: Final = object()  # in place of a value: the body did not return
 
 @final
 class WorkerPool:
-    """The workers of one `Lanes`: hired when jobs are granted their slots, gone when none is left.
+    """The workers of one `Lanes`: hired when jobs are granted slots, gone when no job is left.
 
     Args:
       running: the table of this Trio run: {task: the job it runs}.
@@ -98,15 +98,15 @@ class WorkerPool:
         self.ready = 0  # workers that will come for a granted job
         self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
         self.stepping = False  # whether a worker takes a first step now, and will come back
-        self._fewest = sys.maxsize  # references to the task of a worker that no job has left any to
+        self._fewest = sys.maxsize  # references to a task to which no job has left a reference
 
     def hire(self) -> None:
-        """Have one more worker."""
+        """Start one more worker."""
         self.ready += 1
         self._spawn(self._work)
 
     def _leave(self) -> None:
-        """A worker will not come back for granted jobs: hire two workers in its place.
+        """A worker will not come back for granted jobs: hire up to two workers in its place.
 
         Hire none while other tasks are due for their turn and another worker waits for that.
         """
@@ -118,10 +118,10 @@ class WorkerPool:
                     self.hire()
 
     async def _lingers(self) -> bool:
-        """Let other tasks have their turn; return whether a job has been granted meanwhile.
+        """Stay for some passes of the scheduler; return whether a job has been granted meanwhile.
 
-        So a task that waits for a job, and then submits the next job, does not pay for a new task
-        and scope.
+        Only the last ready worker stays. So a task that waits for a job, and then submits the next
+        job, does not pay for a new task and scope.
         """
         self.stepping = False
         for _ in range(LINGERS):
@@ -152,9 +152,10 @@ class WorkerPool:
     def _is_clean(self, task: Task) -> bool:
         """Whether there are as few references to ``task`` as a worker ever had at this place.
 
-        The fewest of all workers, since an instrument of Trio's may know a task for a while: what
-        it lets go of must not make up for what a job leaves. All plain weak references to an
-        object are one, so the references to weak references are counted, too.
+        It compares with the fewest of all workers, since one of Trio's instruments may hold a task
+        for a while: the reference that it drops must not hide a reference that a job leaves. All
+        plain weak references to an object are one object, so the references to weak references are
+        counted, too.
         """
         references = sys.getrefcount(task) + sum(map(sys.getrefcount, getweakrefs(task)))
         fewest = self._fewest
@@ -167,7 +168,7 @@ class WorkerPool:
         task = trio.lowlevel.current_task()
         own_context, own_name = task.context, task.name
         running, granted = self._running, self.granted
-        is_new = REUSES_TASKS  # whether the references to the task are yet to be counted
+        is_new = REUSES_TASKS  # whether the references to the task have not been counted yet
         ready = True  # whether this worker counts in self.ready
         job: AnyJob | None = None  # taken, and not yet ended
         value: Any = _NO_VALUE
@@ -221,7 +222,7 @@ class WorkerPool:
                                 break
                             scope.deadline = math.inf
                         del running[task]
-                        ended, job = job, None  # an error from here on is not one of its body
+                        ended, job = job, None  # an error from here on is no error of its body
                         if error is None:
                             self._returned(ended, value)
                         else:
@@ -271,9 +272,9 @@ REUSES_TASKS: Final = (
 """Whether counts of references can be trusted, so that the task of a job that blocked is reused."""
 
 
-# The innermost cancel scope of a task, to see whether a job left one open. Trio has no public way
-# to ask for it; should the attribute go away, then what a job leaves open that never blocks is
-# found only when its worker ends.
+# The innermost cancel scope of a task, to see whether a job left a scope open. Trio has no public
+# name for it. Without the attribute, a scope that a job leaves open without blocking is found only
+# when its worker ends.
 _innermost = attrgetter("_cancel_status" if hasattr(Task, "_cancel_status") else "name")
 
 

@@ -1,8 +1,8 @@
 """A priority queue with aging, and with turns for the owners of jobs.
 
-Between priorities: the oldest waiting job of each priority is compared, with the priority that its
-wait adds, and the highest is served. All waits grow at the same rate, so the order depends on no
-clock: ``priority + (now - since) / aging`` is highest where ``since - priority * aging`` is
+Between priorities: each priority counts with what the wait of its oldest job adds to it, and a job
+of the highest is served. All waits grow at the same rate, so the order depends on no clock:
+``priority + (now - since) / aging`` is highest where ``since - priority * aging`` is
 lowest, whatever ``now`` is. So a heap holds the priorities by that number, which changes only when
 the oldest job of the priority changes. The number is exact, a fraction, so that equal values
 compare as equal: then the higher priority is served.
@@ -30,14 +30,15 @@ T = TypeVar("T", bound=Hashable)
 FIRST: Final = object()
 
 _TURNS: Final = 40  # bits: turns after one arrival, before the next
-_SERVED: Final = 1 << (_TURNS - 1)  # of these the first that those get who were served
+_SERVED: Final = 1 << (_TURNS - 1)  # turns from this one on are for owners that were served
 
 
 @final
 class FairLine(Generic[T]):
-    """The items that wait, the next of them first.
+    """The waiting items, in the order of service.
 
-    All is O(log n). An item is equal to itself alone, and no two have the same arrival.
+    A change, and a look at the next item, take O(log n). An item is equal to itself alone, and no
+    two items have the same arrival.
     """
 
     __slots__ = ("_aging", "_fair", "_lines", "_order", "_places")
@@ -65,7 +66,7 @@ class FairLine(Generic[T]):
         since: float | Fraction,
         owner: Hashable = None,
     ) -> None:
-        """Put ``item`` in for ``owner``. It has waited since the time ``since``."""
+        """Add ``item`` for ``owner``. It has waited since the time ``since``."""
         if not self._fair:
             owner = None
         line = self._lines.get(priority)
@@ -108,7 +109,7 @@ class FairLine(Generic[T]):
         return item
 
     def first_of(self, priority: int) -> T | None:
-        """Return the item of ``priority`` that is served before the others of it, if any waits."""
+        """Return the item of ``priority`` that is served first, or None if no such item waits."""
         line = self._lines.get(priority)
         return None if line is None else line.best()
 
@@ -123,7 +124,8 @@ class FairLine(Generic[T]):
     def urgency(self, now: float) -> tuple[int | Fraction, int]:
         """Return the best priority at ``now``: with what waiting adds to it, and without.
 
-        The higher is served first, also between lines of different aging. There must be an item.
+        Of two lines, also of different aging, the line with the higher value is served first. There
+        must be an item.
         """
         priority = -self._order.lowest()
         if self._aging is None:
@@ -131,7 +133,7 @@ class FairLine(Generic[T]):
         return priority + (Fraction(now) - Fraction(self.since())) / self._aging, priority
 
     def in_order(self) -> Iterator[T]:
-        """Yield the items as they would be served, without a look at those not asked for."""
+        """Yield the items in the order of service; read no more items than are taken."""
         if self._aging is None:
             for priority in sorted(self._lines, reverse=True):
                 yield from self._lines[priority].in_order()
@@ -194,10 +196,10 @@ class _Line(Generic[T]):
         self._backlogs: dict[Hashable, Backlog[T]] = {}  # {owner: its items, by arrival}
         self._turns: dict[Hashable, int] = {}  # {owner: its turn}
         self._owners: Backlog[Hashable] = Backlog()  # by their turns
-        self._latest = 0  # the last arrival
+        self._latest = 0  # the highest arrival so far
         self._served = 0  # how often an owner was served that had more items
         self.waits = _Lowest()  # {arrival: since}
-        self.oldest: float | Fraction | None = None  # the lowest of them that was ranked
+        self.oldest: float | Fraction | None = None  # the lowest of `waits` when it was last ranked
 
     @property
     def is_empty(self) -> bool:
@@ -223,7 +225,7 @@ class _Line(Generic[T]):
         backlog.remove(old)
         backlog.add(arrival, item)
         turn = self._turns[owner]
-        if turn >> _TURNS == old and not turn & _SERVED:  # it has come by that arrival
+        if turn >> _TURNS == old and not turn & _SERVED:  # the turn came from that arrival
             self._owners.remove(turn)
             self._give_turn(owner, arrival << _TURNS)
 
@@ -244,7 +246,7 @@ class _Line(Generic[T]):
         return item
 
     def in_order(self) -> Iterator[T]:
-        """Yield the items as they would be served."""
+        """Yield the items in the order of service."""
         left: list[Iterator[T]] = []
         for owner in self._owners.in_order():
             items = self._backlogs[owner].in_order()
@@ -271,21 +273,21 @@ class _Line(Generic[T]):
         return other
 
     def _give_turn(self, owner: Hashable, turn: int) -> None:
-        while turn in self._owners.items:  # an arrival that was inherited may have been its first
+        while turn in self._owners.items:  # another owner may have had the inherited arrival before
             turn += 1
         self._turns[owner] = turn
         self._owners.add(turn, owner)
 
 
 class _Lowest:
-    """Numbers by key, in order: of equal numbers, that with the lowest key comes first."""
+    """Numbers by key, in order: of equal numbers, the number with the lowest key comes first."""
 
     __slots__ = ("_heap", "values")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float | Fraction, int]] = []  # some of them no longer in values
         self.values: dict[int, float | Fraction] = {}
-        """{key: number}, to look at."""
+        """{key: number}, for reading."""
 
     def put(self, key: int, value: float | Fraction) -> None:
         """Set the number of ``key`` to ``value``."""

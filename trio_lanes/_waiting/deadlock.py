@@ -1,20 +1,22 @@
-"""Finding waits that can never end, as soon as they cannot.
+"""Finding the waits that can never end, as soon as they cannot end any more.
 
 Theory of operation
 -------------------
-Most such waits are found when they begin (`check`). But a cycle may also be closed by an act that
-is no wait: a job comes into a session's line before a job that a task waits for, and its own lane
-is stuck; a job takes the last room; a job takes its slot back while another of its tasks waits for
-the job that is next in line for it. The loop asks about each of these acts when it happens
-(`broken_by`), and only if a task waits inside a job at all. No other act has to be checked: a job
-that starts goes on, and a job that ends only gives tokens back.
+Most such waits are found when they begin (`check`). But an act that is no wait may close a cycle,
+too: a job enters its session before a job that a task waits for, and its own lane is stuck; a job
+takes the last room; a job takes its slot back while another task of it waits for the job that is
+next to get this slot; a limit of 0, which is no part of the graph, is raised. The loop asks about
+each of these acts when it happens (`broken_by`), and only if a task waits inside a job at all. No
+other act has to be checked: a job that starts goes on, and a job that ends only gives tokens back.
+A limit that is lowered is not checked, since it may be raised again.
 
-Of the waits whose end would break the cycle, the last to begin ends in an error. No wait has to end
-if cancelled jobs that want slots back break the cycle: these go on without their slots, as they do
-when no slot can come.
+Of the waits whose end would break the cycle, the latest ends in an error. No wait has to end if
+cancelled jobs that want slots back can break the cycle: they go on without slots, as they do when
+no slot can come.
 
-The module changes nothing: it returns what the loop is to do. The assumptions of a search (a wait
-that has ended, jobs that go on without their slots) are arguments of `Search`.
+The module changes nothing: it returns the waits, errors and jobs on which the loop acts. The
+assumptions of a search (a wait that has ended, jobs that go on without their slots) are arguments
+of `Search`.
 """
 
 from __future__ import annotations
@@ -106,8 +108,8 @@ def broken_by(
 ) -> tuple[Wait, LaneDeadlockError] | Collection[AnyJob]:
     """Return the wait of ``waits`` that has to end in an error for ``goal`` to come, and the error.
 
-    The loop asks until no wait is returned, but the cancelled jobs that have to go on without their
-    slots; mostly none.
+    The loop asks again until no wait is returned, but a collection: the cancelled jobs that have to
+    go on without their slots, mostly none.
     """
     stuck = _stuck(goal)
     released = _released(stuck, goal)

@@ -8,17 +8,17 @@ A wait can end if the event that it waits for can *come*, perhaps after other ev
   slot if it has lent that. What other tasks of a job do is not known: a job with a waiting task is
   taken to end only after that wait.
 * The start of a job can come if its session, its lane and the lane's group can each get a token for
-  it: if enough holders of the tokens can end. In a session, earlier jobs that their own lanes
-  cannot start take a place as running jobs do.
-* Room can come if enough jobs can start that wait there or are in line for room.
+  it: if enough holders of the tokens can end. An earlier job of the session that its own lane
+  cannot start takes a token of the session, as a running job does.
+* Room in a lane can come if enough of the jobs that wait there, or wait for room, can start.
 
-The search begins with the event that is asked for, and goes on to the events that this one needs,
-until the answer is known. A single holder that can still go on is enough for a whole lane, so most
-searches end soon. If a search ends without success, it has found a deadlock and not only a chain of
-waits: each event of the search that cannot come is part of it.
+The search begins with the event that is asked for, and goes on to the events that it needs, until
+the answer is known. One holder that can still end is enough for a whole lane, so most searches end
+soon. A search without success has found a deadlock and not only a chain of waits: no event of the
+search that is still missing can ever come.
 
-Limits are taken as they are now. Pauses, rates, timeouts and limits of 0 are no part of the graph:
-a job that waits only for these is not stuck.
+The search uses the present limits. Pauses, rates, timeouts and limits of 0 are no part of the
+graph: a job that waits only for these is not stuck.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def goes_on(job: AnyJob) -> bool:
 
 
 def place_of(job: AnyJob) -> int:
-    """Return the place of a waiting job in its session, now or when it comes there."""
+    """Return the place of a waiting job in its session, or the place that it would get now."""
     return job._place or rank(job._priority, LAST)
 
 
@@ -64,7 +64,7 @@ class _Goal:
 
     def __init__(self, missing: float, parts: Iterable[Need] = ()) -> None:
         self.missing = missing  # how many parts it still needs; with 0 or less it comes
-        self.parts: Iterator[Need] = iter(parts)  # the parts that were not looked at yet
+        self.parts: Iterator[Need] = iter(parts)  # the parts that were not searched yet
         self.asked_by: list[tuple[_Goal, Need]] = []
 
     def give(self, part: Need) -> None:
@@ -109,8 +109,8 @@ class Search:
         self._goals: Final[dict[Need, _Goal]] = {(self.end_of, job): _Goal(1) for job in held}
         self._ignored: Final = ignored
         self._without: Final = without
-        # Goals with parts that were not looked at yet. A search that ends early leaves some here,
-        # and the next one goes on with them if it has to.
+        # Goals with parts that were not searched yet. A search that ends early leaves some here,
+        # and the next call of `can_come` goes on with them.
         self._path: Final[list[_Goal]] = []
 
     def can_come(self, needs: list[Need]) -> bool:
@@ -136,7 +136,7 @@ class Search:
         return root.missing <= 0
 
     def stuck_jobs(self) -> list[AnyJob]:
-        """The running jobs that can never end, of those that were looked at."""
+        """Return the running jobs that can never end, among the jobs of this search."""
         return [
             subject
             for (find, subject), goal in self._goals.items()
@@ -217,7 +217,7 @@ class Search:
         limiter = lane.limiter
         borrowers = limiter.statistics().borrowers
         if taker is not None and taker in borrowers:
-            return _Goal(0)  # it came in this very tick
+            return _Goal(0)  # the token has come, in this pass of the scheduler
         holders: list[Any] = [*borrowers, *_before(lane, taker)]
         missing = len(holders) - limiter.total_tokens + 1
         if missing <= 0 or limiter.total_tokens < 1:
@@ -230,7 +230,7 @@ class Search:
         return [(self.end_of, job) for job in sorted(jobs, key=self._goes_on, reverse=True)]
 
     def _budget(self, subject: tuple[LaneActor, AnyJob | None]) -> _Goal:
-        """A token of the group of a lane. Reservations hold unless ``taker`` takes a slot back."""
+        """A token of the group of a lane. Reservations count unless ``taker`` takes a slot back."""
         lane, taker = subject
         group = lane.group
         assert group is not None
@@ -254,7 +254,7 @@ class Search:
         return _Budget(missing, self._ends(holders), counting)
 
     def _turn(self, subject: tuple[SessionActor, AnyJob]) -> _Goal:
-        """That a session forwards a job of it."""
+        """The forwarding of a job by its session."""
         session, job = subject
         if session.concurrency < 1:
             return _Goal(0)
@@ -321,7 +321,7 @@ class Search:
 
 
 def _give(goal: _Goal, need: Need) -> None:
-    """Count the part ``need`` of ``goal`` as come, and go on with all goals that come by that."""
+    """Count the part ``need`` of ``goal`` as come, and then all goals that come by it."""
     given = [(goal, need)]
     while given:
         goal, need = given.pop()
