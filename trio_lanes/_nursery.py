@@ -35,7 +35,12 @@ from trio.lowlevel import enable_ki_protection
 from ._actors.job import AnyJob, Job
 from ._actors.options import JobOptions
 from ._actors.state import CANCELLED, WAITING
-from ._config.errors import JobCancelledError, LaneDeadlockError, LaneResetError
+from ._config.errors import (
+    JobCancelledError,
+    LaneDeadlockError,
+    LaneResetError,
+    QueueTimeoutError,
+)
 from ._config.protected import protected_context
 from ._flow.settling import LANES_CANCELLED
 from ._submission import Submitter
@@ -98,13 +103,13 @@ class LaneNursery:
     ) -> None:
         """Submit a child. Its place in line is taken at once.
 
-        Any task may call it until the nursery has closed, also the body of a child. Not a
-        checkpoint.
+        Any task may call it until the nursery has closed, also the body of a child. If the nursery
+        was cancelled, or a child has failed, the new child is withdrawn in the call and never
+        starts, as a task that starts in a cancelled nursery of Trio is cancelled. Not a checkpoint.
 
         Raises:
           LaneFullError: if a lane on its way is full, or other jobs wait for room in it.
-          RuntimeError: if the block was left and no child is there any more, if ``cancel_scope``
-            was cancelled, or if the children were, because of a failure or from outside.
+          RuntimeError: if the block was left and no child is there any more.
           TypeError, ValueError, UnknownLaneError, LanesClosedError: as `Lanes.submit_nowait`.
         """
         self._start(fn, args, options)
@@ -126,13 +131,23 @@ class LaneNursery:
         return job
 
     def _start(self, fn: Any, args: tuple[Any, ...], options: Any) -> AnyJob:
-        is_closed = self._body_has_ended and not self._children
-        if is_closed or self._stopping or self._nursery.cancel_scope.cancel_called:
+        if self._body_has_ended and not self._children:
             raise RuntimeError("Nursery is closed to new arrivals")
+        if self._stopping or self._nursery.cancel_scope.cancel_called:
+            return self._withdrawn(fn, args, options)
         job: AnyJob = self._submitter.submit_nowait(fn, *args, **options)
         self._children[job] = None
         job.on_settled(self._child_settled)
         self._nursery.start_soon(self._wait_for, job, name=job.name)
+        return job
+
+    def _withdrawn(self, fn: Any, args: tuple[Any, ...], options: Any) -> AnyJob:
+        """Submit a child and withdraw it, in one batch: so no lane starts it."""
+        scheduler = self._submitter._scheduler
+        with scheduler.batch():
+            job: AnyJob = self._submitter._make(fn, args, options)
+            scheduler.submit(job)
+            job.cancel(_STOPPED)
         return job
 
     @enable_ki_protection
@@ -172,7 +187,11 @@ class LaneNursery:
                 with trio.CancelScope(shield=True):
                     await job.wait_done()
                 # A body that has returned, or raised, in spite of its cancellation, has the word.
-                if job.state is CANCELLED or isinstance(error, LaneDeadlockError):
+                # And no cancellation ends a child by a queue timeout or a reset.
+                has_failed = job.state is not CANCELLED or isinstance(
+                    job.exception, QueueTimeoutError | LaneResetError
+                )
+                if not has_failed or isinstance(error, LaneDeadlockError):
                     raise
         finally:
             del self._children[job]

@@ -673,7 +673,7 @@ async def test_a_scope_that_is_cancelled_before_the_block_lets_no_child_wait(
         assert track.started == []
 
 
-async def test_a_nursery_whose_children_were_cancelled_from_outside_takes_no_more(
+async def test_a_child_that_comes_after_a_cancellation_from_outside_never_starts(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -685,9 +685,10 @@ async def test_a_nursery_whose_children_were_cancelled_from_outside_takes_no_mor
                 finally:
                     with trio.CancelScope(shield=True):
                         await trio.sleep(0.5)
-                    with pytest.raises(RuntimeError, match=CLOSED):
-                        jobs.start_soon(returns)
+                    late = jobs.submit_nowait(returns_at_once)
+                    check_was_withdrawn(late)
         assert scope.cancelled_caught
+    assert late.started_at is None
 
 
 async def test_a_shield_keeps_a_cancellation_from_outside_away_from_the_children(
@@ -898,22 +899,109 @@ async def test_a_nursery_is_closed_as_soon_as_its_last_child_has_ended(
     assert set(refused) <= {CLOSED}
 
 
-async def test_a_cancelled_nursery_takes_no_more_children() -> None:
-    async with open_lanes() as lanes:
-        async with lanes.open_nursery() as jobs:
-            jobs.cancel_scope.cancel()
-            with pytest.raises(RuntimeError, match=CLOSED):
-                jobs.start_soon(returns)
-            assert lanes.jobs() == []
+def check_was_withdrawn(job: Job[Any]) -> None:
+    assert job.state is JobState.CANCELLED
+    assert job.cancel_called
+    assert type(job.exception) is JobCancelledError
+    assert job.started_at is None
 
 
-async def test_a_nursery_past_its_deadline_takes_no_more_children(mock_clock: MockClock) -> None:
-    async with open_lanes() as lanes:
+@pytest.mark.parametrize("session", [None, "alice"])
+@pytest.mark.parametrize("how", ["cancelled", "past its deadline"])
+async def test_a_child_that_a_cancelled_nursery_is_given_is_withdrawn_in_the_call(
+    mock_clock: MockClock, how: str, session: str | None
+) -> None:
+    # No lane has room for a job that waits, but such a child does not wait.
+    async with open_lanes({"main": LaneConfig(max_waiting=0)}) as lanes:
         async with lanes.open_nursery() as jobs:
-            jobs.cancel_scope.deadline = trio.current_time() + 1
-            mock_clock.jump(2)
-            with pytest.raises(RuntimeError, match=CLOSED):
-                jobs.start_soon(returns)
+            if how == "cancelled":
+                jobs.cancel_scope.cancel()
+            else:
+                jobs.cancel_scope.deadline = trio.current_time() + 1
+                mock_clock.jump(2)
+            jobs.start_soon(returns_at_once, session=session)
+            check_was_withdrawn(jobs.submit_nowait(returns_at_once, session=session))
+            assert lanes.jobs() == lanes.sessions() == []
+            with pytest.raises(UnknownLaneError):
+                jobs.start_soon(returns, lane="nowhere")
+        with pytest.raises(RuntimeError, match=CLOSED):
+            jobs.start_soon(returns)
+
+
+@pytest.mark.many_seeds(10)
+async def test_a_child_that_submits_in_the_pass_of_a_cancellation_is_no_failure(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 3}) as lanes:
+        async with lanes.open_nursery() as jobs:
+
+            async def crawl(depth: int) -> None:
+                await trio.sleep(1)
+                jobs.start_soon(crawl, depth + 1)
+
+            jobs.cancel_scope.deadline = trio.current_time() + 3
+            jobs.start_soon(crawl, 0)
+        assert trio.current_time() == 3
+        assert lanes.jobs() == []
+
+
+@pytest.mark.many_seeds(10)
+async def test_a_child_that_submits_in_the_pass_of_a_failure_adds_none(
+    autojump_clock: MockClock,
+) -> None:
+    event = trio.Event()
+    async with open_lanes({"main": 3}) as lanes:
+        with pytest.RaisesGroup(BodyError):
+            async with lanes.open_nursery() as jobs:
+
+                async def submits() -> None:
+                    await event.wait()
+                    jobs.start_soon(returns)
+
+                async def fails() -> None:
+                    await event.wait()
+                    raise BodyError
+
+                for body in (submits, fails, submits):
+                    jobs.start_soon(body)
+                await trio.testing.wait_all_tasks_blocked()
+                event.set()
+
+
+@pytest.mark.parametrize("then", ["more children", "an error of the block", "a cancellation"])
+async def test_a_child_that_fails_in_the_call_that_submits_it_fails_the_nursery(then: str) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.pause("main")
+        failures = [QueueTimeoutError]
+        if then == "an error of the block":
+            failures.append(BlockError)
+        with pytest.RaisesGroup(*failures):
+            async with lanes.open_nursery() as jobs:
+                jobs.start_soon(returns, queue_timeout=0)
+                if then == "more children":
+                    check_was_withdrawn(jobs.submit_nowait(returns))
+                elif then == "an error of the block":
+                    raise BlockError
+                else:
+                    jobs.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("then", ["an error of the block", "a cancellation"])
+async def test_a_reset_of_a_child_right_before_the_nursery_is_cancelled_is_a_failure(
+    autojump_clock: MockClock, then: str
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        failures = [LaneResetError]
+        if then == "an error of the block":
+            failures.append(BlockError)
+        with pytest.RaisesGroup(*failures):
+            async with lanes.open_nursery() as jobs:
+                jobs.start_soon(never_ends)
+                await trio.sleep(1)
+                lanes.reset("main")
+                if then == "an error of the block":
+                    raise BlockError
+                jobs.cancel_scope.cancel()
 
 
 async def test_while_children_run_they_may_submit_others_though_the_block_has_ended(
