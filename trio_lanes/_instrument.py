@@ -21,11 +21,11 @@ class LaneInstrument(Protocol):
     object needs only methods of these names. A hook that no instrument has, or that is only
     inherited from here, costs nothing. A hook is called between two acts of the lanes, when the
     change that it reports is complete; it may submit, cancel, clear, reset or configure. Do not
-    label a metric with the key of a session; `Job.lane_label` and `Lane.label` are fit for it.
+    label a metric with the key of a session: use `Job.lane_label` or `Lane.label`.
     """
 
     def job_submitted(self, job: AnyJob) -> None:
-        """``job`` has been accepted and has its place in line."""
+        """``job`` has been accepted and has its place in its queue."""
         return
 
     def job_forwarded(self, job: AnyJob) -> None:
@@ -45,7 +45,7 @@ class LaneInstrument(Protocol):
         return
 
     def job_readmitted(self, job: AnyJob) -> None:
-        """``job`` has given its slot back, by `Job.readmit`, and stands in line again."""
+        """``job`` has given its slot back, by `Job.readmit`, and waits to be started again."""
         return
 
     def job_regained(self, job: AnyJob) -> None:
@@ -75,7 +75,7 @@ class LaneInstrument(Protocol):
         return
 
     def cancel_overdue(self, job: AnyJob, since: float) -> None:
-        """Another name of `job_overdue`; of an instrument that has both, only that is called."""
+        """Another name of `job_overdue`. If an instrument has both, this is not called."""
         return
 
     def lane_idle(self, lane: Lane | SessionLane) -> None:

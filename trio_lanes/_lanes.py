@@ -55,14 +55,14 @@ def open_lanes(
     everything: jobs that have not started settle with `LanesClosedError`. The failure of a job with
     a handle belongs to the handle; the failure of a ``start_soon``, and a `BaseException` that is
     no `Exception`, cancel everything. Each exception that leaves the block does so in an
-    `ExceptionGroup`, as from a nursery: also that of an ``await lanes.run(...)`` in the block.
+    `ExceptionGroup`, as from a nursery: also an exception of ``await lanes.run(...)`` in the block.
 
     Args:
       lanes: the global lanes. A number is a `LaneConfig` with that concurrency; a `LaneConfig`
         without ``concurrency`` runs one job at a time. A name that ends with ``*`` is a template: a
         lane whose name matches it comes to life and goes as session lanes do. ``"session:vip"``
-        configures that session, ``"session:probe-*"`` each session whose key matches; there a
-        number changes only the concurrency.
+        configures that session, ``"session:probe-*"`` each session whose key matches; for a
+        session, a number changes only the concurrency.
       sessions: the configuration of all other session lanes.
       groups: global lanes that share a budget and rate limits, by the groups' names.
       instruments: hooks; see `LaneInstrument`.
@@ -140,11 +140,12 @@ class Lanes(Submitter):
     """All lanes of one `open_lanes`, which alone makes this object.
 
     Lanes and their jobs belong to the thread in which they were opened. In another thread, a call
-    that would change them, or wait, is a `RuntimeError`, and nothing has changed. Use `portal`
+    that would change them, or wait, raises a `RuntimeError`, and nothing has changed. Use `portal`
     there.
 
-    A ``name`` is that of a global lane, or of a session lane if it begins with ``session:``. A
-    global lane that does not exist is an `UnknownLaneError`.
+    A ``name`` names a global lane or a template, or a session lane if it begins with ``session:``.
+    A method raises an `UnknownLaneError` if a global lane of that name does not exist. Async
+    methods are checkpoints, and cancelling a method ``wait_...`` leaves nothing behind.
     """
 
     @classmethod
@@ -168,7 +169,7 @@ class Lanes(Submitter):
     # ---- inspecting
 
     def lane(self, name: str) -> Lane:
-        """Return the global lane of that name. For a session lane, see `session`."""
+        """Return the global lane of that name. For a session lane, use `session`."""
         resolved = resolve_global_lane(name)
         if self._scheduler.registry.find_lane(resolved) is None:
             raise UnknownLaneError(resolved, self._scheduler.registry.plan.lanes)
@@ -202,7 +203,7 @@ class Lanes(Submitter):
         )
 
     def portal(self) -> LanesPortal:
-        """Return a portal for other threads: they submit, cancel, and get results by it.
+        """Return a portal, by which other threads submit jobs, cancel them and get results.
 
         Call this in the lanes' own thread. Not a checkpoint.
 
@@ -221,24 +222,24 @@ class Lanes(Submitter):
                     jobs.start_soon(fetch, url, session=host_of(url))
 
         Leaving waits for all children. The failure of a child, an exception in the block, and the
-        cancellation of ``jobs.cancel_scope`` or of the task around it withdraw the children that
-        wait, cancel those that run, and wait until these have ended. What leaves is an
-        `ExceptionGroup`, as from a nursery of Trio. Entering is not a checkpoint. Leaving lets
+        cancellation of ``jobs.cancel_scope`` or of the task around it withdraw the waiting
+        children, cancel the running children, and wait until these have ended. An exception leaves
+        the block in an `ExceptionGroup`, as in Trio. Entering is not a checkpoint. Leaving lets
         other tasks run and, as in Trio, is itself not cancelled when no child is left.
 
-        Which ends of a child are failures of the nursery:
+        Some ends of a child are failures of the nursery:
 
-        * A value, also one that was returned in spite of a cancellation, is no failure.
+        * A value, also a value that was returned in spite of a cancellation, is no failure.
         * An exception of the body, `JobTimeoutError`, `QueueTimeoutError`, `LaneResetError` and
-          `LanesClosedError` are failures; so is `JobCancelledError` where the body raised a
-          `BaseException` that is no `Exception`, which itself leaves `open_lanes`, or where the
-          lanes were cancelled and not the child.
+          `LanesClosedError` are failures. `JobCancelledError` is a failure if the lanes and not the
+          child were cancelled, or if the body raised a `BaseException` that is no `Exception`,
+          which itself leaves `open_lanes`.
         * A child that was cancelled by `LaneNursery.clear`, `Job.cancel`, `clear` or `drain` while
           the nursery was not, is no failure.
 
-        Inside a job the nursery waits for its children from the call that submits them: a
-        `LaneDeadlockError`, as a failure of the nursery, if that would never end. To lend the
-        job's slot meanwhile, open the nursery inside `Job.yield_slot`.
+        Inside a job the nursery waits for its children from the call that submits them. If that
+        wait would never end, the nursery fails with a `LaneDeadlockError`. To lend the job's slot
+        meanwhile, open the nursery inside `Job.yield_slot`.
         """
         return opened(self)
 
@@ -261,10 +262,10 @@ class Lanes(Submitter):
 
     @enable_ki_protection
     def remove_instrument(self, instrument: LaneInstrument) -> None:
-        """Call the hooks of ``instrument`` no more. Not a checkpoint.
+        """Stop calling the hooks of ``instrument``. Not a checkpoint.
 
         Raises:
-          KeyError: if it is not there: it was removed before, or a hook of it has raised.
+          KeyError: if it is not there: never added, removed, or a hook of it has raised.
         """
         self._scheduler.check_thread()
         if not self._scheduler.hooks.remove(instrument):
@@ -281,14 +282,14 @@ class Lanes(Submitter):
         *,
         sessions: LaneConfig | None = None,
     ) -> None:
-        """Change lanes while they work: the whole change is applied, or nothing if a part is bad.
+        """Change lanes while they work: the whole change, or nothing if a part is bad.
 
         A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration, a
         new name adds a lane, None removes a lane, and lanes that are not named stay as they are.
         ``groups``, if given, replaces all groups; ``sessions``, if given, is from now on the
-        configuration of every session that has none of its own. Then all jobs that can start
-        start. Running jobs are not touched, and rate limits keep their history, but a limit with
-        another algorithm begins empty. Not a checkpoint.
+        configuration of every session without a configuration of its own. Then waiting jobs start
+        if they can. Running jobs are not touched, and rate limits keep their history, but a limit
+        with another algorithm begins empty. Not a checkpoint.
 
         Raises:
           TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
@@ -319,11 +320,11 @@ class Lanes(Submitter):
     def reset(self, name: str | None = None) -> int:
         """Give up the jobs that run, though their bodies may go on. Returns how many.
 
-        The last resort for bodies that do not end. They are cancelled, and at once their slots are
-        free and their handles settle with `LaneResetError`; the later end of such a body changes
-        nothing. Waiting jobs are kept, and start. So a body that was given up may overlap its
-        successor: try ``cancel`` and `wait_active` first. The bodies stay children of the lanes'
-        nursery, and leaving the block waits for them. Not a checkpoint.
+        This is the last resort for bodies that do not end. They are cancelled, and at once their
+        slots are free and their handles settle with `LaneResetError`; the later end of such a body
+        changes nothing. Waiting jobs are kept, and start. So a body that was given up may overlap
+        its successor: try ``cancel`` and `wait_active` first. The bodies stay children of the
+        lanes' nursery, and leaving the block waits for them. Not a checkpoint.
         """
         return _control.reset(self._scheduler, _control.named(self._scheduler, name))
 
@@ -331,8 +332,8 @@ class Lanes(Submitter):
     def pause(self, name: str | None = None) -> None:
         """Start no more jobs in that lane, or in any global lane, until `resume`.
 
-        Running jobs are not touched. The name of a template means all of its lanes, including those
-        that come to life later; so does a call without a name for every template. Not a checkpoint.
+        Running jobs are not touched. The name of a template means all of its lanes, also lanes that
+        come to life later. Without a name, this holds for every template. Not a checkpoint.
         """
         _control.pause(self._scheduler, _control.alive(self._scheduler, name))
 
@@ -340,8 +341,8 @@ class Lanes(Submitter):
     def pause_for(self, name: str | None, seconds: float) -> None:
         """Start no more jobs in that lane, or in any global lane, for ``seconds`` from now.
 
-        For a Retry-After. It only ever extends such a pause; `resume` ends it too. Lanes of a
-        template that come to life later are paused as by `pause`. Not a checkpoint.
+        Use it for a Retry-After. It never shortens such a pause; `resume` ends it. Later lanes of a
+        template are paused, as by `pause`. Not a checkpoint.
 
         Raises:
           TypeError, ValueError: if ``seconds`` is no finite number from 0 up.
@@ -350,7 +351,7 @@ class Lanes(Submitter):
 
     @enable_ki_protection
     def resume(self, name: str | None = None) -> None:
-        """Undo `pause` and `pause_for`. Jobs that can start start. Not a checkpoint.
+        """Undo `pause` and `pause_for`, so that waiting jobs may start. Not a checkpoint.
 
         With the name of a template, or without a name, lanes that come to life later are not paused
         either, even if they are configured so. A lane that was resumed by its own name while its
@@ -364,8 +365,10 @@ class Lanes(Submitter):
     async def wait_active(self, name: str | None = None, *, timeout: float = math.inf) -> bool:
         """Wait for the end of the jobs that run now; True when they ended, False at the timeout.
 
-        Later jobs are not waited for; inside a job, neither are those that `wait_idle` leaves out.
-        A checkpoint.
+        It ignores later jobs and, inside a job, jobs that `wait_idle` leaves out. A checkpoint.
+
+        Raises:
+          TypeError, ValueError: if ``timeout`` is no number of seconds from 0 up.
         """
         actors = _control.named(self._scheduler, name)
         return await _control.wait_active(self._scheduler, actors, timeout)
@@ -448,7 +451,10 @@ class Lanes(Submitter):
         it.
 
         Args:
-          waiting: whether jobs that wait now are waited for, or cancelled at once.
+          waiting: whether jobs that wait now may still run, or are cancelled at once.
+
+        Raises:
+          TypeError, ValueError: for a bad argument; then the lanes are not closed.
         """
         return await drain(
             self._scheduler,

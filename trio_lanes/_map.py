@@ -34,9 +34,9 @@ _LEFT: Final = "the block of its map was left"
 class MapResults(Generic[T_co]):
     """The results of a `map`, an async iterator: ``async with lanes.map(...) as results``.
 
-    There is exactly one result for each item. If an item failed, taking its result raises that
-    exception; code that catches it may go on with the next result. A failure of the iterable itself
-    is raised after the results of the items before it. Taking a result is a checkpoint, and loses
+    There is exactly one result for each item. Taking the result of a failed item raises its
+    exception; code that catches it may take the next result. A failure of the iterable itself is
+    raised after the results of the items before it. Taking a result is a checkpoint, and loses
     nothing if it is cancelled: the next attempt goes on. Only one task at a time may take results.
 
     Raises:

@@ -1,10 +1,10 @@
 """`open_nursery`: a Trio nursery whose children are jobs in lanes.
 
 Theory of operation. A `LaneNursery` is a client of the public verbs. It holds a Trio nursery, and
-submits each child by `submit_nowait`, so that the child has its place in line when the call
+submits each child by `submit_nowait`, so that the child has its place in its queue when the call
 returns. For each child a task of the Trio nursery waits for the end of the job, and fails if the
 job has failed. Everything else then follows from Trio's nursery: leaving waits for these tasks,
-the first failure cancels the others, and what leaves is one exception group.
+the first failure cancels the other tasks, and exceptions leave in one exception group.
 
 Invariants:
 
@@ -12,9 +12,9 @@ Invariants:
 * A waiting task ends only after its job has ended. So the Trio nursery, which waits for all of its
   tasks, outlives each child. The one exception is a deadlock that the cancellation of a child does
   not undo.
-* When a waiting task hears of a cancellation, or of a failure, it cancels all children at once and
-  not its own alone: the waiting children are withdrawn before a running one can give a slot to one
-  of them.
+* A waiting task that learns of a cancellation, or of a failure, cancels all children at once, and
+  not only its own child: the waiting children are withdrawn before a running child can give its
+  slot to a waiting child.
 
 What was tried and left: a Trio nursery whose children call `Lanes.run`. Trio starts tasks in random
 order, so the children lost the order of the calls.
@@ -56,8 +56,7 @@ _STOPPED: Final = "its nursery was cancelled"
 class LaneNursery:
     """A nursery whose children are jobs: ``async with lanes.open_nursery() as jobs``.
 
-    Only `Lanes.open_nursery` makes one. How it ends, and which ends of a child are failures, is
-    said there.
+    Only `Lanes.open_nursery` makes one, and describes its end and the failures of its children.
     """
 
     _submitter: Submitter
@@ -88,8 +87,8 @@ class LaneNursery:
     def cancel_scope(self) -> trio.CancelScope:
         """The scope around the block and all children, as that of a `trio.Nursery`.
 
-        Its cancellation, or its deadline, withdraws the children that wait and cancels those that
-        run. With ``shield`` a cancellation from outside of the nursery reaches no child.
+        Its cancellation, or its deadline, withdraws waiting children and cancels running children.
+        With ``shield`` a cancellation from outside of the nursery reaches no child.
         """
         return self._nursery.cancel_scope
 
@@ -101,7 +100,7 @@ class LaneNursery:
         *args: *Ts,
         **options: Unpack[JobOptions],
     ) -> None:
-        """Submit a child. Its place in line is taken at once.
+        """Submit a child. It takes its place in its queue at the call.
 
         Any task may call it until the nursery has closed, also the body of a child. If the nursery
         was cancelled, or a child has failed, the new child is withdrawn in the call and never
@@ -124,8 +123,8 @@ class LaneNursery:
     ) -> Job[T]:
         """As `start_soon`, and return the handle.
 
-        The child is one like any other: if it fails, then the nursery fails, whether or not a task
-        waits for the handle. Raises what `start_soon` raises. Not a checkpoint.
+        If the child fails, the nursery fails, whether or not a task waits for the handle. Raises
+        what `start_soon` raises. Not a checkpoint.
         """
         job: Job[T] = self._start(fn, args, options)
         return job
@@ -173,7 +172,7 @@ class LaneNursery:
                 job.cancel(_STOPPED)
 
     def _last_first(self) -> list[AnyJob]:
-        """The children, the last in line first: a head that goes may let its successor start."""
+        """The children, in reverse order: a head that goes may let its successor start."""
         return sorted(self._children, key=lambda job: (job.priority, -job.id))
 
     @enable_ki_protection

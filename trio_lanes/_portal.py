@@ -56,8 +56,8 @@ class LanesPortal:
 
     * `LanesClosedError` once the lanes are closed, or the whole run has ended. If the lanes are
       closed before a submission arrives, its future raises it.
-    * `TypeError`, Trio's own, for an object that is visibly no async function; or for an option
-      that does not exist or is of the wrong type.
+    * `TypeError`, Trio's own error, for an object that is visibly no async function; or for an
+      option that does not exist or is of the wrong type.
     * `ValueError` for an option with a bad value, and for ``yield_slot``.
     * `UnknownLaneError` for a lane that does not exist.
     """
@@ -65,7 +65,7 @@ class LanesPortal:
     _scheduler: Scheduler
     _make: Callable[..., AnyJob]
     _token: trio.lowlevel.TrioToken
-    _thread: int  # that of the lanes
+    _thread: int  # of the lanes
     _submissions: dict[Future[Any], _Submission]  # the submissions that have not settled
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class LanesPortal:
     ) -> Future[T]:
         """Submit, and return at once a future that settles as the job does.
 
-        If a lane has no room, the job waits for room in line; ``result(timeout)`` and ``cancel()``
+        If a lane has no room, the job waits for room; ``result(timeout)`` and ``cancel()``
         limit that wait. Cancelling the future withdraws a job that has not started, and cancels
         the body of a running job; it is refused only when the job has settled. ``result`` then
         raises `concurrent.futures.CancelledError` at once, while `concurrent.futures.wait` waits
@@ -104,7 +104,7 @@ class LanesPortal:
         the last reference to the future goes. Callbacks of the future are called in the lanes' own
         thread and must not block. In asyncio, `asyncio.wrap_future` makes it awaitable.
 
-        The future raises as `Job.wait` does. Any thread may call this, also that of the lanes.
+        The future raises as `Job.wait` does. Any thread may call this, also the lanes' own thread.
         """
         future: _JobFuture[T] = _JobFuture(self._cancel_soon)
         self._send(future, fn, args, options)
@@ -281,7 +281,7 @@ class _JobFuture(Future[T]):
 
 @final
 class _Submission:
-    """A submission that has arrived and has not settled: in line for room, or accepted."""
+    """A submission that has arrived and has not settled: it waits for room, or is accepted."""
 
     until_started: Final = False  # as a waiter of its job it is told of the end
 

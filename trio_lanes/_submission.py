@@ -36,8 +36,8 @@ class Submitter:
     cancel scope around the submission has no effect on it.
 
     All raise, at the call and with nothing changed:
-      TypeError: Trio's own, for an object that is visibly no async function; or for an option
-        that does not exist or is of the wrong type.
+      TypeError: Trio's own error, for an object that is visibly no async function; or for an
+        option that does not exist or is of the wrong type.
       ValueError: for an option with a bad value.
       UnknownLaneError: for a lane that does not exist.
       LanesClosedError: if the lanes take no new work; a running job may submit until they are shut.
@@ -58,10 +58,10 @@ class Submitter:
     ) -> T:
         """Submit, waiting for room where the lane is bounded, and wait for the result.
 
-        Returns the value of the function, or raises as `Job.wait` does. A checkpoint. If it is
-        cancelled, a waiting job is withdrawn, a running job is cancelled, and this ends only when
-        the job has ended: with its value if the body returned, with its exception if the body
-        raised, else with `trio.Cancelled`.
+        Returns the value of the function, or raises as `Job.wait` does. A checkpoint. Cancelling
+        it withdraws a waiting job, and cancels a running job. Then it ends only when the job has
+        ended: with the value if the body returned, with the exception if the body raised, else
+        with `trio.Cancelled`.
 
         Raises:
           LaneDeadlockError: inside a job, if this would never end. A waiting job is withdrawn; a
@@ -94,9 +94,12 @@ class Submitter:
         *args: *Ts,
         **options: Unpack[JobOptions],
     ) -> Job[T]:
-        """Submit, waiting for room in line with others, and return the handle.
+        """Submit, waiting for room in order of arrival, and return the handle.
 
-        A checkpoint. If it raises `trio.Cancelled`, nothing was submitted.
+        A checkpoint. It has submitted nothing if it raises, also if it raises `trio.Cancelled`.
+
+        Raises:
+          LaneDeadlockError: inside a job, if room would never come.
         """
         job: Job[T] = self._make(fn, args, options)
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -111,7 +114,7 @@ class Submitter:
         *args: *Ts,
         **options: Unpack[JobOptions],
     ) -> Job[T]:
-        """Submit and return the handle. The job's place in line is taken at once.
+        """Submit and return the handle. The job takes its place in the queue at the call.
 
         Not a checkpoint.
 
@@ -134,7 +137,7 @@ class Submitter:
         *args: *Ts,
         **options: Unpack[JobOptions],
     ) -> None:
-        """Submit, as `trio.Nursery.start_soon`: a failure leaves `open_lanes`.
+        """Submit, as by `trio.Nursery.start_soon`: a failure leaves `open_lanes`.
 
         Not a checkpoint.
 
@@ -149,8 +152,8 @@ class Submitter:
     def would_wait(self, **options: Unpack[JobOptions]) -> tuple[Blocker, ...]:
         """Return why a job with these options would wait if it were submitted now.
 
-        Empty if it would start at once. No job is submitted, and nothing changes; bounds on waiting
-        jobs are ignored. Linear in the number of jobs before it. Not a checkpoint.
+        The tuple is empty if the job would start at once. Nothing is submitted or changed; bounds
+        on waiting jobs are ignored. Linear in the number of jobs before it. Not a checkpoint.
 
         Raises:
           TypeError, ValueError, UnknownLaneError, LanesClosedError: as `submit_nowait`.
@@ -175,23 +178,22 @@ class Submitter:
                 async for page in results:
                     ...
 
-        Items are read and submitted as results are taken: there are never more than
-        ``max_outstanding`` items that have been read and whose results have not been taken. An
-        async iterable is read meanwhile, in a task of the block. If a lane has no room, the item
-        waits for room in line. All jobs run in copies of the context of this call.
+        Items are read and submitted as results are taken: at most ``max_outstanding`` items are
+        read ahead of the results that were taken. An async iterable is read meanwhile, in a task of
+        the block. If a lane has no room, the item waits for room in order of arrival. All jobs run
+        in copies of the context of this call.
 
-        Leaving the block cancels the jobs that have not ended, waits for those that run, and
-        closes the async iterator of ``items``. Entering is not a checkpoint, leaving is.
+        Leaving the block cancels the jobs that have not ended, waits until running jobs have ended,
+        and closes the async iterator of ``items``. Entering is not a checkpoint, leaving is.
 
-        Inside a job, taking a result is a wait for other jobs: a `LaneDeadlockError` if it would
-        never end. ``yield_slot`` lends that job's slot whenever it waits here, also in leaving.
+        Inside a job, taking a result raises a `LaneDeadlockError` if that wait would never end.
+        ``yield_slot`` lends that job's slot whenever it waits here, also in leaving.
 
         Args:
           items: an iterable or an async iterable; it may be endless.
           session: returns the session of an item; without it, jobs have no session.
           ordered: whether results come in the order of the items, or as the jobs end.
-          max_outstanding: if None, twice the concurrency of the lane, as it is at each time; at
-            least 1, at most 1,000.
+          max_outstanding: if None, twice the lane's concurrency, from 1 to 1,000.
 
         Raises:
           RuntimeError: for ``yield_slot`` outside of a job.
@@ -304,7 +306,7 @@ async def _nothing() -> None:
 
 
 def _as_one(**options: Any) -> dict[str, Any]:
-    """Options from several places, none of which may be named twice."""
+    """Join options from several places; an option that is named twice is a `TypeError`."""
     return options
 
 

@@ -35,7 +35,7 @@ class OneLane(Submitter):
 
     @property
     def name(self) -> str:
-        """Its full name: that of a session's lane begins with ``session:``."""
+        """Its full name; the name of a session's lane begins with ``session:``."""
         return self._name
 
     def jobs(self) -> list[AnyJob]:
@@ -90,7 +90,7 @@ class OneLane(Submitter):
 
 @final
 class Lane(OneLane):
-    """A global lane: ``lanes.lane("main")``. Its verbs are those of `Lanes`, for this lane."""
+    """A global lane, ``lanes.lane("main")``, with the verbs of `Lanes` for this lane."""
 
     _told_of: LaneActor | None  # the actor that a hook was called for; it may be gone by then
 
@@ -105,7 +105,7 @@ class Lane(OneLane):
 
     @property
     def _actor(self) -> LaneActor:
-        """The actor now: that of a template comes and goes, and a lane may be removed.
+        """The present actor: a template's lane comes and goes, and a lane may be removed.
 
         Raises:
           UnknownLaneError: if there is no such lane any more.
@@ -128,12 +128,12 @@ class Lane(OneLane):
 
     @property
     def label(self) -> str:
-        """Its name, or that of the template that it comes from: fit for the label of a metric."""
+        """Its name, or the name of its template, for the label of a metric."""
         return self._actor.label
 
     @property
     def config(self) -> LaneConfig:
-        """Its configuration, with the concurrency that it has now; a shared limiter has its own."""
+        """Its configuration, with its present concurrency, unless its limiter is shared."""
         return self._actor.config
 
     @property
@@ -145,9 +145,8 @@ class Lane(OneLane):
     def concurrency(self) -> int | float:
         """How many jobs it runs at once; may be set at any time.
 
-        Jobs that can start after a raise start at once; lowering it stops no running job. The
-        concurrency that is set for a template's lane lasts until that lane goes, or its template is
-        configured.
+        Raising it starts waiting jobs at once; lowering it stops no running job. For a template's
+        lane it lasts until that lane goes, or its template is configured.
 
         Raises:
           TypeError, ValueError: if the value is neither a whole number from 0 up nor `math.inf`.
@@ -182,8 +181,8 @@ class Lane(OneLane):
     def head(self, n: int) -> list[AnyJob]:
         """Return the first ``n`` jobs of its line, the next to start first.
 
-        Its line has the jobs without a session, and those that their sessions have forwarded; and
-        running jobs that are readmitted. The other jobs of the line are not looked at.
+        Its line has the jobs without a session, the jobs that sessions have forwarded, and running
+        jobs that are readmitted. Later jobs of the line are not read.
 
         Raises:
           TypeError, ValueError: if ``n`` is no whole number from 0 up.
@@ -195,7 +194,7 @@ class Lane(OneLane):
     def running(self, n: int) -> list[AnyJob]:
         """Return the first ``n`` of its running jobs, in the order of submission.
 
-        No waiting job is looked at.
+        No waiting job is read.
 
         Raises:
           TypeError, ValueError: if ``n`` is no whole number from 0 up.
@@ -211,7 +210,7 @@ class Lane(OneLane):
 class SessionLane(OneLane):
     """The lane of one session: ``lanes.session("alice")``. It need not be alive.
 
-    A view: making one, or looking at it, does not bring the lane to life.
+    This is a view: making or reading it does not bring the lane to life.
     """
 
     _key: str

@@ -84,9 +84,9 @@ class Blocker:
     kind: BlockerKind
     """``delay``: it is not due. ``session``: its session runs as many jobs as it may. ``order``:
     other jobs are before it. ``concurrency``: the lane has no free slot. ``pause``, ``rate``: of
-    that lane. ``group``: the group has no token. ``reservation``: the tokens that the group has
-    left are reserved for other members. ``job``: it runs, and waits for these jobs. ``room``: it
-    runs, and waits for room to submit. ``lent``: it runs, and has lent its slot to wait for
+    the lane. ``group``: the group has no token. ``reservation``: the tokens that the group has left
+    are reserved for other members. ``job``: it runs, and waits for these jobs. ``room``: it runs,
+    and waits for room to submit. ``lent``: it runs, and has lent its slot to wait for
     ``reason``."""
     lane: str
     """The name of a global lane, of a session lane, or of a group."""
@@ -235,9 +235,9 @@ class Job(Generic[T_co]):
 
     @property
     def lane_label(self) -> str:
-        """The name of its global lane, or of the template that lane comes from.
+        """The name of its global lane, or of the template of that lane.
 
-        Fit for the label of a metric, as there are only as many as are configured.
+        Use it for the label of a metric: it has only as many values as lanes are configured.
         """
         return self._lane.label
 
@@ -355,17 +355,17 @@ class Job(Generic[T_co]):
     def cancel(self, reason: str | None = None) -> bool:
         """Cancel it; True if it had not ended.
 
-        A waiting job settles at once and is never called. The body of a running one is
-        cancelled, as by a `trio.CancelScope` around it, and the job settles when the body has
-        ended: as SUCCEEDED or FAILED if the body returned or raised nevertheless. Not a checkpoint.
+        A waiting job settles at once and is never called. The body of a running job is cancelled,
+        as by a `trio.CancelScope` around it, and the job settles when the body has ended: as
+        SUCCEEDED or FAILED if the body returned or raised nevertheless. Not a checkpoint.
         """
         return self._keeper.cancel(self, reason)
 
     async def wait(self) -> T_co:
-        """Wait until it has settled, and return what its body returned. A checkpoint.
+        """Wait until it has settled, and return the value of its body. A checkpoint.
 
-        Any number of tasks may wait, any number of times. Cancelling a waiter does not cancel
-        the job.
+        Any number of tasks may wait, any number of times. Cancelling a wait leaves nothing behind,
+        and does not cancel the job.
 
         Raises:
           Exception: the very exception with which the body failed.
@@ -385,7 +385,7 @@ class Job(Generic[T_co]):
         """Wait until it has started. A checkpoint; cancelling the wait leaves nothing behind.
 
         Raises:
-          JobCancelledError, QueueTimeoutError, LanesClosedError: if it never will, as in `wait`.
+          JobCancelledError, QueueTimeoutError, LanesClosedError: if it never starts, as in `wait`.
           LaneDeadlockError: as `wait`.
         """
         self._keeper.check_thread()
@@ -398,7 +398,7 @@ class Job(Generic[T_co]):
 
     @enable_ki_protection
     async def wait_done(self) -> None:
-        """Wait until it has settled, however. A checkpoint; cancelling it leaves nothing behind.
+        """Wait until it has settled. A checkpoint; cancelling the wait leaves nothing behind.
 
         Raises:
           LaneDeadlockError: as `wait`.
@@ -453,10 +453,10 @@ class Job(Generic[T_co]):
 
         Use it inside the job, around a wait that is long, or that needs such a slot to end. The job
         keeps the slot of its session. Several tasks of the job may lend at once: it lends from the
-        first to the last. Taking the slot back goes before all waiting jobs, ignores pauses and
-        reservations, respects the limit, and is shielded from cancellation, as in
-        `trio.Condition.wait`; a job that is cancelled goes on without a slot only if none can come,
-        since limits were lowered. Its ``timeout`` goes on meanwhile, its ``idle_timeout`` does not.
+        first to the last. At the end it takes a slot back, before all waiting jobs and in spite of
+        pauses and reservations, but within the limit. This wait is shielded from cancellation, as
+        in `trio.Condition.wait`. A cancelled job leaves the block without a slot only if no slot
+        can come, since limits were lowered. Its ``timeout`` counts on, its ``idle_timeout`` stops.
         `lend_slot` is another name of it. Entering is not a checkpoint; leaving lets other tasks
         run, but cannot be cancelled.
 
@@ -465,7 +465,7 @@ class Job(Generic[T_co]):
 
         Raises:
           TypeError: if ``reason`` is neither a string nor None.
-          RuntimeError: if it does not run.
+          RuntimeError: if it does not run, or if this task is not inside it.
         """
         if reason is not None and not isinstance(reason, str):
             raise TypeError(f"reason must be a string or None, not {reason!r}")
@@ -482,13 +482,13 @@ class Job(Generic[T_co]):
     async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
         """Give its slot back, and return when its lane would start it again, first of its priority.
 
-        For a 429 with Retry-After: call ``lanes.pause_for(...)``, then this. The job waits as
-        before its start: for a slot, and for the pauses and rate limits of its lane and its
+        Use it for a 429 with Retry-After: call ``lanes.pause_for(...)``, then this. The job waits
+        as before its start: for a slot, and for the pauses and rate limits of its lane and its
         session. Its start is charged again, with ``cost`` if that is given. A checkpoint. If the
         wait is cancelled, the job waits, shielded, for a slot to clean up with.
 
         Raises:
-          RuntimeError: if it does not run, or lends its slot.
+          RuntimeError: if it does not run, lends its slot, or if this task is not inside it.
           TypeError, ValueError: for a bad cost.
         """
         if self._state is not RUNNING:
@@ -564,7 +564,7 @@ def make_job(
     options: RareOptions,
     parent: weakref.ref[AnyJob] | None,
 ) -> AnyJob:
-    """A job that the lanes do not know yet, with its cancel scope."""
+    """Make a job, with its cancel scope. It is not submitted yet."""
     # By hand: an `__init__` of attrs looks up each default by name, and costs twice as much. Fields
     # that are first read after the submission, or after the start, are set there.
     job: AnyJob = Job.__new__(Job)

@@ -52,8 +52,8 @@ class LaneConfig:
     limiter: trio.CapacityLimiter | None = attrs.field(
         default=None, validator=_check.field(_check.optional_limiter)
     )
-    """A limiter that the application shares between lanes and its own code, instead of one of the
-    lane's own; its tokens are the concurrency then."""
+    """A limiter that the application shares between lanes and its own code; its tokens are the
+    concurrency then. None: the lane has a limiter of its own."""
     max_waiting: int | float = attrs.field(default=math.inf, validator=_check.field(_check.count))
     """How many jobs bound for it may wait, in both layers together; `math.inf` for no bound."""
     rate: RateLimit | Sequence[RateLimit] = attrs.field(default=(), converter=rate_limits)
@@ -65,7 +65,7 @@ class LaneConfig:
     warn_after: float = attrs.field(default=2.0, validator=_check.field(_check.seconds))
     """Seconds of waiting after which a warning is given, unless the job has its own."""
     overdue_after: float = attrs.field(default=10.0, validator=_check.field(_check.seconds))
-    """Seconds by which a body may outlive its cancellation before instruments are told."""
+    """Seconds by which a body may outlive its cancellation before ``job_overdue`` is called."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether it begins paused."""
     timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
@@ -82,7 +82,7 @@ class LaneConfig:
 
     @property
     def job_defaults(self) -> Mapping[str, float]:
-        """The options that its jobs have unless they say otherwise, by name."""
+        """The options of a job of it that a submission does not set, by name."""
         given = {name: getattr(self, name) for name in _DEFAULTS}
         return {name: value for name, value in given.items() if value != math.inf}
 
@@ -96,7 +96,7 @@ class LaneConfig:
 
 @attrs.frozen
 class LaneGroup:
-    """Global lanes, or templates of such, that share a budget and rate limits.
+    """Global lanes, or templates of lanes, that share a budget and rate limits.
 
     Raises:
       TypeError, ValueError: for a bad value, naming the field and the value.
@@ -123,7 +123,7 @@ class LaneGroup:
 
 
 def session_config(config: LaneConfig, what: str = "sessions") -> LaneConfig:
-    """Check ``config`` as that of session lanes, which have only some of the fields.
+    """Check ``config`` for session lanes, which have only some of the fields.
 
     Raises:
       TypeError: if it is no `LaneConfig`.
@@ -161,7 +161,7 @@ class MapOptions(TypedDict, total=False):
     owner: Hashable
     """The owner that it counts for in a `fair` lane, and in ``clear``; its session by default."""
     delay: float
-    """Seconds after which it takes its place in line; it is WAITING until then."""
+    """Seconds after which it takes its place in its queue; it is WAITING until then."""
     timeout: float
     """Seconds that it may *run*, counted from its start."""
     queue_timeout: float
@@ -169,7 +169,7 @@ class MapOptions(TypedDict, total=False):
     idle_timeout: float
     """Seconds that it may run without ``current_job().progress()``."""
     warn_after: float
-    """Seconds of waiting after which a warning is given; those of the global lane by default."""
+    """Seconds of waiting after which a warning is given; by default the global lane's."""
     on_wait: Callable[[Job[Any], float], None] | None
     """Called once, with the job and the seconds waited, when the wait exceeds ``warn_after``."""
     cost: float | Mapping[str, float]
@@ -178,9 +178,9 @@ class MapOptions(TypedDict, total=False):
     yield_slot: bool
     """In ``run``, inside a job: lend that job's slot while waiting."""
     name: str
-    """For people and hooks; the name of the function by default."""
+    """A name for people and hooks; by default the name of the function."""
     meta: Any
-    """For people and hooks; never looked at."""
+    """An object for people and hooks; lanes do not use it."""
 
 
 class JobOptions(MapOptions, total=False):
