@@ -90,7 +90,7 @@ from . import lending, parking
 from .closing import Closing
 from .registry import Registry
 from .settling import Verdict, interrupted, raised, watch_failure
-from .workers import WorkerPool
+from .workers import MOST_HIRED, WorkerPool
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -280,7 +280,11 @@ class Scheduler:
                 elif unseen and (request := self.room.next_entry(self.now)) is not None:
                     self._tell_request(request, outcome.Value(None))
                     self.submit(request.job)
-                elif granted and not workers.stepping and workers.ready < len(granted):
+                elif (
+                    granted
+                    and workers.ready < min(MOST_HIRED, len(granted))
+                    and not workers.stepping
+                ):
                     workers.hire()
                 elif changed:
                     self._tell_of(next(iter(changed)))

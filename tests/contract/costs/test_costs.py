@@ -96,6 +96,26 @@ def test_a_job_that_blocks_costs_one_task_and_two_steps_where_no_task_is_reused(
     assert steps.steps - idle.steps <= 2 * JOBS + 40
 
 
+def test_jobs_that_never_block_have_few_tasks_in_a_wide_lane_too() -> None:
+    steps = burst(no_op, concurrency=100)
+    assert steps.tasks <= 13  # eight workers, Trio's own, the timer of long waits
+
+
+@pytest.mark.many_seeds(10)
+async def test_a_hundred_jobs_that_block_start_within_five_passes_of_the_scheduler() -> None:
+    async def blocks(value: int) -> int:
+        await trio.sleep_forever()
+        return value
+
+    async with open_lanes({"main": 100}) as lanes:
+        jobs = [lanes.submit_nowait(blocks, n) for n in range(100)]
+        for _ in range(5):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        begun = [job for job in jobs if [*job.iter_await_frames()]]
+        lanes.reset()
+    assert begun == jobs
+
+
 def test_runs_one_after_another_share_a_task_and_then_leave_none() -> None:
     steps = Steps()
 
