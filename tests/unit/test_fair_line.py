@@ -164,7 +164,7 @@ def test_items_are_seen_in_the_order_in_which_they_came() -> None:
     assert len(line) == 3
 
 
-def test_an_item_may_have_the_arrival_of_one_that_was_taken_out() -> None:
+def test_an_item_may_have_the_arrival_of_an_item_that_was_taken_out() -> None:
     line: FairLine[Item] = FairLine(aging=1.0)
     first = Item("first", 0, 1, since=0.0)
     fill(line, first, Item("other", 1, 2, since=5.0))

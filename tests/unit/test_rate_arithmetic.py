@@ -52,7 +52,7 @@ def fullest(starts: list[tuple[float, float]], per: float) -> Fraction:
 # ---- what may be said
 
 
-def test_what_is_said_can_be_read_back() -> None:
+def test_every_field_can_be_read_back() -> None:
     limit = RateLimit(90_000, 10, unit="tokens", burst=9_000)
     assert (limit.limit, limit.per, limit.unit, limit.burst) == (90_000, 10, "tokens", 9_000)
     assert limit.algorithm == "gcra"
@@ -125,7 +125,7 @@ def test_a_mapping_without_requests_costs_one_request() -> None:
     assert costs_of({}) == {"requests": 1}
 
 
-def test_costs_are_a_copy_that_nobody_changes() -> None:
+def test_costs_are_a_read_only_copy() -> None:
     given = {"tokens": 300}
     costs = costs_of(given)
     given["tokens"] = 1
@@ -199,7 +199,7 @@ def test_two_per_second_start_in_pairs_a_second_apart() -> None:
     assert start_many(rates, 6) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
 
 
-def test_one_that_comes_in_the_middle_of_a_window_starts_at_its_end() -> None:
+def test_a_job_that_comes_in_the_middle_of_a_window_starts_at_its_end() -> None:
     rates = Rates([RateLimit(1, 0.5, algorithm="sliding")])
     assert start(rates, ONE, 0.0) == 0.0
     assert start(rates, ONE, 0.25) == 0.5
@@ -236,7 +236,7 @@ def test_a_window_that_a_float_cannot_say_is_rounded_up() -> None:
     assert now == pytest.approx(99.9)
 
 
-def test_what_has_left_the_window_is_forgotten() -> None:
+def test_charges_that_have_left_the_window_are_forgotten() -> None:
     rates = Rates([RateLimit(5, 1, algorithm="sliding")])
     now = start_many(rates, 100)[-1]
     tracemalloc.start()
@@ -422,7 +422,7 @@ def test_three_hundred_jobs_use_most_of_a_minute_and_never_more_than_the_limits(
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
-def test_what_was_not_used_is_given_back(algorithm: Any) -> None:
+def test_unused_units_are_given_back(algorithm: Any) -> None:
     rates = Rates([RateLimit(10, 10, unit="tokens", algorithm=algorithm)])
     rates.charge({"tokens": 10}, 0.0)
     assert rates.ready_at({"tokens": 1}, 1.0) > 1.0
@@ -440,7 +440,7 @@ def test_what_was_not_used_is_given_back(algorithm: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
-def test_what_was_used_on_top_is_a_debt_for_those_who_come_later(algorithm: Any) -> None:
+def test_use_above_the_charge_is_a_debt_for_later_jobs(algorithm: Any) -> None:
     rates = Rates([RateLimit(10, 10, burst=None, algorithm=algorithm)])
     rates.charge(ONE, 0.0)
     rates.correct({"requests": 30}, 2.0, 0.0)
@@ -449,7 +449,7 @@ def test_what_was_used_on_top_is_a_debt_for_those_who_come_later(algorithm: Any)
     assert start(rates, ONE, 2.0) == late
 
 
-def test_sliding_gives_nothing_back_of_what_has_left_the_window() -> None:
+def test_sliding_gives_back_nothing_of_a_charge_that_has_left_the_window() -> None:
     rates = Rates([RateLimit(10, 10, algorithm="sliding")])
     rates.charge({"requests": 10}, 0.0)
     assert start(rates, {"requests": 10}, 9.0) == 10.0
@@ -465,7 +465,7 @@ def test_gcra_gives_nothing_back_that_has_run_over() -> None:
     assert rates.ready_at({"requests": 2}, 8.0) == 9.0
 
 
-def test_what_one_correction_frees_is_not_given_back_by_another() -> None:
+def test_units_that_one_correction_frees_are_not_given_back_by_another() -> None:
     rates = Rates([RateLimit(29, 10, burst=20)])  # one a second
     for time, cost in ((0.0, 5), (1.0, 10), (2.0, 5)):
         rates.charge({"requests": cost}, time)
@@ -601,7 +601,7 @@ def test_a_new_sliding_limit_takes_the_longest_past() -> None:
     assert rates.ready_at(ONE, 5.0) == 30.0
 
 
-def test_a_new_gcra_limit_keeps_what_is_used() -> None:
+def test_a_new_gcra_limit_keeps_the_used_units() -> None:
     rates = Rates([RateLimit(10, 6, burst=5)])  # one a second
     rates.charge({"requests": 5}, 0.0)
     rates = rates.reconfigured([RateLimit(20, 8, burst=5)], 1.0)  # two a second, and 4 are used
@@ -639,7 +639,7 @@ def test_gcra_gives_nothing_back_that_ran_over_before_a_change() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
-def test_what_was_charged_before_a_change_can_be_corrected_after_it(algorithm: Any) -> None:
+def test_a_charge_before_a_change_of_limits_can_be_corrected_after_it(algorithm: Any) -> None:
     rates = Rates([RateLimit(10, 10, algorithm=algorithm)])
     rates.charge({"requests": 10}, 0.0)
     rates = rates.reconfigured([RateLimit(12, 10, algorithm=algorithm)], 1.0)

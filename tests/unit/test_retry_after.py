@@ -99,7 +99,7 @@ def test_the_time_until_a_limit_is_reset_is_a_duration(value: str, seconds: floa
 
 
 @pytest.mark.parametrize("value", ["6m 0s", "s", "1s!", "!1s", "1x", "-1s", "9" * 400 + "s"])
-def test_what_is_no_duration_counts_as_not_there(value: str) -> None:
+def test_a_value_that_is_no_duration_is_ignored(value: str) -> None:
     assert retry_after({"x-ratelimit-reset-requests": value}) is None
 
 
@@ -164,7 +164,7 @@ def test_a_time_of_a_reset_that_is_no_rfc_3339_counts_as_not_there(value: str) -
     assert retry_after({"anthropic-ratelimit-unified-5h-reset": value}, now=NOON) is None
 
 
-def test_one_reset_that_cannot_be_read_does_not_hide_the_others() -> None:
+def test_an_unreadable_reset_header_does_not_hide_the_others() -> None:
     headers = {"x-ratelimit-reset-requests": "?", "x-ratelimit-reset-tokens": "4s"}
     assert retry_after(headers) == 4.0
 

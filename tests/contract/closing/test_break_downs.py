@@ -116,7 +116,7 @@ class Owner:
         return 1
 
 
-async def test_an_owner_that_is_no_key_any_more_ends_the_lanes_with_what_it_raises(
+async def test_an_owner_that_is_no_key_any_more_ends_the_lanes_with_its_exception(
     autojump_clock: MockClock,
 ) -> None:
     owner = Owner()
@@ -161,7 +161,7 @@ class LateOwner:
         return self is other
 
 
-async def test_who_waited_for_a_job_is_told_although_the_batch_that_ended_it_was_broken_off(
+async def test_the_waiters_of_a_job_are_told_although_the_batch_that_ended_it_was_broken_off(
     autojump_clock: MockClock,
 ) -> None:
     owner = LateOwner()

@@ -79,7 +79,7 @@ async def test_after_close_every_way_to_submit_is_refused_with_reason_and_retry_
         assert lanes.jobs() == []
 
 
-async def test_close_lets_what_was_accepted_before_run_to_its_end(
+async def test_close_lets_accepted_jobs_run_to_their_ends(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -132,7 +132,7 @@ async def test_a_job_of_other_lanes_is_outside(autojump_clock: MockClock) -> Non
             await others.run(body)
 
 
-async def test_a_job_of_lanes_inside_a_running_job_may_submit_while_the_outer_ones_close(
+async def test_a_job_of_lanes_inside_a_running_job_may_submit_while_the_outer_lanes_close(
     autojump_clock: MockClock,
 ) -> None:
     full = LaneConfig(concurrency=1, max_waiting=0)
@@ -157,7 +157,7 @@ async def test_a_job_of_lanes_inside_a_running_job_may_submit_while_the_outer_on
             outer.check_open()
 
 
-async def test_a_job_of_lanes_inside_a_running_job_may_wait_for_room_while_the_outer_ones_close(
+async def test_a_job_of_lanes_inside_a_running_job_may_wait_for_room_while_the_outer_lanes_close(
     autojump_clock: MockClock,
 ) -> None:
     full = LaneConfig(concurrency=1, max_waiting=0)
@@ -195,7 +195,7 @@ async def test_a_job_that_was_reset_is_outside(autojump_clock: MockClock) -> Non
         assert len(refused) == 1
 
 
-async def test_close_refuses_those_who_wait_for_room_unless_a_running_job_does(
+async def test_close_refuses_requests_for_room_that_do_not_come_from_a_running_job(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -222,7 +222,7 @@ async def test_close_refuses_those_who_wait_for_room_unless_a_running_job_does(
     assert track.ended == ["first", "insider"]
 
 
-async def test_those_of_other_lanes_jobs_who_wait_for_room_are_refused_too(
+async def test_requests_for_room_by_jobs_of_other_lanes_are_refused_too(
     autojump_clock: MockClock,
 ) -> None:
     full = LaneConfig(concurrency=1, max_waiting=0)
@@ -269,7 +269,7 @@ async def test_drain_waits_for_all_work_and_says_how_it_ended(autojump_clock: Mo
             lanes.submit_nowait(returns)
 
 
-async def test_drain_with_a_grace_cancels_what_is_left_and_tells_it(
+async def test_drain_with_a_grace_cancels_the_jobs_that_are_left_and_reports_them(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -382,7 +382,7 @@ async def test_cancelling_a_drain_leaves_the_lanes_closed_and_the_work_running(
     assert track.ended == [0, 1, 2]
 
 
-async def test_drain_inside_a_job_leaves_out_that_job_and_those_that_wait_for_it(
+async def test_drain_inside_a_job_leaves_out_that_job_and_the_jobs_that_wait_for_it(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1, "cron": 1, "other": 1}) as lanes:
@@ -440,7 +440,7 @@ async def test_a_message_behind_a_drain_in_its_session_is_cancelled_with_what_ou
         assert type(behind.exception) is LanesClosedError
 
 
-async def test_drain_inside_a_job_gives_up_who_waits_for_that_job_no_more(
+async def test_drain_inside_a_job_gives_up_a_job_that_does_not_wait_for_that_job_any_more(
     autojump_clock: MockClock,
 ) -> None:
     async def drains() -> DrainReport:

@@ -169,7 +169,7 @@ async def test_bodies_that_return_or_raise_in_an_outer_cancellation_are_believed
 
 
 @pytest.mark.parametrize("body", [never_ends, a_nursery_that_never_ends])
-async def test_who_never_started_is_told_that_the_lanes_were_cancelled_not_that_a_job_failed(
+async def test_a_job_that_never_started_is_told_that_the_lanes_were_cancelled_not_that_a_job_failed(
     body: Callable[[], Awaitable[str]], autojump_clock: MockClock
 ) -> None:
     jobs: list[Job[str]] = []

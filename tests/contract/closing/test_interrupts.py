@@ -367,7 +367,7 @@ def test_ctrl_c_on_the_way_into_or_out_of_the_block_leaves_it_like_any_error(way
         check_all_is_settled(recorder, *opened)
 
 
-def test_ctrl_c_while_a_failure_is_logged_that_nobody_saw_is_not_lost() -> None:
+def test_ctrl_c_while_an_unretrieved_failure_is_logged_is_not_lost() -> None:
     """The last reference goes in the caller's code, and logging may take long."""
     logged: list[logging.LogRecord] = []
 

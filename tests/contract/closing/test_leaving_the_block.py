@@ -141,7 +141,7 @@ async def test_a_job_of_a_lane_may_close_and_drain_it_while_the_block_is_left(
     assert trio.current_time() == 5
 
 
-async def test_what_is_known_of_the_lanes_can_be_read_when_they_have_ended(
+async def test_the_state_of_the_lanes_can_be_read_when_they_have_ended(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -216,7 +216,7 @@ async def test_jobs_are_children_of_the_lanes_nursery_and_none_outlives_the_bloc
     assert size() == before
 
 
-async def test_a_job_that_lent_the_slot_of_a_shared_limiter_gets_one_to_clean_up_with(
+async def test_a_job_that_lent_the_slot_of_a_shared_limiter_gets_a_slot_to_clean_up_with(
     autojump_clock: MockClock,
 ) -> None:
     shared = trio.CapacityLimiter(1)

@@ -76,7 +76,7 @@ async def test_what_outlives_the_grace_is_cancelled_and_then_given_up(
         assert type(waiting.exception) is LanesClosedError
 
 
-async def test_those_who_are_refused_are_told_when_to_try_again(autojump_clock: MockClock) -> None:
+async def test_refused_callers_are_told_when_to_try_again(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery, open_lanes({"main": 1}) as lanes:
         await nursery.start(partial(shutdown_on_signals, lanes, grace=10, retry_after=7))
         lanes.submit_nowait(returns)
@@ -109,7 +109,7 @@ async def test_with_nothing_to_do_the_first_signal_ends_it_at_once(
 
 @pytest.mark.parametrize("second", [SIGINT, SIGTERM])
 @pytest.mark.parametrize("grace", [10, math.inf])
-async def test_the_second_signal_cancels_what_is_left(
+async def test_the_second_signal_cancels_the_jobs_that_are_left(
     second: int, grace: float, autojump_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as nursery, open_lanes({"main": 2}) as lanes:
@@ -226,7 +226,7 @@ async def test_it_ends_as_well_when_the_lanes_end_without_a_signal(
     assert reports == [None]
 
 
-async def test_lanes_that_somebody_else_closed_are_still_drained_and_cancelled(
+async def test_lanes_that_other_code_closed_are_still_drained_and_cancelled(
     autojump_clock: MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery, open_lanes({"main": 1}) as lanes:

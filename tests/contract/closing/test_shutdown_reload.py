@@ -161,7 +161,7 @@ async def test_a_bad_reload_changes_nothing_and_is_logged_with_its_cause(
     assert told in caplog.text
 
 
-async def test_what_is_no_ordinary_failure_of_a_reload_is_not_hidden(
+async def test_a_base_exception_of_a_reload_is_not_hidden(
     autojump_clock: MockClock,
 ) -> None:
     class Stop(BaseException):

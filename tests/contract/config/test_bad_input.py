@@ -153,7 +153,7 @@ async def test_no_wait_or_pause_is_given_more_seconds_than_a_clock_can_tell(
         await lanes.run(trio.sleep, 1)
 
 
-async def test_what_is_called_without_being_awaited_must_not_be_async(
+async def test_a_function_that_is_not_awaited_must_not_be_async(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes() as lanes:
@@ -207,7 +207,7 @@ async def test_good_options_at_the_edge_are_taken(
         assert job.state is JobState.SUCCEEDED
 
 
-async def test_one_session_has_one_lane_however_it_is_written(autojump_clock: MockClock) -> None:
+async def test_one_session_has_one_lane_in_all_spellings(autojump_clock: MockClock) -> None:
     async with open_lanes() as lanes:
         for session in ("alice", " alice", "session:alice", " session: alice "):
             job = lanes.submit_nowait(trio.sleep, 1, session=session)
@@ -369,7 +369,7 @@ def test_session_lanes_take_their_fields(config: LaneConfig) -> None:
     open_lanes(sessions=config)
 
 
-def test_instruments_are_looked_at_where_open_lanes_is_called() -> None:
+def test_instruments_are_checked_where_open_lanes_is_called() -> None:
     class Wrong:
         job_started = 5
 

@@ -46,7 +46,7 @@ def test_a_bad_group_or_lane_is_an_error_where_it_is_made(
         make()
 
 
-def test_the_members_of_a_reservation_are_named_as_lanes_are_and_nobody_changes_it_later() -> None:
+def test_a_reservation_resolves_names_of_lanes_and_is_a_copy() -> None:
     reserve = {" main ": 1}
     group = LaneGroup(["main", "cron"], 2, reserve)
     reserve[" main "] = 9
@@ -161,7 +161,9 @@ async def test_a_longer_pause_takes_the_place_of_a_shorter_one(autojump_clock: M
         assert job.started_at == pytest.approx(10)
 
 
-async def test_a_fair_lane_goes_on_as_a_plain_one_and_back(autojump_clock: MockClock) -> None:
+async def test_a_fair_lane_becomes_a_plain_lane_and_back_with_its_jobs(
+    autojump_clock: MockClock,
+) -> None:
     order: list[str] = []
 
     async def note(name: str) -> None:
@@ -226,7 +228,7 @@ async def test_a_hook_that_is_told_of_a_cleared_job_finds_the_others_cleared_too
         assert {type(job.exception) for job in jobs} == {LaneClearedError}
 
 
-async def test_a_hook_may_pause_the_lane_whose_turn_it_is_in_its_group(
+async def test_a_hook_may_pause_the_lane_that_its_group_serves_next(
     autojump_clock: MockClock,
 ) -> None:
     class Pause:

@@ -102,7 +102,7 @@ async def test_none_removes_a_lane(autojump_clock: MockClock) -> None:
         await lanes.run(trio.sleep, 1, lane="cron")
 
 
-async def test_what_is_not_named_stays_as_it_is(autojump_clock: MockClock) -> None:
+async def test_lanes_that_are_not_named_stay_as_they_are(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 3, "cron": LaneConfig(paused=True)}) as lanes:
         before = snapshot(lanes)
         lanes.configure()
@@ -125,7 +125,7 @@ async def test_configuring_is_no_checkpoint_and_happens_at_once(
 
 
 @pytest.mark.parametrize("name", ["main", "session:alice"])
-async def test_what_is_not_there_cannot_be_removed_also_where_no_lane_is(name: str) -> None:
+async def test_a_lane_that_does_not_exist_cannot_be_removed(name: str) -> None:
     async with open_lanes({}) as lanes:
         with pytest.raises(UnknownLaneError, match=f"'{name}'.*none"):
             lanes.configure({name: None})
@@ -164,7 +164,7 @@ async def test_lowering_by_configure_stops_no_running_job(autojump_clock: MockCl
     assert len(track.ended) == 4
 
 
-async def test_a_config_that_pauses_pauses_and_one_that_does_not_resumes(
+async def test_a_config_that_pauses_pauses_the_lane_and_a_config_without_it_resumes_the_lane(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -233,7 +233,7 @@ async def test_a_lane_with_jobs_cannot_be_removed(autojump_clock: MockClock) -> 
 
 
 @pytest.mark.parametrize("bound", ["lane", "session"])
-async def test_a_lane_for_which_somebody_waits_for_room_cannot_be_removed(
+async def test_a_lane_with_requests_for_room_cannot_be_removed(
     autojump_clock: MockClock, bound: str
 ) -> None:
     track = Track()

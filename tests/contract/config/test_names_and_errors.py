@@ -103,7 +103,7 @@ async def test_spellings_of_one_session_are_one_session(autojump_clock: MockCloc
         assert lanes.clear(" session:alice ") == 3
 
 
-async def test_what_is_said_of_a_session_means_the_same_when_it_is_said_again(
+async def test_a_session_key_with_or_without_its_prefix_is_one_session(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -147,7 +147,7 @@ async def test_a_blank_session_is_a_value_error_and_none_is_no_session(bad: str)
         assert lanes.sessions() == []
 
 
-async def test_an_unknown_lane_is_an_error_that_names_those_that_exist() -> None:
+async def test_an_unknown_lane_is_an_error_that_names_the_existing_lanes() -> None:
     async with open_lanes({"main": 1, "cron": 1}) as lanes:
         calls: list[Callable[[], object]] = [
             lambda: lanes.submit_nowait(returns_at_once, lane="corn"),
@@ -301,7 +301,7 @@ async def test_a_function_is_first_called_when_its_job_starts(autojump_clock: Mo
         assert called == [5]
 
 
-async def test_whatever_is_called_and_gives_a_coroutine_will_do(autojump_clock: MockClock) -> None:
+async def test_any_callable_that_returns_a_coroutine_is_accepted(autojump_clock: MockClock) -> None:
     class Agent:
         async def __call__(self, text: str) -> str:
             return f"called with {text}"

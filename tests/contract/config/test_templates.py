@@ -132,7 +132,7 @@ async def test_a_template_is_no_lane_and_the_error_says_so() -> None:
 
 @pytest.mark.parametrize("name", [None, "t:*"])
 @pytest.mark.parametrize("timed", [False, True])
-async def test_a_pause_of_a_template_or_of_all_lanes_is_of_those_that_come_later_too(
+async def test_a_pause_of_a_template_or_of_all_lanes_holds_for_later_lanes_too(
     name: str | None, timed: bool, autojump_clock: MockClock
 ) -> None:
     async with open_lanes({"t:*": 1}) as lanes:
@@ -315,7 +315,7 @@ async def test_a_session_may_be_unlike_the_others(autojump_clock: MockClock) -> 
         assert lanes.session("vip").active == 3  # nothing that runs is touched
 
 
-async def test_a_template_of_sessions_is_what_those_are_like_whose_keys_match(
+async def test_a_template_of_sessions_configures_the_sessions_whose_keys_match(
     autojump_clock: MockClock,
 ) -> None:
     config = {"main": 99, "session:probe-*": 2, "session:probe-deep-*": 3, "session:probe-x": 4}
@@ -374,7 +374,7 @@ async def test_a_session_may_be_paused_from_the_start_and_bounded(
         assert await job.wait() == "done"
 
 
-async def test_a_lane_lives_as_long_as_somebody_waits_in_a_session_for_room_to_go_there(
+async def test_a_lane_lives_as_long_as_a_request_for_it_waits_for_room_in_a_session(
     autojump_clock: MockClock,
 ) -> None:
     sessions = LaneConfig(max_waiting=1)

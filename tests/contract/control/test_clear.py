@@ -35,7 +35,7 @@ async def test_clear_cancels_what_waits_and_leaves_running_jobs_alone(
     assert track.ended == ["running", "later"]
 
 
-async def test_clear_of_a_lane_reaches_what_is_bound_for_it_in_either_layer(
+async def test_clear_of_a_lane_reaches_the_jobs_bound_for_it_in_either_layer(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1, "cron": 1}) as lanes:
@@ -95,7 +95,9 @@ async def test_clear_without_a_name_clears_everything(autojump_clock: MockClock)
         assert lanes.clear() == 0
 
 
-async def test_clear_of_what_is_not_there(autojump_clock: MockClock) -> None:
+async def test_clear_and_reset_of_a_session_without_jobs_return_0(
+    autojump_clock: MockClock,
+) -> None:
     async with open_lanes({"main": 1}) as lanes:
         assert lanes.clear("session:nobody") == lanes.session("nobody").clear() == 0
         assert lanes.reset("session:nobody") == 0
@@ -151,7 +153,9 @@ async def test_a_job_may_clear_its_own_lane_and_goes_on(autojump_clock: MockCloc
         assert await job.wait() == 2
 
 
-async def test_a_clear_makes_room_for_those_who_wait_for_it(autojump_clock: MockClock) -> None:
+async def test_a_clear_makes_room_for_the_requests_that_wait_for_it(
+    autojump_clock: MockClock,
+) -> None:
     track = Track()
     async with open_lanes({"main": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
         lanes.submit_nowait(track.sleep, "running")

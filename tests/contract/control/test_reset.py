@@ -66,7 +66,7 @@ async def test_reset_starts_what_waits_at_once_and_tells_both_waiters(
 
 @pytest.mark.parametrize("session", [None, "alice"])
 @pytest.mark.parametrize("late", ["returns", "raises", "ends cancelled"])
-async def test_what_a_body_does_after_a_reset_touches_nothing_of_its_successor(
+async def test_a_body_that_goes_on_after_a_reset_changes_nothing_for_its_successor(
     session: str | None, late: str, autojump_clock: MockClock
 ) -> None:
     track = Track()
@@ -225,7 +225,7 @@ async def test_leaving_the_block_waits_for_abandoned_bodies(autojump_clock: Mock
     assert track.ended == ["stuck"]
 
 
-async def test_an_abandoned_body_that_raises_harms_nobody(
+async def test_an_abandoned_body_that_raises_harms_no_other_job(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:

@@ -88,7 +88,7 @@ async def test_over_ten_hours_the_clock_of_an_idle_run_never_wakes(
         await a_bit_of_everything(lanes)
 
 
-async def test_a_paused_lane_with_jobs_that_nobody_minds_wakes_nobody(
+async def test_a_paused_lane_with_jobs_without_warn_after_wakes_no_task(
     autojump_clock: MockClock,
 ) -> None:
     config = LaneConfig(paused=True, warn_after=float("inf"))
@@ -102,7 +102,7 @@ async def test_a_paused_lane_with_jobs_that_nobody_minds_wakes_nobody(
         lanes.resume()
 
 
-async def test_a_running_job_wakes_nobody_but_itself(autojump_clock: MockClock) -> None:
+async def test_a_running_job_wakes_no_other_task(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
         job = lanes.submit_nowait(trio.sleep, 20 * HOUR, timeout=30 * HOUR)
         await wait_all_tasks_blocked()
@@ -249,7 +249,7 @@ async def test_sessions_that_were_cleared_cancelled_or_refused_leave_nothing_beh
 
 
 @pytest.mark.parametrize("session", [None, "alice"])
-async def test_an_ended_job_lives_only_as_long_as_somebody_holds_it(
+async def test_an_ended_job_lives_only_as_long_as_it_is_referenced(
     autojump_clock: MockClock, session: str | None
 ) -> None:
     class Weighty:

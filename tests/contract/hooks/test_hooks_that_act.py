@@ -356,7 +356,7 @@ class ByChance:
 
 
 @pytest.mark.many_seeds(60)
-async def test_whatever_hooks_do_every_job_settles_and_the_books_balance(
+async def test_every_job_settles_and_the_counts_agree_after_any_acts_of_hooks(
     autojump_clock: MockClock, scheduler_seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     await ByChance(scheduler_seed).live()

@@ -352,7 +352,7 @@ async def test_pausing_and_resuming_are_told_once_of_each_lane_that_changes(
         ]
 
 
-async def test_what_a_resume_lets_start_is_told_after_the_resume(
+async def test_starts_by_a_resume_are_told_after_the_resume(
     autojump_clock: MockClock,
 ) -> None:
     notes = Notes()
@@ -430,7 +430,7 @@ async def test_lanes_are_told_as_views_that_can_be_used(autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("verb", ["run", "clear"])
-async def test_a_lane_can_be_read_by_who_is_told_of_it_although_another_has_just_removed_it(
+async def test_a_hook_can_read_a_lane_that_another_hook_has_just_removed(
     autojump_clock: MockClock, verb: str
 ) -> None:
     told: list[tuple[str, str, int, int]] = []

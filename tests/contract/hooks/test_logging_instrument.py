@@ -84,7 +84,7 @@ async def test_every_event_of_a_job_is_one_line(autojump_clock: MockClock, kept:
     assert {record.levelno for record in kept.records} == {logging.INFO}
 
 
-async def test_how_a_job_ended_is_told_and_counts_as_nobody_having_looked(
+async def test_the_end_of_a_job_is_logged_and_its_failure_is_not_retrieved_by_that(
     autojump_clock: MockClock, kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_lanes({"main": 1}, instruments=[LoggingInstrument(LOGGER)]) as lanes:
@@ -168,7 +168,7 @@ async def test_a_rate_limit_is_told(autojump_clock: MockClock, kept: Kept) -> No
     assert "lane 'main' waits for a rate limit until 10.000" in kept.lines
 
 
-async def test_what_somebody_should_look_at_is_a_warning(
+async def test_an_event_that_needs_attention_is_a_warning(
     autojump_clock: MockClock, kept: Kept
 ) -> None:
     instrument = LoggingInstrument(LOGGER, level=logging.DEBUG)
@@ -240,7 +240,7 @@ async def test_a_sessions_key_is_in_no_field_and_in_debug_messages_only_if_asked
     }
 
 
-async def test_without_a_logger_it_writes_to_one_below_that_of_the_library(
+async def test_without_a_logger_it_writes_to_a_child_of_the_librarys_logger(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trio_lanes")

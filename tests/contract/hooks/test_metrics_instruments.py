@@ -188,7 +188,7 @@ async def test_a_wait_is_measured_from_the_end_of_the_delay(
     assert meter.seconds("job.wait", "main") == 2.0
 
 
-async def test_what_somebody_should_look_at_is_counted(
+async def test_events_that_need_attention_are_counted(
     autojump_clock: MockClock, meter: Meter
 ) -> None:
     rate = RateLimit(2, 10, algorithm="sliding")
@@ -291,7 +291,7 @@ def test_two_may_share_a_registry_under_names_of_their_own() -> None:
     assert b"# HELP bot_jobs_waiting Jobs that have not started." in generate_latest(registry)
 
 
-async def test_the_buckets_of_histograms_are_those_that_were_given(
+async def test_histograms_have_the_given_buckets(
     autojump_clock: MockClock,
 ) -> None:
     registry = CollectorRegistry()
@@ -384,7 +384,7 @@ async def test_a_job_is_a_span_below_that_in_which_it_was_submitted(
     assert spans.of("turn").status.status_code is trace.StatusCode.UNSET
 
 
-async def test_a_span_tells_how_its_job_ended_and_nobody_has_looked_at_a_failure_by_that(
+async def test_a_span_tells_how_its_job_ended_and_retrieves_no_failure(
     autojump_clock: MockClock, spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
     instrument = OpenTelemetryInstrument(spans.provider)
@@ -433,7 +433,7 @@ async def test_a_span_has_the_key_of_its_session_only_if_asked(
     assert keys == (["alice", None] if asked else [None, None])
 
 
-async def test_without_providers_it_uses_the_global_ones(autojump_clock: MockClock) -> None:
+async def test_without_providers_it_uses_the_global_providers(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}, instruments=[OpenTelemetryInstrument()]) as lanes:
         await lanes.run(trio.sleep, 1)
 

@@ -201,7 +201,7 @@ async def test_a_body_that_was_reset_is_overdue_although_its_job_has_settled(
     assert overdue.told == [("slow", 8.0, 3.0)]
 
 
-async def test_a_reset_tells_nobody_again_of_a_body_that_was_cancelled_before(
+async def test_a_reset_reports_a_body_that_was_cancelled_before_no_second_time(
     autojump_clock: MockClock,
 ) -> None:
     overdue = Overdue()

@@ -39,7 +39,7 @@ def found(recorder: LaneRecorder) -> str:
     return str(caught.value)
 
 
-async def test_it_tells_what_was_submitted_started_and_finished_in_which_order(
+async def test_it_records_the_order_in_which_jobs_were_submitted_started_and_finished(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     recorder = LaneRecorder()
@@ -198,7 +198,7 @@ async def test_a_slot_that_is_lent_is_free(autojump_clock: trio.testing.MockCloc
     assert recorder.peak("main") == 1
 
 
-async def test_a_job_with_a_delay_is_overtaken_by_nobody_before_it_is_due(
+async def test_no_job_overtakes_a_job_with_a_delay_before_it_is_due(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     recorder = LaneRecorder()

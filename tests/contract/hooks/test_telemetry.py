@@ -151,7 +151,9 @@ async def test_a_job_whose_other_task_lends_lends_again_when_it_was_readmitted(
     assert names == ["job_readmitted", "job_regained", "job_lent", "job_regained"]
 
 
-async def test_blocked_by_says_for_what_a_slot_is_lent(autojump_clock: MockClock) -> None:
+async def test_blocked_by_has_the_reason_for_which_a_slot_is_lent(
+    autojump_clock: MockClock,
+) -> None:
     async def body(reason: str | None) -> None:
         job = current_job()
         assert job is not None
@@ -405,7 +407,7 @@ async def test_a_context_free_hook_does_not_see_or_change_the_context_of_the_job
     assert seen == ["none", "none"]
 
 
-async def test_statistics_say_what_is_left_of_each_rate(autojump_clock: MockClock) -> None:
+async def test_statistics_have_the_remaining_units_of_each_rate(autojump_clock: MockClock) -> None:
     sliding = RateLimit(3, 10, algorithm="sliding")
     smooth = RateLimit(60, 60, unit="tokens", burst=5)
     group_rate = RateLimit(4, 10, algorithm="sliding")

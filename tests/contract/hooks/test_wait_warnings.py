@@ -51,7 +51,7 @@ async def test_an_instrument_is_told_once_of_each_job_that_waits_for_long(
     ]
 
 
-async def test_a_job_that_waits_in_its_session_is_warned_about_like_one_in_its_lane(
+async def test_a_job_that_waits_in_its_session_is_warned_about_as_a_job_in_its_lane(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits = Waits()
@@ -63,7 +63,7 @@ async def test_a_job_that_waits_in_its_session_is_warned_about_like_one_in_its_l
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-async def test_a_job_is_warned_about_that_its_session_holds_for_one_in_another_lane(
+async def test_a_job_that_its_session_holds_for_a_job_in_another_lane_is_warned_about(
     delay: float, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_lanes({"main": 8, "cron": 1}) as lanes:
@@ -107,7 +107,7 @@ async def test_times_that_are_no_binary_fractions_are_met_as_well(
 
 
 @pytest.mark.parametrize("seconds", [0, 1e-300, 1e-9])
-async def test_a_warn_after_of_next_to_nothing_is_no_line_each_time_that_the_clock_is_looked_at(
+async def test_a_tiny_warn_after_does_not_log_a_line_at_each_reading_of_the_clock(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, seconds: float
 ) -> None:
     async with open_lanes({"main": LaneConfig(warn_after=seconds)}) as lanes:
@@ -117,7 +117,7 @@ async def test_a_warn_after_of_next_to_nothing_is_no_line_each_time_that_the_clo
     assert len(lines(caplog)) == 5
 
 
-async def test_warn_after_and_on_wait_of_a_job_that_ran_before_are_not_those_of_the_next(
+async def test_warn_after_and_on_wait_of_a_job_do_not_pass_to_the_next_job(
     autojump_clock: MockClock,
 ) -> None:
     told: list[float] = []
@@ -174,7 +174,7 @@ async def test_an_instrument_that_raises_when_told_of_a_wait_is_removed_and_the_
     assert len(errors) == 1
 
 
-async def test_at_most_one_line_per_lane_and_warn_after_however_much_comes_and_goes(
+async def test_at_most_one_line_per_lane_and_warn_after_while_jobs_come_and_go(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     times: list[float] = []
@@ -246,7 +246,7 @@ async def test_lanes_of_a_template_are_quiet_each_for_itself_however_many_there_
 @pytest.mark.parametrize(
     ("of_the_lane", "own"), [(math.inf, None), (2.0, math.inf), (0.0, math.inf)]
 )
-async def test_jobs_that_nobody_is_to_be_warned_about_wake_nobody(
+async def test_jobs_with_an_infinite_warn_after_wake_no_task(
     autojump_clock: MockClock, of_the_lane: float, own: float | None
 ) -> None:
     async with open_lanes({"main": LaneConfig(warn_after=of_the_lane)}) as lanes:
@@ -261,7 +261,7 @@ async def test_jobs_that_nobody_is_to_be_warned_about_wake_nobody(
         lanes.reset()
 
 
-async def test_when_the_last_job_to_be_warned_about_has_gone_nobody_is_woken_any_more(
+async def test_when_the_last_job_with_warn_after_has_gone_no_task_is_woken_any_more(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -280,7 +280,7 @@ async def test_when_the_last_job_to_be_warned_about_has_gone_nobody_is_woken_any
         lanes.reset()
 
 
-async def test_one_job_to_be_warned_about_among_others_is_found(
+async def test_a_single_job_with_warn_after_is_found_among_other_jobs(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:

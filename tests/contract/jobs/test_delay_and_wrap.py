@@ -26,7 +26,7 @@ async def no_op() -> str:
     return "done"
 
 
-async def test_a_delayed_job_takes_its_place_in_line_when_it_is_due(
+async def test_a_delayed_job_takes_its_place_when_it_is_due(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -229,7 +229,7 @@ async def test_wait_closing_returns_when_the_lanes_close(
 
 
 @pytest.mark.parametrize("held_by", ["delay", "pause", "rate"])
-async def test_what_is_shielded_gets_what_becomes_due_after_the_lanes_were_cancelled(
+async def test_shielded_code_waits_for_jobs_that_become_due_after_the_lanes_were_cancelled(
     held_by: str, autojump_clock: MockClock
 ) -> None:
     main = LaneConfig(rate=RateLimit(1, 5, algorithm="sliding") if held_by == "rate" else ())

@@ -308,7 +308,7 @@ def submit_blocked(lanes: Lanes, world: World, leave: Leave) -> Any:
 
 @pytest.mark.many_seeds(3)
 @pytest.mark.parametrize("leave", [*REFER, *REFER_NOT], ids=lambda leave: leave.__name__)
-async def test_a_job_is_not_affected_by_what_a_job_that_blocked_left_behind(
+async def test_a_job_that_blocked_leaves_nothing_behind_for_the_next_job(
     leave: Leave, reuses: bool, world: World
 ) -> None:
     trio.lowlevel.add_instrument(world.tasks)
@@ -721,7 +721,7 @@ plans = st.lists(
 
 
 @given(st.random_module(), plans, st.booleans())
-def test_each_job_finds_a_clean_task_whatever_the_jobs_before_it_left_behind(
+def test_each_job_finds_a_clean_task_after_any_mix_of_jobs(
     random: object, plan: list[tuple[Leave, str | None, float | None, int]], reuses: bool
 ) -> None:
     async def body(world: World, leave: Leave, limited: bool, times: int) -> None:

@@ -53,7 +53,7 @@ async def test_run_whose_caller_is_cancelled_ends_only_when_its_job_has(
         assert lanes.lane("main").active == 0
 
 
-async def test_run_whose_caller_is_cancelled_still_returns_what_the_body_returned(
+async def test_run_whose_caller_is_cancelled_still_returns_the_value_of_the_body(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -63,7 +63,7 @@ async def test_run_whose_caller_is_cancelled_still_returns_what_the_body_returne
             assert not scope.cancelled_caught
 
 
-async def test_run_whose_caller_is_cancelled_still_raises_what_the_body_raised(
+async def test_run_whose_caller_is_cancelled_still_raises_the_exception_of_the_body(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:

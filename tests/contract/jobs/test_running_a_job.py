@@ -213,7 +213,7 @@ async def test_the_task_of_a_job_that_blocks_is_named_like_the_job(
         assert await lanes.run(body) == body.__qualname__
 
 
-async def test_the_await_frames_of_a_blocked_job_are_those_of_the_user(
+async def test_the_await_frames_of_a_blocked_job_are_the_users_frames(
     autojump_clock: MockClock,
 ) -> None:
     tasks: list[Task] = []

@@ -196,7 +196,7 @@ async def test_the_timeout_error_of_start_soon_leaves_the_lanes(
             lanes.start_soon(trio.sleep_forever, timeout=1)
 
 
-async def test_a_timeout_is_not_mistaken_for_one_of_the_bodys_own(
+async def test_a_timeout_is_not_mistaken_for_a_timeout_of_the_body(
     autojump_clock: MockClock,
 ) -> None:
     async def body() -> str:
@@ -285,7 +285,7 @@ async def test_at_the_very_end_of_its_queue_timeout_a_job_either_starts_or_never
         assert lanes.lane("main").limiter.borrowed_tokens == 0
 
 
-async def test_the_queue_timeout_of_one_leaves_the_order_of_the_others(
+async def test_the_queue_timeout_of_a_job_leaves_the_order_of_the_other_jobs(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -357,7 +357,7 @@ async def test_with_a_queue_timeout_of_0_a_job_that_can_start_does(
         assert trio.current_time() == 5.0
 
 
-async def test_a_job_with_a_queue_timeout_of_0_overtakes_nobody_but_by_priority(
+async def test_a_job_with_a_queue_timeout_of_0_overtakes_other_jobs_only_by_priority(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()

@@ -15,7 +15,7 @@ from tests.support.bodies import returns_at_once
 from trio_lanes import Job, LaneConfig, current_job, open_lanes
 
 
-async def test_what_is_async_is_a_checkpoint_and_what_is_sync_is_none(
+async def test_async_methods_are_checkpoints_and_sync_methods_are_not(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -104,7 +104,7 @@ async def test_jobs_that_never_block_let_other_tasks_have_their_turn(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["with a timeout", "past it", "cancelled", "leaving a scope open"])
-async def test_jobs_that_never_block_let_others_have_their_turn_whatever_becomes_of_their_scopes(
+async def test_jobs_that_never_block_let_other_tasks_run_also_when_they_spoil_their_scopes(
     how: str, mock_clock: MockClock
 ) -> None:
     passes = Passes()

@@ -89,7 +89,7 @@ async def test_an_unseen_failure_is_logged_however_the_lanes_close(
 
 @failing
 @pytest.mark.parametrize("look", ["wait", "exception", "a waiter before", "run"])
-async def test_a_failure_that_somebody_has_seen_is_not_logged(
+async def test_a_retrieved_failure_is_not_logged(
     look: str,
     body: Callable[[], Awaitable[str]],
     autojump_clock: MockClock,

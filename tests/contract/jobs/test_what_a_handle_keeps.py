@@ -28,7 +28,7 @@ from trio_lanes import (
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-async def test_the_exception_is_that_very_one_with_the_traceback_that_left_the_job(
+async def test_the_exception_is_the_same_object_with_the_traceback_that_left_the_job(
     autojump_clock: MockClock, blocks: bool
 ) -> None:
     error = BodyError()

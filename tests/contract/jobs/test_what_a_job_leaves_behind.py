@@ -59,7 +59,7 @@ async def test_a_limiters_token_that_a_job_did_not_return_is_not_its_successors(
 
 
 @both
-async def test_a_cancel_scope_that_a_job_left_open_is_its_own_failure_and_cancels_nobody_else(
+async def test_a_cancel_scope_that_a_job_left_open_is_its_own_failure_and_cancels_no_other_job(
     pause: Callable[[], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
     track = Track()
@@ -132,7 +132,7 @@ async def test_an_abandoned_async_generator_that_holds_a_scope_harms_no_other_jo
 
 
 @both
-async def test_a_job_does_not_inherit_the_deadline_or_the_cancellation_of_the_one_before(
+async def test_a_job_does_not_inherit_the_deadline_or_the_cancellation_of_the_job_before_it(
     pause: Callable[[], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
     async def body() -> float:

@@ -633,7 +633,7 @@ async def test_progress_while_the_slot_is_lent_does_not_start_the_idle_clock(
 # ---- run(yield_slot=True)
 
 
-async def test_a_nested_run_takes_its_place_in_line_before_the_slot_is_lent(
+async def test_a_nested_run_takes_its_place_before_the_slot_is_lent(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -876,7 +876,7 @@ async def ready_after(lanes: Lanes, tokens: float) -> float:
 
 
 @pytest.mark.parametrize("where", ["lane", "group", "session"])
-async def test_what_it_costs_is_charged_again(autojump_clock: MockClock, where: str) -> None:
+async def test_the_cost_is_charged_again(autojump_clock: MockClock, where: str) -> None:
     config = LaneConfig(concurrency=5, rate=SLIDING if where == "lane" else ())
     group = LaneGroup(["main"], rate=SLIDING if where == "group" else ())
     sessions = LaneConfig(concurrency=5, rate=SLIDING if where == "session" else ())
@@ -904,7 +904,7 @@ async def test_a_readmission_costs_what_the_job_costs_unless_it_says_so_itself(
         await lanes.run(body, cost={"tokens": 20})
 
 
-async def test_after_a_readmission_what_it_used_can_be_charged_again(
+async def test_after_a_readmission_the_actual_use_can_be_charged_again(
     autojump_clock: MockClock,
 ) -> None:
     async def body() -> None:
@@ -923,7 +923,7 @@ async def test_after_a_readmission_what_it_used_can_be_charged_again(
         await lanes.run(body, cost={"tokens": 100})
 
 
-async def test_a_readmission_that_was_cancelled_does_not_change_what_was_charged(
+async def test_a_readmission_that_was_cancelled_does_not_change_the_charge(
     autojump_clock: MockClock,
 ) -> None:
     async def body() -> None:
@@ -1023,7 +1023,7 @@ async def test_a_cancelled_readmission_waits_for_a_slot_to_clean_up_with(
     recorder.check()
 
 
-async def test_a_readmission_that_is_cancelled_lets_those_behind_it_go_on(
+async def test_a_readmission_that_is_cancelled_lets_the_jobs_behind_it_start(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -1253,7 +1253,7 @@ async def test_lanes_that_are_cancelled_end_a_readmission(autojump_clock: MockCl
     assert trio.current_time() == 0.0
 
 
-async def test_a_job_that_lends_is_kept_by_nobody_when_it_has_ended(
+async def test_no_reference_to_a_lending_job_is_kept_when_it_has_ended(
     autojump_clock: MockClock,
 ) -> None:
     gc.collect()

@@ -192,7 +192,7 @@ async def test_a_job_that_must_start_at_once_needs_no_room(autojump_clock: MockC
 
 @pytest.mark.many_seeds(5)
 @pytest.mark.parametrize("session", [None, "alice"])
-async def test_those_who_wait_for_room_get_it_in_order(
+async def test_requests_for_room_are_admitted_in_order(
     autojump_clock: MockClock, session: str | None
 ) -> None:
     track = Track()
@@ -211,7 +211,7 @@ async def test_those_who_wait_for_room_get_it_in_order(
 
 
 @pytest.mark.many_seeds(5)
-async def test_those_who_wait_for_room_in_a_lane_get_it_in_order_over_all_sessions(
+async def test_requests_for_room_in_a_lane_are_admitted_in_order_over_all_sessions(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -230,7 +230,7 @@ async def test_those_who_wait_for_room_in_a_lane_get_it_in_order_over_all_sessio
 
 
 @pytest.mark.many_seeds(5)
-async def test_those_who_wait_for_room_in_a_session_get_it_in_order(
+async def test_requests_for_room_in_a_session_are_admitted_in_order(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -245,7 +245,7 @@ async def test_those_who_wait_for_room_in_a_session_get_it_in_order(
 
 
 @pytest.mark.many_seeds(5)
-async def test_who_waits_for_room_in_a_session_then_waits_for_room_in_its_lane(
+async def test_a_request_that_has_room_in_its_session_then_waits_for_room_in_its_lane(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -265,7 +265,7 @@ async def test_who_waits_for_room_in_a_session_then_waits_for_room_in_its_lane(
 
 
 @pytest.mark.many_seeds(5)
-async def test_those_who_waited_for_room_in_a_lane_do_not_overfill_their_session(
+async def test_requests_that_waited_for_room_in_a_lane_do_not_overfill_their_session(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -284,7 +284,7 @@ async def test_those_who_waited_for_room_in_a_lane_do_not_overfill_their_session
 
 
 @pytest.mark.many_seeds(5)
-async def test_room_that_a_session_makes_in_another_lane_reaches_those_who_wait_for_a_start(
+async def test_room_that_a_session_makes_in_another_lane_reaches_requests_that_wait_for_a_start(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -298,7 +298,7 @@ async def test_room_that_a_session_makes_in_another_lane_reaches_those_who_wait_
             assert jobs["a"].started_at == 5.0
 
 
-async def test_a_session_of_two_lets_one_in_beside_a_job_of_it_that_waits_elsewhere(
+async def test_a_session_of_two_admits_a_request_beside_its_job_that_waits_in_another_lane(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -314,7 +314,7 @@ async def test_a_session_of_two_lets_one_in_beside_a_job_of_it_that_waits_elsewh
             assert (jobs["a"].started_at, jobs["b"].started_at) == (0.0, 1.0)
 
 
-async def test_a_session_that_is_resumed_lets_in_who_waits_for_a_start(
+async def test_a_session_that_is_resumed_admits_a_request_that_waits_for_a_start(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -329,7 +329,7 @@ async def test_a_session_that_is_resumed_lets_in_who_waits_for_a_start(
             assert jobs["a"].started_at == 5.0
 
 
-async def test_a_lane_that_frees_a_slot_reaches_who_waits_in_a_session_without_room(
+async def test_a_free_slot_of_a_lane_reaches_a_request_in_a_session_without_room(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -343,7 +343,7 @@ async def test_a_lane_that_frees_a_slot_reaches_who_waits_in_a_session_without_r
     assert (track.start_times["a"], track.start_times["b"]) == (5.0, 6.0)
 
 
-async def test_who_waits_for_their_own_session_does_not_hold_up_those_who_could_start(
+async def test_a_request_that_waits_for_its_session_does_not_hold_up_requests_that_could_start(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -360,7 +360,7 @@ async def test_who_waits_for_their_own_session_does_not_hold_up_those_who_could_
 
 
 @pytest.mark.many_seeds(5)
-async def test_one_free_slot_lets_in_one_of_those_who_must_start_at_once(
+async def test_one_free_slot_admits_one_of_the_requests_that_must_start_at_once(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -417,7 +417,7 @@ async def test_a_job_that_ends_before_its_submitter_has_seen_it_still_gives_run_
 
 
 @pytest.mark.parametrize("make_room", ["cancel", "clear", "concurrency", "configure", "reset"])
-async def test_whatever_makes_room_lets_in_who_waits_for_it(
+async def test_every_act_that_makes_room_admits_the_request_that_waits_for_it(
     autojump_clock: MockClock, make_room: str
 ) -> None:
     track = Track()
@@ -444,7 +444,7 @@ async def test_whatever_makes_room_lets_in_who_waits_for_it(
         lanes.reset()
 
 
-async def test_a_bound_that_is_lifted_lets_in_all_who_wait_for_room(
+async def test_a_bound_that_is_lifted_admits_all_requests_for_room(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -458,7 +458,7 @@ async def test_a_bound_that_is_lifted_lets_in_all_who_wait_for_room(
     assert track.started == list("abcdef")
 
 
-async def test_a_bound_lowered_below_what_waits_lets_nobody_in_until_there_is_room(
+async def test_a_bound_lowered_below_the_waiting_jobs_admits_no_request_until_there_is_room(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -513,7 +513,7 @@ async def test_a_submit_that_is_cancelled_before_it_is_called_submits_nothing(
 
 
 @pytest.mark.many_seeds(5)
-async def test_cancelling_the_first_who_waits_for_room_lets_in_the_next_who_can_start(
+async def test_cancelling_the_first_request_for_room_admits_the_next_that_can_start(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -559,7 +559,7 @@ async def test_a_cancelled_wait_for_room_leaves_no_session_behind(
         assert lanes.sessions() == []
 
 
-async def test_a_session_alive_only_for_those_who_wait_for_room_is_gone_when_they_are(
+async def test_a_session_alive_only_for_requests_for_room_ends_with_them(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 0, "cron": 1}, sessions=bounded(1, 1)) as lanes:
@@ -603,9 +603,7 @@ async def test_a_submit_cancelled_in_the_tick_in_which_it_gets_room_has_submitte
 
 
 @pytest.mark.parametrize("bound", ["lane", "session"])
-async def test_closing_refuses_those_who_wait_for_room(
-    autojump_clock: MockClock, bound: str
-) -> None:
+async def test_closing_refuses_the_requests_for_room(autojump_clock: MockClock, bound: str) -> None:
     lane = bounded(1, 1) if bound == "lane" else LaneConfig(concurrency=1)
     sessions = bounded(1, 1) if bound == "session" else LaneConfig()
     track = Track()
@@ -647,7 +645,7 @@ async def test_while_the_lanes_close_a_job_still_waits_for_room(
     assert track.started == ["a", "b", "inside"]
 
 
-async def test_a_job_of_other_lanes_that_waits_for_room_is_refused_as_anybody_from_outside(
+async def test_a_job_of_other_lanes_that_waits_for_room_is_refused_as_every_caller_from_outside(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as others:
@@ -743,7 +741,7 @@ async def test_a_job_that_is_not_due_needs_room_though_it_would_find_a_slot(
 
 
 @pytest.mark.parametrize("session", [None, "alice"])
-async def test_who_would_start_at_once_passes_those_in_line_for_room_that_are_not_due(
+async def test_a_request_that_would_start_at_once_passes_requests_that_are_not_due(
     autojump_clock: MockClock, session: str | None
 ) -> None:
     track = Track()
@@ -785,7 +783,7 @@ async def test_room_for_a_job_that_is_not_due_that_could_never_come_is_a_deadloc
         await job.wait()
 
 
-async def test_room_is_never_given_up_by_who_is_not_due_and_finds_none_itself(
+async def test_a_delayed_request_without_room_frees_no_room(
     autojump_clock: MockClock,
 ) -> None:
     go = trio.Event()
@@ -807,7 +805,7 @@ async def test_room_is_never_given_up_by_who_is_not_due_and_finds_none_itself(
             await job.wait()
 
 
-async def test_many_who_wait_for_room_and_are_not_due_cost_those_nothing_who_start_at_once(
+async def test_many_requests_that_are_not_due_cost_nothing_to_submissions_that_start_at_once(
     autojump_clock: MockClock,
 ) -> None:
     async def calls(n: int) -> int:
@@ -835,7 +833,7 @@ async def test_many_who_wait_for_room_and_are_not_due_cost_those_nothing_who_sta
 
 
 @pytest.mark.slow
-async def test_many_of_one_session_who_wait_for_room_are_let_in_without_looking_at_each_of_them(
+async def test_many_requests_of_one_session_are_admitted_without_reading_each_of_them(
     autojump_clock: MockClock,
 ) -> None:
     config = LaneConfig(concurrency=4, max_waiting=10)  # so slots are free, and no room

@@ -54,7 +54,7 @@ async def test_a_token_that_is_reserved_is_not_for_siblings(autojump_clock: Mock
     assert track.peak == 8
 
 
-async def test_beyond_what_is_reserved_for_it_a_lane_shares_the_rest(
+async def test_beyond_its_reservation_a_lane_shares_the_rest(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -209,7 +209,7 @@ async def test_a_priority_that_is_set_counts_in_the_group(autojump_clock: MockCl
 
 
 @pytest.mark.parametrize("why", ["its session is paused", "another goes before it"])
-async def test_a_head_that_its_session_takes_back_leaves_its_lane_no_better_than_the_next_one(
+async def test_a_head_that_its_session_takes_back_leaves_its_lane_no_better_than_the_next_job(
     autojump_clock: MockClock, why: str
 ) -> None:
     track = Track()
@@ -437,7 +437,7 @@ async def test_the_rate_of_a_group_counts_the_jobs_of_all_its_lanes(
     }
 
 
-async def test_nobody_overtakes_a_head_that_waits_for_the_rate_of_its_group(
+async def test_no_job_overtakes_a_head_that_waits_for_the_rate_of_its_group(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -498,7 +498,7 @@ async def test_token_and_charges_are_taken_together_or_not_at_all(
         assert job.started_at == 70.0
 
 
-async def test_what_a_job_really_used_is_made_good_in_lane_and_group(
+async def test_the_actual_use_of_a_job_corrects_lane_and_group(
     autojump_clock: MockClock,
 ) -> None:
     config = {"main": LaneConfig(concurrency=9, rate=TOKENS), "cron": 9}
@@ -527,7 +527,7 @@ async def test_a_unit_that_only_the_group_counts_is_known_to_its_lanes(
             lanes.submit_nowait(trio.sleep, 0, lane="cron", cost={"tokens": 5})
 
 
-async def test_a_group_that_waits_for_its_rate_is_looked_at_again_when_something_better_comes(
+async def test_a_group_that_waits_for_its_rate_is_served_again_when_a_better_job_comes(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -541,7 +541,7 @@ async def test_a_group_that_waits_for_its_rate_is_looked_at_again_when_something
 
 
 @pytest.mark.parametrize("change", ["joins", "leaves", "another", "anew", "the same"])
-async def test_what_a_job_used_corrects_the_group_that_charged_it(
+async def test_the_actual_use_of_a_job_corrects_the_group_that_charged_it(
     autojump_clock: MockClock, change: str
 ) -> None:
     """Only a group that keeps its name in all configurations in between has that past."""
@@ -676,7 +676,9 @@ def test_a_group_that_makes_no_sense_is_refused_where_it_is_made(
 
 
 @pytest.mark.parametrize("bad", [["main"], {"g": ["main"]}, {"g": None}])
-async def test_what_is_no_mapping_of_groups_is_refused(autojump_clock: MockClock, bad: Any) -> None:
+async def test_an_argument_that_is_no_mapping_of_groups_is_refused(
+    autojump_clock: MockClock, bad: Any
+) -> None:
     with pytest.raises(TypeError, match="group"):
         open_lanes(groups=bad)
     async with open_lanes() as lanes:

@@ -89,14 +89,16 @@ async def test_a_cancelled_waiting_job_takes_nothing_from_the_rate_and_a_failed_
         assert starts([after]) == [2]
 
 
-async def test_priority_decides_who_starts_in_the_next_window(autojump_clock: MockClock) -> None:
+async def test_priority_decides_which_job_starts_in_the_next_window(
+    autojump_clock: MockClock,
+) -> None:
     async with open_lanes({"main": LaneConfig(rate=sliding(1, 1))}) as lanes:
         jobs = [lanes.submit_nowait(no_op, priority=priority) for priority in (0, 0, 5)]
         await lanes.wait_idle()
         assert starts(jobs) == [0, 2, 1]
 
 
-async def test_the_tighter_of_two_limits_rules_and_what_was_not_used_is_given_back(
+async def test_the_tighter_of_two_limits_rules_and_unused_units_are_given_back(
     autojump_clock: MockClock,
 ) -> None:
     rates = [sliding(100, 60), sliding(1000, 60, "tokens")]
@@ -186,7 +188,7 @@ async def test_each_session_has_its_own_rate_and_stays_until_that_has_refilled(
         assert lanes.sessions() == []
 
 
-async def test_a_session_that_waits_for_its_rate_holds_up_nobody_else(
+async def test_a_session_that_waits_for_its_rate_holds_up_no_other_session(
     autojump_clock: MockClock,
 ) -> None:
     sessions = LaneConfig(rate=sliding(1, 10))
@@ -256,7 +258,7 @@ async def test_only_a_job_that_has_started_can_be_charged(autojump_clock: MockCl
 
 @pytest.mark.parametrize(("cost", "used", "rest"), [(0.7, 0.8, 0.2), (0.3, 0.1, 0.9)])
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
-async def test_what_was_used_and_what_is_left_of_it_are_exactly_the_limit(
+async def test_the_used_and_the_remaining_units_are_exactly_the_limit(
     algorithm: Literal["gcra", "sliding"],
     cost: float,
     used: float,

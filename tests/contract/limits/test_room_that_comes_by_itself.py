@@ -66,7 +66,7 @@ async def test_room_in_a_session_where_nothing_may_wait_comes_when_its_lane_woul
         await limiter.acquire()
 
 
-async def test_room_comes_for_a_better_one_before_the_rate_lets_the_head_of_its_session_start(
+async def test_room_comes_for_a_better_job_before_the_rate_lets_the_head_of_its_session_start(
     autojump_clock: MockClock,
 ) -> None:
     """Each of the two has a time of its own from which the rate lets it start."""
@@ -159,7 +159,7 @@ async def test_room_comes_with_a_token_of_a_shared_limiter(autojump_clock: MockC
     assert limiter.borrowed_tokens == limiter.statistics().tasks_waiting == 0
 
 
-async def test_whoever_gives_up_waiting_for_room_leaves_nothing_at_a_shared_limiter(
+async def test_a_request_for_room_that_is_given_up_leaves_nothing_at_a_shared_limiter(
     autojump_clock: MockClock,
 ) -> None:
     limiter = trio.CapacityLimiter(1)
@@ -183,7 +183,7 @@ async def test_whoever_gives_up_waiting_for_room_leaves_nothing_at_a_shared_limi
     assert limiter.borrowed_tokens == limiter.statistics().tasks_waiting == 0
 
 
-async def test_whoever_is_held_up_by_a_session_is_passed_over_without_any_haste(
+async def test_a_request_that_its_session_holds_up_is_passed_over_without_a_busy_loop(
     autojump_clock: MockClock,
 ) -> None:
     limiter, track = trio.CapacityLimiter(2), Track()
@@ -205,7 +205,7 @@ async def test_whoever_is_held_up_by_a_session_is_passed_over_without_any_haste(
     assert track.started == ["alice0", "bob", "carol", "alice1"]
 
 
-async def test_nobody_is_forgotten_when_time_passes_before_the_timer_is_seen(
+async def test_no_request_is_forgotten_when_time_passes_before_the_timer_is_seen(
     mock_clock: MockClock,
 ) -> None:
     config = LaneConfig(concurrency=9, max_waiting=0, rate=SLIDING)

@@ -63,7 +63,7 @@ async def test_two_lanes_and_other_code_hold_no_more_tokens_than_there_are(
 
 
 @pytest.mark.many_seeds(3)
-async def test_who_comes_first_is_served_first_be_it_a_lane_or_other_code(
+async def test_a_limiter_serves_lanes_and_other_code_in_order_of_arrival(
     autojump_clock: MockClock,
 ) -> None:
     limiter, track = trio.CapacityLimiter(1), Track()
@@ -181,7 +181,7 @@ async def test_a_token_that_comes_for_a_head_that_may_not_start_goes_back(
     assert track.ended == ends.get(how, [])
 
 
-async def test_a_token_that_goes_back_goes_to_the_next_in_line_and_the_lane_asks_again(
+async def test_a_returned_token_goes_to_the_next_waiter_and_the_lane_asks_again(
     autojump_clock: MockClock,
 ) -> None:
     limiter, track = trio.CapacityLimiter(1), Track()
@@ -404,7 +404,7 @@ async def test_a_reset_gives_the_tokens_back_at_once(autojump_clock: MockClock) 
     assert track.ended == ["next", "stuck"]
 
 
-async def test_a_reset_that_nobody_waits_for_gives_the_tokens_to_other_code(
+async def test_a_reset_without_waiting_jobs_gives_the_tokens_to_other_code(
     autojump_clock: MockClock,
 ) -> None:
     limiter = trio.CapacityLimiter(1)
@@ -415,7 +415,7 @@ async def test_a_reset_that_nobody_waits_for_gives_the_tokens_to_other_code(
         limiter.acquire_nowait()
 
 
-async def test_leaving_the_lanes_does_not_wait_for_tokens_that_nobody_needs(
+async def test_leaving_the_lanes_does_not_wait_for_tokens_that_no_job_needs(
     autojump_clock: MockClock,
 ) -> None:
     limiter = trio.CapacityLimiter(1)
@@ -465,7 +465,7 @@ async def test_a_lane_that_has_been_left_with_all_tokens_lent_gives_them_to_othe
     assert limiter.borrowed_tokens == 0
 
 
-async def test_taking_a_lent_token_back_stands_in_line_with_others_and_before_its_lane(
+async def test_a_job_that_takes_a_lent_token_back_queues_with_other_code_and_before_its_lane(
     autojump_clock: MockClock,
 ) -> None:
     limiter, track = trio.CapacityLimiter(1), Track()
@@ -498,7 +498,7 @@ async def test_taking_a_lent_token_back_stands_in_line_with_others_and_before_it
 
 
 @pytest.mark.parametrize("how", ["reset", "lend again"])
-async def test_nobody_waits_at_the_limiter_for_a_slot_that_is_not_wanted_back_any_more(
+async def test_no_task_waits_at_the_limiter_for_a_slot_that_is_not_wanted_back_any_more(
     autojump_clock: MockClock, how: str
 ) -> None:
     limiter = trio.CapacityLimiter(1)

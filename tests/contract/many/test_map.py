@@ -144,7 +144,7 @@ async def test_views_of_lanes_and_sessions_map_as_well(autojump_clock: MockClock
         assert trio.current_time() == 4
 
 
-async def test_options_are_those_of_every_job_and_session_is_asked_for_each(
+async def test_options_apply_to_every_job_and_session_is_called_for_each(
     autojump_clock: MockClock,
 ) -> None:
     seen: list[tuple[str, str | None, int, Any]] = []
@@ -187,7 +187,7 @@ async def test_repr_says_how_many_are_outstanding(autojump_clock: MockClock) -> 
             assert "3 outstanding" in repr(results)
 
 
-async def test_nobody_but_map_makes_its_results() -> None:
+async def test_only_map_makes_its_results() -> None:
     with pytest.raises(TypeError):
         MapResults(5)  # type: ignore[call-arg]
 
@@ -221,7 +221,9 @@ async def test_by_default_twice_the_concurrency_are_outstanding(
             assert read.count == outstanding + 1
 
 
-async def test_in_a_lane_that_starts_nothing_one_is_outstanding(autojump_clock: MockClock) -> None:
+async def test_in_a_lane_that_starts_nothing_one_item_is_outstanding(
+    autojump_clock: MockClock,
+) -> None:
     read = Read()
     async with open_lanes({"main": 0}) as lanes:
         async with lanes.map(echo, read.forever()) as results:
@@ -234,7 +236,7 @@ async def test_in_a_lane_that_starts_nothing_one_is_outstanding(autojump_clock: 
             assert read.count == 7  # the window is that of the lane as it is
 
 
-async def test_never_more_than_max_outstanding_are_read_whose_results_were_not_taken(
+async def test_at_most_max_outstanding_items_are_read_ahead_of_the_taken_results(
     autojump_clock: MockClock,
 ) -> None:
     read, taken = Read(), 0
@@ -251,7 +253,7 @@ async def test_never_more_than_max_outstanding_are_read_whose_results_were_not_t
             assert trio.current_time() - before == 3
 
 
-async def test_who_is_slow_to_take_results_keeps_no_more_than_the_window(
+async def test_a_slow_taker_of_results_keeps_no_more_than_the_window(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -265,7 +267,7 @@ async def test_who_is_slow_to_take_results_keeps_no_more_than_the_window(
 
 
 @pytest.mark.many_seeds(5)
-async def test_room_in_a_full_lane_is_waited_for_in_line_with_others(
+async def test_room_in_a_full_lane_is_waited_for_in_order_of_arrival(
     autojump_clock: MockClock,
 ) -> None:
     order: list[str] = []
@@ -371,7 +373,7 @@ async def test_a_failing_item_raises_its_very_exception_and_leaving_cancels_the_
     assert called == [0, 1, 2, 3, 4]  # what waited was never called
 
 
-async def test_who_catches_the_failure_of_an_item_goes_on_with_the_next(
+async def test_code_that_catches_the_failure_of_an_item_gets_the_next_result(
     autojump_clock: MockClock,
 ) -> None:
     async def body(item: int) -> int:
@@ -394,7 +396,7 @@ async def test_who_catches_the_failure_of_an_item_goes_on_with_the_next(
             assert sorted(taken) == list(range(6))
 
 
-async def test_the_failures_of_jobs_are_what_a_handle_would_give(
+async def test_the_failures_of_jobs_are_the_errors_that_a_handle_would_raise(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -428,7 +430,7 @@ async def test_an_item_that_raises_stop_async_iteration_is_not_the_end_of_all() 
             assert await anext(results) == 2
 
 
-async def test_a_failure_of_the_items_comes_after_the_results_of_those_before(
+async def test_a_failure_of_the_items_comes_after_the_results_before_it(
     autojump_clock: MockClock,
 ) -> None:
     def items() -> Iterator[int]:
@@ -497,7 +499,7 @@ async def test_closing_meanwhile_refuses_the_items_that_were_not_submitted(
             assert taken == ([1, "refused"] if ordered else ["refused", 1])
 
 
-async def test_failures_that_nobody_took_are_logged(
+async def test_failures_that_were_never_taken_are_logged(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(item: int) -> None:
@@ -612,7 +614,7 @@ async def test_an_error_in_the_block_leaves_as_it_is(autojump_clock: MockClock) 
         assert caught.value is error
 
 
-async def test_only_one_task_at_a_time_may_take_and_none_when_the_block_was_left(
+async def test_only_one_task_at_a_time_may_take_results_and_no_task_when_the_block_was_left(
     autojump_clock: MockClock,
 ) -> None:
     async def takes() -> None:

@@ -68,7 +68,9 @@ async def test_a_map_that_waits_for_room_for_ever_is_told_so_at_once(
         await lanes.run(outer)
 
 
-async def test_one_that_can_go_on_is_enough_where_any_will_do(autojump_clock: MockClock) -> None:
+async def test_one_job_that_can_go_on_is_enough_for_a_wait_for_any_of_several(
+    autojump_clock: MockClock,
+) -> None:
     taken = []
 
     async def outer(ordered: bool) -> None:
@@ -88,7 +90,9 @@ async def test_one_that_can_go_on_is_enough_where_any_will_do(autojump_clock: Mo
         assert taken == [1]
 
 
-async def test_one_that_could_start_is_enough_where_any_will_do(autojump_clock: MockClock) -> None:
+async def test_one_job_that_could_start_is_enough_for_a_wait_for_any_of_several(
+    autojump_clock: MockClock,
+) -> None:
     async def outer() -> list[float]:
         mapped = lanes.map(
             sleeps, [2, 1], session=lambda item: f"s{item}", ordered=False, lane="side"
@@ -122,7 +126,7 @@ async def test_jobs_that_map_each_others_lanes_full_are_told(autojump_clock: Moc
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_a_job_that_maps_says_what_it_is_blocked_by(
+async def test_a_job_that_maps_lists_the_jobs_that_block_it(
     ordered: bool, autojump_clock: MockClock
 ) -> None:
     async with open_lanes({"main": 1, "side": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
@@ -234,7 +238,7 @@ async def returns_at_once_or(then: Any) -> None:
         await then()
 
 
-async def test_what_waits_for_who_maps_is_no_deadlock_when_it_is_cancelled(
+async def test_an_item_that_waits_for_the_mapping_job_is_cancelled_when_the_map_is_left(
     autojump_clock: MockClock,
 ) -> None:
     async def outer() -> None:
@@ -250,7 +254,7 @@ async def test_what_waits_for_who_maps_is_no_deadlock_when_it_is_cancelled(
         assert trio.current_time() == 1
 
 
-async def test_what_waits_for_who_maps_though_it_is_cancelled_is_a_deadlock(
+async def test_a_child_that_waits_for_the_mapping_job_though_cancelled_is_a_deadlock(
     autojump_clock: MockClock,
 ) -> None:
     async def outer() -> None:
@@ -272,7 +276,7 @@ async def test_what_waits_for_who_maps_though_it_is_cancelled_is_a_deadlock(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_what_is_mapped_may_wait_for_lanes_and_leaves_out_who_maps(
+async def test_a_mapped_job_may_wait_for_lanes_and_leaves_out_the_mapping_job(
     leaves: bool, autojump_clock: MockClock
 ) -> None:
     """Whether that begins to wait for it before or after."""
@@ -296,7 +300,9 @@ async def test_what_is_mapped_may_wait_for_lanes_and_leaves_out_who_maps(
         assert trio.current_time() == 1
 
 
-async def test_a_job_that_leaves_its_map_says_what_it_waits_for(autojump_clock: MockClock) -> None:
+async def test_a_job_that_leaves_its_map_lists_the_jobs_that_it_waits_for(
+    autojump_clock: MockClock,
+) -> None:
     async def inner(n: int) -> None:
         if n:
             await cleans_up_shielded()

@@ -119,7 +119,7 @@ async def test_cancelling_the_taking_does_not_cancel_the_reading(
     assert sorted(taken) == list(range(20))
 
 
-async def test_room_that_comes_wakes_a_reader_though_nobody_takes(
+async def test_room_that_comes_wakes_a_reader_though_no_task_takes_results(
     autojump_clock: MockClock,
 ) -> None:
     source = Source(seconds=0)
@@ -155,7 +155,7 @@ async def test_a_failure_of_the_source_comes_after_the_results_of_its_items(
         assert taken == ([5, 3] if ordered else [3, 5])
 
 
-async def test_a_source_that_fails_before_its_first_item_wakes_who_takes(
+async def test_a_source_that_fails_before_its_first_item_wakes_the_taker(
     autojump_clock: MockClock,
 ) -> None:
     async def items() -> AsyncIterator[int]:
@@ -211,7 +211,7 @@ async def test_an_error_in_a_cancelled_block_is_not_lost(autojump_clock: MockClo
         assert scope.cancelled_caught
 
 
-async def test_what_is_no_exception_leaves_the_block_as_from_a_nursery(
+async def test_a_base_exception_leaves_the_block_as_from_a_nursery(
     autojump_clock: MockClock,
 ) -> None:
     async def items() -> AsyncIterator[int]:
@@ -225,7 +225,7 @@ async def test_what_is_no_exception_leaves_the_block_as_from_a_nursery(
                     await trio.sleep_forever()
 
 
-async def test_what_is_no_exception_goes_before_an_error_of_the_block(
+async def test_a_base_exception_goes_before_an_error_of_the_block(
     autojump_clock: MockClock,
 ) -> None:
     async def items() -> AsyncIterator[int]:
@@ -398,7 +398,7 @@ async def test_an_error_of_closing_leaves_the_block(autojump_clock: MockClock) -
         assert isinstance(error.__cause__, KeyError)
 
 
-async def test_what_is_iterable_both_ways_is_read_asynchronously() -> None:
+async def test_an_object_that_is_iterable_both_ways_is_read_asynchronously() -> None:
     class Both:
         def __iter__(self) -> Any:
             raise AssertionError

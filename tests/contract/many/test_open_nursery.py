@@ -229,7 +229,7 @@ async def test_no_waiting_job_starts_after_a_failure_of_a_sibling(
         assert trio.current_time() == 2
 
 
-async def test_a_failure_of_the_block_cancels_the_children_before_one_can_start(
+async def test_a_failure_of_the_block_cancels_the_children_before_a_child_can_start(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -297,7 +297,7 @@ async def test_groups_of_nested_nurseries_are_nested(autojump_clock: MockClock) 
                     raise BlockError
 
 
-async def test_the_failure_of_a_child_of_the_outer_nursery_cancels_the_inner_one(
+async def test_the_failure_of_a_child_of_the_outer_nursery_cancels_the_inner_nursery(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1, "other": 1}) as lanes:
@@ -311,7 +311,7 @@ async def test_the_failure_of_a_child_of_the_outer_nursery_cancels_the_inner_one
         assert waiting.started_at is None
 
 
-async def test_a_failure_of_the_inner_nursery_that_is_caught_leaves_the_outer_one_alone(
+async def test_a_caught_failure_of_the_inner_nursery_leaves_the_outer_nursery_alone(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -324,7 +324,7 @@ async def test_a_failure_of_the_inner_nursery_that_is_caught_leaves_the_outer_on
         assert trio.current_time() == 5
 
 
-async def test_a_nursery_of_lanes_inside_one_of_trio_and_around_it(
+async def test_a_nursery_of_lanes_works_inside_a_trio_nursery_and_around_it(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -719,7 +719,7 @@ async def test_taking_the_shield_away_cancels_the_children(autojump_clock: MockC
         assert trio.current_time() == 3
 
 
-async def test_the_cancellation_of_one_nursery_leaves_another_one_alone(
+async def test_the_cancellation_of_one_nursery_leaves_another_alone(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 4}) as lanes:
@@ -733,7 +733,7 @@ async def test_the_cancellation_of_one_nursery_leaves_another_one_alone(
 
 
 @pytest.mark.parametrize("way", ["clear", "failure"])
-async def test_no_child_starts_because_the_one_before_it_is_withdrawn(
+async def test_no_child_starts_because_the_child_before_it_is_withdrawn(
     autojump_clock: MockClock, way: str
 ) -> None:
     track = Track()
@@ -1051,7 +1051,7 @@ async def test_a_full_lane_is_an_error_at_the_call_and_no_failure_of_the_nursery
         assert lanes.lane("main").statistics().finished == 2
 
 
-async def test_what_is_wrong_with_a_child_is_an_error_at_the_call() -> None:
+async def test_a_bad_child_is_an_error_at_the_call() -> None:
     async with open_lanes() as lanes:
         async with lanes.open_nursery() as jobs:
             with pytest.raises(UnknownLaneError):
@@ -1097,7 +1097,9 @@ async def test_clear_withdraws_children_that_wait_and_nothing_else(
         assert trio.current_time() == 6
 
 
-async def test_clear_counts_what_it_has_withdrawn_itself(autojump_clock: MockClock) -> None:
+async def test_clear_counts_the_jobs_that_it_has_withdrawn_itself(
+    autojump_clock: MockClock,
+) -> None:
     class Hasty(LaneInstrument):
         """Cancels everything as soon as one is cancelled."""
 

@@ -424,7 +424,7 @@ async def test_after_a_job_that_fails_the_next_starts_at_once(
     assert track.start_times["next"] == (1.0 if first_sleeps else 0.0)
 
 
-async def test_a_body_that_raises_what_is_no_exception_leaves_the_lanes_and_the_others_are_told(
+async def test_a_base_exception_of_a_body_leaves_the_lanes_and_the_other_jobs_settle(
     autojump_clock: MockClock,
 ) -> None:
     class Stop(BaseException):

@@ -29,7 +29,7 @@ def blocked(
 
 @both_layers
 @pytest.mark.many_seeds(5)
-async def test_higher_priorities_start_first_and_equal_ones_in_order_of_submission(
+async def test_higher_priorities_start_first_and_equal_priorities_in_order_of_submission(
     autojump_clock: MockClock, session: str | None
 ) -> None:
     track = Track()
@@ -138,7 +138,7 @@ async def test_a_priority_that_is_no_whole_number_is_refused_and_changes_nothing
     assert track.started == ["blocker", "a", "b"]
 
 
-async def test_a_better_job_of_a_session_takes_the_place_of_the_forwarded_one_in_its_lane(
+async def test_a_better_job_of_a_session_takes_the_place_of_the_forwarded_job_in_its_lane(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -178,7 +178,7 @@ async def test_the_forwarded_job_that_is_lowered_gives_its_place_to_the_next_of_
     assert track.started == ["blocker", "a1", "b", "a0"]
 
 
-async def test_a_better_job_for_another_lane_goes_before_the_forwarded_one_of_its_session(
+async def test_a_better_job_for_another_lane_goes_before_the_forwarded_job_of_its_session(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -194,7 +194,7 @@ async def test_a_better_job_for_another_lane_goes_before_the_forwarded_one_of_it
     assert track.start_times["a0"] == 5.0
 
 
-async def test_a_session_of_two_has_its_two_best_in_line(autojump_clock: MockClock) -> None:
+async def test_a_session_of_two_has_its_two_best_jobs_forwarded(autojump_clock: MockClock) -> None:
     track = Track()
     async with open_lanes({"main": 1}, sessions=LaneConfig(concurrency=2)) as lanes:
         lanes.start_soon(track.sleep, "blocker")

@@ -53,7 +53,7 @@ async def test_after_a_reset_all_sessions_compete_before_anything_starts(
     recorder.check()
 
 
-async def test_after_a_reset_sessions_are_served_in_the_order_of_what_was_reset(
+async def test_after_a_reset_sessions_are_served_in_the_order_of_the_jobs_that_were_reset(
     autojump_clock: MockClock,
 ) -> None:
     track, recorder = Track(), LaneRecorder()

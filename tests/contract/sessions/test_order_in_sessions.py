@@ -39,7 +39,7 @@ async def test_replies_of_a_session_come_in_the_order_of_its_messages(
 
 
 @pytest.mark.many_seeds(10)
-async def test_sessions_wider_than_one_start_in_order_and_never_more_than_they_may(
+async def test_sessions_wider_than_one_start_in_order_and_within_their_limit(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()
@@ -144,7 +144,7 @@ async def test_the_successor_starts_as_soon_as_the_slot_is_free_however_the_job_
 
 
 @pytest.mark.many_seeds(10)
-async def test_a_session_stays_in_order_whatever_happens_to_some_of_its_jobs_and_to_others(
+async def test_a_session_stays_in_order_while_jobs_of_it_and_of_others_end_in_any_way(
     scheduler_seed: int, autojump_clock: MockClock
 ) -> None:
     random = Random(scheduler_seed)
@@ -232,7 +232,7 @@ async def test_a_session_with_very_much_waiting_delays_another_by_no_more_than_a
         lanes.clear()
 
 
-async def test_a_better_job_takes_the_forwarded_ones_place_and_that_keeps_its_own_by_submission(
+async def test_a_better_job_takes_the_place_of_a_forwarded_job_which_keeps_its_place_in_the_session(
     autojump_clock: MockClock,
 ) -> None:
     track = Track()

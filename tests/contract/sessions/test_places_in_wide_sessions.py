@@ -19,7 +19,7 @@ async def sleep() -> None:
 WIDE = LaneConfig(concurrency=2)
 
 
-async def test_a_job_that_displaces_a_worse_one_does_not_overtake_its_equals(
+async def test_a_job_that_displaces_a_worse_job_does_not_overtake_its_equals(
     autojump_clock: MockClock,
 ) -> None:
     recorder = LaneRecorder()
@@ -132,7 +132,7 @@ async def test_a_fair_lane_that_is_widened_goes_on_with_the_turns_of_its_owners(
     assert [job.name for job in recorder.started] == ["x1", "x2", "y1", "x3", "z", "y2"]
 
 
-async def test_taking_back_what_a_wide_session_has_forwarded_costs_n_log_n(
+async def test_taking_back_the_forwarded_jobs_of_a_wide_session_costs_n_log_n(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 0}, sessions=LaneConfig(concurrency=math.inf)) as lanes:

@@ -85,7 +85,7 @@ async def test_a_session_that_is_paused_meanwhile_takes_its_job_out_of_line(
     assert track.started == ["first", "second", "alice"]
 
 
-async def test_what_stops_a_readmission_in_its_session_holds_up_nobody_else(
+async def test_a_readmission_that_its_session_stops_holds_up_no_other_job(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}, sessions=LaneConfig(rate=ONE_A_MINUTE)) as lanes:
@@ -179,7 +179,7 @@ async def test_a_cost_in_a_unit_that_is_not_counted_any_more_costs_nothing(
         assert await lanes.run(body, lanes, cost={"tokens": 20}) == 60.0
 
 
-async def test_when_one_of_a_session_starts_the_next_is_let_go_in_the_same_moment(
+async def test_when_a_job_of_a_session_starts_the_next_is_forwarded_in_the_same_batch(
     autojump_clock: MockClock,
 ) -> None:
     sessions = LaneConfig(concurrency=2, rate=RateLimit(10, algorithm="sliding"))
@@ -224,7 +224,7 @@ async def test_a_job_that_is_cancelled_while_it_is_readmitted_and_a_task_of_it_h
         await lanes.run(trio.sleep, 0)
 
 
-async def test_without_a_rate_no_readmission_waits_for_another_one_of_its_session(
+async def test_without_a_rate_no_readmission_waits_for_another_of_its_session(
     autojump_clock: MockClock,
 ) -> None:
     async def waits_for_the_second() -> float:

@@ -72,7 +72,7 @@ async def test_a_sessions_limiter_follows_configure(autojump_clock: MockClock) -
         assert limiters[0].total_tokens == alive.concurrency == math.inf
 
 
-async def test_a_limiter_may_be_looked_at_first_while_more_run_than_may(
+async def test_a_limiter_may_be_read_first_while_more_jobs_run_than_it_allows(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 9}, sessions=LaneConfig(concurrency=3)) as lanes:
@@ -134,7 +134,7 @@ async def test_a_sessions_generation_counts_its_resets_since_it_came_to_life(
         assert session.generation == 0  # it has gone
 
 
-async def test_jobs_are_those_that_wait_or_run_there_in_the_order_of_submission(
+async def test_jobs_lists_the_waiting_and_running_jobs_in_the_order_of_submission(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1, "cron": 1}) as lanes:
@@ -155,7 +155,7 @@ async def test_jobs_are_those_that_wait_or_run_there_in_the_order_of_submission(
         assert session.jobs() == jobs[:1]
 
 
-async def test_a_session_whose_limiter_was_never_read_has_none_beside_one_that_has(
+async def test_a_session_whose_limiter_was_never_read_has_no_limiter(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:

@@ -118,7 +118,7 @@ async def test_a_job_submitted_by_a_hook_while_its_session_goes_is_not_lost(
     assert track.peak == 1
 
 
-async def test_whoever_waits_for_a_job_of_a_session_finds_its_lane_gone(
+async def test_a_task_that_waited_for_the_last_job_of_a_session_finds_its_lane_gone(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -284,7 +284,7 @@ async def test_a_hook_may_wake_very_many_sessions_at_once(autojump_clock: MockCl
     "widths", [(3,), (inf,), (0,), (3, 1), (inf, 1), (2, 0, 1), (0, 1), (3, inf, 0, 3, 1)]
 )
 @pytest.mark.parametrize("first_ends", ["first", "last", "by a reset"])
-async def test_a_session_counts_its_slots_whatever_its_width_becomes_while_jobs_run(
+async def test_a_session_counts_its_slots_while_its_concurrency_changes(
     autojump_clock: MockClock, widths: tuple[float, ...], first_ends: str
 ) -> None:
     track = Track()

@@ -68,7 +68,7 @@ async def echo(item: T) -> T:
 # ---- submitting
 
 
-async def test_run_returns_what_the_body_returned_or_raises_what_it_raised() -> None:
+async def test_run_returns_the_value_of_the_body_or_raises_its_exception() -> None:
     async with open_lanes({"main": 1}) as lanes:
         portal = lanes.portal()
         assert await in_thread(portal.run, echo, "value") == "value"
@@ -185,7 +185,7 @@ async def test_a_thread_of_a_job_submits_from_outside() -> None:
 # ---- full lanes
 
 
-async def test_where_a_lane_is_full_a_submission_waits_in_line_and_blocks_nobody() -> None:
+async def test_in_a_full_lane_a_submission_waits_for_room_and_blocks_no_thread() -> None:
     gate = trio.Event()
     started: list[Any] = []
 
@@ -209,7 +209,7 @@ async def test_where_a_lane_is_full_a_submission_waits_in_line_and_blocks_nobody
     assert started == [0, 1, 2, "of a task", 3, 4]
 
 
-async def test_who_waits_for_room_may_cancel_and_is_told_when_the_lanes_close() -> None:
+async def test_a_submission_that_waits_for_room_is_cancelled_or_refused() -> None:
     gate = trio.Event()
     async with open_lanes({"main": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
         portal = lanes.portal()
@@ -230,7 +230,7 @@ async def test_who_waits_for_room_may_cancel_and_is_told_when_the_lanes_close() 
             assert (await settled(future)).result() is None
 
 
-async def test_who_cancels_while_waiting_for_room_makes_way_and_is_never_called() -> None:
+async def test_a_submission_cancelled_while_it_waits_for_room_makes_way() -> None:
     gate = trio.Event()
     called: list[int] = []
 
@@ -528,7 +528,7 @@ async def test_bad_input_is_an_error_at_the_call(
                 await in_thread(partial(verb, echo, 1, **options))
 
 
-async def test_what_is_no_async_function_is_trios_own_error_at_the_call() -> None:
+async def test_an_object_that_is_no_async_function_is_trios_own_error_at_the_call() -> None:
     async with open_lanes({"main": 1}) as lanes:
         portal = lanes.portal()
         for call in (in_thread, in_this_thread):
@@ -556,7 +556,7 @@ async def test_what_can_be_known_only_by_the_lanes_is_an_error_of_the_future() -
 # ---- failures that nobody looks at, and callbacks
 
 
-async def test_a_failure_that_nobody_asks_a_future_for_is_logged(
+async def test_a_failure_that_is_never_retrieved_from_its_future_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gc.collect()  # what other tests have left, and is none of ours
@@ -604,7 +604,7 @@ async def test_a_failure_besides_the_cancellation_of_its_future_is_logged(
     assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [BodyError]
 
 
-async def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_callback_that_raises_harms_no_other_code(caplog: pytest.LogCaptureFixture) -> None:
     def callback(future: Future[Any]) -> None:
         raise SystemExit
 
@@ -631,7 +631,7 @@ async def test_a_callback_may_submit() -> None:
         assert (await settled(futures[0])).result() == 2
 
 
-async def test_a_callback_may_cancel_another_who_waits_for_the_same_job() -> None:
+async def test_a_callback_may_cancel_another_waiter_of_the_same_job() -> None:
     scope = trio.CancelScope()
     async with open_lanes({"main": 1}) as lanes:
         gate = trio.Event()
@@ -653,7 +653,7 @@ async def test_a_callback_may_cancel_another_who_waits_for_the_same_job() -> Non
         assert await lanes.run(echo, 1) == 1
 
 
-async def test_a_callback_may_cancel_another_who_is_refused_in_the_same_step() -> None:
+async def test_a_callback_may_cancel_another_submission_that_is_refused_in_the_same_batch() -> None:
     scope = trio.CancelScope()
     async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
         gate = trio.Event()
@@ -842,7 +842,7 @@ async def test_an_asyncio_loop_awaits_jobs_and_cancels_them() -> None:
             await lanes.wait_idle()
 
 
-async def test_a_job_knows_that_it_runs_in_trio_whatever_the_thread_that_submitted_it_ran() -> None:
+async def test_a_job_knows_that_it_runs_in_trio_also_when_an_asyncio_thread_submitted_it() -> None:
     async def body() -> str:
         await trio.lowlevel.checkpoint()
         return sniffio.current_async_library()
@@ -856,7 +856,7 @@ async def test_a_job_knows_that_it_runs_in_trio_whatever_the_thread_that_submitt
         assert await in_thread(asyncio.run, in_asyncio()) == "trio"
 
 
-async def test_in_another_thread_whatever_would_change_lanes_is_refused_and_harms_nobody() -> None:
+async def test_in_another_thread_every_call_that_would_change_lanes_is_refused() -> None:
     gate = trio.Event()
     async with open_lanes({"main": 1}) as lanes:
         running = lanes.submit_nowait(gate.wait, idle_timeout=PATIENCE)
@@ -898,7 +898,7 @@ async def test_in_another_thread_whatever_would_change_lanes_is_refused_and_harm
         assert (running.exception, waiting.exception) == (None, None)
 
 
-async def test_in_a_trio_run_of_another_thread_every_wait_is_refused_and_harms_nobody() -> None:
+async def test_in_a_trio_run_of_another_thread_every_wait_is_refused_and_changes_nothing() -> None:
     gate = trio.Event()
     config = {"main": 1, "full": LaneConfig(concurrency=0, max_waiting=0), "t-*": 1}
     async with open_lanes(config) as lanes:

@@ -149,7 +149,7 @@ async def test_with_a_rate_of_its_session_a_job_waits_for_the_jobs_that_are_read
 # ---- in its lane
 
 
-async def test_a_job_waits_for_those_who_hold_the_slots_of_its_lane(
+async def test_a_job_waits_for_the_jobs_that_hold_the_slots_of_its_lane(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -168,7 +168,7 @@ async def test_a_lane_of_none_blocks_by_itself(autojump_clock: MockClock) -> Non
         job.cancel()
 
 
-async def test_a_lane_that_was_narrowed_blocks_by_those_who_still_run(
+async def test_a_lane_that_was_narrowed_blocks_by_the_jobs_that_still_run(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -225,7 +225,7 @@ async def test_a_job_waits_for_all_that_are_before_it_in_its_lane(
         lanes.reset()
 
 
-async def test_in_a_fair_lane_those_are_before_it_whose_turn_it_is(
+async def test_in_a_fair_lane_the_jobs_with_earlier_turns_are_before_it(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": LaneConfig(fair=True)}) as lanes:
@@ -245,7 +245,7 @@ async def test_in_a_fair_lane_those_are_before_it_whose_turn_it_is(
         lanes.reset()
 
 
-async def test_in_a_lane_with_aging_those_are_before_it_that_have_waited_for_longer(
+async def test_in_a_lane_with_aging_the_jobs_that_have_waited_longer_are_before_it(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": LaneConfig(aging=10)}) as lanes:
@@ -297,7 +297,7 @@ async def test_a_job_waits_for_everything_that_stops_it_at_once(
 # ---- in its group
 
 
-async def test_a_job_waits_for_those_who_hold_the_tokens_of_its_group(
+async def test_a_job_waits_for_the_jobs_that_hold_the_tokens_of_its_group(
     autojump_clock: MockClock,
 ) -> None:
     group = LaneGroup(["main", "cron"], concurrency=3)
@@ -441,7 +441,7 @@ async def test_a_job_that_wants_its_slot_back_does_not_wait_for_a_reservation(
         lanes.reset("main")
 
 
-async def test_a_job_that_is_being_readmitted_waits_for_what_a_head_waits_for(
+async def test_a_job_that_is_being_readmitted_waits_as_a_head_does(
     autojump_clock: MockClock,
 ) -> None:
     async def turned_away() -> None:

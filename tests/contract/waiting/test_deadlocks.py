@@ -39,7 +39,9 @@ async def test_a_job_that_runs_another_in_its_own_session_is_told_at_once(
     assert trio.current_time() == 0.0
 
 
-async def test_the_last_of_those_who_wait_for_each_other_is_told(autojump_clock: MockClock) -> None:
+async def test_the_latest_of_the_waits_for_each_other_ends_in_an_error(
+    autojump_clock: MockClock,
+) -> None:
     told = []
 
     async def wait_for(name: str) -> None:
@@ -98,7 +100,7 @@ async def test_a_token_that_comes_back_counts_only_where_it_is_not_reserved(
     assert trio.current_time() == 5.0
 
 
-async def test_tokens_of_a_group_beyond_what_is_reserved_are_waited_for(
+async def test_tokens_of_a_group_beyond_the_reservations_are_waited_for(
     autojump_clock: MockClock,
 ) -> None:
     group = LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})
@@ -112,7 +114,9 @@ async def test_tokens_of_a_group_beyond_what_is_reserved_are_waited_for(
     assert trio.current_time() == 6.0
 
 
-async def test_room_behind_one_who_cannot_enter_is_a_deadlock(autojump_clock: MockClock) -> None:
+async def test_room_behind_a_request_that_can_never_enter_is_a_deadlock(
+    autojump_clock: MockClock,
+) -> None:
     """Who waits for room in the session has those before it who wait for room in the lane."""
 
     async def outer() -> None:
@@ -131,7 +135,9 @@ async def test_room_behind_one_who_cannot_enter_is_a_deadlock(autojump_clock: Mo
         await stuck.wait()
 
 
-async def test_room_behind_one_who_can_enter_is_waited_for(autojump_clock: MockClock) -> None:
+async def test_room_behind_a_request_that_can_enter_is_waited_for(
+    autojump_clock: MockClock,
+) -> None:
     async def outer() -> None:
         await trio.sleep(1)
         job = await lanes.submit(trio.sleep, 1, session="alice")
@@ -164,7 +170,7 @@ async def test_room_where_nothing_may_wait_needs_a_slot(
         await lanes.run(outer)
 
 
-async def test_a_token_of_the_group_may_come_from_one_who_waits_for_another_lane(
+async def test_a_token_of_the_group_may_come_from_a_job_that_waits_for_another_lane(
     autojump_clock: MockClock,
 ) -> None:
     async def holds(lane: str) -> None:

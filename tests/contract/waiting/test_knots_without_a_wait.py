@@ -55,7 +55,7 @@ async def overtaken(
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_a_waiting_job_that_is_overtaken_by_one_that_can_never_start_is_not_waited_for(
+async def test_a_waiting_job_overtaken_by_a_job_that_can_never_start_is_not_waited_for(
     autojump_clock: MockClock, first: int
 ) -> None:
     def change(awaited: Job[None], later: Job[None]) -> None:
@@ -70,7 +70,7 @@ async def test_a_waiting_job_that_is_overtaken_by_one_that_can_never_start_is_no
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-async def test_a_job_that_comes_before_one_that_is_waited_for_may_close_a_knot(
+async def test_a_job_that_comes_before_the_target_of_a_wait_may_close_a_cycle(
     autojump_clock: MockClock, delay: float
 ) -> None:
     told: list[str] = []
@@ -85,7 +85,7 @@ async def test_a_job_that_comes_before_one_that_is_waited_for_may_close_a_knot(
     assert len(told) == 1
 
 
-async def test_a_job_that_comes_before_one_that_waits_for_room_may_close_a_knot(
+async def test_a_job_that_comes_before_a_request_for_room_may_close_a_cycle(
     autojump_clock: MockClock,
 ) -> None:
     told: list[str] = []
@@ -118,7 +118,7 @@ async def test_room_that_was_there_and_is_taken_may_close_a_knot(
     assert "waits for room in lane 'session:alice'" in told[0]
 
 
-async def test_whoever_takes_a_slot_back_comes_before_all_who_wait_for_one_of_its_group(
+async def test_a_job_that_takes_its_slot_back_comes_before_all_waiting_jobs_of_its_group(
     autojump_clock: MockClock,
 ) -> None:
     async def outer() -> None:
@@ -189,7 +189,7 @@ async def test_a_readmission_that_is_held_up_by_a_reservation_may_close_a_knot(
     assert "a slot of lane 'main' again" in told[0]
 
 
-async def test_where_one_wait_less_is_not_enough_the_last_is_told_first(
+async def test_where_ending_one_wait_is_not_enough_the_latest_wait_ends_first(
     autojump_clock: MockClock,
 ) -> None:
     async def outer() -> None:
@@ -211,7 +211,7 @@ async def test_where_one_wait_less_is_not_enough_the_last_is_told_first(
         assert trio.current_time() == 6.0  # that of "bob" came
 
 
-async def test_of_those_who_wait_only_one_by_whose_end_the_knot_is_undone_is_told(
+async def test_only_a_wait_whose_end_breaks_the_cycle_ends_in_an_error(
     autojump_clock: MockClock,
 ) -> None:
     told: list[str] = []

@@ -72,7 +72,7 @@ async def test_jobs_that_wait_for_the_lanes_of_each_other_leave_each_other_out(
     assert ended == [2.0, 5.0]
 
 
-async def test_a_job_that_waits_for_lanes_leaves_out_who_waits_for_it_by_way_of_other_lanes(
+async def test_a_job_that_waits_for_lanes_leaves_out_jobs_that_wait_for_it_through_other_lanes(
     autojump_clock: MockClock,
 ) -> None:
     ended: list[float] = []

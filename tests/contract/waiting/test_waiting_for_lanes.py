@@ -170,7 +170,7 @@ async def test_clear_ends_wait_empty_now_and_wait_idle_when_the_running_job_has_
     assert times == {"empty": 1.0, "idle": 10.0}
 
 
-async def test_a_wait_for_one_lane_does_not_mind_another(autojump_clock: MockClock) -> None:
+async def test_a_wait_for_one_lane_ignores_other_lanes(autojump_clock: MockClock) -> None:
     times: Times = {}
     async with open_lanes({"main": 1, "cron": 1}) as lanes:
         lanes.start_soon(trio.sleep, 1, session="alice")
@@ -207,7 +207,7 @@ async def test_a_lane_that_is_idle_for_a_moment_only_was_idle(autojump_clock: Mo
 
 
 @pytest.mark.many_seeds(5)
-async def test_of_many_waiters_all_return_and_a_cancelled_one_leaves_nothing_behind(
+async def test_all_of_many_waiters_return_and_a_cancelled_waiter_leaves_nothing_behind(
     autojump_clock: MockClock,
 ) -> None:
     times: Times = {}
@@ -293,7 +293,7 @@ async def test_a_lane_that_leaves_its_template_is_not_waited_for_any_more(
     assert times == {"template": 1.0, "lane": 4.0}
 
 
-async def test_an_instrument_of_trio_may_use_the_lanes_when_it_is_told_of_who_is_woken(
+async def test_an_instrument_of_trio_may_use_the_lanes_when_it_is_told_of_a_woken_task(
     autojump_clock: MockClock,
 ) -> None:
     class Submits(trio.abc.Instrument):
@@ -317,7 +317,7 @@ async def test_an_instrument_of_trio_may_use_the_lanes_when_it_is_told_of_who_is
 
 
 @pytest.mark.many_seeds(5)
-async def test_wait_active_waits_for_the_jobs_that_run_now_and_for_no_later_ones(
+async def test_wait_active_waits_for_the_jobs_that_run_now_and_for_no_later_jobs(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -495,7 +495,7 @@ async def test_two_jobs_that_both_wait_for_their_lanes_do_not_wait_for_each_othe
 
 @pytest.mark.many_seeds(5)
 @pytest.mark.parametrize("wait", ["wait_idle", "wait_active"])
-async def test_a_job_that_waits_for_its_lanes_leaves_out_those_that_begin_to_wait_for_it_later(
+async def test_a_job_that_waits_for_its_lanes_leaves_out_jobs_that_begin_to_wait_for_it_later(
     autojump_clock: MockClock, wait: str
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -517,7 +517,7 @@ async def test_a_job_that_waits_for_its_lanes_leaves_out_those_that_begin_to_wai
     assert state is JobState.SUCCEEDED
 
 
-async def test_a_job_that_begins_to_wait_for_its_lanes_is_left_out_at_once_by_who_waits_for_it(
+async def test_a_wait_for_lanes_leaves_a_job_out_as_soon_as_it_waits_for_these_lanes_too(
     autojump_clock: MockClock,
 ) -> None:
     times: Times = {}
@@ -569,7 +569,7 @@ async def wait_for(lanes: Lanes, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["drain", "wait_idle", "wait_empty", "wait_room"])
 @pytest.mark.parametrize("needs", ["its session", "its slot", "its token", "its group"])
-async def test_a_job_that_waits_for_its_lanes_leaves_out_those_that_need_what_it_holds(
+async def test_a_job_that_waits_for_its_lanes_leaves_out_jobs_that_need_its_slot_or_session(
     autojump_clock: MockClock, verb: str, needs: str
 ) -> None:
     track = Track()
@@ -598,7 +598,7 @@ async def test_a_job_that_waits_for_its_lanes_leaves_out_those_that_need_what_it
 
 
 @pytest.mark.parametrize("verb", ["drain", "wait_idle", "wait_active"])
-async def test_a_job_that_waits_for_its_lanes_leaves_out_who_waits_for_a_job_behind_it(
+async def test_a_job_that_waits_for_its_lanes_leaves_out_jobs_that_wait_for_a_job_behind_it(
     autojump_clock: MockClock, verb: str
 ) -> None:
     async with open_lanes({"main": 3, "full": LaneConfig(max_waiting=0), "side": 1}) as lanes:
@@ -625,7 +625,7 @@ async def test_a_job_that_waits_for_its_lanes_leaves_out_who_waits_for_a_job_beh
         assert waits.done
 
 
-async def test_a_job_that_waits_for_its_lanes_leaves_out_who_wants_its_slot_back(
+async def test_a_job_that_waits_for_its_lanes_leaves_out_a_job_that_wants_its_slot_back(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
@@ -744,7 +744,7 @@ async def test_of_a_wide_session_only_what_cannot_start_yet_is_left_out(
     assert "comes behind both" in track.ended
 
 
-async def test_a_job_of_lanes_inside_a_job_leaves_that_one_out_too(
+async def test_a_job_of_lanes_inside_a_job_leaves_the_outer_job_out_too(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as outer:
@@ -759,7 +759,9 @@ async def test_a_job_of_lanes_inside_a_job_leaves_that_one_out_too(
         assert await outer.run(body, session="alice") == 1
 
 
-async def test_what_is_paused_or_has_no_width_is_waited_for(autojump_clock: MockClock) -> None:
+async def test_jobs_in_lanes_that_are_paused_or_have_a_limit_of_0_are_waited_for(
+    autojump_clock: MockClock,
+) -> None:
     async with open_lanes({"main": 2, "none": 0}) as lanes:
 
         async def body() -> float:
@@ -882,7 +884,7 @@ async def test_wait_started_of_a_job_that_will_never_start_says_why(
     assert job.started_at is None
 
 
-async def test_waiters_for_the_start_are_told_once_and_cancelled_ones_not_at_all(
+async def test_waiters_for_the_start_are_told_once_and_cancelled_waiters_not_at_all(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:

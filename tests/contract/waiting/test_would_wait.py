@@ -192,7 +192,7 @@ def test_jobs_start_in_the_same_order_whether_would_wait_was_asked_or_not(
     assert worlds[0].started == worlds[1].started
 
 
-async def test_would_wait_names_what_is_in_the_way(autojump_clock: MockClock) -> None:
+async def test_would_wait_names_the_reasons_to_wait(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1, "t-*": 1}) as lanes:
         assert lanes.would_wait() == lanes.lane("main").would_wait() == ()
         assert lanes.would_wait(delay=5) == (Blocker("delay", "main", until=5.0),)
