@@ -20,7 +20,7 @@ Lanes of one label have one aging: their order changes only with their heads, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Final, TypeAlias, final
 
@@ -183,34 +183,31 @@ class Group:
         lane: LaneActor,
         job: AnyJob,
         since: float | Fraction,
-        leave: Iterable[AnyJob],
+        leave: Collection[AnyJob],
         now: float,
     ) -> AnyJob | None:
         """The head of another lane that goes before ``job``, if ``job`` were the head of ``lane``.
 
-        The jobs of ``leave`` would not stand in the lines of their lanes any more.
+        The jobs of ``leave`` would not stand in the lines of their lanes any more. Between two acts
+        the head of a lane may be another job than the one that it offered, or none.
         """
-        offers = {
-            label: offers.copy()
-            for label, offers in self._offers.items()
-            if offers and self.admits(label)
-        }
-        heads = {other: other.line.best() for line in offers.values() for other in line.items()}
-        gone = [other for other, head in heads.items() if other is lane or head in leave]
-        for other in gone:
-            offers[other.label].remove(other)
-        for other in gone:
-            line = other.line.copy()
-            line.remove(heads[other])
-            if line and other is not lane:
+        heads = {lane: job}
+        own = FairLine[LaneActor](lane.config.aging)
+        own.add(lane, priority=job._priority, arrival=job._arrival, since=since)
+        offers = {lane.label: own}
+        for other in self._offered:
+            if other is lane or not self.admits(other.label):
+                continue
+            line = other.line
+            while line and (head := line.best()) in leave:
+                line = line.copy()
+                line.remove(head)
+            if line:
                 head = heads[other] = line.best()
-                offers[other.label].add(
+                offers.setdefault(other.label, FairLine(other.config.aging)).add(
                     other, priority=head._priority, arrival=head._arrival, since=line.since()
                 )
-        own = offers.setdefault(lane.label, FairLine(lane.config.aging))
-        own.add(lane, priority=job._priority, arrival=job._arrival, since=since)
-        heads[lane] = job
-        first = _first_of_all([line for line in offers.values() if line], now)
+        first = _first_of_all([*offers.values()], now)
         best = heads[min(first, key=lambda other: heads[other]._arrival)]
         return None if best is job else best
 

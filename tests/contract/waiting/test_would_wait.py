@@ -20,6 +20,7 @@ from trio_lanes import (
     JobState,
     LaneConfig,
     LaneGroup,
+    LaneInstrument,
     LanesClosedError,
     RateLimit,
     UnknownLaneError,
@@ -283,3 +284,20 @@ async def test_a_head_that_the_job_would_outdo_in_its_session_is_not_before_it_i
             assert (blocker.kind, blocker.until) == ("rate", 60)
             lanes.submit_nowait(trio.sleep, 1, lane="two")
         lanes.clear()
+
+
+async def test_would_wait_is_answered_in_a_hook_when_a_lane_of_its_group_starts_its_last_job(
+    autojump_clock: MockClock,
+) -> None:
+    answers: list[tuple[Blocker, ...]] = []
+
+    class Asks(LaneInstrument):
+        def job_started(self, job: Job[Any]) -> None:
+            answers.append(lanes.would_wait(lane="one"))
+
+    groups = {"g": LaneGroup(["one", "two"], concurrency=2)}
+    async with open_lanes({"one": 1, "two": 1}, groups=groups, instruments=[Asks()]) as lanes:
+        lanes.start_soon(trio.sleep, 1, lane="two")
+        lanes.start_soon(trio.sleep, 1, lane="two")
+        await lanes.wait_idle()
+    assert answers == [(), ()]
