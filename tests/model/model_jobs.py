@@ -102,7 +102,7 @@ class ModelJob:
         return max([end.when for end in self.ends()], default=inf)
 
     def _cuts_of_parent(self) -> list[End]:
-        """Whoever runs a job cancels it at its own deadline."""
+        """The caller of `run` cancels the job at its own deadline."""
         if self.parent is None:
             return []
         deadline = self.parent.started + self.parent.timeout

@@ -71,7 +71,7 @@ class Regroup(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Time passes, and everybody does what there is to do by then."""
+    """Time passes, and every task does its work that is due by then."""
 
     seconds: float
 

@@ -1,4 +1,4 @@
-"""What is known of lanes and jobs from outside: what was asked of them, and what bodies said.
+"""The facts about lanes and jobs that are known from outside: calls, and the reports of bodies.
 
 Nothing here looks into the library. A body says what it is about to do before it does it, a hook
 says what has started and settled, and the test writes down what it does to the lanes.

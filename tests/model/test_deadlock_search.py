@@ -266,7 +266,7 @@ def check(setting: Setting, steps: Sequence[Step], *, mixed: bool = False) -> li
     """Whether each wait was an error, which must be so just when it could never end.
 
     Where some waits of a job lend its slot, and others do not, it may depend on when the lenders
-    are done. Such a knot is found by then, and no later.
+    are done. Such a cycle is found by then, and no later.
     """
     real = World(inside=True, mixed=mixed)
     told: list[set[int]] = []  # the waits that were errors in each step

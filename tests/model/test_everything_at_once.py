@@ -1,4 +1,4 @@
-"""Random histories with everything switched on: what must hold, whatever happens.
+"""Random histories with every feature switched on, and the statements that hold in all of them.
 
 The model of the core says exactly what happens, of few things. Here all things meet: rates, groups,
 templates, shared limiters, nested runs, lent slots, changes of all limits. What is compared is what

@@ -22,7 +22,7 @@ def start(rates: Rates, costs: Mapping[str, float], now: float) -> float:
     """Start a job as early as it may, from ``now`` on; when that was."""
     ready = rates.ready_at(costs, now)
     now = max(now, ready)
-    assert rates.ready_at(costs, now) <= now  # whoever comes back then is let in
+    assert rates.ready_at(costs, now) <= now  # a job that comes back then is admitted
     rates.charge(costs, now)
     return now
 

@@ -1,4 +1,4 @@
-"""When to come back, read from headers as they are really sent, and from what is none."""
+"""`retry_after`: headers as providers send them, and objects that are no headers."""
 
 from __future__ import annotations
 

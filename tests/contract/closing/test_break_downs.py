@@ -1,4 +1,4 @@
-"""What is raised in the middle of a step ends the lanes loudly, and leaves none of them dead."""
+"""An exception in the middle of an act ends the lanes with an error, and leaves no lane dead."""
 
 from __future__ import annotations
 

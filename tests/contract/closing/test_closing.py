@@ -289,7 +289,7 @@ async def test_drain_with_a_grace_cancels_the_jobs_that_are_left_and_reports_the
 async def test_sessions_and_lanes_of_templates_go_when_nothing_can_start_any_more(
     autojump_clock: MockClock,
 ) -> None:
-    """What their rates remember, and pauses that time would end, matter to nobody then."""
+    """The history of their rates, and pauses that time would end, matter no more then."""
     rated = LaneConfig(rate=RateLimit(1, per=3600))
     async with open_lanes({"main": 1, "sub:*": rated}, sessions=rated) as lanes:
         await lanes.run(trio.sleep, 0, session="alice", lane="sub:a")

@@ -153,7 +153,7 @@ def test_ctrl_c_in_the_callers_code_between_two_calls_leaves_like_any_error() ->
 
 
 class Recorder:
-    """What was accepted and what settled, and how often."""
+    """The jobs that were accepted and that settled, and how often."""
 
     def __init__(self) -> None:
         self.submitted: list[Job[Any]] = []

@@ -152,7 +152,7 @@ async def test_a_bad_reload_changes_nothing_and_is_logged_with_its_cause(
         await hear(SIGHUP)
         await trio.sleep(2)
         assert limits(lanes) == {"main": 1, "cron": 1}
-        await hear(SIGHUP)  # the next one is heard all the same
+        await hear(SIGHUP)  # the next signal is heard all the same
         assert await lanes.run(returns) == "value"
     assert log(caplog) == [
         ("ERROR", "SIGHUP: the reload failed, and nothing has changed"),

@@ -104,7 +104,7 @@ async def test_an_option_that_a_view_has_already_is_refused_by_a_public_name() -
 async def test_a_bad_option_is_an_error_that_names_it_and_submits_nothing(
     autojump_clock: MockClock, verb: str, option: str, bad: Any
 ) -> None:
-    # Not by the name of what is private
+    # Not by the name of a private function
     pattern = "^JobOptions.*no_such_option" if option == "no_such_option" else names(option, bad)
     async with open_lanes({"main": 1, "cron": 1}) as lanes:
         lanes.start_soon(trio.sleep, 1, session="bob")
@@ -220,7 +220,7 @@ async def test_one_session_has_one_lane_in_all_spellings(autojump_clock: MockClo
 
 
 def words_of_trio(fn: Any) -> str:
-    """What Trio says of what is no async function, without the addresses of objects."""
+    """Return Trio's message without addresses for an object that is no async function."""
     with pytest.raises(TypeError) as refused:
         trio.lowlevel.spawn_system_task(fn)
     return without_addresses(refused.value)

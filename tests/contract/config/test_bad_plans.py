@@ -1,4 +1,4 @@
-"""Configurations that contradict themselves, or what is in use: refused, with nothing changed."""
+"""Configurations that contradict themselves or lanes in use are refused, with nothing changed."""
 
 from __future__ import annotations
 

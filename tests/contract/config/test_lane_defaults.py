@@ -1,4 +1,4 @@
-"""What a lane gives its jobs as defaults, and what is said of it when it opens."""
+"""The defaults that a lane gives its jobs, and the log line when lanes open."""
 
 from __future__ import annotations
 

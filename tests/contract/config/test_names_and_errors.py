@@ -1,4 +1,4 @@
-"""Names: of lanes, of jobs; and the errors, which say what is known."""
+"""Names of lanes and of jobs, and the texts of the errors."""
 
 import functools
 import pickle
@@ -236,7 +236,7 @@ def test_an_error_says_what_is_known(error: LaneError, words: list[str]) -> None
     assert "None" not in str(error)
 
 
-# ---- what is submitted
+# ---- functions that are submitted
 
 
 def not_async() -> str:

@@ -182,7 +182,7 @@ async def all_is_quiet(lanes: Lanes, tasks: int) -> None:
         assert (limiter.borrowed_tokens, limiter.tasks_waiting) == (0, 0)
     assert lanes.sessions() == []
     assert lanes.jobs() == []
-    # What somebody waits for has no public count.
+    # Waits for lanes have no public count.
     assert not lanes._scheduler.watches._watched
     assert not lanes._scheduler.watches.inside
     assert trio.lowlevel.current_statistics().tasks_living == tasks

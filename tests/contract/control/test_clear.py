@@ -1,4 +1,4 @@
-"""Clear, which takes back what has not started."""
+"""Clear, which cancels the jobs that have not started."""
 
 import pytest
 import trio

@@ -1,6 +1,6 @@
 """What a job costs, in counts that do not depend on the machine: a guard, not a benchmark.
 
-A figure here is what was counted when it was written, and a little more. When a change needs more,
+A figure here is the count at the time of writing, and a little more. When a change needs more,
 and is worth it, raise the figure in that change and say why; `make bench` tells the time.
 """
 

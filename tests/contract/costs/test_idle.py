@@ -170,7 +170,7 @@ async def test_very_many_session_keys_leave_nothing_behind(
 
     async def use(keys: Iterable[int], body: Any) -> None:
         for i in keys:
-            if i % 50 == 49:  # few at a time, so that tables are small whatever the order
+            if i % 50 == 49:  # few at a time, so that tables are small in any order
                 await lanes.wait_room(50)
             lanes.start_soon(body, session=f"key {i}")
         await lanes.wait_idle()

@@ -1,4 +1,4 @@
-"""Hooks that change what is just being served: each case that was one, and any by chance."""
+"""Hooks that change the lanes being served: cases that failed once, and random cases."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_a_hook_may_reset_the_very_job_that_is_just_being_reset(
     async def runs_another() -> None:
         await lanes.run(trio.sleep, 1, lane="cron")
 
-    # It is told of that other job, which is withdrawn as soon as the first one is cancelled.
+    # It is told of the other job, which is withdrawn as soon as the first job is cancelled.
     instrument = at_first("job_finished", lambda: given_up.append(lanes.reset()))
     async with open_lanes({"main": 1, "cron": 0}, instruments=[instrument]) as lanes:
         job = lanes.submit_nowait(runs_another)
@@ -233,7 +233,7 @@ async def test_a_hook_of_trio_may_reset_a_job_whose_start_was_waited_for(
 
 
 class ByChance:
-    """Lanes in which hooks, and whoever uses them, do anything at any time."""
+    """Lanes in which hooks and tasks do anything at any time."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""`LaneInstrument` as a base class: what is only inherited does nothing, and costs nothing."""
+"""`LaneInstrument` as a base class: an inherited hook does nothing, and costs nothing."""
 
 from __future__ import annotations
 

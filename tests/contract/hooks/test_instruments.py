@@ -35,7 +35,7 @@ mark: ContextVar[str] = ContextVar("mark", default="nobody's")
 
 
 class Notes(LaneInstrument):
-    """Writes down every call of every hook, with what was true at that moment."""
+    """Writes down every call of every hook, with the state at that moment."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -639,7 +639,7 @@ async def test_an_instrument_whose_hook_raises_is_logged_and_removed_and_nothing
     assert calls.count(broken) == 1
     assert calls[-1] == broken  # nothing of it is called any more
     assert track.ended == [0, 1, 2]
-    assert len(notes.of("finished")) == 4  # the other one is still told
+    assert len(notes.of("finished")) == 4  # the other instrument is still told
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.name == "trio_lanes"
     assert "Every" in record.getMessage()
@@ -697,7 +697,7 @@ async def test_the_story_calls_every_hook_it_should(autojump_clock: MockClock) -
 
 
 class Acts:
-    """An instrument that does something the first time that one of its hooks is called."""
+    """An instrument that acts the first time that one of its hooks is called."""
 
     def __init__(self, hook: str, act: Callable[[Any], object]) -> None:
         self.acted = 0
@@ -901,7 +901,7 @@ async def test_a_chain_of_many_jobs_that_each_submit_the_next_is_no_recursion(
 async def test_a_chain_of_many_jobs_that_hooks_submit_is_no_recursion(
     autojump_clock: MockClock, hook: str
 ) -> None:
-    n = 2_000 if hook != "job_submitted" else 20  # that one is called inside the call itself
+    n = 2_000 if hook != "job_submitted" else 20  # that hook is called inside the call itself
     ran = 0
 
     async def body() -> None:

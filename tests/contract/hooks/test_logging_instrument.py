@@ -27,7 +27,7 @@ async def reply(seconds: float = 1.0, *, fail: bool = False) -> None:
 
 
 class Kept(logging.Handler):
-    """Keeps what was logged."""
+    """Keeps the records that were logged."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,10 +43,10 @@ class Meter(Protocol):
     instrument: LaneInstrument
 
     def value(self, name: str, lane: str, outcome: str | None = None) -> float:
-        """What a figure is; of one that measures seconds: how many were measured."""
+        """The value of a figure; of a histogram of seconds, the number of measurements."""
 
     def seconds(self, name: str, lane: str) -> float:
-        """The sum of what was measured."""
+        """The sum of the measurements."""
 
     def labels(self) -> set[str]:
         """All values of labels, or of attributes."""
@@ -170,7 +170,7 @@ async def test_jobs_are_counted_by_how_they_end(autojump_clock: MockClock, meter
         lanes.reset("main")
         submit(trio.sleep, 9, lane="cron")
         await lanes.drain(grace=1)
-        assert all(job.exception or True for job in jobs)  # they are looked at
+        assert all(job.exception or True for job in jobs)  # they are read
     ends = ["succeeded", "failed", "timeout", "idle_timeout", "cancelled", "reset"]
     assert [meter.value("jobs.finished", "main", end) for end in ends] == [1, 2, 2, 1, 1, 1]
     ends = ["queue_timeout", "cancelled", "cleared", "closed"]

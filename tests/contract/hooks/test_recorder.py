@@ -162,7 +162,7 @@ async def test_what_another_instrument_submits_meanwhile_has_not_been_overtaken(
         for session in ("alice", "bob", "carol"):
             lanes.submit_nowait(sleep, session=session)
         lanes.lane("main").concurrency = 3
-        await lanes.wait_idle()  # carol's comes after what is better
+        await lanes.wait_idle()  # carol's job comes after the better jobs
     recorder.check()
     assert len(recorder.finished) == 9
 
@@ -482,7 +482,7 @@ async def test_it_finds_a_job_that_is_left_behind(autojump_clock: trio.testing.M
         jobs = [lanes.submit_nowait(sleep, session="alice") for _ in range(2)]
         jobs += [lanes.submit_nowait(sleep, lane="cron") for _ in range(2)]
         for job in (jobs[1], jobs[3]):
-            recorder.job_submitted(copy.copy(job))  # nobody will ever touch the copy
+            recorder.job_submitted(copy.copy(job))  # no code will ever touch the copy
         await lanes.wait_idle()
         said = found(recorder)
         assert "job 2 'sleep' of session 'alice' in 'main' waits in its session" in said

@@ -292,7 +292,7 @@ async def test_statistics_are_right_after_every_kind_of_event(
         assert lanes.sessions() == []
         await trio.sleep(10)
         assert lanes.statistics().abandoned == 0
-        for job in ledger.jobs:  # a failure is looked at
+        for job in ledger.jobs:  # a failure is retrieved
             assert job.done or job.exception is None
             _ = job.exception
 

@@ -1,4 +1,4 @@
-"""Jobs that are due later, what is wrapped around bodies, and what a running job may say."""
+"""Jobs with a delay, functions around bodies, and the methods of a running job."""
 
 from __future__ import annotations
 

@@ -572,7 +572,7 @@ async def test_a_job_that_was_cancelled_then_reset_and_returned_leaves_no_cancel
             await job.wait()
 
 
-# ---- what is reused
+# ---- the task and the scope are reused
 
 
 async def test_tasks_are_reused_after_a_job_that_was_reset_and_returned(

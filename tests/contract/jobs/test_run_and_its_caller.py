@@ -1,4 +1,4 @@
-"""`run`, when whoever called it is cancelled or had to wait for room."""
+"""`run`, when its caller is cancelled or had to wait for room."""
 
 from typing import Any
 

@@ -159,7 +159,7 @@ async def test_jobs_that_submit_each_other_without_blocking_let_others_have_thei
 @pytest.mark.slow
 async def test_very_long_chains_of_jobs_are_no_recursion(autojump_clock: MockClock) -> None:
     class Chain:
-        """An instrument that submits the next job when one has ended."""
+        """An instrument that submits the next job when a job has ended."""
 
         left = 5000
 

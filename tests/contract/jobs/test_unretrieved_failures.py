@@ -1,4 +1,4 @@
-"""A failure belongs to its handle; one at which nobody has looked goes to the log."""
+"""A failure belongs to its handle; a failure that is never retrieved is logged."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ failing = pytest.mark.parametrize("body", [raises, raises_at_once])
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[BaseException | None]:
-    """What was logged as errors, in order."""
+    """The messages that were logged as errors, in order."""
     return [
         record.exc_info[1] if record.exc_info else None
         for record in caplog.records
@@ -30,7 +30,7 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[BaseException | None]:
 
 
 @failing
-async def test_an_unseen_failure_is_logged_when_the_last_reference_goes(
+async def test_an_unretrieved_failure_is_logged_when_the_last_reference_goes(
     body: Callable[[], Awaitable[str]],
     autojump_clock: MockClock,
     caplog: pytest.LogCaptureFixture,
@@ -48,7 +48,7 @@ async def test_an_unseen_failure_is_logged_when_the_last_reference_goes(
 
 
 @failing
-async def test_an_unseen_failure_is_logged_when_the_lanes_close_if_its_handle_is_kept(
+async def test_an_unretrieved_failure_is_logged_when_the_lanes_close_if_its_handle_is_kept(
     body: Callable[[], Awaitable[str]],
     autojump_clock: MockClock,
     caplog: pytest.LogCaptureFixture,
@@ -63,7 +63,7 @@ async def test_an_unseen_failure_is_logged_when_the_lanes_close_if_its_handle_is
 
 
 @pytest.mark.parametrize("how", ["an error", "a cancellation"])
-async def test_an_unseen_failure_is_logged_however_the_lanes_close(
+async def test_an_unretrieved_failure_is_logged_however_the_lanes_close(
     how: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs: list[Job[str]] = []

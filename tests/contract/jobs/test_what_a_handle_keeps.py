@@ -106,7 +106,7 @@ async def test_an_error_that_several_jobs_raise_has_the_frames_of_each(
                 with pytest.raises(BodyError) as caught:
                     await job.wait()
                 frames = traceback.extract_tb(caught.value.__traceback__)
-                # Python itself puts the frames of a second raise before those of the first.
+                # Python itself puts the frames of a second raise before the frames of the first.
                 assert name in [frame.name for frame in frames]
 
 

@@ -54,7 +54,7 @@ async def test_a_limiters_token_that_a_job_did_not_return_is_not_its_successors(
 
     async with open_lanes({"main": 1}) as lanes:
         for _ in range(3):
-            await lanes.run(careless)  # a second one in the same task would be a RuntimeError
+            await lanes.run(careless)  # a second scope in the same task would be a RuntimeError
     assert limiter.borrowed_tokens == 3
 
 

@@ -34,7 +34,7 @@ async def lend(seconds: float) -> float:
     return trio.current_time()
 
 
-# ---- what is lent
+# ---- the slots that are lent
 
 
 async def test_a_parent_and_its_child_on_a_lane_of_one_both_finish(
@@ -216,7 +216,7 @@ async def test_several_tasks_lend_from_the_first_to_the_last(autojump_clock: Moc
         lanes.submit_nowait(lends)
         for i in range(7):
             lanes.submit_nowait(track.sleep, i)
-    assert times == [2.0, 3.0, 7.0]  # nobody but the last waits for the slot
+    assert times == [2.0, 3.0, 7.0]  # only the last task waits for the slot
     assert track.started == [0, 1, 2, 3, 4, 5, 6, "lender"]
     assert track.peak == 1
 
@@ -325,7 +325,7 @@ async def test_taking_back_ignores_the_reservation_but_not_the_budget(
     group = LaneGroup(["main", "hooks"], concurrency=2, reserve={"hooks": 1})
     async with open_lanes({"main": 5, "hooks": 5}, groups={"all": group}) as lanes:
         first = lanes.submit_nowait(lend, 1)
-        lanes.submit_nowait(trio.sleep, 3)  # has the one token that is not reserved
+        lanes.submit_nowait(trio.sleep, 3)  # has the only token that is not reserved
         assert await first.wait() == 1.0
         await trio.sleep(2)
         second = lanes.submit_nowait(lend, 1)

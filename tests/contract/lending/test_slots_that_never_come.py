@@ -1,6 +1,6 @@
 """A job that is cancelled while it wants its slot back, and no slot can come: limits were lowered.
 
-It goes on without one, so that it can clean up, and whoever waits for it gets on.
+It goes on without a slot, so that it can clean up, and the jobs that wait for it go on.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def test_a_job_that_is_cancelled_ends_though_a_limit_is_lowered(
         assert not inner.done
         blocking.cancel()
         await trio.sleep(1)
-        assert not inner.done  # whoever has lowered the limit may raise it again
+        assert not inner.done  # the code that has lowered the limit may raise it again
         outer.cancel()
         with pytest.raises(JobCancelledError):
             await inner.wait()
@@ -217,7 +217,7 @@ async def test_a_cancelled_job_goes_on_when_a_job_that_comes_before_others_takes
         jobs = [lanes.submit_nowait(holds), lanes.submit_nowait(waits, lane="other")]
         await trio.sleep(2)
         assert not cleaned_up
-        # It passes the one that `holds` waits for, and waits for a slot that `waits` has.
+        # It comes before the job that `holds` waits for, and waits for a slot that `waits` has.
         jobs.append(lanes.submit_nowait(trio.sleep, 1, session="alice", lane="other", priority=1))
         for job in jobs:
             await job.wait()

@@ -716,7 +716,7 @@ async def test_a_job_with_a_delay_is_let_in_when_there_is_room(autojump_clock: M
         lanes.submit_nowait(track.sleep, "waits", queue_timeout=0.5)
         jobs = await submit_in_turn(lanes, nursery, track, "late", delay=2.0)
         assert not jobs
-        await trio.sleep(0.5)  # the one that waited is gone, and nothing starts
+        await trio.sleep(0.5)  # the request that waited is gone, and nothing starts
         await wait_all_tasks_blocked()
         assert lanes.lane("main").waiting == 1
     assert track.start_times == {"runs": 0.0, "late": 2.5}

@@ -148,7 +148,7 @@ async def test_a_reset_gives_the_tokens_of_the_group_back(autojump_clock: MockCl
     assert track.end_times == {"cron": 1.0}
 
 
-# ---- whose turn it is
+# ---- which member is served
 
 
 @pytest.mark.many_seeds(5)
@@ -308,7 +308,7 @@ async def test_a_job_of_high_priority_does_not_wait_behind_an_aged_head_and_a_si
 async def test_each_member_of_a_group_ages_by_its_own_aging_as_it_is_when_a_token_is_free(
     autojump_clock: MockClock,
 ) -> None:
-    """Of two heads, the one that is behind at first is ahead later."""
+    """Of two heads, the head that is behind at first is ahead later."""
     group = LaneGroup(["fast", "slow"], concurrency=1)
     config = {"fast": LaneConfig(aging=1), "slow": LaneConfig(aging=2)}
     for seconds, order in ((9, ["slow", "fast"]), (10, ["slow", "fast"]), (11, ["fast", "slow"])):
@@ -487,7 +487,7 @@ async def test_token_and_charges_are_taken_together_or_not_at_all(
         waiting.cancel()
         job = lanes.submit_nowait(trio.sleep, 0, cost={"tokens": 100})
         await job.wait()
-        assert job.started_at == 10.0  # nothing was charged for the one that was cancelled
+        assert job.started_at == 10.0  # nothing was charged for the cancelled job
         lacks_requests = lanes.submit_nowait(trio.sleep, 0, cost={"tokens": 0})
         await trio.sleep(10)
         assert blockers(lacks_requests) == [("rate", "g")]

@@ -224,7 +224,7 @@ async def test_no_request_is_forgotten_when_time_passes_before_the_timer_is_seen
         for session in (None, "alice"):
             nursery.start_soon(submit, session)
             await wait_all_tasks_blocked()
-        nursery.start_soon(submit, "alice", 60)  # the first may enter before anybody has looked
+        nursery.start_soon(submit, "alice", 60)  # the first may enter before any request is checked
         await wait_all_tasks_blocked()
         assert len(jobs) == 1
         for count in (2, 3):

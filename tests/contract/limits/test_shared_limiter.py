@@ -1,4 +1,4 @@
-"""Lanes whose slots are those of a limiter that the application shares with them."""
+"""Lanes whose slots are tokens of a limiter that the application shares with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sharing(limiter: trio.CapacityLimiter, *names: str) -> dict[str, LaneConfig]
     return {name: LaneConfig(limiter=limiter) for name in names or ("main",)}
 
 
-# ---- what is shared
+# ---- the shared limiter
 
 
 async def test_the_lane_has_that_very_limiter_and_its_tokens_are_the_concurrency(
@@ -565,7 +565,7 @@ async def test_in_a_group_a_lane_asks_only_when_the_group_would_let_it_start(
         await wait_all_tasks_blocked()
         assert limiter.statistics().tasks_waiting == 0  # it lacks the group's token too
         await trio.sleep(1.5)
-        assert limiter.statistics().tasks_waiting == 1  # now nothing but this one
+        assert limiter.statistics().tasks_waiting == 1  # only this job
         lanes.submit_nowait(track.sleep, "main1")  # passes it over: it holds no budget
         await wait_all_tasks_blocked()
         assert track.started == ["main0", "main1"]

@@ -160,7 +160,7 @@ async def test_options_apply_to_every_job_and_session_is_called_for_each(
         async with lanes.map(body, [0, 1, 2], session=lambda n: f"s{n % 2}", **options) as results:
             assert [result async for result in results] == [None] * 3
     assert seen == [("mapped", f"s{n}", 3, "m") for n in (0, 1, 0)]
-    assert trio.current_time() == 2  # those of one session one after the other
+    assert trio.current_time() == 2  # the jobs of one session one after the other
 
 
 async def test_jobs_run_in_the_context_in_which_map_was_called() -> None:

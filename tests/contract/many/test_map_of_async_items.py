@@ -90,7 +90,7 @@ async def test_async_items_are_read_no_further_than_the_window(autojump_clock: M
             for n in range(10):
                 assert await anext(results) == n
                 await trio.sleep(1)
-                assert source.count == n + 5  # what was taken made room for one
+                assert source.count == n + 5  # the result that was taken made room for one item
 
 
 @pytest.mark.many_seeds(3)

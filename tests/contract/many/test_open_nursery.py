@@ -206,7 +206,7 @@ async def test_the_failure_of_a_child_cancels_its_siblings_and_the_block(
                     jobs.start_soon(track.sleep, label, session="alice")
                 waiting = jobs.submit_nowait(never_ends, delay=60)
                 await trio.sleep_forever()
-        assert trio.current_time() == 3  # when the running one has ended
+        assert trio.current_time() == 3  # when the running child has ended
         assert running.state is waiting.state is JobState.CANCELLED
         assert waiting.started_at is None
         assert track.ended == []
@@ -1101,7 +1101,7 @@ async def test_clear_counts_the_jobs_that_it_has_withdrawn_itself(
     autojump_clock: MockClock,
 ) -> None:
     class Hasty(LaneInstrument):
-        """Cancels everything as soon as one is cancelled."""
+        """Cancels everything as soon as one job is cancelled."""
 
         def job_finished(self, job: Job[Any]) -> None:
             for other in handles:
@@ -1197,7 +1197,7 @@ async def test_a_child_that_waits_for_the_job_around_it_is_a_deadlock_and_is_can
             async with lanes.open_nursery() as jobs:
                 jobs.start_soon(waits_for, job)
 
-        # The wait that began last is the one that fails.
+        # The wait that began last fails.
         with pytest.RaisesGroup(LaneDeadlockError):
             await lanes.run(turn)
         assert lanes.jobs() == []

@@ -1,4 +1,4 @@
-"""Who starts when: priorities in both layers, and what is done to a lane while it is served."""
+"""The order of starts: priorities in both layers, and acts on a lane while it is served."""
 
 from collections.abc import Callable
 from random import Random

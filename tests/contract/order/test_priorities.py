@@ -19,7 +19,7 @@ both_layers = pytest.mark.parametrize("session", [None, "alice"])
 def blocked(
     lanes: Lanes, track: Track, *labels: str, session: str | None, priority: int = 0
 ) -> dict[str, Job[Any]]:
-    """Jobs that wait behind one that runs, in that session if there is one."""
+    """Jobs that wait behind a running job, in that session if it is given."""
     lanes.start_soon(track.sleep, "blocker", session=session, priority=1_000_000)
     return {
         label: lanes.submit_nowait(track.sleep, label, session=session, priority=priority)

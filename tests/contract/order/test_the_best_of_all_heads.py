@@ -1,4 +1,4 @@
-"""Whose turn it is when a slot becomes free: the best of all that may have it then."""
+"""A slot that becomes free goes to the best of all heads that may start then."""
 
 from __future__ import annotations
 

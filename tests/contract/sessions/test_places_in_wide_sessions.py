@@ -1,4 +1,4 @@
-"""Places in line where a session has several jobs in one lane, or many sessions act at once."""
+"""Places where a session has several jobs in one lane, or many sessions act at once."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ async def test_a_readmission_that_its_session_holds_back_can_be_ended(
 async def test_a_readmission_that_is_given_up_lets_the_next_of_its_session_go(
     autojump_clock: MockClock,
 ) -> None:
-    """It was the one that is charged next; it waited for a lane that is paused."""
+    """It was the job that is charged next; it waited for a lane that is paused."""
 
     async def impatient() -> None:
         lanes.pause("main")

@@ -22,7 +22,7 @@ async def test_the_borrowers_of_a_sessions_limiter_are_its_running_jobs(
     async with open_lanes({"main": 9}, sessions=LaneConfig(concurrency=2)) as lanes:
         session = lanes.session("alice")
         jobs = [session.submit_nowait(trio.sleep, seconds) for seconds in (1, 2, 3)]
-        limiter = session.limiter  # looked at when two run
+        limiter = session.limiter  # first read when two jobs run
         assert limiter is session.limiter is lanes.session("alice").limiter
         assert limiter.total_tokens == 2
         assert borrowers(limiter) == {*jobs[:2]}
@@ -40,7 +40,7 @@ async def test_a_limiter_that_is_kept_is_true_when_the_session_comes_again(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 9}) as lanes:
-        limiter = lanes.session("alice").limiter  # looked at before the session is alive
+        limiter = lanes.session("alice").limiter  # first read before the session is alive
         assert lanes.sessions() == []
         for _ in range(2):
             job = lanes.submit_nowait(trio.sleep, 1, session="alice")

@@ -291,7 +291,7 @@ async def test_a_session_counts_its_slots_while_its_concurrency_changes(
     recorder = LaneRecorder()
     wide = LaneConfig(concurrency=inf)
     async with open_lanes({"main": wide}, instruments=[recorder]) as lanes:
-        for _ in range(2):  # the second time with what the first one has left
+        for _ in range(2):  # the second time with the objects that the first time has left
             lanes.configure({"session:alice": 1})
             lanes.start_soon(track.sleep, 0, 1 if first_ends == "first" else 3, session="alice")
             for i in range(1, 5):

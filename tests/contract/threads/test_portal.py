@@ -54,7 +54,7 @@ async def in_this_thread(fn: Callable[..., T], *args: Any) -> T:
 
 
 async def settled(future: Future[T]) -> Future[T]:
-    """``future``, when it has settled and whoever waits for it knows."""
+    """Return ``future`` when it has settled and its waiters have been told."""
     done = await in_thread(concurrent.futures.wait, [future])
     assert done == ({future}, set())
     return future
@@ -553,7 +553,7 @@ async def test_what_can_be_known_only_by_the_lanes_is_an_error_of_the_future() -
         assert await in_thread(portal.run, echo, "all is well") == "all is well"
 
 
-# ---- failures that nobody looks at, and callbacks
+# ---- failures that are never retrieved, and callbacks
 
 
 async def test_a_failure_that_is_never_retrieved_from_its_future_is_logged(

@@ -1,4 +1,4 @@
-"""Waits that could end when they began, and then could not, though nobody else began to wait."""
+"""Waits that could end when they began, and later could not, though no other wait began."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def lend(job: Job[None], seconds: float) -> None:
 async def overtaken(
     lanes: Lanes, how: Callable[[Job[None], Job[None]], None], told: list[str]
 ) -> None:
-    """A job of "cron" waits for one of a session, before which comes another that needs "cron".
+    """A job of "cron" waits for a job of a session, before which comes another that needs "cron".
 
     ``how`` is given that one, and a job of the session for "cron" that comes later.
     """
@@ -103,7 +103,7 @@ async def test_a_job_that_comes_before_a_request_for_room_may_close_a_cycle(
 async def test_room_that_was_there_and_is_taken_may_close_a_knot(
     autojump_clock: MockClock,
 ) -> None:
-    """Whoever waits for room in its session learns only then whether there is any in its lane."""
+    """A request learns only after its session has room whether its lane has room."""
     told: list[str] = []
     lanes_of_both = {"main": LaneConfig(max_waiting=1), "cron": 1}
     async with open_lanes(lanes_of_both, sessions=LaneConfig(max_waiting=1)) as lanes:
@@ -234,7 +234,7 @@ async def test_only_a_wait_whose_end_breaks_the_cycle_ends_in_an_error(
 async def test_a_nested_run_that_lends_the_slot_which_another_needs_is_no_deadlock(
     autojump_clock: MockClock,
 ) -> None:
-    """Its place in line is taken before the slot is lent, which is soon enough."""
+    """The job takes its place before the slot is lent, which is soon enough."""
 
     async def outer() -> None:
         async with trio.open_nursery() as nursery:
@@ -305,7 +305,7 @@ async def test_the_priority_of_a_job_without_a_session_closes_no_knot(
 async def test_a_better_job_that_is_charged_before_a_readmission_may_close_a_knot(
     autojump_clock: MockClock,
 ) -> None:
-    """A session with a rate lets one at a time go; that one needs the slot of who waits."""
+    """A session with a rate forwards one job at a time, which needs the slot of the waiting job."""
 
     async def again() -> None:
         job = current_job()

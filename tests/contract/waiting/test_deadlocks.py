@@ -1,6 +1,6 @@
-"""Waits inside jobs that can never end, and those that only look so.
+"""Waits inside jobs that can never end, and similar waits that can.
 
-`test_deadlock_search` compares whole worlds of such waits with a plain search; here is one of each.
+`test_deadlock_search` compares random worlds of such waits with a plain search.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def test_tokens_of_a_group_beyond_the_reservations_are_waited_for(
 async def test_room_behind_a_request_that_can_never_enter_is_a_deadlock(
     autojump_clock: MockClock,
 ) -> None:
-    """Who waits for room in the session has those before it who wait for room in the lane."""
+    """A request for room in the session is behind requests for room in the lane."""
 
     async def outer() -> None:
         await trio.sleep(1)

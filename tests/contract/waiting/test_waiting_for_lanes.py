@@ -239,7 +239,7 @@ async def test_of_two_waits_for_one_busy_lane_one_may_be_cancelled_and_the_other
                 async with trio.open_nursery() as cancelled:
                     cancelled.start_soon(lanes.wait_idle, "main")
                     await wait_all_tasks_blocked()
-                    lanes.start_soon(trio.sleep, 1)  # both are looked at, and wait for the lane
+                    lanes.start_soon(trio.sleep, 1)  # both are checked, and wait for the lane
         assert trio.current_time() == 2
 
 
@@ -399,7 +399,7 @@ async def test_wait_active_takes_any_end_for_an_end(autojump_clock: MockClock, e
         assert job.exception is not None
 
 
-# ---- inside a job: it leaves out itself, and those that wait for it
+# ---- inside a job: it leaves out itself, and the jobs that wait for it
 
 
 @pytest.mark.parametrize("session", [None, "alice"])
