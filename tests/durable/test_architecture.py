@@ -19,6 +19,7 @@ ORDER = (
     "_contract",  # the `Store` protocol, its records, the states of a job, the errors
     "_options",  # values that users give, checked and made into records
     "_rules",  # the rules of scheduling, over tables
+    "_tables",  # what stores of tables in a database share
     "_memory",  # the store in memory
     "_sqlite",  # the store in a SQLite file
     "_runs",  # one instance: it claims jobs, runs them, and keeps its lease

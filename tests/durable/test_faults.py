@@ -934,8 +934,8 @@ async def test_a_refusal_in_a_batch_is_refused_alone(tmp_path: Path) -> None:
 async def test_who_finds_the_line_too_long_waits_and_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._sqlite.writer.OUTSTANDING", 3)
-    monkeypatch.setattr("trio_lanes.durable._sqlite.writer.AT_ONCE", 2)
+    monkeypatch.setattr("trio_lanes.durable._tables.act_thread.OUTSTANDING", 3)
+    monkeypatch.setattr("trio_lanes.durable._tables.act_thread.AT_ONCE", 2)
     async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as lanes:
         async with trio.open_nursery() as nursery:
             for _ in range(50):

@@ -14,9 +14,9 @@ from trio_lanes.durable import LaneLimit, Opening, SubmittedJob
 from trio_lanes.durable._contract.state import WAITING
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._rules.job_record import JobRecord
-from trio_lanes.durable._sqlite.list_front import ListFront
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
+from trio_lanes.durable._tables.list_front import ListFront
 
 
 def job(id: int) -> JobRecord:

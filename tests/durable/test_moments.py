@@ -141,7 +141,7 @@ async def test_whoever_waits_for_a_job_when_lanes_close_is_told_so(store: Store)
 async def test_whoever_finds_the_line_too_long_is_told_when_lanes_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._sqlite.writer.OUTSTANDING", 1)
+    monkeypatch.setattr("trio_lanes.durable._tables.act_thread.OUTSTANDING", 1)
     accepted = refused = 0
 
     async def submit(lanes: DurableLanes) -> None:

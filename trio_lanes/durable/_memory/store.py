@@ -16,7 +16,7 @@ import trio
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, EngineStore
+from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, EngineStore, Hints
 from .._rules.queues import Queues
 from .tables import MemoryTables
 
@@ -61,17 +61,16 @@ class MemoryStore(EngineStore):
     async def join(
         self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
     ) -> None:
-        until = self._now() + self._lease_ttl
-        await self._join(ticket, lost, held, lease_until=until, alone=False)
+        await self._join(ticket, lost, held, lease_ttl=self._lease_ttl, alone=False)
 
     async def beat(self) -> bool:
-        me, until = self._instance, self._now() + self._lease_ttl
-        return await self._transact(lambda engine: engine.beat(me, until))
+        me, ttl = self._instance, self._lease_ttl
+        return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
 
     def _now(self) -> float:
         return trio.current_time()
 
-    async def _transact(self, act: Callable[[Engine], T]) -> T:
+    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         engine = self._opened()
         engine.now = self._now()

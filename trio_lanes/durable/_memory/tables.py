@@ -15,7 +15,7 @@ from typing import Any, Final, final
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING, DurableState
 from .._rules.answers import Answers
-from .._rules.job_record import ON_LIST, WANTS_SLOT, JobRecord
+from .._rules.job_record import LENT_SLOT, ON_LIST, WANTS_SLOT, JobRecord
 from .._rules.tables import LastStep
 
 
@@ -117,6 +117,10 @@ class MemoryTables:
         return [
             job for job in self._jobs.values() if job.state is RUNNING and job.instance == instance
         ]
+
+    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+        runs = [job for job in self.running(instance) if job.lent != LENT_SLOT]
+        return len(runs), [job for job in runs if job.company]
 
     def cancelled_running(self, instance: str) -> list[JobRecord]:
         return [job for job in self.running(instance) if job.cancel is not None]

@@ -31,7 +31,7 @@ from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
 from .budget import Budget
-from .job_record import HOLDS_SLOT, LENT_SLOT, JobRecord
+from .job_record import HOLDS_SLOT, JobRecord
 from .queues import Queues
 from .tables import Tables
 
@@ -197,11 +197,10 @@ class _Isolation:
 
     def begin(self, instance: str) -> None:
         """Count the runs of ``instance``."""
-        runs = [job for job in self._queues.tables.running(instance) if job.lent != LENT_SLOT]
-        self._running, self._most, self.due = len(runs), math.inf, None
-        for job in runs:
-            if job.company:
-                self._restrict(job)
+        self._running, suspects = self._queues.tables.beside(instance)
+        self._most, self.due = math.inf, None
+        for job in suspects:
+            self._restrict(job)
 
     @property
     def has_room(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, final
 
 import trio
 
@@ -36,6 +36,37 @@ AT_ONCE: Final = 500
 """How many jobs one transaction clears or purges; other transactions can run between two."""
 
 
+@final
+class Hints:
+    """What a call will look up, for a store that reads it all at once, before the call.
+
+    A store may ignore it, and a call may look up other things too.
+
+    Attributes:
+      ticket: the ticket of the act; empty: it has none.
+      batch: the jobs that the call accepts.
+      ids: the jobs that the call ends or asks for.
+      room: how many jobs the call claims at most.
+    """
+
+    __slots__ = ("batch", "ids", "room", "ticket")
+
+    def __init__(
+        self,
+        ticket: str = "",
+        batch: Sequence[SubmittedJob] = (),
+        ids: Sequence[int] = (),
+        room: int = 0,
+    ) -> None:
+        self.ticket: Final = ticket
+        self.batch: Final = batch
+        self.ids: Final = ids
+        self.room: Final = room
+
+
+NO_HINTS: Final = Hints()
+
+
 class EngineStore(ABC):
     """A store of tables: all calls of `Store`, except those that open it and keep its lease."""
 
@@ -50,7 +81,7 @@ class EngineStore(ABC):
         self._poke, self._pokes = trio.open_memory_channel[None](1)
 
     @abstractmethod
-    async def _transact(self, act: Callable[[Engine], T]) -> T:
+    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
         """Call ``act`` in a transaction, then `_tell` its effects. It is not cancelled halfway."""
 
     @abstractmethod
@@ -94,16 +125,23 @@ class EngineStore(ABC):
 
     # ---- jobs
 
-    async def _once(self, ticket: str, act: Callable[[Engine], T]) -> T:
+    async def _once(self, ticket: str, act: Callable[[Engine], T], hints: Hints | None = None) -> T:
         """Do an act in a transaction, unless the act with this ticket is done."""
-        return await self._transact(lambda engine: engine.once(ticket, lambda: act(engine)))
+        return await self._transact(
+            lambda engine: engine.once(ticket, lambda: act(engine)), hints or Hints(ticket)
+        )
 
     async def enqueue(self, batch: Sequence[SubmittedJob], ticket: str) -> list[int]:
-        return await self._once(ticket, lambda engine: engine.enqueue(batch))
+        return await self._once(
+            ticket, lambda engine: engine.enqueue(batch), Hints(ticket, batch=batch)
+        )
 
     async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
         me = self._instance
-        return await self._transact(lambda engine: engine.step(me, number, finished, room))
+        return await self._transact(
+            lambda engine: engine.step(me, number, finished, room),
+            Hints(ids=[finish.id for finish in finished], room=room),
+        )
 
     async def checkpoint(self, id: int, fence: int, data: str, ticket: str) -> bool:
         me = self._instance
@@ -123,7 +161,7 @@ class EngineStore(ABC):
         lost: Sequence[tuple[int, int]],
         held: Collection[int],
         *,
-        lease_until: float,
+        lease_ttl: float,
         alone: bool,
     ) -> None:
         former = self._instance
@@ -132,7 +170,7 @@ class EngineStore(ABC):
         await self._transact(
             lambda engine: engine.join(
                 ticket,
-                lease_until=lease_until,
+                lease_until=engine.now + lease_ttl,
                 alone=alone,
                 former=former,
                 lost=lost,

@@ -78,6 +78,12 @@ class Tables(Protocol):
 
     # ---- runs
     def running(self, instance: str) -> list[JobRecord]: ...
+    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+        """Return how many runs of an instance have not lent their slots, and its suspects.
+
+        Suspects are those of the runs that have run in a crash: their ``company`` is not 0.
+        """
+
     def cancelled_running(self, instance: str) -> list[JobRecord]: ...
     def slots_used(self, lane: str) -> int:
         """Return how many runs hold a slot of a lane: the size of a set, never a counter."""

@@ -32,7 +32,7 @@ from .._contract.errors import (
 )
 from .._contract.records import Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, EngineStore
+from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, EngineStore, Hints
 from .._rules.queues import Queues
 from .machine_time import Moment, this_moment
 from .owner_lock import OwnerLock
@@ -291,7 +291,7 @@ class SqliteStore(EngineStore):
         self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
     ) -> None:
         # this instance holds the lock, so all other instances in the table are dead
-        await self._join(ticket, lost, held, lease_until=math.inf, alone=True)
+        await self._join(ticket, lost, held, lease_ttl=math.inf, alone=True)
 
     async def beat(self) -> bool:
         await trio.lowlevel.checkpoint()
@@ -307,7 +307,7 @@ class SqliteStore(EngineStore):
             raise StoreUnavailableError(f"{self._path} is not open")
         return self._writer
 
-    async def _transact(self, act: Callable[[Engine], T]) -> T:
+    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
         return await self._opened().act(act, self._now())
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:

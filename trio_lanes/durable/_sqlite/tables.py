@@ -30,9 +30,9 @@ from typing import Any, Final, final
 from .._contract.errors import StoreLockedError
 from .._contract.state import ENDED, PARKED, WAITING, DurableState
 from .._rules.answers import Answers
-from .._rules.job_record import JobRecord
+from .._rules.job_record import LENT_SLOT, JobRecord
 from .._rules.tables import LastStep
-from .cache import (
+from .._tables.cache import (
     COUNTED,
     LIST_FRONT,
     NEVER,
@@ -44,7 +44,7 @@ from .cache import (
     place_of,
     ready_of,
 )
-from .list_front import ListFront
+from .._tables.list_front import ListFront
 from .machine_time import Moment
 from .rows import Rows
 from .small_tables import SmallTables
@@ -358,6 +358,10 @@ class SqliteTables(SmallTables):
 
     def running(self, instance: str) -> list[JobRecord]:
         return [job for job in self._runs().all.values() if job.instance == instance]
+
+    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+        runs = [job for job in self.running(instance) if job.lent != LENT_SLOT]
+        return len(runs), [job for job in runs if job.company]
 
     def cancelled_running(self, instance: str) -> list[JobRecord]:
         return [job for job in self._runs().cancelled.values() if job.instance == instance]

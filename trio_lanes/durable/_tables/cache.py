@@ -1,12 +1,12 @@
-"""`Cache`: the state of a SQLite store's tables, as far as it is known without a query.
+"""`Cache`: the state of a store's tables in a database, as far as it is known without a query.
 
 The rules ask for the same values again and again: the head of a queue, the running jobs, the number
 of waiting jobs, the next time at which a job is due. Most changes to them are made by this process
 itself. So they are cached here.
 
 * The tables are the truth. A value that is not cached is read from them.
-* The whole cache is dropped when another connection has written to the file, and when a transaction
-  was undone.
+* The whole cache is dropped when another connection has written to the tables, and when a
+  transaction was undone.
 * Only the fronts of queues and ready lists are cached, never a whole list.
 """
 

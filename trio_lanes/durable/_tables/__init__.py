@@ -1,0 +1,1 @@
+"""What stores of tables in a database share: a cache of lookups, and the thread that writes."""
