@@ -38,6 +38,15 @@ class Served(Protocol):
         """Have the loop serve it before the present batch ends."""
 
 
+def changed_by_others(name: str) -> RuntimeError:
+    """The error for a limiter without a token for the free slot of the lane ``name``."""
+    return RuntimeError(
+        f"lane {name!r} has a free slot, but its limiter has no token: other code has taken a "
+        "token, or has set `total_tokens`. The limiter of a lane is for reading: set the "
+        "concurrency of the lane, or share a limiter with it by LaneConfig(limiter=...)"
+    )
+
+
 Turns: TypeAlias = "deque[Any]"
 """The actors of one kind that have been touched, in the order in which the loop serves them."""
 

@@ -12,7 +12,18 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextvars import Context
 from types import CodeType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    final,
+)
 
 import attrs
 import trio
@@ -220,6 +231,9 @@ class Job(Generic[T_co]):
 
     def __init__(self) -> None:
         raise TypeError("only lanes make a Job")
+
+    def __reduce__(self) -> NoReturn:  # a copy would have the place of the job in its lanes
+        raise TypeError(f"{self!r} cannot be copied or pickled")
 
     def __repr__(self) -> str:
         session = f", session {self.session!r}" if self.session is not None else ""

@@ -31,7 +31,7 @@ import trio
 from .._limits.rate import check_units
 from .._queue.backlog import Backlog
 from .._queue.timers import Timer
-from .actor import Actor, Pausable, Turns
+from .actor import Actor, Pausable, Turns, changed_by_others
 from .job import AnyJob, Job
 from .line import Line, PlainLine, SharedLine, Way
 from .mailbox import Mailbox
@@ -327,7 +327,10 @@ class LaneActor(Actor):
     def take_slot(self, job: AnyJob, now: float) -> None:
         """Give ``job`` a token of the limiter and one of the group; charge it if it starts."""
         if self.token_request is None:  # else `next_start` has taken one on behalf of the job
-            self.limiter.acquire_on_behalf_of_nowait(job)
+            try:
+                self.limiter.acquire_on_behalf_of_nowait(job)
+            except trio.WouldBlock as error:
+                raise changed_by_others(self._name) from error
         self.slots += 1
         if self.lending:
             self.lending.pop(job, None)

@@ -32,7 +32,7 @@ import trio
 
 from .._config.names import SESSION_PREFIX
 from .._queue.backlog import LAST, Backlog, rank
-from .actor import Actor, Turns
+from .actor import Actor, Turns, changed_by_others
 from .job import AnyJob
 from .line import Way
 from .mailbox import Mailbox
@@ -288,7 +288,10 @@ class SessionActor(Actor):
         self.active += 1
         self.running[job] = None
         if self.limiter is not None:
-            self.limiter.acquire_on_behalf_of_nowait(job)
+            try:
+                self.limiter.acquire_on_behalf_of_nowait(job)
+            except trio.WouldBlock as error:
+                raise changed_by_others(self.name) from error
 
     def ended(self, job: AnyJob) -> None:
         """``job`` has ended."""

@@ -194,3 +194,29 @@ async def test_a_job_that_was_started_settles_although_the_batch_was_broken_off(
             with pytest.raises(ValueError, match="no hash"):
                 lanes.resume()
     assert first.state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("whose", "how"),
+    [
+        ("lane", "a token was taken"),
+        ("lane", "total_tokens was set"),
+        ("session", "a token was taken"),
+    ],
+)
+async def test_a_limiter_that_other_code_changed_is_an_error_that_names_the_lane_and_the_cure(
+    autojump_clock: MockClock, whose: str, how: str
+) -> None:
+    with pytest.raises(RuntimeError, match="these lanes broke down") as left:
+        async with open_lanes({"main": 1}) as lanes:
+            name = "main" if whose == "lane" else "session:alice"
+            limiter = (lanes.lane("main") if whose == "lane" else lanes.session("alice")).limiter
+            if how == "a token was taken":
+                limiter.acquire_nowait()
+            else:
+                limiter.total_tokens = 0
+            with pytest.raises(RuntimeError, match=f"{name}.*is for reading.*LaneConfig") as told:
+                lanes.submit_nowait(nothing, session="alice")
+            await trio.sleep_forever()
+    assert left.value.__cause__ is told.value
+    assert lanes.statistics().waiting == 0

@@ -1,8 +1,10 @@
 """What stays of a job when it has ended: its error with its traceback, and nothing else."""
 
 import contextvars
+import copy
 import functools
 import gc
+import pickle
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable
@@ -185,3 +187,16 @@ async def test_a_handle_that_is_kept_keeps_nothing_that_its_job_was_given(
         assert isinstance(job.exception, LaneError | None)
         gc.collect()
         assert [ref() for ref in refs] == [None, None, None]
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+async def test_a_job_cannot_be_copied_since_its_place_is_one(
+    autojump_clock: MockClock, how: Callable[[object], object]
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        jobs = [lanes.submit_nowait(returns) for _ in range(2)]
+        for job in jobs:
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                how(job)
+        await lanes.wait_idle()
+        assert copy.copy(jobs) == jobs
