@@ -78,18 +78,19 @@ class Watches:
         else:
             self._watched[key] = watch
             self.due[watch] = key
+        has_come = False
         try:
             if watch.jobs:
                 self.inside[watch] = self
                 has_come = not watch.obstacle()
                 self.check_inside()  # if two jobs wait for each other's lanes, both go on
-                if has_come:
-                    await trio.lowlevel.checkpoint()
-                    return
-            await watch.lot.park()
+            if not has_come:
+                await watch.lot.park()
         finally:
             if not watch.lot and self._watched.get(key) is watch:
                 self._forget(key, watch)
+        if has_come:  # its job goes on, so no other wait leaves this job out any more
+            await trio.lowlevel.checkpoint()
 
     def _forget(self, key: Hashable, watch: Watch) -> None:
         del self._watched[key]

@@ -918,3 +918,26 @@ async def test_each_waiter_gets_the_very_exception_and_its_traceback_does_not_gr
             depths.append(len(caught.traceback))
         assert len(set(depths)) == 1
         assert "fail" in [entry.name for entry in caught.traceback]
+
+
+@pytest.mark.many_seeds(10)
+async def test_a_wait_that_has_come_true_inside_a_job_keeps_the_job_in_other_waits(
+    autojump_clock: MockClock,
+) -> None:
+    has_begun = trio.Event()
+
+    async def waits_for_all() -> float:
+        await lanes.wait_idle()
+        return trio.current_time()
+
+    async def waits_for_main() -> None:
+        has_begun.set()  # so "cron" becomes idle while the next wait, which is true, lets it run
+        await lanes.wait_idle("main")
+        await trio.sleep(5)
+
+    async with open_lanes({"main": 2, "cron": 1}) as lanes:
+        job = lanes.submit_nowait(waits_for_all)
+        lanes.submit_nowait(has_begun.wait, lane="cron")
+        await wait_all_tasks_blocked()
+        lanes.submit_nowait(waits_for_main)
+        assert await job.wait() == 5
