@@ -93,7 +93,7 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
             finally:
                 scheduler.stop("the block was left")
         if scheduler.broken is not None:
-            raise RuntimeError("these lanes broke down") from scheduler.broken
+            raise RuntimeError("the lanes have ended: an act was broken off") from scheduler.broken
 
 
 def _say_how_wide(plan: Plan) -> None:

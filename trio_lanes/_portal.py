@@ -223,7 +223,7 @@ def _check_options(
         session_key(session)
     whole("priority", priority)
     if rare_options(rare).yield_slot:
-        raise ValueError("yield_slot lends the slot of a job, and a thread is inside none")
+        raise ValueError("yield_slot lends the slot of a job, but a thread is not inside a job")
     name, plan = resolve_global_lane(lane), scheduler.registry.plan  # plans are never changed
     if plan.label_of(name) is None:
         raise UnknownLaneError(name, plan.lanes)

@@ -327,7 +327,7 @@ def _lender(scheduler: Scheduler) -> AnyJob:
     """Return the job that lends its slot while it waits."""
     job = job_here(scheduler.running)
     if job is None:
-        raise RuntimeError("yield_slot lends the slot of a job, but this is not inside one")
+        raise RuntimeError("yield_slot lends the slot of a job, but this is not inside a job")
     return job
 
 

@@ -252,7 +252,7 @@ def test_ctrl_c_reaches_each_worker_once(start: Start) -> None:
     os.killpg(parent.process.pid, signal.SIGINT)  # as a terminal does
     assert parent.ended() == 0
     assert parent.count("SIGINT: draining") == 2
-    assert parent.count("cancelling what is left") == 0
+    assert parent.count("cancelling the jobs that are left") == 0
 
 
 def test_workers_end_in_order_when_their_parent_is_killed(start: Start, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ async def test_sigusr1_gives_up_bodies_that_do_not_end(
         job = await worker.submit("deaf")
         signal.raise_signal(USR1)
         await trio.sleep(1)
-        assert "reset, which gave up 1 jobs" in caplog.text
+        assert "reset; 1 running jobs were given up" in caplog.text
         status = await job.status()
         assert (status.state, status.crashes) == (DurableState.RUNNING, 0)  # again
         signal.raise_signal(TERM)

@@ -25,7 +25,7 @@ Wrap = Callable[["Job[Any]", Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 def _members(value: Iterable[str]) -> tuple[str, ...]:
     if isinstance(value, str):
-        raise TypeError(f"members must be some names of lanes, not {value!r}")
+        raise TypeError(f"members must be an iterable of lane names, not {value!r}")
     members = tuple(resolve_global_lane(member) for member in value)
     if len(set(members)) != len(members):
         raise ValueError(f"members must not be named twice, got {members!r}")

@@ -1081,7 +1081,7 @@ class Scheduler:
         """`Job.charge`."""
         charged = job._charged
         if charged is None:
-            raise RuntimeError(f"{job!r} has not started, or has been charged before")
+            raise RuntimeError(f"{job!r} has not started, or this start was corrected before")
         lane, session = self.registry.lanes_of(job)
         lane.check_cost(costs_of(units), session, job._charged_group)
         with self.batch():

@@ -122,7 +122,7 @@ async def shutdown_on_signals(
                 if meaning == "signals":
                     ending.signalled(name)
                 elif meaning == "reset_signal":
-                    logger.warning("%s: reset, which gave up %s jobs", name, lanes.reset())
+                    logger.warning("%s: reset; %s running jobs were given up", name, lanes.reset())
                 else:
                     reloading.signalled(name)
     return ending.report
@@ -134,7 +134,7 @@ async def shutdown_on_signals(
 def _meanings(signals: Any, reset_signal: Any, reload_signal: Any) -> dict[int, str]:
     """{signal: the argument that named it}."""
     if not isinstance(signals, Iterable):
-        raise TypeError(f"signals must be some signals, not {signals!r}")
+        raise TypeError(f"signals must be an iterable of signals, not {signals!r}")
     named = [("signals", signum) for signum in dict.fromkeys(signals)]
     if not named:
         raise ValueError(f"signals must be at least one, got {signals!r}")
@@ -193,7 +193,7 @@ class _Ending:
             self._cancels_at = now + self._grace
             self._begin_drain(self._grace)
         elif now < self._cancels_at:
-            logger.warning("%s: cancelling what is left", name)
+            logger.warning("%s: cancelling the jobs that are left", name)
             self._cancels_at = now
             self._drains[0].cancel()
             self._begin_drain(0)

@@ -106,15 +106,15 @@ def rate_limits(value: Any) -> tuple[RateLimit, ...]:
     """Return the limits that ``rate=value`` means.
 
     Raises:
-      TypeError: if it is neither a `RateLimit` nor a sequence of such.
+      TypeError: if it is neither a `RateLimit` nor a sequence of these.
     """
     if isinstance(value, RateLimit):
         return (value,)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(f"rate must be a RateLimit or a sequence of such, not {value!r}")
+        raise TypeError(f"rate must be a RateLimit or a sequence of RateLimits, not {value!r}")
     for limit in value:
         if not isinstance(limit, RateLimit):
-            raise TypeError(f"rate must hold nothing but RateLimits, not {limit!r}")
+            raise TypeError(f"rate must hold only RateLimits, not {limit!r}")
     return tuple(value)
 
 

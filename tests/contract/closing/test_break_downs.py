@@ -35,7 +35,7 @@ async def test_lanes_end_with_an_error_where_a_stack_was_too_deep_to_submit(
     async def recurses() -> None:
         submit_for_ever(lanes, handles)
 
-    with pytest.raises(RuntimeError, match="these lanes broke down") as caught:
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off") as caught:
         async with open_lanes({"main": 2}) as lanes:
             job = lanes.submit_nowait(recurses)
             await trio.sleep_forever()
@@ -48,7 +48,7 @@ async def test_lanes_end_with_an_error_where_a_stack_was_too_deep_to_submit(
 async def test_lanes_end_with_an_error_where_a_stack_was_too_deep_to_cancel(
     autojump_clock: MockClock,
 ) -> None:
-    with pytest.raises(RuntimeError, match="these lanes broke down"):
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off"):
         async with open_lanes({"main": 1}) as lanes:
             lanes.pause()
             jobs = [lanes.submit_nowait(nothing, session=f"{n}") for n in range(2_000)]
@@ -88,7 +88,7 @@ async def test_lanes_that_broke_down_let_go_of_all_that_waits_shielded(
             ended.append("lending")
 
     config = {"main": 1, "side": 1, "shared": LaneConfig(limiter=shared)}
-    with pytest.raises(RuntimeError, match="these lanes broke down"):
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off"):
         async with shared, open_lanes(config) as lanes:
             lanes.submit_nowait(nothing, lane="shared")  # whose token is asked for
             lanes.pause_for("side", 1_000)  # until a timer
@@ -135,7 +135,7 @@ async def test_a_job_whose_owner_is_no_key_any_more_cannot_be_cancelled_but_sett
     autojump_clock: MockClock,
 ) -> None:
     owner = Owner()
-    with pytest.raises(RuntimeError, match="these lanes broke down") as caught:
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off") as caught:
         async with open_lanes({"main": LaneConfig(fair=True, paused=True)}) as lanes:
             job = lanes.submit_nowait(trio.sleep, 1, owner=owner)
             owner.fails = True
@@ -165,7 +165,7 @@ async def test_the_waiters_of_a_job_are_told_although_the_batch_that_ended_it_wa
     autojump_clock: MockClock,
 ) -> None:
     owner = LateOwner()
-    with pytest.raises(RuntimeError, match="these lanes broke down"):
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off"):
         async with open_lanes({"main": LaneConfig(fair=True)}) as lanes:
             lanes.pause()
             first = lanes.submit_nowait(nothing)
@@ -185,7 +185,7 @@ async def test_a_job_that_was_started_settles_although_the_batch_was_broken_off(
     autojump_clock: MockClock,
 ) -> None:
     owner = LateOwner()
-    with pytest.raises(RuntimeError, match="these lanes broke down"):
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off"):
         async with open_lanes({"main": LaneConfig(concurrency=2, fair=True)}) as lanes:
             lanes.pause()
             first = lanes.submit_nowait(trio.sleep_forever)
@@ -207,7 +207,7 @@ async def test_a_job_that_was_started_settles_although_the_batch_was_broken_off(
 async def test_a_limiter_that_other_code_changed_is_an_error_that_names_the_lane_and_the_cure(
     autojump_clock: MockClock, whose: str, how: str
 ) -> None:
-    with pytest.raises(RuntimeError, match="these lanes broke down") as left:
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off") as left:
         async with open_lanes({"main": 1}) as lanes:
             name = "main" if whose == "lane" else "session:alice"
             limiter = (lanes.lane("main") if whose == "lane" else lanes.session("alice")).limiter

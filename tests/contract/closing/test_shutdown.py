@@ -317,7 +317,7 @@ async def test_the_log_tells_the_story(
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [one for one in told if not one[1].startswith("lanes opened")] == [
         ("INFO", "SIGTERM: draining, with 10 s of grace"),
-        ("WARNING", f"signal {realtime:d}: cancelling what is left"),
+        ("WARNING", f"signal {realtime:d}: cancelling the jobs that are left"),
         ("INFO", "drained: DrainReport(finished=0, cancelled=1, abandoned=0)"),
     ]
 

@@ -63,7 +63,7 @@ async def test_the_reset_signal_gives_up_what_runs_and_lets_what_waits_start(
         assert type(stuck.exception) is LaneResetError
         assert next_one.state is JobState.RUNNING
         assert await lanes.run(returns, lane="cron") == "value"
-    assert log(caplog) == [("WARNING", "SIGUSR1: reset, which gave up 1 jobs")]
+    assert log(caplog) == [("WARNING", "SIGUSR1: reset; 1 running jobs were given up")]
 
 
 async def test_the_reset_signal_may_come_during_a_drain(autojump_clock: MockClock) -> None:

@@ -191,7 +191,7 @@ async def test_only_a_job_that_has_started_can_lend_and_no_other_task_can(
         with pytest.raises(RuntimeError, match="has no slot to lend"):
             async with job.yield_slot():
                 raise AssertionError
-        with pytest.raises(RuntimeError, match="not inside one"):
+        with pytest.raises(RuntimeError, match="not inside a job"):
             await lanes.run(trio.sleep, 1, yield_slot=True)
         assert lanes.jobs() == [job]
         job.cancel()
@@ -910,11 +910,11 @@ async def test_after_a_readmission_the_actual_use_can_be_charged_again(
     async def body() -> None:
         job = this_job()
         job.charge(tokens=0)  # the first try was refused and used nothing
-        with pytest.raises(RuntimeError, match="has been charged before"):
+        with pytest.raises(RuntimeError, match="this start was corrected before"):
             job.charge(tokens=0)
         await readmitted(lanes, 10, cost={"tokens": 80})
         job.charge(tokens=30)
-        with pytest.raises(RuntimeError, match="has been charged before"):
+        with pytest.raises(RuntimeError, match="this start was corrected before"):
             job.charge(tokens=30)
         assert await ready_after(lanes, 70) == 0
         assert await ready_after(lanes, 1) == 60.0

@@ -652,7 +652,7 @@ async def test_groups_that_do_not_fit_the_lanes_are_refused_and_change_nothing(
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
-        ({"members": "main"}, TypeError, "members must be some names of lanes, not 'main'"),
+        ({"members": "main"}, TypeError, "members must be an iterable of lane names, not 'main'"),
         ({"members": ["main", " main "]}, ValueError, "members must not be named twice"),
         ({"members": ["main"], "concurrency": -1}, ValueError, "concurrency must not be negative"),
         ({"members": ["main"], "concurrency": 1.5}, ValueError, "concurrency"),

@@ -671,7 +671,7 @@ async def test_leaving_the_lanes_first_ends_a_map(autojump_clock: MockClock) -> 
         ({"cost": {"pages": 1}}, ValueError, "pages"),
         ({"cost": {"": 1}, "session": str}, ValueError, "cost"),
         ({"yield_slot": 1}, RuntimeError, "yield_slot"),
-        ({"yield_slot": True}, RuntimeError, "not inside one"),
+        ({"yield_slot": True}, RuntimeError, "not inside a job"),
         ({"no_such_option": 1}, TypeError, "no_such_option"),
     ],
 )

@@ -714,7 +714,7 @@ async def test_a_cancellation_that_breaks_a_step_off_ends_the_lanes_and_not_the_
             return 1
 
     owner = Owner()
-    with pytest.raises(RuntimeError, match="these lanes broke down"):
+    with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off"):
         async with open_lanes({"main": LaneConfig(concurrency=0, fair=True)}) as lanes:
             future = await in_thread(partial(lanes.portal().submit, echo, 1, owner=owner))
             await wait_all_tasks_blocked()
