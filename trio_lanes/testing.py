@@ -1,4 +1,4 @@
-"""An instrument that checks what lanes promise, while a test runs.
+"""An instrument that checks the guarantees of lanes while a test runs.
 
 ::
 
@@ -10,15 +10,15 @@
         recorder.check()
         assert [job.name for job in recorder.started] == texts
 
-What it checks:
+It checks:
 
-* Order in a session: when a job starts, no job of its session waits that is bound for the same
-  global lane and has a higher priority, or the same and an earlier place (unless the session may
-  start both, and the lane is fair or has ``aging``); and fewer wait that are bound for others than
-  the session may start beside it.
-* Order in a global lane: when a job starts, none stands in the line of its lane that has a higher
-  priority (the wait counts as well if the lane has ``aging``), or the same and came earlier (and
-  has the same owner, if the lane is fair).
+* Order in a session: when a job starts, no better job of its session waits that is bound for the
+  same global lane, unless the session may start both, and the lane is fair or has ``aging``. A
+  better job has a higher priority, or the same priority and an earlier place. At most as many
+  better jobs wait for other global lanes as the session may start beside the job.
+* Order in a global lane: when a job starts, no better job stands in the line of its lane. A better
+  job has a higher priority (with its wait, if the lane has ``aging``), or the same priority, an
+  earlier arrival and, if the lane is fair, the same owner.
 * Overlap: a start never takes more slots than a session or a global lane has then, and the
   limiters say the same. A slot is free when its job has settled, or while its job lends it; so a
   job that was reset, and whose body goes on, does not count.
@@ -60,9 +60,9 @@ durable_store_suite.__module__ = __name__  # where users find it
 @final
 @attrs.define(eq=False, kw_only=True)
 class RecordedJob:
-    """What a `LaneRecorder` knows of one job; it does not keep the job itself alive.
+    """The record of a job in a `LaneRecorder`; it does not keep the job itself alive.
 
-    The fields are those of `Job`, and are up to date once the job has settled.
+    It has the fields of `Job`, which are up to date once the job has settled.
     """
 
     id: int
@@ -70,7 +70,7 @@ class RecordedJob:
     session: str | None
     lane: str
     priority: int
-    """The one that it had when it started or settled."""
+    """Its priority when it started or settled."""
     submitted_at: float
     started_at: float | None = None
     finished_at: float | None = None
@@ -79,22 +79,22 @@ class RecordedJob:
 
     @property
     def job(self) -> AnyJob | None:
-        """The handle; None if it has settled and nobody else has kept it."""
+        """The handle; None if the job has settled and no other code has kept it."""
         return self._job()
 
 
 @final
 class LaneRecorder(LaneInstrument):
-    """Checks the lanes that it is an instrument of, and records what happened in them.
+    """An instrument that checks lanes and records the jobs in them.
 
-    Give it to one `open_lanes`, as the first of its instruments, so that it hears of everything
-    before another instrument acts on it. It looks at all jobs that wait in a line when one of them
-    starts: this is for tests, with up to some thousand waiting jobs.
+    Give it to one `open_lanes`, as the first of its instruments, so that it is told of each change
+    before another instrument acts on the change. When a job starts, it reads all jobs that wait in
+    the same line: it is for tests, with up to some thousand waiting jobs.
 
     Attributes:
       submitted, started, finished: the jobs so far, as `RecordedJob`, in the order in which they
         were submitted, started and settled.
-      violations: what was wrong so far, in words.
+      violations: the violations so far, in words.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class LaneRecorder(LaneInstrument):
         It can be called at any time: after the block of the lanes, and also inside.
 
         Raises:
-          AssertionError: with all `violations`, and what is wrong now, one to a line.
+          AssertionError: it has a line for each violation, and for each fault of this moment.
         """
         wrong = [*self.violations, *self._stuck()]
         if wrong:
@@ -256,7 +256,7 @@ class LaneRecorder(LaneInstrument):
         total = actor.concurrency if limiter is None or not shared else limiter.total_tokens
         if slots > total:
             self._blame(job, f"took slot {slots} of {total} of {actor.name!r}")
-        if limiter is None:  # of a session, and not looked at
+        if limiter is None:  # of a session, and never read
             return
         lent = limiter.borrowed_tokens
         if slots > lent or (slots < lent and not shared):
@@ -285,7 +285,7 @@ class LaneRecorder(LaneInstrument):
         config = job._lane.config
         ordered_otherwise = config.fair or config.aging != math.inf
         for other in better:
-            # Of jobs that are in line, a fair or aging lane may choose another.
+            # A fair or aging lane may choose another job of its line.
             if other._lane is job._lane and not (other._arrival and ordered_otherwise):
                 self._blame(job, f"overtook {_said(other)}, which comes before it in its session")
                 return
@@ -313,7 +313,7 @@ class LaneRecorder(LaneInstrument):
             if overtaken:
                 self._blame(job, f"overtook {_said(other)}, which comes before it in its lane")
 
-    # ---- what must not be, whenever somebody looks
+    # ---- faults of this moment
 
     def _stuck(self) -> Iterator[str]:
         for job in self._unsettled:

@@ -1,8 +1,8 @@
 """The base class of session lanes and global lanes.
 
 An actor owns a limiter, a mailbox, and a step. The borrowers of the limiter are the jobs that run,
-the mailbox takes the jobs that arrive, and the step puts them into line. The actor then answers
-questions: a session lane says which job is to be forwarded, a global lane says which job may start.
+the mailbox takes the jobs that arrive, and the step puts them in order. The actor then answers
+questions: a session lane, which job to forward; a global lane, which job may start.
 The loop (`trio_lanes._flow.loop`) asks these questions after every change that touches the actor,
 and acts on the answers. So an actor has no task of its own, and no other module changes its data.
 """

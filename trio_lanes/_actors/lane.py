@@ -7,14 +7,14 @@ and the jobs without a session, stand in the lane's line; the other jobs are sti
 sessions, or not due yet. The lane answers one question: which job may start now
 (`LaneActor.next_start`)? These invariants hold:
 
-* a job that has lent its slot and wants it back goes before all jobs that wait, whether the lane is
-  paused or not; while such a job wants a slot, no other job starts;
+* a job that has lent its slot and wants it back goes before all waiting jobs, also in a paused
+  lane; while such a job wants a slot, no other job starts;
 * then the head of the line starts, if the lane is not paused, the limiter has a free token, the
   rate limits of the lane admit the charge and, if the lane is in a group, the group does (`group`);
 * no job overtakes a head that waits for its charge;
 * the borrowers of the limiter are the jobs that hold a slot. ``slots`` counts them.
 
-A lane is ``plain`` if nothing but its own limiter and a pause can stop it: then the code of a start
+A lane is ``plain`` if only its own limiter and a pause can stop a start: then the code of a start
 is short.
 """
 
@@ -121,7 +121,7 @@ class LaneActor(Actor):
         # {session: {job: request for room in this lane}}: the requests of `room_line` by session,
         # without jobs that have a delay, which never start at once
         self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, RoomRequest]] = {}
-        # Of these sessions: those that may forward a job, by the order of their first requests
+        # The sessions of `room_by_session` that may forward a job, by their first requests
         self.room_heads: Backlog[SessionActor | None] = Backlog()
         self.entering = 0  # jobs that wait for room before they are bound for it
         self.readmitting = 0  # running jobs that stand in its line again
@@ -228,12 +228,12 @@ class LaneActor(Actor):
             self.line.add(mailbox.receive())
 
     def before(self, job: AnyJob) -> list[AnyJob]:
-        """Return the jobs in line that start before ``job`` if no other job comes."""
+        """Return the jobs of the line that start before ``job`` if no other job comes."""
         self.step()
         return self.line.before(job)
 
     def line_with(self, job: AnyJob, way: Way) -> Line:
-        """The line as it would be if ``job`` came now, and others had made ``way`` for it."""
+        """Return the line as it would be if ``job`` came now, and others made ``way`` for it."""
         self.step()
         line = self.line.copy()
         for other in way.leave:
@@ -246,7 +246,7 @@ class LaneActor(Actor):
         return line
 
     def remove(self, job: AnyJob) -> int:
-        """Take ``job`` out of line; return its former arrival."""
+        """Take ``job`` out of the line; return the arrival that it had."""
         self.step()
         self.line.remove(job)
         arrival, job._arrival = job._arrival, 0
@@ -254,7 +254,7 @@ class LaneActor(Actor):
         return arrival
 
     def move(self, job: AnyJob, arrival: int) -> int:
-        """Give ``job``, which is in line, another arrival; return its former one."""
+        """Give ``job``, which is in the line, another arrival; return the arrival that it had."""
         self.step()
         former = job._arrival
         self.line.move(job, arrival)
@@ -263,12 +263,12 @@ class LaneActor(Actor):
         return former
 
     def readmit(self, job: AnyJob, arrival: int) -> None:
-        """Put ``job``, which runs, in line again: before all jobs of its priority."""
+        """Put ``job``, which runs, into the line again: before all jobs of its priority."""
         self.readmitting += 1
         self.receive(job, arrival)
 
     def withhold(self, job: AnyJob) -> None:
-        """Take ``job``, which is to be readmitted, out of line, if it stands there."""
+        """Take ``job``, which is to be readmitted, out of the line, if it stands there."""
         if job._arrival:
             self.remove(job)
             self.readmitting -= 1
@@ -292,7 +292,7 @@ class LaneActor(Actor):
         return head
 
     def head(self, now: float) -> AnyJob | None:
-        """Return the head of the line if nothing but a shared limiter or a group stops it."""
+        """Return the head of the line if at most a shared limiter or a group stops it."""
         self.wake_at = math.inf
         head = None
         if self.slots < self.concurrency and self.line and not self.paused and not self.returning:
@@ -310,7 +310,7 @@ class LaneActor(Actor):
         return head
 
     def _next_return(self) -> AnyJob | None:
-        """The first of the jobs that want their slots back, if there is one for it."""
+        """Take out the first job that wants its slot back, if there is a slot for it."""
         self.wake_at = math.inf  # it may take the last slot: then no head waits for a rate
         job = next(iter(self.returning))
         if self.group is not None and not self.group.has_budget:
@@ -325,7 +325,7 @@ class LaneActor(Actor):
     # ---- slots
 
     def take_slot(self, job: AnyJob, now: float) -> None:
-        """Give ``job`` a token of the limiter and one of the group; charge it if it starts."""
+        """Give ``job`` the tokens of the limiter and of the group; charge it if it starts."""
         if self.token_request is None:  # else `next_start` has taken one on behalf of the job
             try:
                 self.limiter.acquire_on_behalf_of_nowait(job)
@@ -352,7 +352,7 @@ class LaneActor(Actor):
         job._slot = slot
         if slot is not NONE:
             self.lending[job] = None
-            job._arrival = 0  # of its start; if it is readmitted, it will have another one
+            job._arrival = 0  # of its start; a readmission gives it another arrival
         self.slots -= 1
         if self.group is not None:
             self.group.used[self.label] -= 1
@@ -363,9 +363,9 @@ class LaneActor(Actor):
         self.limiter.release_on_behalf_of(job)
 
     def want_slot(self, job: AnyJob, *, cancelled: bool) -> None:
-        """Give ``job``, which has no slot, one before all jobs that wait.
+        """Have ``job``, which has no slot, get a slot before all waiting jobs.
 
-        If it is ``cancelled``, it goes on without one where none can come.
+        A ``cancelled`` job goes on without a slot if no slot can come.
         """
         if job._slot is QUEUED:
             self.withhold(job)
@@ -424,7 +424,7 @@ class LaneActor(Actor):
     def look_out_for(self, job: AnyJob, now: float) -> None:
         """Have the loop look again when ``job``, which may not wait here, could start."""
         if self._stands_behind(job, now):
-            return  # the start of the head before it has the line for room looked at
+            return  # the start of the head before it has the requests for room served
         when = self.charged_from(job, now)
         if when > now:
             self.wake_at = when
@@ -436,7 +436,7 @@ class LaneActor(Actor):
         return self.group is not None and self.group.has_before(job._priority, now)
 
     def charged_from(self, job: AnyJob, now: float) -> float:
-        """When the rates let ``job`` start."""
+        """Return the time from which the rates let ``job`` start."""
         when = self.rates.ready_at(job._costs, now)
         return when if self.group is None else max(when, self.group.rates.ready_at(job._costs, now))
 

@@ -79,7 +79,7 @@ class PlainLine:
         return [items[theirs] for theirs in sorted(items) if theirs < mine]
 
     def in_order(self) -> Iterator[AnyJob]:
-        """Yield the jobs, the next to start first, without a look at those not asked for."""
+        """Yield the jobs, the next to start first; read no more jobs than are taken."""
         last = None
         for place in heapq.merge(self._ranks, in_order(self._late)):
             if place != last and place in self.items:

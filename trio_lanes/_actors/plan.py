@@ -19,7 +19,7 @@ TEMPLATE_MARK: Final = "*"
 class Plan:
     """The whole configuration. A change makes a new plan, so a rejected change changes nothing.
 
-    For the lanes that a change did not name, the new plan has the same objects as the former plan;
+    For the lanes that a change did not name, the new plan has the same objects as the old plan;
     for the lanes that it named, it has new objects, even if these are equal.
     """
 

@@ -15,18 +15,18 @@ from typing import Final, Protocol
 
 
 class JobState(enum.Enum):
-    """Where a job is in its life: ``WAITING``, ``RUNNING``, or one of three ends."""
+    """The state of a job: ``WAITING``, ``RUNNING``, or one of three ends."""
 
     WAITING = "waiting"
-    """Accepted; it has a place in line and has not been called."""
+    """It is accepted and has not started."""
     RUNNING = "running"
-    """It holds its slots. Its body is about to be called, or has not ended."""
+    """It has started: its body is about to be called, or has not ended."""
     SUCCEEDED = "succeeded"
     """Its body returned."""
     FAILED = "failed"
-    """Its body raised, or outlived its ``timeout`` or ``idle_timeout``."""
+    """Its body raised, or was ended by its ``timeout`` or ``idle_timeout``."""
     CANCELLED = "cancelled"
-    """It was cancelled: before it started, or while it ran and that ended it."""
+    """It was cancelled before it started, its body was ended by a cancellation, or it was reset."""
 
     _following: tuple[JobState, ...]  # its row of the table below
 
@@ -48,7 +48,7 @@ class Slot(enum.Enum):
     NONE = "none"
     """It has not started, or has ended."""
     HELD = "held"
-    """It has the slot: a token of the lane's limiter, and one of the group."""
+    """It has the slot: a token of the lane's limiter, and a token of the group."""
     LENT = "lent"
     """It has lent the slot, and will want it back."""
     WANTED = "wanted"

@@ -2,7 +2,7 @@
 
 ``pause`` and ``pause_for`` with the name of a template, or without a name, hold for the lanes of
 the template that come to life later, too. The template remembers that, so a lane whose pause is the
-same as that of its template can be forgotten. A lane whose pause differs is kept: one that was
+same as the pause of its template can be forgotten. A lane whose pause differs is kept: it was
 paused or resumed by its own name, while its template was not.
 """
 

@@ -27,7 +27,7 @@ def natural(field: str, value: Any) -> int:
     """A whole number from 0 up."""
     if whole(field, value) < 0:
         raise ValueError(f"{field} must not be negative, got {value!r}")
-    return value  # type: ignore[no-any-return]  # whole() has looked at it
+    return value  # type: ignore[no-any-return]  # whole() has checked it
 
 
 def count(field: str, value: Any) -> int | float:

@@ -13,7 +13,7 @@ class LaneError(Exception):
 
 
 class UnknownLaneError(LaneError, LookupError):
-    """No global lane has the given name, or the name is that of a template.
+    """No global lane has the given name, or a template has it.
 
     Attributes:
       name: the name that was asked for.

@@ -5,9 +5,9 @@ raise although the generator is protected: between the entry and the block, so t
 never left, or at its end, before the generator goes on. Here these frames are protected, too. The
 block itself is the user's, and is not protected.
 
-The class is derived from that of `contextlib`, and does not wrap one: tools that walk the tree of
-tasks, such as `stackscope`, find a nursery through the context managers that are open, and know how
-to look into the generator of that class.
+The class is derived from the class of `contextlib`, and does not wrap it: tools that walk the tree
+of tasks, such as `stackscope`, find a nursery through the open context managers, and know how to
+read the generator of that class.
 """
 
 from __future__ import annotations

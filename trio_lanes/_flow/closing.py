@@ -1,7 +1,7 @@
 """Whether the lanes take work: open, closing, or shut.
 
-While they close, new work from outside is refused, and running jobs may still submit jobs. Once
-they are shut, no job starts any more, and all waiting jobs have settled.
+Closing lanes refuse new work from outside, and running jobs may still submit jobs. In shut lanes no
+job starts any more, and all waiting jobs have settled.
 """
 
 from __future__ import annotations

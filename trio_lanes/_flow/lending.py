@@ -9,9 +9,9 @@ before all jobs that wait, even if the lane is paused or its tokens are reserved
 limit (WANTED -> HELD). This wait cannot be cancelled, so that a job never cleans up without its
 slot. The exception: a cancelled job goes on without a slot if none can come (WANTED -> FORGONE).
 
-A job that is readmitted gives its slot back and stands in line again, as if it had not started
-(HELD -> QUEUED -> HELD). If it is cancelled there, it wants a slot to clean up with
-(QUEUED -> WANTED): in the same batch, so that no job behind it takes the slot in between.
+A job that is readmitted gives its slot back and waits again, as if it had not started
+(HELD -> QUEUED -> HELD). A cancelled job wants a slot to clean up with (QUEUED -> WANTED): in the
+batch of its cancellation, so that no job behind it takes the slot in between.
 """
 
 from __future__ import annotations

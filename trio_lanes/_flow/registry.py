@@ -1,4 +1,4 @@
-"""The registry of lanes, templates and groups: those configured, and those that come and go."""
+"""The registry of lanes, templates and groups, whether they are configured or come and go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Registry:
     def __init__(self, ask: AskForTokens) -> None:
         self._ask: Final = ask
         self.plan = Plan()
-        self.lanes: Final[dict[str, LaneActor]] = {}  # global ones that are alive, by name
+        self.lanes: Final[dict[str, LaneActor]] = {}  # {name: global lane that is alive}
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor that is alive}
         self.templates: Final[dict[str, Template]] = {}  # of global lanes, by name
         self.groups: Final[dict[str, Group]] = {}

@@ -79,7 +79,7 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
                 scheduler.watches.look_at(lane)
             config, former = plan.lanes[label], old.lanes.get(lane.label)
             lane.label, lane.from_template = label, label != name
-            # Compared with the former plan: a template's lane may have a concurrency of its own,
+            # Compared with the old plan: a template's lane may have a concurrency of its own,
             # which stays unless its template is named.
             if config is former:
                 lane.touch()

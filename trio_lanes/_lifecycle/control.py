@@ -103,7 +103,7 @@ def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
 
 
 def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
-    """Settle ``jobs``, which run, whatever their bodies still do; return how many they are."""
+    """Settle ``jobs``, which run, even if their bodies go on; return how many they are."""
     with scheduler.batch():
         running = list(jobs)
         for job in running:

@@ -1,25 +1,26 @@
-"""Which jobs a wait for lanes leaves out, if it is made inside a job.
+"""The jobs that a wait for lanes inside a job leaves out.
 
-A task inside a job may wait until lanes are idle, empty or have room. A job that cannot go on
-before the caller's job has ended would keep such a wait, and with it itself, from ever ending. So
-the wait leaves out:
+A task inside a job may wait until lanes are idle, empty or have room. If this wait included a job
+that cannot go on before the caller's job has ended, neither the wait nor that job could ever end.
+So the wait leaves out:
 
-* the jobs that the caller is inside of;
-* each running job that waits, by its handle, for a job that is left out; or that waits for lanes
-  in which such a job is; or that needs a slot which such jobs hold;
-* each waiting job that needs a place in its session, a slot or a token of a group, if all of these
-  are held by jobs that are left out.
+* the jobs inside which the caller is;
+* each running job that waits for a job that is left out, or for lanes in which such a job is, or
+  needs a slot that such jobs hold;
+* each waiting job that needs a place in its session, a slot or a token of a group, if jobs that are
+  left out hold all of these.
 
 The search for deadlocks finds these jobs: it assumes that the caller's jobs never end, and each job
 whose start or end cannot come then is left out. Waits for lanes inside of other jobs are no part of
 that search. They are added round by round: a job whose wait for lanes cannot come true is assumed
 never to end either. So two jobs that wait for each other's lanes leave out each other.
 
-Some waits for lanes hold up each other only together: each waits for a job that needs a slot, and
-their own jobs hold all slots. For each of these waits alone, another job could still give its slot.
-So if the caller's wait would come true with the jobs of all waits for lanes held, the module looks
-for the largest set of such jobs that hold up each other: a wait leaves that set if all that it
-waits for can come although the other jobs are held, apart from the jobs that it leaves out itself.
+Several waits for lanes may hold up each other only together: each waits for a job that needs a
+slot, and their own jobs hold all slots. For each wait alone, another job could still give its slot
+back. So if the caller's wait could end once the jobs of all waits for lanes are assumed never to
+end, the module searches the largest set of such jobs that hold up each other. A wait leaves that
+set if, although the other jobs of the set never end, all that it waits for can come, apart from
+the jobs that it leaves out itself.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ from .._waiting.watch import Watch
 def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
     """Return an upper bound of the running jobs that a wait inside those jobs can leave out.
 
-    Used first, since it is cheap: while many jobs wait for lanes, their conditions are checked
-    often.
+    It is cheap, and called first: while many jobs wait for lanes, conditions are checked often.
     """
     watching = sum(len(watch.jobs) for watch in scheduler.watches.inside)
     lending = sum(len(lane.lending) for lane in scheduler.lanes.values())
@@ -53,7 +53,7 @@ def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
 def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> bool:
     """Whether a wait inside those jobs may leave out any job of these lanes that waits.
 
-    Used first as well: the wait for room of a job that submits many jobs is checked for each one.
+    Called first as well: if a job that submits many jobs waits for room, each job is a check.
     """
     jobs = _may_be_held(scheduler, inside)
     if any(job._session_lane is not None and job._session_lane.waiting for job in jobs):

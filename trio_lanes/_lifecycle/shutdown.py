@@ -57,9 +57,9 @@ async def shutdown_on_signals(
 
     While it runs, it replaces the handlers of these signals; with SIGINT among them, no
     `KeyboardInterrupt` is raised. It ends when the lanes are closed, by a signal or by other code,
-    and no job waits or runs any more. Then the former handlers are back: a later SIGTERM ends the
-    process at once, as does a Ctrl-C by `KeyboardInterrupt`. A checkpoint. Only in Python's main
-    thread.
+    and no job waits or runs any more. Then it restores the previous handlers: a later SIGTERM ends
+    the process at once, as does a Ctrl-C by `KeyboardInterrupt`. A checkpoint. Only in Python's
+    main thread.
 
     * The first of ``signals`` closes the lanes and drains them, as `Lanes.drain` does.
     * The second, of the same kind or another, cancels the jobs that are left, as a drain does at
@@ -69,8 +69,8 @@ async def shutdown_on_signals(
       raises, that is logged as an error, with the traceback, and nothing has changed.
 
     A signal that comes again before it is received counts once, as in every process. Cancelling
-    this puts the former handlers back. It leaves the lanes as the cancelling of a drain does: open
-    if no signal came, else closed, with the work running.
+    this call restores the previous handlers, and leaves the lanes open if no signal came, else
+    closed, with the jobs running.
 
     Args:
       grace: seconds in which work may end after the first signal; `math.inf` for no limit.
@@ -80,8 +80,8 @@ async def shutdown_on_signals(
       retry_after: seconds after which a refused caller may try again; see `Lanes.close`.
       reset_signal: SIGUSR1, say.
       reload_signal: SIGHUP, say.
-      reload: takes no arguments and returns what to change: a mapping as for `Lanes.configure`,
-        a tuple of such a mapping, or None, and of groups, or None if there is nothing to change.
+      reload: takes no arguments and returns the change: a mapping as for `Lanes.configure`, a
+        tuple of such a mapping, or None, and of groups, or None if nothing changes.
         It may be async. A plain function is called in Trio's thread, and blocks all other tasks
         while it runs. A signal that comes during a reload starts another reload afterwards. A
         reload that is under way when the last job ends is cancelled.

@@ -1,9 +1,9 @@
 """Overdue bodies: bodies that outlive their cancellation by their lane's ``overdue_after`` seconds.
 
-The hook is called once for each body, whatever cancelled it first: `Job.cancel`, a deadline, a
+The hook is called once for each body, after its first cancellation: by `Job.cancel`, a deadline, a
 reset, or the end of the lanes. No body is timed unless an instrument has the hook.
 
-The timers here are not those of the lanes, which stop when the lanes are shut: a body may outlive
+These timers are not the timers of the lanes, which stop when the lanes are shut: a body may outlive
 that. They keep the nursery open no longer than the bodies do: the timer of a body ends with it.
 """
 

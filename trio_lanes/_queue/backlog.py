@@ -1,10 +1,10 @@
 """A priority queue of waiting jobs, with removal from anywhere.
 
 The position of a job in the order is one integer, its *rank*; the lowest rank is served first. A
-rank is the job's place in line less its priority shifted above all places, so that comparing two
-ranks compares priority first and place second. A heap of plain integers is compared in C and is
-not tracked by the garbage collector. The jobs themselves are in a dict by rank, so that taking a
-job from the middle is a dict deletion. The deletion leaves only a number in the heap: a backlog
+rank is the job's place less its priority, which is shifted above all places: comparing two ranks
+compares the priorities first, and the places second. A heap of plain integers is compared in C and
+is not tracked by the garbage collector. The jobs themselves are in a dict by rank, so that taking
+a job from the middle is a dict deletion. The deletion leaves only a number in the heap: a backlog
 never keeps an ended job alive.
 """
 
@@ -21,12 +21,12 @@ LAST: Final = 2**62  # a place behind all others
 
 
 def rank(priority: int, place: int) -> int:
-    """Return the rank of an item with that priority and that place in line."""
+    """Return the rank of an item with that priority and that place."""
     return place - (priority << _PLACES) if priority else place
 
 
 def in_order(heap: list[Any]) -> Iterator[Any]:
-    """Yield what is in ``heap``, the lowest first, equal entries once; the heap stays as it is.
+    """Yield the entries of ``heap``, the lowest first, equal entries once. The heap stays as it is.
 
     The first n take O(n log n), however long the heap is.
     """
@@ -51,7 +51,7 @@ class Backlog(Generic[T]):
     def __init__(self) -> None:
         self._heap: list[int] = []  # ranks, some of them no longer in items
         self.items: dict[int, T] = {}
-        """{rank: item}, to look at."""
+        """{rank: item}, for reading."""
 
     def add(self, rank: int, item: T) -> None:
         """Put ``item`` in at ``rank``, which no other item has."""
@@ -85,7 +85,7 @@ class Backlog(Generic[T]):
         return items.pop(best)
 
     def in_order(self) -> Iterator[T]:
-        """Yield the items, the best first, without a look at those that are not asked for."""
+        """Yield the items, the best first; read no more items than are taken."""
         return (self.items[rank] for rank in in_order(self._heap) if rank in self.items)
 
     def copy(self) -> Backlog[T]:

@@ -1,9 +1,9 @@
 """Timers: one heap of times, and one task that exists only while the heap is not empty.
 
-The timers of lanes that are due together are one batch: of all lanes whose pauses end or whose
-rates refill then, the best head starts, and not the head of the lane whose timer was set first.
-They come before the timers of jobs that are due at the same time, so a job that may start then
-does so before its ``queue_timeout`` ends it.
+Timers of lanes that are due together fire in one batch. So if several pauses end or several rates
+refill together, the best head of these lanes starts, and not the head of the lane whose timer was
+set first. Timers of lanes fire before timers of jobs that are due at the same time, so a job that
+may start then does so before its ``queue_timeout`` ends it.
 
 The task sleeps under a cancel scope whose deadline is the earliest time of the heap, so setting
 a later timer wakes no task, and setting an earlier timer only moves that deadline. The scope is
@@ -75,8 +75,8 @@ class Timers:
     def call_at(self, when: float, call: Callable[[], None], *, alone: bool = True) -> Timer:
         """Have ``call()`` made at ``when`` on Trio's clock, in a task of the lanes' nursery.
 
-        The call must not raise. If it is not made ``alone``, it is made before all that are, and in
-        one batch with the others that are due.
+        The call must not raise. Calls that are not made ``alone`` share one batch if they are due
+        together, and come before the calls that are made alone.
         """
         if self._stopped:
             return Timer(when, None, self)
@@ -91,7 +91,7 @@ class Timers:
         return timer
 
     def stop(self) -> None:
-        """Make no call any more: neither of timers that are set, nor of later ones."""
+        """Make no call any more, neither of present nor of later timers."""
         self._stopped = True
         for *_, timer in self._heap.copy():
             timer.cancel()
@@ -106,7 +106,7 @@ class Timers:
             heapq.heapify(self._heap)
 
     def _let_end(self) -> None:
-        """Have the task end, unless another timer has been set."""
+        """End the task, unless another timer has been set."""
         if self._sleep is not None and not self._waiting:
             self._sleep.cancel()
 

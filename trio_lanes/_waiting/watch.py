@@ -66,9 +66,9 @@ class Watches:
 
     @enable_ki_protection
     async def wait(self, key: Hashable, watch: Watch) -> None:
-        """Wait until the condition is true now, or after a batch. A checkpoint.
+        """Wait until the condition is true. A checkpoint.
 
-        Equal keys must mean the same condition. Cancelling it leaves nothing behind.
+        Equal keys must mean the same condition. Cancelling the wait leaves nothing behind.
         """
         if not watch.jobs and not watch.obstacle():
             await trio.lowlevel.checkpoint()
