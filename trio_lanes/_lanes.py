@@ -51,11 +51,12 @@ def open_lanes(
             print(await lanes.run(reply, "alice", "hello", session="alice"))
 
     Entering is not a checkpoint. Leaving is: it closes the lanes and waits for all jobs, including
-    jobs in a lane that is paused. Leaving with an exception, or being cancelled, cancels
-    everything: jobs that have not started settle with `LanesClosedError`. The failure of a job with
-    a handle belongs to the handle; the failure of a ``start_soon``, and a `BaseException` that is
-    no `Exception`, cancel everything. Each exception that leaves the block does so in an
-    `ExceptionGroup`, as from a nursery: also an exception of ``await lanes.run(...)`` in the block.
+    jobs in a lane that is paused, or whose concurrency is 0. Leaving with an exception, or being
+    cancelled, cancels everything: jobs that have not started settle with `LanesClosedError`. The
+    failure of a job with a handle belongs to the handle; the failure of a ``start_soon``, and a
+    `BaseException` that is no `Exception`, cancel everything. Each exception that leaves the block
+    does so in an `ExceptionGroup`, as from a nursery: also an exception of ``await lanes.run(...)``
+    in the block.
 
     Args:
       lanes: the global lanes. A number is a `LaneConfig` with that concurrency; a `LaneConfig`
@@ -115,24 +116,29 @@ def _report_unretrieved(scheduler: Scheduler) -> None:
 
 
 async def _let_work_end(scheduler: Scheduler) -> None:
-    """Wait until no job waits or runs, and log once if a pause prevents that."""
-    if not _warn_of_pauses(scheduler):
+    """Wait until no job waits or runs, and log once if a pause or a limit of 0 prevents that."""
+    if not _warn_of_stops(scheduler):
         # A job that still waits when no job runs any more will not start by itself.
         await _control.wait_until(scheduler, None, fewer_than=math.inf, idle=True)
-        _warn_of_pauses(scheduler)
+        _warn_of_stops(scheduler)
     await _control.wait_until(scheduler, None, idle=True)
 
 
-def _warn_of_pauses(scheduler: Scheduler) -> bool:
-    """Log the paused lanes in which jobs wait; return whether there are any."""
-    paused = [actor for actor in scheduler.registry.actors if actor.paused and actor.waiting]
-    for actor in paused:
-        logger.warning(
-            "lane %r is paused with %d waiting: the block stays open until it is resumed",
-            actor.name,
-            actor.waiting,
-        )
-    return bool(paused)
+def _warn_of_stops(scheduler: Scheduler) -> bool:
+    """Log the lanes in which jobs wait and none can start; return whether there are any."""
+    found = False
+    for actor in scheduler.registry.actors:
+        limit = actor.concurrency if actor.limiter is None else actor.limiter.total_tokens
+        if actor.waiting and (actor.paused or not limit):
+            found = True
+            logger.warning(
+                "lane %r %s with %d waiting: the block stays open until it is %s",
+                actor.name,
+                "is paused" if actor.paused else "has a concurrency of 0",
+                actor.waiting,
+                "resumed" if actor.paused else "raised",
+            )
+    return found
 
 
 @final

@@ -65,11 +65,10 @@ class RoomRequest:
     inside: bool
     """Whether it comes from inside a running job of these lanes: it may while they close."""
     session: SessionActor | None
-    tell: Callable[[outcome.Maybe[None]], None]
-    """Tells the submitter that the job is accepted, or why it is not. Never raises."""
+    tell: Callable[[outcome.Maybe[None]], None] | None
+    """Tells the submitter that the job is accepted, or why it is not. Never raises. None when the
+    submitter is told, or does not want to be: a cycle with it would keep the job alive."""
     actor: Actor = attrs.field(init=False)
     """The actor in whose line for room it stands."""
     order: int = attrs.field(init=False)
     """Its place in that line."""
-    is_open: bool = attrs.field(default=True, init=False)
-    """Whether the submitter is still to be told."""

@@ -909,7 +909,7 @@ class Scheduler:
 
     def give_up_room(self, request: RoomRequest) -> None:
         """Remove ``request``, whose submitter gives it up."""
-        request.is_open = False
+        request.tell = None
         if request.job in (request.actor.room_line or ()):  # else it is refused, and not told yet
             self._turn_away(request)
 
@@ -927,9 +927,9 @@ class Scheduler:
             self.after_act(self._tell_request, request, outcome.Error(error))
 
     def _tell_request(self, request: RoomRequest, what: outcome.Maybe[None]) -> None:
-        if request.is_open:
-            request.is_open = False
-            request.tell(what)
+        tell, request.tell = request.tell, None
+        if tell is not None:
+            tell(what)
 
     # ---- waits
 

@@ -87,6 +87,33 @@ async def test_a_paused_lane_with_jobs_keeps_the_block_open_and_the_log_says_so_
     assert "paused" in line
 
 
+@pytest.mark.parametrize("name", ["main", "session:alice"])
+@pytest.mark.parametrize("lowered", ["before", "meanwhile"])
+async def test_a_lane_of_concurrency_0_with_jobs_keeps_the_block_open_and_the_log_says_so_once(
+    name: str, lowered: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    track = Track()
+    config = LaneConfig(concurrency=1, warn_after=1000)
+
+    async def meddler(lanes: Lanes) -> None:
+        await trio.sleep(0.5)
+        lanes.configure({name: 0})
+        await trio.sleep(99.5)
+        lanes.configure({name: 1})
+
+    async with trio.open_nursery() as nursery:
+        async with open_lanes({"main": config}) as lanes:
+            if lowered == "before":
+                lanes.configure({name: 0})
+            else:
+                lanes.submit_nowait(trio.sleep, 1, session="alice")
+            lanes.submit_nowait(track.sleep, "waiting", session="alice")
+            nursery.start_soon(meddler, lanes)
+    assert track.start_times == {"waiting": 100}
+    (line,) = messages(caplog)
+    assert line.startswith(f"lane {name!r} has a concurrency of 0 with 1 waiting: the block stays")
+
+
 async def test_a_lane_paused_while_the_block_is_left_keeps_it_open_and_the_log_says_so_once(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

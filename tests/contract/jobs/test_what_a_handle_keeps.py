@@ -8,6 +8,7 @@ import pickle
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -24,6 +25,7 @@ from tests.support.bodies import (
 )
 from trio_lanes import (
     JobCancelledError,
+    LaneConfig,
     LaneError,
     open_lanes,
 )
@@ -151,6 +153,38 @@ async def test_nothing_keeps_an_ended_job_alive_but_its_holders(
             assert ref() is None  # at once, without the help of the garbage collector
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("end", ["is accepted", "is cancelled"])
+async def test_nothing_keeps_a_job_alive_that_has_waited_for_room(
+    autojump_clock: MockClock, end: str
+) -> None:
+    refs: list[weakref.ref[Any]] = []
+
+    async def body(payload: Payload) -> None:
+        pass
+
+    async def submits(seconds: float) -> None:
+        payload = Payload()
+        refs.append(weakref.ref(payload))
+        with trio.move_on_after(seconds):
+            job = await lanes.submit(body, payload)
+            refs.append(weakref.ref(job))
+            await job.wait()
+
+    async with open_lanes({"main": LaneConfig(max_waiting=0)}) as lanes:
+        for _ in range(2):
+            blocker = lanes.submit_nowait(trio.sleep, 5)
+            gc.collect()
+            gc.disable()
+            try:
+                await submits(10 if end == "is accepted" else 1)
+                await blocker.wait()
+                assert len(refs) == (2 if end == "is accepted" else 1)
+                assert [ref() for ref in refs] == [None] * len(refs)
+            finally:
+                gc.enable()
+            refs.clear()
 
 
 class Payload:
