@@ -127,7 +127,7 @@ class Store(Protocol):
     async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
         """Finish runs, then claim up to ``room`` jobs, in one atomic call.
 
-        The claims have at most `STEP_BYTES` of payloads and checkpoint data, or are a single job.
+        The claims have at most ``STEP_BYTES`` of payloads and checkpoint data, or are a single job.
 
         Args:
           number: counted from 1 in each incarnation. The number of the last step gives the claims
