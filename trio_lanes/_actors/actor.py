@@ -137,7 +137,7 @@ class Actor(Pausable):
 
     @abstractmethod
     def step(self) -> None:
-        """Take the mail: give each job in it its place in line."""
+        """Take the mail: put each job in it in order."""
 
     def touch(self) -> None:
         if not self.touched:

@@ -12,7 +12,7 @@ is the longest wait in the head's priority in its lane. For a member without agi
 priority. Heads of one priority are served by their arrival in their lanes, so that sessions take
 turns here too.
 
-Members of different aging overtake each other as time goes by, so no rank of theirs can be kept.
+Members of different aging overtake each other as time goes by, so the group keeps no rank for them.
 Lanes of one label have one aging: their order changes only with their heads, and is kept in a
 `FairLine`. A decision compares the best lane of each label, in exact numbers.
 """
@@ -40,8 +40,8 @@ _Offer: TypeAlias = tuple[int, int, float | Fraction]
 class Group:
     """The budget, the reservations and the rates that some lanes share.
 
-    A member is known by its label: the name of its lane, or the template of that. A group that is
-    configured again stays the same object, so a job can hold on to the group that charged it.
+    A member is known by its label: the name of its lane, or of the template of its lane. A group
+    that is configured again stays the same object, so a job can keep the group that charged it.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Group:
         return sum(self.used.values()) < self.config.concurrency
 
     def admits(self, label: str) -> bool:
-        """Whether a token is left for a lane of that label, reservations being kept."""
+        """Whether a token is left for a lane of that label, beside all reservations."""
         return self.has_budget and not self.reserved(label)
 
     def reserved(self, label: str) -> bool:

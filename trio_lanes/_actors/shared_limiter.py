@@ -49,8 +49,8 @@ class SharedTokenRequest:
         try:
             self._limiter.acquire_on_behalf_of_nowait(job)
         except (trio.WouldBlock, RuntimeError):
-            # A RuntimeError: it holds a token already, which came in this very tick. The task that
-            # asked for it has yet to run, and will say so.
+            # A RuntimeError: the job holds a token already, which came in this tick. The task that
+            # asked for it has yet to run, and will call `came`.
             self.ask_for(job)
             return False
         self._wanted = None

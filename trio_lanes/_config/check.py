@@ -50,7 +50,7 @@ def positive_seconds(field: str, value: Any) -> float:
     """A length of time above 0, `math.inf` included."""
     if seconds(field, value) == 0:
         raise ValueError(f"{field} must be above 0, got {value!r}")
-    return value  # type: ignore[no-any-return]  # seconds() has looked at it
+    return value  # type: ignore[no-any-return]  # seconds() has checked it
 
 
 def optional_seconds(field: str, value: Any) -> float | None:
@@ -62,7 +62,7 @@ def finite_seconds(field: str, value: Any) -> float:
     """A length of time from 0 up that ends."""
     if seconds(field, value) == math.inf:
         raise ValueError(f"{field} must be finite, got {value!r}")
-    return value  # type: ignore[no-any-return]  # seconds() has looked at it
+    return value  # type: ignore[no-any-return]  # seconds() has checked it
 
 
 def boolean(field: str, value: Any) -> bool:

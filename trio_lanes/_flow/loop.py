@@ -496,7 +496,7 @@ class Scheduler:
     def _postpone(self, job: AnyJob) -> None:
         """Let ``job`` take its place when its delay is over."""
         job._lane.delayed[job.id] = job
-        job._lane.touch()  # its line for room is to be looked at
+        job._lane.touch()  # its requests for room are to be served
         if job._session_lane is not None:
             job._session_lane.delayed[job.id] = job
         self._set_timer(job, job._options.delay, self._due)
@@ -1070,7 +1070,7 @@ class Scheduler:
         await lending.readmit(self, job, cost)
 
     def queue_again(self, job: AnyJob) -> None:
-        """Put ``job``, which runs, in line again: before all waiting jobs of its priority."""
+        """Let ``job``, which runs, queue again: before all waiting jobs of its priority."""
         job._waiting_since = self.now
         if job._session_lane is not None:
             job._session_lane.readmit(job)

@@ -45,12 +45,11 @@ def rounded_up(time: Fraction) -> float:
 
 @final
 class SlidingWindow:
-    """The exact meter: it remembers every charge until that has left the window.
+    """The exact meter: it remembers every charge until the charge has left the window.
 
-    What is charged at the same time is one entry, with its amount. An entry
-    leaves at its own time plus ``per``, so the earliest entries are always the next to leave, and
-    a job waits for the first of them with which enough has left. That is as many entries as its
-    cost needs, mostly one.
+    Charges of the same time are one entry, with their sum. An entry leaves at its own time plus
+    ``per``, so the earliest entries are always the next to leave. A job waits until as many of them
+    have left as its cost needs, mostly one.
     """
 
     __slots__ = ("_entries", "_limit", "_per", "_used")
@@ -149,8 +148,8 @@ class Bucket:
     is admitted when nothing is used.
 
     The bound: let a window begin with an admission at s and end with an admission x later, and let
-    N be the sum of the whole amounts in it. ``used`` after the last one is at least N less the leak
-    of that time, and at most the burst, so N <= burst + rate * x. With
+    N be the sum of the whole amounts in it. After the last admission ``used`` is at least N less
+    the leak of that time, and at most the burst, so N <= burst + rate * x. With
     ``burst + rate * per == limit + 1`` and x < per that is N < limit + 1, which for whole numbers
     is N <= limit.
     """
@@ -189,8 +188,8 @@ class Bucket:
     def give_back(self, amount: float | Fraction, now: float, charged_at: float) -> None:
         """Take ``amount`` less than was taken at ``charged_at``.
 
-        Where the bucket was, or would have been, full since then, what would have run over is
-        not given back.
+        If the bucket has been full since then, or would have been, the amount that would have run
+        over is not given back.
         """
         used = self._used_at(now)
         later = bisect_right(self._dips, charged_at, key=lambda dip: dip[0])

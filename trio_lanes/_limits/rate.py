@@ -33,7 +33,7 @@ def _amount(field: str, value: Any) -> float:
 def _positive(field: str, value: Any) -> float:
     if _amount(field, value) <= 0:
         raise ValueError(f"{field} must be above 0, got {value!r}")
-    return value  # type: ignore[no-any-return]  # _amount() has looked at it
+    return value  # type: ignore[no-any-return]  # _amount() has checked it
 
 
 def _unit(field: str, value: Any) -> str:
@@ -86,8 +86,8 @@ class RateLimit:
     burst: float | None = attrs.field(
         default=None, kw_only=True, validator=attrs.validators.optional(_check.field(_positive))
     )
-    """How much may start at once after a pause, for ``"gcra"``: up to ``limit``. None is a tenth
-    of the limit, and at least 1 where the limit is."""
+    """How much may start at once after a pause, for ``"gcra"``: up to ``limit``. None means a tenth
+    of the limit, but at least 1 if the limit is at least 1."""
     algorithm: Literal["gcra", "sliding"] = attrs.field(default="gcra", kw_only=True)
     """The algorithm by which the limit is kept."""
 
@@ -142,7 +142,7 @@ def costs_of(cost: float | Mapping[str, float]) -> Mapping[str, float]:
 def _cost(field: str, value: Any) -> float:
     if _amount(field, value) < 0:
         raise ValueError(f"{field} must not be negative, got {value!r}")
-    return value  # type: ignore[no-any-return]  # _amount() has looked at it
+    return value  # type: ignore[no-any-return]  # _amount() has checked it
 
 
 def check_units(costs: Mapping[str, float], known: Collection[str]) -> None:
@@ -170,7 +170,7 @@ class Rates:
     __slots__ = ("_meters", "units")
 
     def __init__(self, limits: Sequence[RateLimit] = ()) -> None:
-        # Two equal limits limit no more than one of them.
+        # Two equal limits admit the same as one.
         self._meters = tuple((limit, _new_meter(limit)) for limit in dict.fromkeys(limits))
         self.units = frozenset(limit.unit for limit in limits)
         """The units that are counted."""
@@ -226,12 +226,12 @@ class Rates:
         return max((meter.refilled_at(now) for _, meter in self._meters), default=NEVER_USED)
 
     def left(self, now: float) -> Iterator[tuple[RateLimit, float, float]]:
-        """Yield each limit, what is left of it, and since or from when its meter is as new."""
+        """Yield each limit, its remaining amount, and the time from which its meter is as new."""
         for limit, meter in self._meters:
             yield limit, meter.left(now), meter.refilled_at(now)
 
     def reconfigured(self, limits: Sequence[RateLimit], now: float) -> Rates:
-        """Return the rates of ``limits`` with the past of these. These are not used any more.
+        """Return the rates of ``limits`` with the past of this object, which is not used any more.
 
         A new limit continues an old limit of the same unit and algorithm: an equal limit, else the
         limit with the longest window, or for ``"gcra"`` with the nearest ``per``.

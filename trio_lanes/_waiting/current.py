@@ -1,4 +1,4 @@
-"""Which job a task belongs to.
+"""The job to which a task belongs.
 
 A context variable could not answer this: contexts are copied to tasks and threads that live outside
 of the job. The nursery tree answers it: a task belongs to the job whose body it runs, or else to

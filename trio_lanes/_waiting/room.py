@@ -1,15 +1,15 @@
-"""Bounded lanes: which submissions are accepted at once, and which wait for room, in order.
+"""Bounded lanes: submissions that are accepted at once, and submissions that wait for room.
 
 Theory of operation
 -------------------
 A lane is full when ``max_waiting`` jobs wait in it. A job that would start at once does not wait,
-so a full lane accepts it as well. A request for room stands in the line of its session first, while
-the session is full, and then in the line of its global lane; it has its room in the session by
-then. The loop looks at the lines when no actor is touched, and admits one request at a time, so
-that it knows which job would start at once. A full global lane passes over requests that could not
-start: requests whose own session is busy or paused, and requests with a delay.
+so a full lane accepts it as well. While the session of a request is full, the request stands in the
+line of that session; then it has its room there, and stands in the line of its global lane. The
+loop serves these lines when no actor is touched, and admits one request at a time, so that it knows
+which job would start at once. A full global lane passes over requests that could not start: the
+requests of a session that is busy or paused, and requests with a delay.
 
-Requests of tasks, which wait, and of other threads, which are called back, stand in the same lines.
+Requests of waiting tasks and of other threads, which are called back, stand in the same lines.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Room:
 
     def __init__(self, lanes: Mapping[str, LaneActor], clocks: dict[Served, None]) -> None:
         self._lanes: Final = lanes  # {name: global lane that is alive}
-        self._clocks: Final = clocks  # actors whose `wake_at` is to be looked at
+        self._clocks: Final = clocks  # actors whose `wake_at` may have changed
         self.length = 0  # requests in all lines together
         self.unseen: Final[dict[Actor, None]] = {}  # lines that may move
         self._orders: Final = count()
 
     def join(self, request: RoomRequest, now: float) -> None:
-        """Put ``request`` in line."""
+        """Put ``request`` into the line of its session or lane."""
         self.length += 1
         lane, session = request.job._lane, request.session
         lane.entering += 1
@@ -49,7 +49,7 @@ class Room:
         self._look_out(lane, now)  # no act has touched the lane
 
     def leave(self, request: RoomRequest) -> None:
-        """Take ``request`` out of line."""
+        """Take ``request`` out of its line."""
         self.length -= 1
         request.job._lane.entering -= 1
         self._step_out(request)
@@ -75,7 +75,7 @@ class Room:
         return None
 
     def look_at(self, served: Served) -> None:
-        """Look at the lines that may move because ``served`` was served."""
+        """Note the lines that may move because ``served`` was served."""
         if isinstance(served, Group):
             self.unseen.update((lane, None) for lane in self._lanes.values() if lane.room_line)
             return
@@ -144,7 +144,7 @@ def full_actor(
 ) -> Actor | None:
     """Return the lane that has no room for ``job``, or in which requests wait for room before it.
 
-    Unless the lanes are ``at_rest``, it is not known whether a job would start at once.
+    Only in lanes ``at_rest``, outside of a batch, is it known whether a job would start at once.
     """
     lane, options = job._lane, job._options
     if not (options.queue_timeout or options.delay):
@@ -195,7 +195,7 @@ def _not_held(lane: LaneActor) -> Iterator[RoomRequest]:
         heads.remove(heads.best_rank())  # until then
     if heads.items:
         first = _first(lines[heads.best()])
-        yield first  # mostly it is enough, and the other sessions are not looked at
+        yield first  # mostly it is enough, and the other sessions are not read
         others = [lines[session].values() for session in heads.items.values()]
         for request in merge(*others, key=attrgetter("order")):
             if request is not first and not _is_held(request.session):
