@@ -39,9 +39,9 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	CHAOS=0.2 $(BIN)/pytest -q -m "not slow and not real_processes" tests/contract tests/model tests/unit $(ARGS)
 
-# The models, with twenty times the examples and seeds of a usual run.
+# The models and the simulated lives, with twenty times the examples and seeds of a usual run.
 chaos: $(STAMP)
-	CHAOS=20 $(BIN)/pytest tests/model $(ARGS)
+	CHAOS=20 $(BIN)/pytest tests/model tests/durable/test_simulation.py $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether
 # there is a newer pyright, unless told not to.

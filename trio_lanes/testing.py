@@ -35,7 +35,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 import attrs
 import trio
@@ -44,7 +44,15 @@ from ._actors.job import AnyJob
 from ._actors.state import RUNNING, TRANSITIONS, WAITING, JobState
 from ._config.names import resolve_global_lane
 from ._instrument import LaneInstrument
+from .durable.testing import NO_FAULTS as NO_FAULTS
+from .durable.testing import Cluster as Cluster
+from .durable.testing import Faults as Faults
+from .durable.testing import Life as Life
+from .durable.testing import compare_stores as compare_stores
 from .durable.testing import durable_store_suite as durable_store_suite
+from .durable.testing import open_cluster as open_cluster
+from .durable.testing import shrink as shrink
+from .durable.testing import simulate as simulate
 
 if TYPE_CHECKING:
     from ._actors.actor import Actor
@@ -54,7 +62,10 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-durable_store_suite.__module__ = __name__  # where users find it
+_durable: tuple[Any, ...] = (Cluster, Faults, Life, compare_stores, durable_store_suite)
+for _value in (*_durable, open_cluster, shrink, simulate):
+    _value.__module__ = __name__  # where users find them
+del _value
 
 
 @final

@@ -33,10 +33,10 @@ class Lossy:
 
     async def _call(self, name: str, *args: Any) -> Any:
         self.calls.append((name, args, trio.current_time()))
-        me = self._inner._instance
+        me = self._inner.instance
         answer = await getattr(self._inner, name)(*args)
         if self.loses(name, answer):
-            self._inner._instance = me  # which only an answer changes
+            self._inner.instance = me  # which only an answer changes
             error = StoreUnavailableError("the answer was lost")
             error.unknown = True
             raise error
@@ -129,11 +129,11 @@ async def test_an_answer_to_the_former_incarnation_counts_for_the_ends_that_it_r
                     answer = await self._inner.step(number, finished, room)
                     await trio.sleep(10)  # the lease is over meanwhile
                     return answer
-                me = self._inner._instance
+                me = self._inner.instance
                 await trio.sleep(10)
-                self._inner._instance, now = me, self._inner._instance
+                self._inner.instance, now = me, self._inner.instance
                 answer = await self._inner.step(number, finished, room)
-                self._inner._instance = now
+                self._inner.instance = now
                 return answer
             return await self._inner.step(number, finished, room)
 

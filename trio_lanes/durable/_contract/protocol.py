@@ -233,9 +233,8 @@ class Store(Protocol):
         lane: str | None,
         session: str | None,
         limit: int,
-        *,
-        after: int = 0,
-        failed: bool = False,
+        after: int,
+        failed: bool,
     ) -> list[DurableStatus]:
         """Return the dead jobs with ids greater than ``after``, in order of their ids.
 

@@ -278,7 +278,7 @@ class DurableLanes(Endable):
         lane, session = _target(name)
         limit, after = _number("limit", limit), _number("after", after)
         _check.boolean("failed", failed)
-        return await self._store.dead(lane, session, limit, after=after, failed=failed)
+        return await self._store.dead(lane, session, limit, after, failed)
 
     async def requeue(self, id: int) -> bool:
         """Queue a dead or failed job again; return False if it is neither.

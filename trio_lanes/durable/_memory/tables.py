@@ -33,6 +33,7 @@ class MemoryTables:
         self._numbers: Final = count(1)
         self._identity: Final = uuid.uuid4().hex
         self._rules: StoreRules | None = None
+        self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
         self._turns: Final[dict[str, str | int]] = {}
         self._answers: Final = Answers()
 
@@ -207,7 +208,7 @@ class MemoryTables:
         self._rules = rules
 
     def lanes(self) -> dict[str, LaneLimit]:
-        return dict(self._lanes)
+        return dict(sorted(self._lanes.items()))
 
     def put_lane(self, name: str, limit: LaneLimit | None) -> None:
         if limit is None:

@@ -282,7 +282,8 @@ class Engine(Queues):
     def step(self, instance: str, number: int, finished: Sequence[Finish], room: int) -> Step:
         """Finish runs, and claim up to ``room`` jobs; or answer the same step again."""
         if not self.is_alive(instance):
-            return Step((), tuple(finish.fence for finish in finished), (), self.next_due())
+            # nothing is due for an incarnation that has ended: it would ask again and again
+            return Step((), tuple(finish.fence for finish in finished), (), None)
         last = self.tables.last_step(instance)
         if last is not None and number <= last.number:
             return self._step_again(instance, number, last)

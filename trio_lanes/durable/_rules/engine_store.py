@@ -73,7 +73,8 @@ class EngineStore(ABC):
     def __init__(self, max_payload: int = MAX_PAYLOAD, patience: float = PATIENCE) -> None:
         self.max_payload = max_payload
         self.patience = patience
-        self._instance = ""  # the present incarnation, if this instance works
+        self.instance = ""
+        """The incarnation that makes the next call: each call reads it at its beginning."""
         self._waiters: Final[dict[int, set[_Waiter]]] = {}
         self._alive: Final[set[int]] = set()
         """Jobs that have not ended, as far as known: a wait for one need not read the tables."""
@@ -137,22 +138,22 @@ class EngineStore(ABC):
         )
 
     async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
-        me = self._instance
+        me = self.instance
         return await self._transact(
             lambda engine: engine.step(me, number, finished, room),
             Hints(ids=[finish.id for finish in finished], room=room),
         )
 
     async def checkpoint(self, id: int, fence: int, data: str, ticket: str) -> bool:
-        me = self._instance
+        me = self.instance
         return await self._once(ticket, lambda engine: engine.checkpoint(me, id, fence, data))
 
     async def lend_slot(self, id: int, fence: int, ticket: str) -> bool:
-        me = self._instance
+        me = self.instance
         return await self._once(ticket, lambda engine: engine.lend_slot(me, id, fence))
 
     async def regain_slot(self, id: int, fence: int, ticket: str) -> bool | None:
-        me = self._instance
+        me = self.instance
         return await self._once(ticket, lambda engine: engine.regain_slot(me, id, fence))
 
     async def _join(
@@ -164,7 +165,7 @@ class EngineStore(ABC):
         lease_ttl: float,
         alone: bool,
     ) -> None:
-        former = self._instance
+        former = self.instance
         if former == ticket:  # it was asked before, and got an answer
             former = ""
         await self._transact(
@@ -177,10 +178,10 @@ class EngineStore(ABC):
                 held=held,
             )
         )
-        self._instance = ticket
+        self.instance = ticket
 
     async def leave(self) -> None:
-        me = self._instance
+        me = self.instance
         await self._transact(lambda engine: engine.remove_instance(me))
 
     async def wait(self, id: int) -> Ended | None:
@@ -288,9 +289,8 @@ class EngineStore(ABC):
         lane: str | None,
         session: str | None,
         limit: int,
-        *,
-        after: int = 0,
-        failed: bool = False,
+        after: int,
+        failed: bool,
     ) -> list[DurableStatus]:
         jobs = await self._read(
             lambda engine: orders.dead_letters(engine, lane, session, after, limit, failed=failed),

@@ -2,8 +2,9 @@
 
 Each heartbeat that succeeds moves the deadline to the time at which it was *sent* plus 0.8 of the
 lease. So the deadline comes before the store gives this instance's jobs to another instance, even
-if the network fails. At the deadline all runs of this instance are cancelled. Then it joins the
-store as a new incarnation, and reports which runs ended for that reason, not by a crash.
+if the network fails. At the deadline all runs of this instance are cancelled. When their bodies
+have ended, or the lease is over in the store too, it joins the store as a new incarnation, and
+reports which runs ended for that reason, not by a crash.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 TRUSTED: Final = 0.8
 """The fraction of a lease that this instance relies on."""
+LEFT: Final = 0.2
+"""The rest of it, which the bodies have for their end."""
 BEATS: Final = 3
 """How many heartbeats are sent in the time of a lease."""
 BEAT_AGAIN_AFTER: Final = 1.0
@@ -62,9 +65,11 @@ class Lease:
                 "again; look for a blocked process or a slow store",
                 len(self._worker.running),
             )
-            self._worker.claiming = False
-            await self._join_again(self._worker.cancel_all("the lease was lost"))
-            self._worker.claiming = not (self._worker.stopping or self._worker.closed)
+            lost = self._worker.lose_lease()
+            # the join gives the jobs back at once, and bodies should have ended before
+            with trio.move_on_after(LEFT * self._ttl):
+                await self._worker.wait_ended()
+            await self._join_again(lost)
             self._worker.look()
 
     async def _join_again(self, lost: list[tuple[int, int]]) -> None:

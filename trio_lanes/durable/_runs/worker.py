@@ -61,6 +61,8 @@ class _Question:
     finished: tuple[Finish, ...]
     room: int
     term: int
+    unknown: bool = False
+    """Whether it was asked before and may have happened."""
 
 
 @final
@@ -85,6 +87,7 @@ class Worker:
         self._outbox: list[Finish] = []  # for the next step
         self._asked: _Question | None = None  # the step that has no answer yet
         self._steps_taken = 0  # by this incarnation
+        self._rejoining = False  # whether the lease is lost, and the next join has no answer yet
         self._lanes: Final[set[str]] = set()  # lanes that the core has
         self._changed = trio.Event()  # a step is needed
         self._step_taken = trio.Event()
@@ -142,21 +145,24 @@ class Worker:
                     error,
                     AGAIN_AFTER,
                 )
-            if self._asked is question and not error.unknown:
-                self._withdraw()
+            self._keep_or_withdraw(question, error.unknown)
             self._answered()
             await trio.sleep(AGAIN_AFTER)
             return
         if self._unavailable:
             self._unavailable = False
             logger.warning("the store is available again")
-        if self._asked is not question:
-            # The incarnation has ended since, and what the step claimed was given back. An end that
-            # came too late for the old incarnation is reported again by the new one.
+        if self._asked is not question or self._rejoining:
+            # The incarnation has ended since, and what the step claimed is given back by the join.
+            # An end that came too late for the old incarnation is reported again by the new one.
+            if self._asked is question:
+                self._withdraw()
             recorded = {one.fence for one in question.finished}.difference(step.stale)
             self._outbox = [one for one in self._outbox if one.fence not in recorded]
             self._unfinished.difference_update(recorded)
             self._answered()
+            if self._rejoining:  # until then the store refuses every end
+                await trio.sleep(AGAIN_AFTER)
             return
         self._asked = None
         self._unfinished.difference_update(one.fence for one in question.finished)
@@ -190,16 +196,32 @@ class Worker:
         room = int(max(0, min(room, MOST_ROOM)))
         return _Question(self._steps_taken, tuple(finished), room, self._term)
 
+    def _keep_or_withdraw(self, question: _Question, unknown: bool) -> None:
+        """Keep a step without an answer if it may have happened, now or before."""
+        if self._asked is question:
+            if unknown or question.unknown:
+                self._asked = attrs.evolve(question, unknown=True)
+            else:
+                self._withdraw()
+
     def _withdraw(self) -> None:
         """Take back the step that has no answer; its ended runs go into the next one."""
         question, self._asked = self._asked, None
         if question is not None:
             self._outbox[:0] = question.finished
 
+    def lose_lease(self) -> list[tuple[int, int]]:
+        """Note that the incarnation has ended, and cancel all runs. Return (id, fence) of each."""
+        self._rejoining = True
+        self.claiming = False
+        return self.cancel_all("the lease was lost")
+
     def joined(self) -> None:
         """Note that a new incarnation has begun, whose steps are counted from 1."""
         self._withdraw()
+        self._rejoining = False
         self._steps_taken = 0
+        self.claiming = not (self.stopping or self.closed)
 
     @property
     def held(self) -> list[int]:

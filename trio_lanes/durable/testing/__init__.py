@@ -1,4 +1,4 @@
-"""The conformance suite of stores: tests that every store must pass, for any test runner."""
+"""Tests for authors of stores and users: the conformance suite, faulty clusters, random lives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import trio.testing
 from ._accept import AcceptStories
 from ._again import AgainStories
 from ._bench import MakeStore
+from ._cluster import NO_FAULTS as NO_FAULTS
+from ._cluster import Cluster as Cluster
+from ._cluster import Faults as Faults
+from ._cluster import open_cluster as open_cluster
 from ._control import ControlStories
 from ._crash import CrashStories
+from ._life import Life as Life
+from ._life import shrink as shrink
+from ._life import simulate as simulate
 from ._limits import LimitStories
+from ._twins import compare_stores as compare_stores
 from ._work import WorkStories
 
 MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]

@@ -1,0 +1,103 @@
+"""Clusters of instances in one Trio run, over faulty connections, and two stores told the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.durable.planted import FAULTS, memory, sqlite
+from tests.support.chaos import examples
+from trio_lanes.testing import (
+    NO_FAULTS,
+    Faults,
+    Life,
+    compare_stores,
+    open_cluster,
+    shrink,
+    simulate,
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_wrong_in_a_life(seed: int) -> None:
+    assert simulate(Life(seed)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.real_processes
+def test_nothing_is_wrong_in_a_thousand_lives() -> None:
+    """In processes of their own: two cores share the work, and no coverage is measured."""
+    each = examples(500)
+    command = [sys.executable, "-m", "tests.durable.lives"]
+    processes = [
+        subprocess.Popen([*command, f"{first}", f"{each}"], stdout=subprocess.PIPE, text=True)
+        for first in (1_000, 1_000_000)
+    ]
+    told = [process.communicate()[0] for process in processes]
+    assert "".join(told) == ""
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+def test_the_same_life_is_the_same_every_time() -> None:
+    with FAULTS["a lane has one slot too many"][1]():
+        first = simulate(Life(3))
+        assert first
+        assert simulate(Life(3)) == first
+
+
+def test_a_life_that_goes_wrong_is_made_smaller() -> None:
+    life = Life(0, jobs=8, instances=2)
+    with FAULTS["the next head of a session is not listed"][1]():
+        smallest = shrink(life)
+        assert simulate(smallest)
+    assert smallest.jobs < life.jobs
+    assert smallest.instances <= life.instances
+    assert smallest.orders == 0
+    assert smallest.faults == NO_FAULTS
+    assert shrink(life) == life  # nothing is wrong with it
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_store_in_memory_and_sqlite_answer_the_same(seed: int) -> None:
+    assert compare_stores(memory(), sqlite, seed=seed) == []
+
+
+async def test_a_cluster_runs_the_handlers_of_a_user(autojump_clock: MockClock) -> None:
+    sent: list[Any] = []
+
+    async def answer(payload: Any) -> Any:
+        await trio.sleep(1)
+        sent.append(payload)
+        return payload
+
+    handlers = {"answer": answer}
+    async with open_cluster(handlers, {"main": 4}, seed=7, faults=Faults(kills=20)) as cluster:
+        jobs = [
+            await cluster.lanes.submit("answer", n, session=f"{n % 3}", key=f"{n}")
+            for n in range(20)
+        ]
+        await trio.sleep(60)
+        cluster.end_faults()
+        for n, job in enumerate(jobs):
+            assert await job.wait() == n
+        assert (await cluster.lanes.check()).problems == ()
+    assert set(sent) == set(range(20))
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_that_is_put_in_is_found(what: str) -> None:
+    layer, patch = FAULTS[what]
+    with patch():
+        assert layer()
+
+
+def test_the_docs_list_the_faults_that_are_put_in() -> None:
+    page = Path(__file__).parents[2] / "docs" / "design-durable.md"
+    text = page.read_text("utf-8")
+    assert [what for what in FAULTS if f"| {what} |" not in text] == []

@@ -1,0 +1,1 @@
+"""The calls of a store as messages: for a store that is served to other processes."""

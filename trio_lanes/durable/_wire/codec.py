@@ -1,0 +1,115 @@
+"""The text of messages: JSON, in which records, sets and errors are marked objects.
+
+Both ends run the same version of this library, so the fields of a record are written in their order
+and without names. An object ``{"": NAME, "v": VALUES}`` is a record, a set, a mapping or an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from ... import LaneError, LaneFullError, RateLimit, UnknownLaneError
+from .._contract import records
+from .._contract.errors import (
+    KeyConflictError,
+    StoreError,
+    StoreLockedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from .._contract.state import DurableState
+
+_RECORDS: Final[Mapping[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (*vars(records).values(), RateLimit)
+    if isinstance(kind, type) and attrs.has(kind)
+}
+_FIELDS: Final = {
+    kind: tuple((field.name, field.alias) for field in attrs.fields(kind))
+    for kind in _RECORDS.values()
+}
+_ERRORS: Final[Mapping[str, type[Exception]]] = {
+    kind.__name__: kind
+    for kind in (
+        KeyConflictError,
+        LaneFullError,
+        StoreError,
+        StoreLockedError,
+        StoreUnavailableError,
+        StoreVersionError,
+        UnknownLaneError,
+        ValueError,
+    )
+}
+
+
+def encode(message: Any) -> str:
+    """Return the text of a message."""
+    return json.dumps(_told(message), separators=(",", ":"))
+
+
+def decode(text: str) -> Any:
+    """Return the message of a text from `encode`. Sequences become tuples."""
+    return _read(json.loads(text))
+
+
+def _told(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_told(item) for item in value]
+    if isinstance(value, DurableState):
+        return {"": "state", "v": value.value}
+    if isinstance(value, frozenset):
+        return {"": "set", "v": [_told(item) for item in value]}
+    if isinstance(value, Mapping):
+        return {"": "map", "v": [[_told(key), _told(item)] for key, item in value.items()]}
+    if isinstance(value, Exception):
+        return _told_error(value)
+    fields = _FIELDS[type(value)]
+    return {"": type(value).__name__, "v": [_told(getattr(value, name)) for name, _ in fields]}
+
+
+def _told_error(error: Exception) -> dict[str, Any]:
+    kind = type(error)
+    if _ERRORS.get(kind.__name__) is not kind:
+        error = StoreError(f"the store failed: {kind.__name__}: {error}")
+    unknown = isinstance(error, StoreUnavailableError) and error.unknown
+    arguments = [list(one) if isinstance(one, Mapping) else one for one in error.args]
+    return {"": "error", "v": [type(error).__name__, _told(arguments), unknown]}
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_read(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    kind, values = value[""], value["v"]
+    if kind == "state":
+        return DurableState(values)
+    if kind == "set":
+        return frozenset(_read(item) for item in values)
+    if kind == "map":
+        return {_read(key): _read(item) for key, item in values}
+    if kind == "error":
+        return _read_error(*values)
+    made = _RECORDS[kind]
+    fields = _FIELDS[made]
+    given = {alias: _read(item) for (_, alias), item in zip(fields, values, strict=True)}
+    return made(**given)
+
+
+def _read_error(name: str, arguments: list[Any], unknown: bool) -> Exception:
+    error = _ERRORS[name](*_read(arguments))
+    if isinstance(error, StoreUnavailableError):
+        error.unknown = unknown
+    return error
+
+
+def is_answer(error: Exception) -> bool:
+    """Whether an error is the store's answer to the caller, and no fault of the server."""
+    return isinstance(error, LaneError | ValueError)

@@ -1,0 +1,19 @@
+"""`Link`: a connection that carries messages between an instance and the server of its store."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Link(Protocol):
+    """One connection. Messages may be lost, late or doubled; none is changed."""
+
+    async def send(self, message: str) -> None:
+        """Send a message. Several tasks may send at once.
+
+        Raises:
+          trio.BrokenResourceError, trio.ClosedResourceError: if the connection is cut.
+        """
+
+    async def receive(self) -> str:
+        """Wait for a message, and return it. Raise as `send` does; also `trio.EndOfChannel`."""

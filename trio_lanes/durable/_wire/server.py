@@ -1,0 +1,125 @@
+"""`serve`: does the calls that come over one link, on a store object of the server's process.
+
+Each connection has a store object of its own, over the same data, which is opened with the
+`Opening` that the first message brings. Each call names the incarnation that makes it, and is done
+in a task of its own. So calls may overtake each other. A call that comes late or twice is known by
+its number or its ticket.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol, final
+
+import trio
+
+from .._contract.errors import StoreUnavailableError
+from .._contract.protocol import Store
+from .codec import decode, encode, is_answer
+from .link import Link
+
+logger: Final = logging.getLogger("trio_lanes.durable")
+
+WAITED_FOR: Final = 20.0
+"""Seconds after which a wait for a job is answered, so that it is asked again."""
+NOT_YET: Final = "not yet"
+"""The answer to a wait for a job that has not ended."""
+VERBS: Final = frozenset(
+    {
+        *("join", "leave", "beat", "enqueue", "step", "checkpoint", "lend_slot", "regain_slot"),
+        *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
+        *("lanes", "groups", "rules", "status", "jobs", "dead", "statistics", "instances"),
+        *("check", "wait"),
+    }
+)
+
+
+class ServedStore(Store, Protocol):
+    """A store object that a server opens for one connection."""
+
+    instance: str
+    """The incarnation that makes the next call."""
+
+
+async def serve(
+    link: Link, store: ServedStore, joined: Callable[[str], None] = lambda instance: None
+) -> None:
+    """Do the calls that come over ``link`` until it is cut.
+
+    Args:
+      store: a store object that is not open.
+      joined: called with the id of each incarnation that joins.
+    """
+    await _Connection(link, store, joined).serve()
+
+
+@final
+class _Connection:
+    def __init__(self, link: Link, store: ServedStore, joined: Callable[[str], None]) -> None:
+        self._link: Final = link
+        self._store: Final = store
+        self._joined: Final = joined
+
+    async def serve(self) -> None:
+        try:
+            first = decode(await self._link.receive())
+            if len(first) == 2:  # else the opening was lost
+                await self._open(*first)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel):
+            pass  # the client comes again, over another connection
+
+    async def _open(self, number: int, opening: Any) -> None:
+        try:
+            async with self._store.open(opening):
+                await self._send([number, self._store.max_payload])
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._tell)
+                    try:
+                        while True:
+                            call = decode(await self._link.receive())
+                            if len(call) == 4:  # else the opening came twice
+                                nursery.start_soon(self._do, *call)
+                    except (
+                        trio.BrokenResourceError,
+                        trio.ClosedResourceError,
+                        trio.EndOfChannel,
+                    ):
+                        nursery.cancel_scope.cancel()
+        except Exception as error:
+            if not is_answer(error):
+                raise
+            await self._send([number, error])
+
+    async def _send(self, message: Any) -> None:
+        try:
+            await self._link.send(encode(message))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the receiving side ends this connection
+
+    async def _tell(self) -> None:
+        async for _ in self._store.wake():
+            await self._send([0, "look"])
+
+    async def _do(self, number: int, me: str, verb: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            assert verb in VERBS, verb
+            if verb == "join":
+                self._joined(arguments[0])
+            if verb == "wait":
+                answer = await self._wait(*arguments)
+            else:
+                self._store.instance = me  # a call reads it before it waits for anything
+                answer = await getattr(self._store, verb)(*arguments)
+        except Exception as error:
+            if not is_answer(error):
+                logger.exception("the call %r to the store failed", verb)
+                error = StoreUnavailableError(f"the server of the store failed: {error!r}")
+                error.unknown = True
+            answer = error
+        await self._send([number, answer])
+
+    async def _wait(self, id: int) -> Any:
+        with trio.move_on_after(WAITED_FOR):
+            return await self._store.wait(id)
+        return NOT_YET

@@ -1,0 +1,309 @@
+"""`simulate`: one random life of a cluster, and what was wrong with it.
+
+A life submits jobs to a cluster while things go wrong, then lets the faults end, and waits. What
+its handlers have seen is compared with what durable lanes promise:
+
+* Each accepted job ends, with its own result, within `PATIENT` seconds after the last fault.
+* In a session, no job begins before the jobs accepted before it have ended for good, and no two
+  bodies overlap, except a body that a fault has cancelled.
+* A lane never runs more bodies than its limit.
+* The fences of a session rise.
+* At the end the store is consistent, no run is left, and each slot is free.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from typing import Any, Final, final
+
+import attrs
+import trio
+import trio.testing
+
+from ... import JobCancelledError
+from .. import (
+    DurableRun,
+    DurableState,
+    JobDeadError,
+    Retry,
+    RetryPolicy,
+    StoreUnavailableError,
+    current_job,
+)
+from ._cluster import NO_FAULTS, Cluster, Faults, open_cluster
+
+LANES: Final = {"main": 3, "cron": 1}
+SESSIONS: Final = (None, "a", "b", "c", "d")
+PATIENT: Final = 1_000.0
+"""Seconds after the last fault in which all jobs must have ended."""
+HANDLERS: Final = ("work", "work", "work", "flaky", "lends", "saves", "stubborn")
+
+
+@final
+@attrs.frozen
+class Life:
+    """What happens in one simulated life; `simulate` plays it."""
+
+    seed: int
+    jobs: int = 16
+    seconds: float = 60.0
+    """How long things go wrong, and jobs are submitted."""
+    faults: Faults = Faults()  # noqa: RUF009  # frozen
+    instances: int = 3
+    orders: int = 2
+    """How many orders are given: cancel, clear, pause, requeue."""
+
+
+@final
+@attrs.frozen
+class _Body:
+    """A body that runs."""
+
+    id: int
+    session: str | None
+    lane: str
+    since: float
+
+
+@final
+class _Story:
+    """What the handlers have seen."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.chance = random.Random(life.seed + 1)
+        self.wrong: list[str] = []
+        self.running: dict[int, _Body] = {}  # {fence: body}
+        self.cluster: Cluster | None = None
+        self.places: dict[int, int] = {}  # {id: place in its session}, of jobs without a delay
+        self.begun: defaultdict[str, int] = defaultdict(int)  # {session: the last place begun}
+        self.fences: Counter[str] = Counter()
+        self.results: dict[int, Any] = {}  # {id: payload}
+
+    def say(self, what: str) -> None:
+        self.wrong.append(f"at {trio.current_time():.3f}: {what}")
+
+    def begin(self) -> int:
+        run = current_job()
+        assert run is not None
+        for fence, body in self._trusted():
+            if body.id == run.id or (body.session is not None and body.session == run.session):
+                self.say(f"job {run.id} (fence {run.fence}) overlaps job {body.id} (fence {fence})")
+        self._occupy(run)
+        if run.session is not None:
+            if run.fence <= self.fences[run.session]:
+                self.say(f"the fence {run.fence} of job {run.id} does not rise")
+            self.fences[run.session] = run.fence
+            place = self.places.get(run.id, 0)
+            if place and place < self.begun[run.session]:
+                self.say(f"job {run.id} begins after a later job of its session has begun")
+            self.begun[run.session] = max(self.begun[run.session], place)
+        return run.fence
+
+    def _trusted(self) -> list[tuple[int, _Body]]:
+        """Return the bodies that no jump of the store's clock excuses."""
+        assert self.cluster is not None
+        since = self.cluster.trusted_from
+        return [(fence, body) for fence, body in self.running.items() if body.since >= since]
+
+    def _occupy(self, run: DurableRun) -> None:
+        self.running[run.fence] = _Body(run.id, run.session, run.lane, trio.current_time())
+        used = sum(body.lane == run.lane for _, body in self._trusted())
+        if used > LANES[run.lane]:
+            self.say(f"lane {run.lane!r} runs {used} bodies")
+
+    def end(self, fence: int) -> None:
+        self.running.pop(fence, None)
+
+    # ---- handlers
+
+    async def work(self, payload: Any) -> Any:
+        fence = self.begin()
+        try:
+            await trio.sleep(self.chance.expovariate(0.5))
+        finally:
+            self.end(fence)
+        return payload
+
+    async def flaky(self, payload: Any) -> Any:
+        await self.work(payload)
+        if self.chance.random() < 0.4:
+            raise Retry(self.chance.random() * 3, counts=False)
+        if self.chance.random() < 0.3:
+            raise ValueError("again")
+        return payload
+
+    async def lends(self, payload: Any) -> Any:
+        run = current_job()
+        assert run is not None
+        fence = self.begin()
+        try:
+            await trio.sleep(self.chance.random())
+            self.running[fence] = attrs.evolve(self.running[fence], lane="")
+            async with run.yield_slot():
+                await trio.sleep(self.chance.random() * 3)
+            self._occupy(run)
+            await trio.sleep(self.chance.random())
+        finally:
+            self.end(fence)
+        return payload
+
+    async def saves(self, payload: Any) -> Any:
+        run = current_job()
+        assert run is not None
+        fence = self.begin()
+        try:
+            done = run.checkpoint_data or 0
+            for part in range(done, 3):
+                await trio.sleep(self.chance.random())
+                await run.checkpoint(part + 1)
+        finally:
+            self.end(fence)
+        return payload
+
+    async def stubborn(self, payload: Any) -> Any:
+        try:
+            return await self.work(payload)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(self.chance.random())
+
+
+async def _play(life: Life) -> list[str]:
+    story = _Story(life)
+    handlers = {name: getattr(story, name) for name in HANDLERS}
+    retry = RetryPolicy(max_attempts=1_000, backoff=(0.5, 4.0))
+    async with open_cluster(
+        handlers,
+        LANES,
+        instances=life.instances,
+        seed=life.seed,
+        faults=life.faults,
+        retry=retry,
+        max_crashes=1_000,
+        result_ttl=1e6,
+        grace=0,
+    ) as cluster:
+        story.cluster = cluster
+        chance, lanes = story.chance, cluster.lanes
+        with trio.CancelScope() as submitting:
+            submitting.deadline = trio.current_time() + life.seconds + PATIENT
+            for number in range(life.jobs):
+                await trio.sleep(chance.expovariate(life.jobs / life.seconds * 2))
+                await _submit(story, lanes, number)
+                if chance.random() < life.orders / life.jobs:
+                    await _order(story, lanes)
+            await trio.sleep_until(max(trio.current_time(), life.seconds))
+        cluster.end_faults()
+        for name in (*LANES, *(f"session:{name}" for name in SESSIONS if name)):
+            await lanes.resume(name)
+        with trio.move_on_after(PATIENT) as in_time:
+            for id, payload in story.results.items():
+                await _check_end(story, lanes.job(id), payload)
+        if in_time.cancelled_caught:
+            alive = [one for one in DurableState if one.value in ("waiting", "parked", "running")]
+            for status in await lanes.jobs(states=alive):
+                story.say(
+                    f"job {status.id} is stuck: {status.state.value}, {status.why} {status.name}"
+                    f" on {status.instance}"
+                )
+        else:
+            now = await lanes.statistics()
+            if now.running or now.waiting or now.parked:
+                story.say(f"not all has ended: {now}")
+        story.wrong += (await lanes.check()).problems
+    return story.wrong
+
+
+async def _submit(story: _Story, lanes: Any, number: int) -> None:
+    chance = story.chance
+    session, delay = chance.choice(SESSIONS), chance.choice((0, 0, 0, 0, 3.0))
+    arguments = {
+        "session": session,
+        "lane": chance.choice(("main", "main", "cron")),
+        "priority": chance.choice((-1, 0, 0, 1)),
+        "key": f"key {number}",
+        "delay": delay,
+    }
+    name = chance.choice(HANDLERS)
+    while True:
+        try:
+            job = await lanes.submit(name, number, **arguments)
+            break
+        except StoreUnavailableError:
+            await trio.sleep(0.5)  # with the same key it is the same job
+    story.results[job.id] = number
+    if session is not None and not delay:
+        story.places[job.id] = number + 1
+
+
+async def _order(story: _Story, lanes: Any) -> None:
+    chance = story.chance
+    name = chance.choice(("main", "cron", "session:a", "session:b"))
+    what = chance.choice(("clear", "pause", "pause", "cancel"))
+    try:
+        if what == "clear":
+            await lanes.clear(name)
+        elif what == "pause":
+            await lanes.pause_for(name, chance.random() * 10)
+        else:
+            await lanes.cancel(chance.choice(list(story.results)))
+    except StoreUnavailableError:
+        pass  # it may have happened
+
+
+async def _check_end(story: _Story, job: Any, payload: Any) -> None:
+    try:
+        result = await job.wait()
+    except JobCancelledError:
+        return
+    except JobDeadError as error:
+        story.say(f"job {job.id} is dead: {error}")
+        return
+    if result != payload:
+        story.say(f"job {job.id} has the result {result!r} of another job, not {payload!r}")
+
+
+def simulate(life: Life) -> list[str]:
+    """Play a life on virtual time; return what was wrong, one line each.
+
+    The same life is the same every time, as long as the code is.
+    """
+    # Trio offers no public way to make the order of its tasks come back.
+    scheduler: Any = trio._core._run
+    before = random.getstate(), scheduler._ALLOW_DETERMINISTIC_SCHEDULING
+    random.seed(life.seed)
+    scheduler._r.seed(life.seed)
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
+    try:
+        return trio.run(_play, life, clock=trio.testing.MockClock(autojump_threshold=0))
+    finally:
+        random.setstate(before[0])
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before[1]
+
+
+def shrink(life: Life) -> Life:
+    """Return a smaller life that goes wrong too, if there is one near; else ``life`` itself."""
+    while True:
+        for smaller in _smaller(life):
+            if simulate(smaller):
+                life = smaller
+                break
+        else:
+            return life
+
+
+def _smaller(life: Life) -> list[Life]:
+    smaller = []
+    for field in ("lost", "late", "doubled", "cuts", "kills", "stops", "jumps"):
+        none = getattr(NO_FAULTS, field)
+        if getattr(life.faults, field) != none:
+            smaller.append(attrs.evolve(life, faults=attrs.evolve(life.faults, **{field: none})))
+    if life.orders:
+        smaller.append(attrs.evolve(life, orders=0))
+    if life.instances > 1:
+        smaller.append(attrs.evolve(life, instances=life.instances - 1))
+    if life.jobs > 1:
+        smaller += [attrs.evolve(life, jobs=life.jobs // 2), attrs.evolve(life, jobs=life.jobs - 1)]
+    return smaller

@@ -1,0 +1,338 @@
+"""`compare_stores`: one random life, told to two stores at once, which must answer the same.
+
+It plays a worker and its operators at the level of `Store`: submissions, steps with every outcome,
+steps asked again and steps that come too late, slots, checkpoints, orders, crashes, and time. After
+each act the two answers are compared, and then every job, the statistics and the check. The stores
+number their jobs as they like, so jobs are compared by the order of their acceptance.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final, final
+
+import trio
+import trio.testing
+
+from ... import LaneError
+from .. import (
+    Cancelled,
+    Died,
+    DurableState,
+    DurableStatus,
+    Failed,
+    Finish,
+    GroupLimit,
+    LaneLimit,
+    Opening,
+    Postponed,
+    Released,
+    Step,
+    Store,
+    SubmittedJob,
+    Succeeded,
+)
+from ._bench import MakeStore, Played
+
+ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
+OUTCOMES: Final = (
+    Succeeded("1"),
+    Succeeded("2"),
+    Failed(ERROR),
+    Died(ERROR),
+    Postponed(5.0, True, False),
+    Postponed(2.0, False, True),
+    Released(),
+    Cancelled(),
+)
+LEASE: Final = 1e6
+LANES: Final = {"main": LaneLimit(3, 12), "cron": LaneLimit(1)}
+ACTS: Final = (
+    *("submit", "step", "finish") * 5,
+    *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
+    *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
+)
+
+
+@final
+class _Twin:
+    """One of the two stores, and what is known of its numbers."""
+
+    def __init__(self, store: Store) -> None:
+        self.played = Played(store)
+        self.opened = AsyncExitStack()
+        self.ids: list[int] = []
+        self.fences: list[int] = []  # in order of the claims
+
+    def job(self, id: int) -> int:
+        """Return the place of a job in the order of acceptance."""
+        if id not in self.ids:
+            self.ids.append(id)
+        return self.ids.index(id)
+
+    def seen(self, step: Step) -> object:
+        """Return the answer of a step without the numbers of this store."""
+        for claim in step.claims:
+            if claim.fence not in self.fences:
+                self.fences.append(claim.fence)
+        claims = [
+            (
+                *(self.job(claim.id), self.fences.index(claim.fence), claim.name, claim.payload),
+                *(claim.session, claim.lane, claim.attempt, claim.crashes, claim.checkpoint),
+            )
+            for claim in step.claims
+        ]
+        stale = [self.fences.index(fence) for fence in step.stale]
+        cancels = sorted((self.job(id), self.fences.index(fence)) for id, fence in step.cancels)
+        return claims, stale, cancels  # `next_due` is a hint, and may be early
+
+    def shown(self, status: DurableStatus) -> object:
+        """Return a status without the numbers and times of this store."""
+        until = None if status.until is None else round(status.until - status.submitted_at, 2)
+        return (
+            *(self.job(status.id), status.name, status.session, status.lane, status.priority),
+            *(status.key, status.state, status.why, until, status.attempt, status.crashes),
+            *(status.cancelling, status.error, status.instance is None),
+        )
+
+
+@final
+class _Life:
+    def __init__(self, twins: Sequence[_Twin], seed: int, clock: trio.testing.MockClock) -> None:
+        self.twins = twins
+        self.chance = random.Random(seed)
+        self.clock = clock
+        self.hold = self.chance.random() < 0.3
+        self.claims: list[int] = []  # places in `_Twin.fences` of claims that may still run
+        self.jobs: dict[int, int] = {}  # {place of a claim: place of its job}
+        self.last: tuple[int, list[int], Any, int] | None = None
+        self.wrong: list[str] = []
+        self.told: list[str] = []
+
+    async def both(self, what: str, ask: Callable[[_Twin], Awaitable[object]]) -> object:
+        """Ask both stores; return the answer of the first."""
+        answers = []
+        for twin in self.twins:
+            try:
+                answers.append(await ask(twin))
+            except (LaneError, ValueError) as error:
+                answers.append(type(error).__name__)
+        self.told.append(f"{what} -> {answers[0]}")
+        if answers[0] != answers[1]:
+            self.wrong.append(
+                f"after {len(self.told)} acts, {what}: {answers[0]!r} and {answers[1]!r}"
+            )
+        return answers[0]
+
+    async def open(self) -> None:
+        for twin in self.twins:
+            opening = Opening(
+                names=frozenset({"echo", "other"}),
+                lanes=LANES,
+                groups={"g": GroupLimit(("main", "cron"), 3)},
+                max_crashes=2,
+                hold=self.hold,
+                result_ttl=60.0,
+                lease_ttl=LEASE,
+                worker=True,
+            )
+            twin.opened = AsyncExitStack()
+            await twin.opened.enter_async_context(twin.played.open(opening))
+            await twin.played.join()
+        self.claims.clear()
+        self.last = None
+
+    async def close(self) -> None:
+        for twin in self.twins:
+            await twin.opened.aclose()
+
+    async def live(self, acts: int) -> None:
+        await self.open()
+        try:
+            for _ in range(acts):
+                await getattr(self, "do_" + self.chance.choice(ACTS).replace(" ", "_"))()
+                await self.look()
+                if self.wrong:
+                    return
+        finally:
+            await self.close()
+
+    async def look(self) -> None:
+        async def all_of(twin: _Twin) -> object:
+            found = await twin.played.store.jobs(list(DurableState), None, None, 0, -1)
+            return [twin.shown(status) for status in found]
+
+        async def sums(twin: _Twin) -> object:
+            now = await twin.played.store.statistics()
+            return now.lanes, now.sessions
+
+        async def check(twin: _Twin) -> object:
+            return (await twin.played.store.check(False)).problems
+
+        await self.both("jobs", all_of)
+        await self.both("statistics", sums)
+        problems = await self.both("check", check)
+        if problems:
+            self.wrong.append(f"check: {problems}")
+
+    # ---- a worker
+
+    async def do_submit(self) -> None:
+        chance = self.chance
+        batch = [
+            SubmittedJob(
+                name=chance.choice(("echo", "echo", "other", "nobody's")),
+                payload=str(chance.randrange(3)),
+                session=chance.choice((None, "a", "b", "c")),
+                lane=chance.choice(("main", "main", "cron")),
+                priority=chance.choice((-1, 0, 0, 1)),
+                key=chance.choice((None, None, None, "k1", "k2")),
+                delay=chance.choice((0.0, 0.0, 0.0, 3.0)),
+            )
+            for _ in range(chance.randrange(1, 4))
+        ]
+
+        async def submit(twin: _Twin) -> object:
+            return [twin.job(id) for id in await twin.played.enqueue(batch)]
+
+        await self.both("submit", submit)
+
+    async def _step(
+        self, what: str, number: int, finished: list[int], outcome: Any, room: int
+    ) -> None:
+        async def step(twin: _Twin) -> object:
+            finishes = [Finish(twin.ids[self.jobs[n]], twin.fences[n], outcome) for n in finished]
+            return twin.seen(await twin.played.store.step(number, finishes, room))
+
+        answer: Any = await self.both(what, step)
+        for job, claim, *_ in answer[0]:
+            self.jobs[claim] = job
+            if claim not in self.claims:
+                self.claims.append(claim)
+
+    async def _next_step(self, finished: list[int], outcome: Any, room: int) -> None:
+        number = 1 + (self.last[0] if self.last else 0)
+        self.last = number, finished, outcome, room
+        await self._step("step", number, finished, outcome, room)
+
+    async def do_step(self) -> None:
+        await self._next_step([], None, self.chance.randrange(0, 5))
+
+    async def do_finish(self) -> None:
+        if self.claims:
+            claim = self.chance.choice(self.claims)
+            if self.chance.random() < 0.9:
+                self.claims.remove(claim)  # else it is reported twice
+            await self._next_step([claim], self.chance.choice(OUTCOMES), self.chance.randrange(3))
+
+    async def do_step_again(self) -> None:
+        if self.last is not None:
+            await self._step("step again", *self.last)
+
+    async def do_late_step(self) -> None:
+        if self.last is not None and self.last[0] > 1:
+            await self._step("late step", self.last[0] - 1, self.claims[:1], Succeeded("9"), 3)
+
+    async def _of_claim(self, what: str, ask: Callable[[Any, int, int], Awaitable[object]]) -> None:
+        if self.claims:
+            claim = self.chance.choice(self.claims)
+            job = self.jobs[claim]
+            await self.both(what, lambda twin: ask(twin.played, twin.ids[job], twin.fences[claim]))
+
+    async def do_lend(self) -> None:
+        await self._of_claim("lend", lambda store, id, fence: store.lend_slot(id, fence))
+
+    async def do_regain(self) -> None:
+        await self._of_claim("regain", lambda store, id, fence: store.regain_slot(id, fence))
+
+    async def do_checkpoint(self) -> None:
+        data = str(self.chance.randrange(9))
+        await self._of_claim(
+            "checkpoint", lambda store, id, fence: store.checkpoint(id, fence, data)
+        )
+
+    async def do_crash(self) -> None:
+        for twin in self.twins:
+            await twin.played.leave()  # each run that is left counts a crash
+            await twin.played.join()
+        self.claims.clear()
+        self.last = None
+
+    async def do_time(self) -> None:
+        # irregular, so that no time is due at the very moment of an act
+        self.clock.jump(self.chance.choice((0.371, 2.113, 5.237, 31.731)))
+
+    # ---- operators
+
+    def _name(self) -> tuple[str | None, str | None]:
+        return self.chance.choice(
+            [("main", None), ("cron", None), (None, "a"), (None, "b"), (None, "c")]
+        )
+
+    def _place(self) -> int | None:
+        ids = self.twins[0].ids
+        return self.chance.randrange(len(ids)) if ids else None
+
+    async def do_cancel(self) -> None:
+        job = self._place()
+        if job is not None:
+            await self.both("cancel", lambda twin: twin.played.cancel(twin.ids[job]))
+
+    async def do_clear(self) -> None:
+        lane, session = self._name()
+        await self._order("clear", lambda store, t: store.clear(lane, session, "{}", t))
+
+    async def do_pause(self) -> None:
+        lane, session = self._name()
+        seconds = self.chance.choice((1.0, 10.0))
+        await self._order("pause", lambda store, t: store.pause(lane, session, seconds, t))
+
+    async def do_resume(self) -> None:
+        lane, session = self._name()
+        await self._order("resume", lambda store, t: store.resume(lane, session, t))
+
+    async def do_configure(self) -> None:
+        limit = self.chance.randrange(1, 5)
+        lane = self.chance.choice(("main", "cron"))
+        await self._order("configure", lambda store, t: store.configure({lane: limit}, None, {}, t))
+
+    async def do_requeue(self) -> None:
+        job = self._place()
+        if job is not None:
+            await self.both(
+                "requeue", lambda twin: twin.played.requeue(twin.ids[job], self._ticket())
+            )
+
+    async def do_purge(self) -> None:
+        failed = self.chance.random() < 0.5
+        await self._order("purge", lambda store, t: store.purge(None, None, None, failed, t))
+
+    def _ticket(self) -> str:
+        return f"{len(self.told)}"
+
+    async def _order(self, what: str, ask: Callable[[Store, str], Awaitable[object]]) -> None:
+        ticket = f"{what} {len(self.told)}"
+        for _ in range(self.chance.choice((1, 1, 2))):  # the second time it does nothing
+            await self.both(what, lambda twin: ask(twin.played.store, ticket))
+
+
+def compare_stores(one: MakeStore, other: MakeStore, *, seed: int, acts: int = 60) -> list[str]:
+    """Tell two stores the same random life; return in what their answers differ.
+
+    Args:
+      one, other: make a store from the path of a folder, as for `durable_store_suite`. The time of
+        both must be Trio's clock.
+      seed: of the life.
+      acts: how many acts the life has.
+    """
+    clock = trio.testing.MockClock()
+    with tempfile.TemporaryDirectory() as folder:
+        twins = [_Twin(make(Path(folder))) for make in (one, other)]
+        life = _Life(twins, seed, clock)
+        trio.run(life.live, acts, clock=clock)
+    return life.wrong
