@@ -52,7 +52,7 @@ def test_the_same_life_is_the_same_every_time() -> None:
 
 
 def test_a_life_that_goes_wrong_is_made_smaller() -> None:
-    life = Life(0, jobs=8, instances=2)
+    life = Life(0, jobs=4, instances=2)
     with FAULTS["the next head of a session is not listed"][1]():
         smallest = shrink(life)
         assert simulate(smallest)

@@ -284,7 +284,10 @@ def simulate(life: Life) -> list[str]:
 
 
 def shrink(life: Life) -> Life:
-    """Return a smaller life that goes wrong too, if there is one near; else ``life`` itself."""
+    """Return a smaller life that goes wrong too, if there is one near; else ``life`` itself.
+
+    It may have another seed: what happens in a smaller life is another story in any case.
+    """
     while True:
         for smaller in _smaller(life):
             if simulate(smaller):
@@ -306,4 +309,4 @@ def _smaller(life: Life) -> list[Life]:
         smaller.append(attrs.evolve(life, instances=life.instances - 1))
     if life.jobs > 1:
         smaller += [attrs.evolve(life, jobs=life.jobs // 2), attrs.evolve(life, jobs=life.jobs - 1)]
-    return smaller
+    return [attrs.evolve(one, seed=seed) for one in smaller for seed in (life.seed, 1, 2, 3)]
