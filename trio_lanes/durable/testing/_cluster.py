@@ -282,13 +282,15 @@ async def open_cluster(
 
     ::
 
-        async def test_no_answer_is_sent_twice(autojump_clock):
-            async with open_cluster({"answer": answer}, {"main": 4}, seed=7) as cluster:
-                jobs = [await cluster.lanes.submit("answer", n, key=f"{n}") for n in range(20)]
-                await trio.sleep(120)  # cuts, kills, stops, lost messages
-                cluster.end_faults()
-                for job in jobs:
-                    await job.wait()
+        async def greet(name):
+            await trio.sleep(1)
+            return f"hello, {name}"
+
+        async with open_cluster({"greet": greet}, {"main": 4}, seed=7) as cluster:
+            jobs = [await cluster.lanes.submit("greet", n, key=f"{n}") for n in range(9)]
+            await trio.sleep(120)  # cuts, kills, stops, lost messages
+            cluster.end_faults()
+            assert await jobs[8].wait() == "hello, 8"
 
     Use it with `trio.testing.MockClock`. Handlers run in this process: when their instance is
     killed they are cancelled, which is the only way in which a kill can reach them.
