@@ -172,7 +172,7 @@ class WorkerPool:
     @enable_ki_protection
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
-        own_context, own_name = task.context, task.name
+        own_context = task.context
         running, granted = self._running, self.granted
         is_new = REUSES_TASKS  # whether the references to the task have not been counted yet
         ready = True  # whether this worker counts in self.ready
@@ -198,7 +198,7 @@ class WorkerPool:
                             body = _wrapped(job)
                         context = job._context
                         assert context is not None
-                        task.context = context
+                        task.context, task.name = context, job.name
                         if is_new:
                             is_new = False
                             self._is_clean(task)
@@ -213,14 +213,13 @@ class WorkerPool:
                         else:  # it has blocked
                             self._leave()
                             ready = False
-                            task.name = job.name
                             value = await rest
                             del rest  # it may refer to the task
                             if not REUSES_TASKS or job._interruption or not self._is_clean(task):
                                 break  # it is spoilt, or the job has left something behind
                             ready = self.stepping = True
                             self.ready += 1
-                            task.name, task.custom_sleep_data = own_name, None
+                            task.custom_sleep_data = None
                         if job._interruption or _innermost(task) is not home:
                             break
                         if limited:

@@ -689,6 +689,21 @@ async def test_a_running_job_shows_its_frames_and_its_name_in_a_reused_task(
             assert [*job.iter_await_frames()] == []
 
 
+async def test_the_task_of_a_job_has_its_name_before_it_blocks(reuses: bool, world: World) -> None:
+    names: list[str] = []
+
+    async def body(*, blocks: bool) -> None:
+        names.append(current_task().name)
+        current_task().name = "another name"
+        if blocks:
+            await trio.lowlevel.checkpoint()
+
+    async with open_lanes({"main": 1}) as lanes:
+        for n in range(6):
+            lanes.submit_nowait(partial(body, blocks=n % 3 == 1), name=f"job {n}")
+    assert names == [f"job {n}" for n in range(6)]
+
+
 # ---- all of it at once, by chance
 
 
