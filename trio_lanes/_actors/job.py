@@ -30,7 +30,7 @@ import trio
 from outcome import Error, Value
 from trio.lowlevel import Task, enable_ki_protection
 
-from .._config.check import optional_sync, whole
+from .._config.check import sync, whole
 from .._config.errors import JobCancelledError
 from .._config.protected import protected_context
 from .options import SESSION_IS_OWNER
@@ -362,7 +362,7 @@ class Job(Generic[T_co]):
           TypeError: if ``callback`` is no synchronous function.
           RuntimeError: in another thread.
         """
-        optional_sync("callback", callback)
+        sync("callback", callback)
         self._keeper.add_waiter(self, _Callback(callback))
 
     @enable_ki_protection

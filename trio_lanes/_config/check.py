@@ -79,11 +79,17 @@ def optional_callable(field: str, value: Any) -> object:
     return value
 
 
-def optional_sync(field: str, value: Any) -> object:
-    """A callable that is no coroutine function, or None."""
-    if inspect.iscoroutinefunction(optional_callable(field, value)):
+def sync(field: str, value: Any) -> object:
+    """A callable that is no coroutine function, and no object whose call is one."""
+    is_async = inspect.iscoroutinefunction
+    if not callable(value) or is_async(value) or is_async(value.__call__):
         raise TypeError(f"{field} must be a synchronous function, not {value!r}")
     return value
+
+
+def optional_sync(field: str, value: Any) -> object:
+    """A callable that is no coroutine function, or None."""
+    return None if value is None else sync(field, value)
 
 
 def optional_text(field: str, value: Any) -> object:

@@ -120,9 +120,13 @@ async def test_a_callback_is_a_synchronous_function(autojump_clock: MockClock) -
     async def is_async(job: Job[Any]) -> None:
         raise AssertionError
 
+    class IsAsync:
+        async def __call__(self, job: Job[Any]) -> None:
+            raise AssertionError
+
     async with open_lanes({"main": 1}) as lanes:
         job = lanes.submit_nowait(trio.sleep, 1)
-        for bad in (is_async, 5):
+        for bad in (is_async, IsAsync(), 5, None):
             with pytest.raises(TypeError, match="callback"):
                 job.on_settled(bad)  # type: ignore[arg-type]
 
