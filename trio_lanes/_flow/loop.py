@@ -952,10 +952,12 @@ class Scheduler:
         self.waits[wait] = None
         try:
             released = deadlock.check(wait)
-        except BaseException as error:
+        except LaneDeadlockError as error:
             self.forget_wait(wait)
-            if isinstance(error, LaneDeadlockError):
-                self._tell_refused(error)
+            self._tell_refused(error)
+            raise
+        except BaseException:  # the stack is too deep
+            self.forget_wait(wait)
             raise
         self._release(released)
         if self.watches.inside:

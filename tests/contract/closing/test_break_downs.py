@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -10,6 +13,7 @@ from trio_lanes import (
     Job,
     JobState,
     LaneConfig,
+    LaneDeadlockError,
     Lanes,
     LanesClosedError,
     current_job,
@@ -65,6 +69,17 @@ async def test_lanes_end_with_an_error_where_a_stack_was_too_deep_to_cancel(
     assert {job.state for job in jobs} == {JobState.CANCELLED}
 
 
+class Owner:
+    """Fails as a key when it is told to."""
+
+    fails = False
+
+    def __hash__(self) -> int:
+        if self.fails:
+            raise ValueError("no hash today")
+        return 1
+
+
 async def test_lanes_that_broke_down_let_go_of_all_that_waits_shielded(
     autojump_clock: MockClock,
 ) -> None:
@@ -87,7 +102,13 @@ async def test_lanes_that_broke_down_let_go_of_all_that_waits_shielded(
         finally:
             ended.append("lending")
 
-    config = {"main": 1, "side": 1, "shared": LaneConfig(limiter=shared)}
+    owner = Owner()
+    config = {
+        "main": 1,
+        "side": 1,
+        "shared": LaneConfig(limiter=shared),
+        "fair": LaneConfig(fair=True, paused=True),
+    }
     with pytest.raises(RuntimeError, match="the lanes have ended: an act was broken off"):
         async with shared, open_lanes(config) as lanes:
             lanes.submit_nowait(nothing, lane="shared")  # whose token is asked for
@@ -97,23 +118,38 @@ async def test_lanes_that_broke_down_let_go_of_all_that_waits_shielded(
             await trio.sleep(2)
             lanes.configure({"third": 1})
             lanes.submit_nowait(lends, lane="third")
+            lanes.submit_nowait(nothing, lane="fair", owner=owner)
             await wait_all_tasks_blocked()
-            with pytest.raises(RecursionError):
-                submit_for_ever(lanes, [])
+            owner.fails = True
+            with pytest.raises(ValueError, match="no hash today"):
+                lanes.resume("fair")
             await trio.sleep_forever()
     assert sorted(ended) == ["lending", "with a slot that never came"]
     assert trio.current_time() == 2.0
 
 
-class Owner:
-    """Fails as a key when it is told to."""
+async def test_a_wait_for_which_the_stack_is_too_deep_leaves_nothing_behind(
+    autojump_clock: MockClock,
+) -> None:
+    limit = sys.getrecursionlimit()
+    errors: list[type[Exception]] = []
 
-    fails = False
+    async def waits() -> None:
+        child = lanes.submit_nowait(nothing, session="alice")
+        depth = len(inspect.stack(0))
+        while LaneDeadlockError not in errors:  # never parks: the child is behind this job
+            try:
+                sys.setrecursionlimit(depth + len(errors))
+                await child.wait()
+            except (RecursionError, LaneDeadlockError) as error:
+                errors.append(type(error))
+            finally:
+                sys.setrecursionlimit(limit)
 
-    def __hash__(self) -> int:
-        if self.fails:
-            raise ValueError("no hash today")
-        return 1
+    async with open_lanes({"main": 1}) as lanes:
+        await lanes.run(waits, session="alice")
+    assert errors == [RecursionError] * (len(errors) - 1) + [LaneDeadlockError]
+    assert len(errors) > 10
 
 
 async def test_an_owner_that_is_no_key_any_more_ends_the_lanes_with_its_exception(

@@ -484,3 +484,35 @@ async def test_the_head_of_a_lane_is_the_order_in_which_its_jobs_start(
             lane.head(-1)
         with pytest.raises(TypeError, match="n must be a whole number"):
             lane.running("all")  # type: ignore[arg-type]
+
+
+async def test_the_head_of_a_fair_lane_begins_with_a_job_that_is_readmitted(
+    autojump_clock: MockClock,
+) -> None:
+    async def again() -> None:
+        job = current_job()
+        assert job is not None
+        await job.readmit()
+
+    async with open_lanes({"main": LaneConfig(concurrency=1, fair=True)}) as lanes:
+        lane = lanes.lane("main")
+        running = lane.submit_nowait(again, owner="a")
+        waiting = [lane.submit_nowait(trio.sleep, 1, owner=owner) for owner in "ab"]
+        lane.pause()
+        await wait_all_tasks_blocked()
+        assert lane.head(9) == [running, *waiting]
+        lane.resume()
+
+
+async def test_the_head_of_a_lane_has_a_job_once_that_has_the_place_of_an_outdone_job_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        lane = lanes.lane("main")
+        lanes.start_soon(trio.sleep, 1)
+        jobs = [
+            lane.submit_nowait(trio.sleep, 1, session="alice", priority=priority)
+            for priority in (0, 1, 2)
+        ]
+        jobs[2].priority = 0
+        assert lane.head(9) == [jobs[1]]
