@@ -9,10 +9,11 @@ from trio_lanes.agents import Inbox, Turn
 
 
 async def answer(turn: Turn) -> str:
+    start = trio.current_time()
     try:
         await trio.sleep(10)  # a model writes
     except trio.Cancelled:
-        print("the answer was cut short after", trio.current_time(), "s")
+        print(f"the answer was cut short after {trio.current_time() - start:.1f} s")
         raise
     return f"the answer to {turn.messages[0]!r}"
 

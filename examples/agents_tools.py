@@ -24,9 +24,11 @@ async def download(emit: Emit) -> bytes:
 
 async def main() -> None:
     calls = [ToolCall("a", search), ToolCall("b", calculate), ToolCall("c", download)]
+    start = trio.current_time()
     async with run_tools(calls, limit=4) as run:
         async for event in run:
-            print(f"{trio.current_time():.0f} s: {event.item_id} {event.kind}: {event.data!r}")
+            seconds = trio.current_time() - start
+            print(f"{seconds:.0f} s: {event.item_id} {event.kind}: {event.data!r}")
             if event.item_id == "b":
                 run.cancel("c", "b has failed")
     for result in run.results:
