@@ -16,7 +16,7 @@ Invariants:
   not only its own child: the waiting children are withdrawn before a running child can give its
   slot to a waiting child.
 
-What was tried and left: a Trio nursery whose children call `Lanes.run`. Trio starts tasks in random
+Rejected alternative: a Trio nursery whose children call `Lanes.run`. Trio starts tasks in random
 order, so the children lost the order of the calls.
 
 A waiting task notices a failure in the next pass of Trio's scheduler. The nursery itself hears of

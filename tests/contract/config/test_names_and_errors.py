@@ -230,7 +230,7 @@ def test_an_error_survives_a_journey_to_another_process(error: LaneError) -> Non
     ],
     ids=repr,
 )
-def test_an_error_says_what_is_known(error: LaneError, words: list[str]) -> None:
+def test_the_text_of_an_error_has_its_attributes(error: LaneError, words: list[str]) -> None:
     for word in words:
         assert word in str(error)
     assert "None" not in str(error)
