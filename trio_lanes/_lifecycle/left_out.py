@@ -41,7 +41,7 @@ from .._waiting.watch import Watch
 
 
 def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
-    """Return an upper bound of the running jobs that a wait inside those jobs can leave out.
+    """Return an upper bound of the running jobs that a wait inside these jobs can leave out.
 
     It is cheap, and called first: while many jobs wait for lanes, conditions are checked often.
     """
@@ -51,7 +51,7 @@ def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
 
 
 def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> bool:
-    """Whether a wait inside those jobs may leave out any job of these lanes that waits.
+    """Whether a wait inside the jobs ``inside`` may leave out a waiting job of these lanes.
 
     Called first as well: if a job that submits many jobs waits for room, each job is a check.
     """
@@ -67,7 +67,7 @@ def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> boo
 
 
 def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]:
-    """Return the running jobs of these lanes that a wait inside those jobs may leave out."""
+    """Return the running jobs that a wait inside the jobs ``inside`` may leave out."""
     watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
     waiting = (wait.job for wait in scheduler.waits)
     lending = chain.from_iterable(lane.lending for lane in scheduler.lanes.values())
@@ -81,7 +81,7 @@ def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]
 def comes_true(
     scheduler: Scheduler, inside: Iterable[AnyJob], is_true: Callable[[LeftOut], bool]
 ) -> bool:
-    """Whether a wait inside those jobs ends now: ``is_true`` tells it for the jobs left out."""
+    """Whether a wait inside these jobs ends now: ``is_true`` says it for the jobs left out."""
     left_out = LeftOut(scheduler, inside)
     if is_true(left_out):
         return True
@@ -90,7 +90,7 @@ def comes_true(
 
 
 def all_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> LeftOut:
-    """Return the jobs that a wait inside those jobs leaves out, whatever it waits for."""
+    """Return the jobs that any wait inside the jobs ``inside`` leaves out."""
     left_out = LeftOut(scheduler, inside)
     return _held_together(scheduler, left_out, lambda larger: True) or left_out
 

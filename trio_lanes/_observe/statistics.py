@@ -40,7 +40,7 @@ class LaneStatistics:
     waiting_in_sessions: int
     """Of these: all other jobs, which are still in their sessions, or not due yet."""
     active: int
-    """Jobs that run, also those that have lent their slots."""
+    """Running jobs, also jobs that have lent their slots."""
     concurrency: int | float
     """How many may run at once."""
     paused: bool
@@ -94,7 +94,7 @@ class LanesStatistics:
     waiting: int
     """Jobs that have not started."""
     active: int
-    """Jobs that run, also those that have lent their slots."""
+    """Running jobs, also jobs that have lent their slots."""
     abandoned: int
     """Bodies that were given up by a reset, and have not ended."""
     sessions: int
