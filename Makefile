@@ -30,7 +30,14 @@ $(VENV): $(STAMP)
 demo: $(STAMP)
 	@exec $(BIN)/python tools/foreground.py $(BIN)/python -m examples.chat_agent $(ARGS)
 
-test: $(STAMP)
+# What checks the page of the monitor: a type checker, and a checker of accessibility.
+NODE := node_modules/.installed
+
+$(NODE): package.json
+	@npm install --no-package-lock --no-audit --no-fund --silent </dev/null >&2
+	@touch $@
+
+test: $(STAMP) $(NODE)
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage report --fail-under=100
 
@@ -47,7 +54,8 @@ chaos: $(STAMP)
 # there is a newer pyright, unless told not to.
 PYRIGHT := PATH="$(abspath $(BIN)):$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
 
-check: $(STAMP) docs
+check: $(STAMP) $(NODE) docs
+	node_modules/.bin/tsc -p tsconfig.json
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy trio_lanes $(wildcard examples benchmarks tools tests/typing)

@@ -29,7 +29,8 @@ WITH_OUTPUT = [path for path in EXAMPLES if path.with_suffix(".txt").exists()]
 # What they are about is outside of Trio's clock.
 IN_REAL_TIME = {"threads.py", "portal.py", "database.py", "durable.py"}
 NOT_PROGRAMS = {"gateway.py", "test_gateway.py"}
-SERVICES = {"web_server.py", "service.py"}  # real processes of test_shutdown_...
+# Real processes of test_shutdown_..., and an application of tests/monitor
+SERVICES = {"web_server.py", "service.py", "monitor.py"}
 
 
 def name(path: Path) -> str:

@@ -78,12 +78,16 @@ class LaneStatistics:
 class GroupStatistics:
     """A group of lanes at one moment."""
 
+    members: tuple[str, ...]
+    """The names of its lanes, and of their templates."""
     slots: int
     """Slots in use in its lanes."""
     concurrency: int | float
     """How many may be in use."""
     rates: tuple[RateStatistics, ...]
     """Its rate limits."""
+    rate_until: float | None
+    """Until when the best head waits for a rate of it, on Trio's clock; None if it does not."""
 
 
 @final
@@ -174,9 +178,11 @@ def _rates(rates: Rates, now: float) -> tuple[RateStatistics, ...]:
 
 def _group_statistics(group: Group, now: float) -> GroupStatistics:
     return GroupStatistics(
+        members=tuple(group.used),
         slots=sum(group.used.values()),
         concurrency=group.config.concurrency,
         rates=_rates(group.rates, now),
+        rate_until=group.rate_until if group.rate_until > now else None,
     )
 
 

@@ -429,6 +429,7 @@ async def test_statistics_have_the_remaining_units_of_each_rate(autojump_clock: 
         assert left()[1][0] == 2
         (found,) = lanes.statistics().groups.values()
         assert (found.slots, found.concurrency) == (3, 7)
+        assert (found.members, found.rate_until) == (("main",), None)
         assert [(rate.left, rate.full_at) for rate in found.rates] == [(1, 11)]
         await trio.sleep(30)
         assert left() == [(3, None), (5, None)]

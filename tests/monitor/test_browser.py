@@ -1,0 +1,385 @@
+"""The page in a real browser: headless Chromium, driven from a thread, over a real server.
+
+The lanes go on only when a test says so. Nothing here waits for a time: the page is looked at until
+it shows what it should.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
+
+from trio_lanes import Job, LaneConfig, Lanes, current_job, open_lanes
+from trio_lanes.monitor import Role, serve_monitor
+
+pytestmark = pytest.mark.real_processes
+
+PATIENCE = 120.0  # seconds, on a machine that has much else to do
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+AXE = Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"
+OPERATOR = "operator"  # of a viewer who may act: its name is in a header
+
+expect.set_options(timeout=PATIENCE * 1000 / 2)
+
+
+def in_ci(what: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"there is no {what}; .ci/run installs it")
+    pytest.skip(f"there is no {what}")
+
+
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        in_ci("chromium")
+    assert found is not None
+    return found
+
+
+class Stage:
+    """Lanes under the page, and what a person does to them."""
+
+    def __init__(self, lanes: Lanes, url: str, browser: Browser) -> None:
+        self.lanes = lanes
+        self.url = url
+        self.troubles: list[str] = []
+        self.disturbed = False  # whether pages may complain that the server is away
+        self.cut: Callable[[], None] = lambda: None  # ends the server, which begins again
+        self._browser = browser
+
+    def open(self, *, operates: bool = False, **options: Any) -> Page:
+        headers = {"X-User": OPERATOR} if operates else {}
+        context: BrowserContext = self._browser.new_context(extra_http_headers=headers, **options)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE * 1000 / 2)
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("console", self._hear)
+        page.goto(self.url)
+        expect(page.locator("#link")).to_have_text("live")
+        return page
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        away = self.disturbed and "ERR_" in message.text
+        if not (away or "status of 409" in message.text):  # a refusal, which the page shows
+            self.troubles.append(message.text)
+
+    def do(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call ``act`` where the lanes are."""
+        return trio.from_thread.run_sync(act, *args)
+
+
+async def browse(drive: Callable[[Stage], None], **lanes: int | LaneConfig) -> None:
+    """Have ``drive`` use a browser, in a thread, while a server serves."""
+    executable = chromium()
+
+    def who(connection: Any) -> Role:
+        return "operate" if connection.headers.get("x-user") == OPERATOR else "read"
+
+    cuts: list[trio.CancelScope] = []
+
+    def in_thread(opened: Lanes, url: str) -> None:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=executable, args=FLAGS, timeout=PATIENCE * 1000 / 2
+            )
+            stage = Stage(opened, url, browser)
+            stage.cut = lambda: cuts[-1].cancel()
+            drive(stage)
+            browser.close()
+            assert stage.troubles == []
+
+    with trio.fail_after(PATIENCE):
+        async with open_lanes(lanes) as opened, trio.open_nursery() as nursery:
+
+            async def serve(task_status: trio.TaskStatus[str]) -> None:
+                with socket.create_server(("127.0.0.1", 0)) as free:
+                    port = free.getsockname()[1]
+                while True:
+                    with trio.CancelScope() as scope:
+                        cuts.append(scope)
+                        await serve_monitor(
+                            opened, port=port, authorize=who, task_status=task_status
+                        )
+                    task_status = trio.TASK_STATUS_IGNORED
+
+            url = await nursery.start(serve)
+            await trio.to_thread.run_sync(in_thread, opened, url)
+            nursery.cancel_scope.cancel()
+            opened.resume()
+            opened.clear()
+            opened.reset()
+
+
+async def lend(reason: str) -> None:
+    job = current_job()
+    assert job is not None
+    async with job.yield_slot(reason=reason):
+        await trio.sleep_forever()
+
+
+async def stubborn() -> None:
+    """Outlive a cancellation, but not the test."""
+    with trio.move_on_after(5, shield=True):
+        await trio.sleep_forever()
+
+
+async def fail() -> None:
+    await trio.sleep(0.2)
+    raise ValueError
+
+
+def pick(page: Page, job: Job[Any]) -> None:
+    page.evaluate(
+        "id => document.dispatchEvent(new CustomEvent('lanes-pick', {detail: {id}}))", job.id
+    )
+
+
+async def test_each_state_of_a_job_is_seen_on_the_time_line() -> None:
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+        page = stage.open()
+
+        def begin() -> None:
+            lanes.submit_nowait(lend, "approval", session="lends")
+            lanes.submit_nowait(fail, session="fails")
+            stops = lanes.submit_nowait(stubborn, session="stops")
+            lanes.submit_nowait(trio.sleep_forever, session="runs")
+            for _ in range(2):
+                lanes.submit_nowait(trio.sleep_forever, session="waits", lane="cron")
+            stops.cancel("late")
+
+        stage.do(begin)
+        states = """() => {
+            const line = document.querySelector('lanes-timeline');
+            return [...new Set([...line.rows().values()].flat().flatMap(
+                known => window.pieces(known, line.now).map(piece => piece.state)))].sort();
+        }"""
+        page.evaluate(
+            "import('./static/timeline.js').then(module => { window.pieces = module.pieces; })"
+        )
+        wanted = ["failed", "lane", "lent", "runs", "session", "stops"]
+        page.wait_for_function(
+            f"wanted => JSON.stringify(({states})()) === JSON.stringify(wanted)", arg=wanted
+        )
+        for name in ("lends", "waits"):
+            expect(page.locator("lanes-sessions").get_by_text(name)).to_be_visible()
+        page.get_by_role("button", name="slots", exact=True).click()
+        page.wait_for_function(
+            "document.querySelector('lanes-timeline canvas').ariaLabel.includes('rows')"
+        )
+        shown = page.evaluate("[...document.querySelector('lanes-timeline').rows().keys()]")
+        assert "main 1" in shown
+
+    main = LaneConfig(concurrency=4, log_failures=False)
+    await browse(drive, main=main, cron=LaneConfig(concurrency=1, paused=True))
+
+
+async def test_the_numbers_of_the_page_are_those_of_the_lanes() -> None:
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+        page = stage.open()
+
+        def begin() -> None:
+            for number in range(12):
+                lanes.submit_nowait(trio.sleep_forever, session=f"s{number % 3}")
+
+        stage.do(begin)
+        cards = page.locator("lanes-totals .card")
+        expect(cards.filter(has_text="Waiting").locator("strong")).to_have_text("10")
+        expect(cards.filter(has_text="Running").locator("strong")).to_have_text("2")
+        row = page.locator("lanes-table tbody tr").filter(has_text="main")
+        expect(row).to_contain_text("10 waiting · 9 in sessions, 1 in lane")
+        expect(row.locator(".slots i.held")).to_have_count(2)
+        stage.do(lanes.clear)
+        expect(row).to_contain_text("0 waiting")
+
+    await browse(drive, main=2)
+
+
+async def test_an_operator_pauses_undoes_limits_and_cancels() -> None:
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+        page = stage.open(operates=True)
+        row = page.locator("lanes-table tbody tr").filter(has_text="main")
+        menu = row.locator("summary")
+
+        menu.click()
+        row.get_by_role("button", name="Pause").click()
+        expect(row).to_contain_text("paused by hand")
+        page.get_by_role("button", name="Undo").click()
+        expect(row).not_to_contain_text("paused by hand")
+        assert not stage.do(lambda: lanes.lane("main").paused)
+
+        menu.click()
+        row.get_by_label("limit of main").fill("3")
+        row.get_by_role("button", name="Set limit").click()
+        expect(row.locator(".slots i")).to_have_count(3)
+        expect(page.locator("lanes-noticed")).to_contain_text("main 1 → 3")
+
+        def begin() -> list[Job[Any]]:
+            return [lanes.submit_nowait(trio.sleep_forever, name=f"job {i}") for i in range(6)]
+
+        jobs = stage.do(begin)
+        expect(row).to_contain_text("3 waiting")
+        pick(page, jobs[4])
+        story = page.locator("lanes-story")
+        expect(story).to_contain_text("place2 of 3")
+        expect(story).to_contain_text("main runs as many as it may")
+        expect(story).to_contain_text("What would help: raise its priority · raise main to 4")
+        story.get_by_role("button", name="Priority +1").click()
+        expect(story).to_contain_text("place1 of 3")
+        story.get_by_role("button", name="Cancel job…").click()
+        page.get_by_role("button", name="Leave as it is").click()
+        assert jobs[4].state.value == "waiting"
+        story.get_by_role("button", name="Cancel job…").click()
+        expect(page.locator("#ask-text")).to_contain_text("This cannot be undone")
+        page.get_by_role("button", name="Do it").click()
+        expect(row).to_contain_text("2 waiting")
+        assert jobs[4].state.value == "cancelled"
+
+        menu.click()
+        row.get_by_role("button", name="Clear…").click()
+        expect(page.locator("#ask-text")).to_contain_text("2 waiting jobs")
+        stage.do(lambda: [lanes.submit_nowait(trio.sleep_forever) for _ in range(3)])
+        page.get_by_role("button", name="Do it").click()
+        expect(page.locator(".toast.bad")).to_contain_text("5 jobs wait by now; look again")
+        assert stage.do(lambda: lanes.lane("main").waiting) == 5
+
+    await browse(drive, main=1)
+
+
+async def test_a_reader_has_no_actions_and_a_hostile_name_is_text() -> None:
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+        page = stage.open()
+        expect(page.locator("summary")).to_have_count(0)
+
+        def begin() -> Job[Any]:
+            lanes.pause("main")
+            lanes.submit_nowait(trio.sleep_forever, name=HOSTILE, session=HOSTILE)
+            return lanes.submit_nowait(trio.sleep_forever, name=HOSTILE, session=HOSTILE)
+
+        job = stage.do(begin)
+        link = page.locator("lanes-sessions").get_by_role("button", name="onerror")
+        expect(link).to_have_text(HOSTILE)
+        link.click()
+        page.locator(".found button").last.click()
+        story = page.locator("lanes-story")
+        expect(story.get_by_role("heading").first).to_contain_text(f"Job {job.id}")
+        expect(story).to_contain_text(HOSTILE)
+        assert story.get_by_role("button", name="Cancel job…").count() == 0
+        assert page.locator("img").count() == 0
+        assert page.title() == "lanes – monitor"
+
+    await browse(drive, main=1)
+
+
+async def test_the_keyboard_searches_and_freezes() -> None:
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+        page = stage.open()
+        stage.do(
+            lambda: [lanes.submit_nowait(trio.sleep_forever, session=s) for s in ("ann", "ben")]
+        )
+        rows = page.locator("lanes-sessions tbody tr")
+        expect(rows).to_have_count(2)
+        page.keyboard.press("/")
+        page.keyboard.type("be")
+        expect(rows).to_have_text(["ben01–"])
+        page.keyboard.type("n")
+        page.keyboard.press("Enter")
+        expect(page.locator(".found")).to_contain_text("Jobs of ben")
+        page.locator("h1").click()
+        page.keyboard.press(" ")
+        expect(page.locator("#link")).to_have_text("frozen")
+        waiting = page.locator("lanes-totals .card").filter(has_text="Running").locator("strong")
+        shown = waiting.text_content()
+        stage.do(lambda: [lanes.submit_nowait(trio.sleep_forever) for _ in range(2)])
+        number = page.locator("#who").text_content()
+        page.wait_for_function(
+            "before => document.querySelector('#who').textContent !== before", arg=number
+        )
+        assert waiting.text_content() == shown == "2"
+        page.keyboard.press(" ")
+        expect(waiting).to_have_text("4")
+
+    await browse(drive, main=9)
+
+
+async def test_a_page_that_lost_its_server_connects_again() -> None:
+    def drive(stage: Stage) -> None:
+        page = stage.open()
+        row = page.locator("lanes-table tbody tr").filter(has_text="main")
+        stage.disturbed = True
+        stage.do(stage.cut)
+        stage.do(stage.lanes.pause, "main")
+        expect(row).to_contain_text("paused by hand")
+        expect(page.locator("#link")).to_have_text("live")
+
+    await browse(drive, main=1)
+
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1440, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1440, "height": 900}},
+    "phone": {"viewport": {"width": 390, "height": 844}},
+    "zoom": {"viewport": {"width": 320, "height": 256}},  # 1280 wide, at 400 %
+    "forced": {"forced_colors": "active", "viewport": {"width": 1280, "height": 900}},
+}
+
+
+async def test_a_checker_of_accessibility_finds_nothing_in_any_look() -> None:
+    if not AXE.exists():
+        in_ci("axe-core")
+
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+
+        def begin() -> Job[Any]:
+            lanes.submit_nowait(lend, "approval", session="سارة")
+            lanes.submit_nowait(stubborn, session="eve").cancel()
+            lanes.submit_nowait(trio.sleep_forever, session="ben")
+            lanes.pause("cron")
+            lanes.submit_nowait(trio.sleep_forever, lane="cron")
+            return lanes.submit_nowait(trio.sleep_forever, session="ben")
+
+        job = stage.do(begin)
+        for look, options in LOOKS.items():
+            page = stage.open(operates=True, **options)
+            pick(page, job)
+            expect(page.locator("lanes-story")).to_contain_text("Why does it wait?")
+            page.locator("summary").first.click()
+            page.evaluate(AXE.read_text("utf-8"))
+            found = page.evaluate("() => axe.run()")["violations"]
+            assert found == [], look
+            overflow = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow <= 0, look
+            page.context.close()
+
+    await browse(drive, main=3, cron=1)

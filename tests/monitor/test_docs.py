@@ -1,0 +1,23 @@
+"""The application that the docs show."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.howto.monitor import application
+from tests.monitor.web import ask
+from trio_lanes import open_lanes
+
+
+async def test_the_application_of_the_docs_lets_in_those_with_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPERATOR_KEY", "o")
+    monkeypatch.setenv("READER_KEY", "r")
+    async with open_lanes({"main": 1}) as lanes:
+        app = application(lanes)
+        assert (await ask(app, "/lanes/")).status == 403
+        for key, role in (("o", b"operate"), ("r", b"read")):
+            page = await ask(app, "/lanes/", cookie=f"key={key}")
+            assert page.status == 200
+            assert b'name="lanes-role" content="%s"' % role in page.body

@@ -1,0 +1,221 @@
+"""The actions of an operator, and how they are undone.
+
+An action that can be undone is done at once, and its answer offers to undo it for some seconds.
+An action that cannot (cancel, clear, reset) is bound to what its viewer has seen: the request says
+the state, or the number of jobs, and is refused if that is not true any more.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, final
+
+import trio
+
+from trio_lanes import JobState, Lanes, UnknownLaneError
+
+from ._frames import Frame, Frames
+from ._notes import Notes, clipped
+
+UNDO_SECONDS: Final = 10.0
+_MOST_UNDOS: Final = 50
+_A_SECOND: Final = 5.0  # actions
+_BURST: Final = 20.0
+_HIGHEST: Final = 1_000_000  # limit or priority
+
+
+class RefusedError(Exception):
+    """An action that is not done; the message is for the operator."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+class _Undo(NamedTuple):
+    until: float
+    text: str
+    call: Callable[[], None]
+
+
+@final
+class Actions:
+    """Does what operators ask for."""
+
+    def __init__(self, lanes: Lanes, frames: Frames, notes: Notes) -> None:
+        self._lanes: Final = lanes
+        self._frames: Final = frames
+        self._notes: Final = notes
+        self._undos: Final[dict[str, _Undo]] = {}
+        self._budget = _BURST
+        self._counted_at = -math.inf
+        self._verbs: Final[Mapping[str, Callable[[Mapping[str, Any]], Frame]]] = {
+            "pause": self._pause,
+            "resume": self._resume,
+            "limit": self._limit,
+            "priority": self._priority,
+            "cancel": self._cancel,
+            "clear": self._clear,
+            "reset": self._reset,
+            "undo": self._undo,
+        }
+
+    def do(self, asked: object) -> Frame:
+        """Do what ``asked``, decoded JSON, says; return what to tell the operator.
+
+        Raises:
+          RefusedError: if it was not done, and nothing has changed.
+        """
+        if not isinstance(asked, dict) or not isinstance(asked.get("do"), str):
+            raise RefusedError(400, "the request is not an action")
+        verb = self._verbs.get(asked["do"])
+        if verb is None:
+            raise RefusedError(400, f"there is no action {clipped(asked['do'])!r}")
+        now = trio.current_time()
+        self._budget = min(_BURST, self._budget + (now - self._counted_at) * _A_SECOND)
+        self._counted_at = now
+        if self._budget < 1:
+            raise RefusedError(429, "too many actions; wait a second")
+        self._budget -= 1
+        try:
+            return verb(asked)
+        except (UnknownLaneError, TypeError, ValueError) as error:
+            raise RefusedError(400, clipped(error, 300)) from error
+
+    # ---- what can be undone
+
+    def _done(self, text: str, undo: Callable[[], None]) -> Frame:
+        key = secrets.token_urlsafe(9)
+        self._undos[key] = _Undo(trio.current_time() + UNDO_SECONDS, text, undo)
+        if len(self._undos) > _MOST_UNDOS:
+            del self._undos[next(iter(self._undos))]
+        return {"text": text, "undo": key, "seconds": UNDO_SECONDS}
+
+    def _undo(self, asked: Mapping[str, Any]) -> Frame:
+        key = asked.get("key")
+        undo = self._undos.pop(key, None) if isinstance(key, str) else None
+        if undo is None or undo.until < trio.current_time():
+            raise RefusedError(410, "this cannot be undone any more")
+        undo.call()
+        self._notes.add("info", "undone", "", f"undone: {undo.text}")
+        return {"text": f"Undone: {undo.text}"}
+
+    def _pause(self, asked: Mapping[str, Any]) -> Frame:
+        name = self._name(asked)
+        paused, until = self._state(name)
+        if paused and until is None:
+            raise RefusedError(409, f"{name} is paused already")
+        self._lanes.pause(name)
+        return self._done(f"Paused {clipped(name)}", lambda: self._restore(name, paused, until))
+
+    def _resume(self, asked: Mapping[str, Any]) -> Frame:
+        name = self._name(asked)
+        paused, until = self._state(name)
+        if not paused:
+            raise RefusedError(409, f"{name} is not paused")
+        self._lanes.resume(name)
+        return self._done(f"Resumed {clipped(name)}", lambda: self._restore(name, paused, until))
+
+    def _restore(self, name: str, paused: bool, until: float | None) -> None:
+        self._lanes.resume(name)
+        if paused and until is None:
+            self._lanes.pause(name)
+        elif until is not None and until > trio.current_time():
+            self._lanes.pause_for(name, until - trio.current_time())
+
+    def _limit(self, asked: Mapping[str, Any]) -> Frame:
+        name = self._name(asked)
+        lane, limit = self._lanes.lane(name), _whole(asked, "value")
+        if limit < 0:
+            raise RefusedError(400, "a limit is not below 0")
+        old = lane.concurrency
+        lane.concurrency = limit
+
+        def undo() -> None:
+            lane.concurrency = old
+
+        return self._done(f"Limit of {clipped(name)}: {old} → {limit}", undo)
+
+    def _priority(self, asked: Mapping[str, Any]) -> Frame:
+        job, priority = self._job(asked), _whole(asked, "value")
+        if job.state is not JobState.WAITING:
+            raise RefusedError(409, f"job {job.id} does not wait any more")
+        old, job.priority = job.priority, priority
+
+        def undo() -> None:
+            if job.state is JobState.WAITING:
+                job.priority = old
+
+        return self._done(f"Priority of job {job.id}: {old} → {priority}", undo)
+
+    # ---- what cannot
+
+    def _cancel(self, asked: Mapping[str, Any]) -> Frame:
+        job = self._job(asked)
+        if job.state.value != asked.get("seen"):
+            raise RefusedError(409, f"job {job.id} is {job.state.value} by now; look again")
+        job.cancel("by an operator")
+        text = f"Cancelled job {job.id} {clipped(job.name)}"
+        self._notes.add("warning", "cancelled", job.lane, text)
+        return {"text": text}
+
+    def _clear(self, asked: Mapping[str, Any]) -> Frame:
+        name = self._name(asked)
+        self._check_seen(asked, self._numbers(name)[0], "wait")
+        count = self._lanes.clear(name, reason="by an operator")
+        return {"text": f"Cleared {clipped(name)} of {count} jobs"}
+
+    def _reset(self, asked: Mapping[str, Any]) -> Frame:
+        name = self._name(asked)
+        self._check_seen(asked, self._numbers(name)[1], "run")
+        return {"text": f"Reset {clipped(name)}; {self._lanes.reset(name)} jobs were given up"}
+
+    def _check_seen(self, asked: Mapping[str, Any], there: int, what: str) -> None:
+        if there > _whole(asked, "seen"):  # fewer is what was seen, and less
+            raise RefusedError(409, f"{there} jobs {what} by now; look again")
+
+    # ---- of what
+
+    def _name(self, asked: Mapping[str, Any]) -> str:
+        name = asked.get("lane")
+        if not isinstance(name, str) or not name.strip() or len(name) > 200:
+            raise RefusedError(400, "the request names no lane")
+        return name
+
+    def _job(self, asked: Mapping[str, Any]) -> Any:
+        job = self._frames.find(_whole(asked, "job"))
+        if job is None:
+            raise RefusedError(404, "there is no such job any more")
+        return job
+
+    def _state(self, name: str) -> tuple[bool, float | None]:
+        """Whether the lanes that ``name`` means are paused, and until when."""
+        if name.startswith("session:"):
+            session = self._lanes.session(name.removeprefix("session:")).statistics()
+            return session.paused, session.paused_until
+        row = self._members(name)
+        return all(lane.paused for lane in row), row[0].paused_until
+
+    def _numbers(self, name: str) -> tuple[int, int]:
+        """How many jobs wait, and run, in the lanes that ``name`` means."""
+        if name.startswith("session:"):
+            session = self._lanes.session(name.removeprefix("session:"))
+            return session.waiting, session.active
+        row = self._members(name)
+        return sum(lane.waiting for lane in row), sum(lane.active for lane in row)
+
+    def _members(self, name: str) -> list[Any]:
+        lanes = self._lanes.statistics().lanes
+        if name in lanes:
+            return [lanes[name]]
+        row = [lane for other, lane in lanes.items() if self._lanes.lane(other).label == name]
+        return row or [self._lanes.lane(name).statistics()]
+
+
+def _whole(asked: Mapping[str, Any], field: str) -> int:
+    value = asked.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _HIGHEST * 1000:
+        raise RefusedError(400, f"{field} must be a whole number")
+    return value

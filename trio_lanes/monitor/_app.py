@@ -1,0 +1,254 @@
+"""The page as an ASGI application: it can be mounted in any Starlette application on Trio."""
+
+from __future__ import annotations
+
+import html
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from importlib.resources import files
+from typing import Any, Final, final
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from trio_lanes import Lanes
+
+from ._actions import Actions, RefusedError
+from ._frames import Frames
+from ._guard import HEADERS, Authorize, Guard, Role, policy
+from ._notes import Notes
+from ._records import Records
+from ._story import story
+
+MOST_VIEWERS: Final = 32
+_MOST_BYTES: Final = 4096  # of an action
+_MOST_HISTORY: Final = 1000
+_STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
+_PATIENCE: Final = 10.0  # seconds that the body of an action may take
+
+FILES: Final = {
+    "page.js": "text/javascript",
+    "elements.js": "text/javascript",
+    "timeline.js": "text/javascript",
+    "story.js": "text/javascript",
+    "tools.js": "text/javascript",
+    "page.css": "text/css",
+}
+
+
+def monitor(lanes: Lanes, *, authorize: Authorize | None = None, title: str = "lanes") -> Starlette:
+    """Return the page over ``lanes`` as an ASGI application, to be mounted or served.
+
+    ::
+
+        Starlette(routes=[Mount("/lanes", monitor(lanes, authorize=who))])
+
+    It runs in the thread and the Trio run of ``lanes``. Not a checkpoint. Nothing is made or
+    recorded while no page is open.
+
+    Args:
+      authorize: says what a connection may do: None, ``"read"`` or ``"operate"``; it may be async.
+        Without it, connections from this machine may read, and all others are refused.
+      title: the name of the application, for people.
+
+    Raises:
+      TypeError: if ``lanes`` are no `Lanes`, or ``authorize`` cannot be called.
+    """
+    if not isinstance(lanes, Lanes):
+        raise TypeError(f"lanes must be Lanes, not {lanes!r}")
+    if authorize is not None and not callable(authorize):
+        raise TypeError(f"authorize must be a function or None, not {authorize!r}")
+    return _Page(lanes, Guard(authorize), title).app()
+
+
+@final
+class _Page:
+    def __init__(self, lanes: Lanes, guard: Guard, title: str) -> None:
+        self._lanes: Final = lanes
+        self._guard: Final = guard
+        self._title: Final = title
+        self._notes: Final = Notes(lanes)
+        self._records: Final = Records(lanes)
+        self._frames: Final = Frames(lanes, self._notes, self._records)
+        self._actions: Final = Actions(lanes, self._frames, self._notes)
+        folder = files(__package__).joinpath("static")
+        self._html: Final = folder.joinpath("page.html").read_text(encoding="utf-8")
+        self._files: Final = {name: folder.joinpath(name).read_bytes() for name in FILES}
+        lanes.add_instrument(self._notes)
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/static/{name}", self._static),
+                Route("/frames", self._stream),
+                Route("/history", self._history),
+                Route("/job/{number:int}", self._story),
+                Route("/session/{key:path}", self._session),
+                Route("/act", self._act, methods=["POST"]),
+            ]
+        )
+
+    async def _role(self, request: Request, *, operates: bool = False) -> Role | Response:
+        """The role of ``request``, or the refusal."""
+        role = await self._guard.role(request)
+        if role is None:
+            return _refusal(403, "this page is not for you")
+        if operates and (role != "operate" or not self._guard.has_token(request)):
+            return _refusal(403, "you may look, and not act")
+        return role
+
+    async def _page(self, request: Request) -> Response:
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        nonce = secrets.token_urlsafe(16)
+        text = self._html
+        token = self._guard.token if role == "operate" else ""
+        for name, value in (
+            ("nonce", nonce),
+            ("role", role),
+            ("token", token),
+            ("title", self._title),
+        ):
+            text = text.replace(f"{{{{{name}}}}}", html.escape(value))
+        headers = {**HEADERS, "Content-Security-Policy": policy(nonce)}
+        return Response(text, media_type="text/html; charset=utf-8", headers=headers)
+
+    async def _static(self, request: Request) -> Response:
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        name = request.path_params["name"]
+        if name not in self._files:
+            return _refusal(404, "there is no such file")
+        return Response(self._files[name], media_type=FILES[name], headers=HEADERS)
+
+    async def _stream(self, request: Request) -> Response:
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        if self._frames.viewers >= MOST_VIEWERS:
+            return _refusal(503, f"{MOST_VIEWERS} viewers look already; try again later")
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        self._frames.enter()  # before a checkpoint, so that the bound on viewers holds
+        return _Stream(
+            self._frames.leave,
+            _Events(self._frames),
+            media_type="text/event-stream",
+            headers=headers,
+        )
+
+    async def _history(self, request: Request) -> Response:
+        """The last records, for a page that has just been opened, or has missed frames."""
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        try:
+            after = int(request.query_params.get("after", "0"))
+        except ValueError:
+            return _refusal(400, "after must be a number")
+        return _json({"ended": self._frames.history(after, _MOST_HISTORY)})
+
+    async def _story(self, request: Request) -> Response:
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        job = self._frames.find(request.path_params["number"])
+        return _json(None if job is None else story(self._lanes, self._frames, job))
+
+    async def _session(self, request: Request) -> Response:
+        """The jobs of one session, for the search."""
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        try:
+            return _json(self._frames.session(request.path_params["key"]))
+        except ValueError:
+            return _refusal(404, "there is no such session")
+
+    async def _act(self, request: Request) -> Response:
+        role = await self._role(request, operates=True)
+        if isinstance(role, Response):
+            return role
+        try:
+            asked = await _body(request)
+        except (ValueError, RecursionError):
+            return _refusal(400, "the request is not JSON")
+        if asked is None:
+            return _refusal(413, "the request is too long, or too slow")
+        try:
+            return _json(self._actions.do(asked))
+        except RefusedError as error:
+            return _refusal(error.status, str(error))
+
+
+@final
+class _Events:
+    """The server-sent events for one viewer. No generator: a viewer may leave at any await."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames: Final = frames
+        self._number = 0
+        self._ends_at: Final = trio.current_time() + _STREAM_SECONDS
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if trio.current_time() >= self._ends_at:
+            raise StopAsyncIteration
+        first = b"" if self._number else b"retry: 1000\n\n"
+        self._number, frame = await self._frames.after(self._number)
+        return b"%sid: %d\ndata: %s\n\n" % (first, self._number, frame)
+
+
+@final
+class _Stream(StreamingResponse):
+    """A stream for one viewer, who looks until it has ended, however it ends."""
+
+    def __init__(
+        self, leave: Callable[[], None], events: AsyncIterator[bytes], **options: Any
+    ) -> None:
+        super().__init__(events, **options)
+        self._leave: Final = leave
+
+    async def __call__(self, *args: Any) -> None:
+        try:
+            await super().__call__(*args)
+        finally:
+            self._leave()
+
+
+async def _body(request: Request) -> object:
+    """Return the decoded JSON of ``request``; None if it is too long or too slow.
+
+    Raises:
+      ValueError: if it is not JSON.
+    """
+    body = b""
+    with trio.move_on_after(_PATIENCE):
+        try:
+            async with aclosing(request.stream()) as chunks:
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > _MOST_BYTES:
+                        return None
+        except ClientDisconnect:
+            return None
+        return json.loads(body)
+    return None
+
+
+def _json(value: object) -> Response:
+    return JSONResponse(value, headers=HEADERS)
+
+
+def _refusal(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status, headers=HEADERS)

@@ -1,0 +1,368 @@
+"""Frames: the numbers of all lanes and a window of their jobs at one moment, for all viewers.
+
+A frame is made without a checkpoint, so that all its numbers belong to the same moment. Nothing in
+it grows with the number of jobs: lanes of a template are one row, a row shows the first jobs that
+run and the first that start next, and the sessions are looked at in slices, so that the table of
+sessions is some frames old if there are many.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, final
+from weakref import WeakValueDictionary
+
+import trio
+
+from trio_lanes import Job, JobState, Lanes, LaneStatistics, RateStatistics
+
+from ._notes import Notes, clipped
+from ._records import Ended, Records
+
+INTERVAL: Final = 0.25  # seconds between two frames, at least
+MOST_ROWS: Final = 60
+MOST_RUNNING: Final = 24  # jobs of a row
+MOST_HEAD: Final = 8
+MOST_JOBS: Final = 200  # jobs of a frame
+_SLICE: Final = 400  # sessions that a frame looks at
+_MOST_SESSIONS: Final = 30
+_MOST_NEXT: Final = 3  # waiting jobs of a session
+_PAST: Final = 300.0  # seconds over which waits are compared
+_LONG: Final = 2.0  # seconds that a job waits beside free slots before that is noticed
+_OUTLIVES: Final = 5.0  # seconds after its cancellation
+
+Frame = dict[str, Any]
+
+
+@final
+class Frames:
+    """Makes the frames of one monitor."""
+
+    def __init__(self, lanes: Lanes, notes: Notes, records: Records) -> None:
+        self._lanes: Final = lanes
+        self._notes: Final = notes
+        self._records: Final = records
+        self.viewers = 0
+        self.number = 0
+        """The number of the last frame."""
+        self._encoded = b""
+        self._made_at = -math.inf
+        self._making: Final = trio.Lock()
+        self._shown: Final[WeakValueDictionary[int, Job[Any]]] = WeakValueDictionary()
+        self._quantiles: dict[str, tuple[float, float, float, float]] = {}
+        self._quantiles_at = -math.inf
+        self._sent_record = 0
+        self._keys: list[str] = []
+        self._found: list[tuple[int, int, str]] = []  # of the sessions looked at so far
+        self._sessions: list[Frame] = []
+        self._noticed: dict[tuple[str, int | str], float] = {}
+
+    def enter(self) -> None:
+        """A viewer begins to look."""
+        self.viewers += 1
+        self._records.look()
+
+    def leave(self) -> None:
+        """A viewer looks no more."""
+        self.viewers -= 1
+        if not self.viewers:
+            self._records.look_away()
+
+    async def after(self, number: int) -> tuple[int, bytes]:
+        """Return the number and the JSON of a frame that is later than ``number``. A checkpoint.
+
+        The first viewer that needs it makes it. If it is cancelled, the next viewer does.
+        """
+        async with self._making:
+            if self.number <= number or trio.current_time() >= self._made_at + INTERVAL:
+                await trio.sleep_until(self._made_at + INTERVAL)
+                self._encoded = json.dumps(self.make(), separators=(",", ":")).encode()
+            return self.number, self._encoded
+
+    def find(self, number: int) -> Job[Any] | None:
+        """Return the job with that id if a frame has shown it and it has not gone."""
+        return self._shown.get(number)
+
+    def history(self, after: int, most: int) -> list[Frame]:
+        """Return the last ``most`` records after number ``after``, the newest first."""
+        return [_ended(record) for record in islice(self._records.after(after), most)]
+
+    def session(self, key: str) -> Frame:
+        """Return the first jobs of a session, if they can be listed quickly."""
+        session = self._lanes.session(key)
+        few = session.waiting <= 2000
+        jobs = session.jobs()[:MOST_ROWS] if few else []
+        return {**self._session(key), "jobs": [self.brief(job) for job in jobs], "few": few}
+
+    def make(self) -> Frame:
+        """Make the next frame, now."""
+        now = trio.current_time()
+        self.number += 1
+        self._made_at = now
+        self._records.next_frame()
+        statistics = self._lanes.statistics()
+        jobs: list[Frame] = []
+        untils = {
+            member: group.rate_until
+            for group in statistics.groups.values()
+            for member in group.members
+        }
+        rows = self._rows(statistics.lanes, untils, now, jobs)
+        each = list(statistics.lanes.values())
+        oldest = max(rows, key=lambda row: row["oldest"], default=None)
+        ended = [_ended(record) for record in self._records.after(self._sent_record)]
+        self._sent_record = self._records.last
+        return {
+            "n": self.number,
+            "at": round(now, 4),
+            "wall": round(time.time(), 3),
+            "pid": os.getpid(),
+            "totals": {
+                "active": statistics.active,
+                "waiting": statistics.waiting,
+                "sessions": statistics.sessions,
+                "abandoned": statistics.abandoned,
+                "oldest": round(statistics.oldest_wait, 3),
+                "oldest_lane": oldest["name"] if oldest and oldest["oldest"] else "",
+                "slots": sum(lane.slots for lane in each),
+                "lent": sum(lane.lent for lane in each),
+                "limit": _number(sum(lane.concurrency for lane in each)),
+                "finished": sum(lane.finished for lane in each),
+                "failed": sum(lane.failed for lane in each),
+                "cancelled": sum(lane.cancelled for lane in each),
+                "quantiles": self._quantiles.get(""),
+            },
+            "lanes": rows,
+            "groups": [
+                {
+                    "name": clipped(name),
+                    "members": [clipped(member) for member in group.members],
+                    "slots": group.slots,
+                    "limit": _number(group.concurrency),
+                    "rates": [_rate(rate) for rate in group.rates],
+                }
+                for name, group in list(statistics.groups.items())[:MOST_ROWS]
+            ],
+            "jobs": jobs,
+            "ended": ended,
+            "record": self._records.last,
+            "sessions": self._look_at_sessions(),
+            "notes": list(self._notes.notes),
+        }
+
+    # ---- lanes
+
+    def _rows(
+        self, lanes: Any, held: Mapping[str, float | None], now: float, jobs: list[Frame]
+    ) -> list[Frame]:
+        if now >= self._quantiles_at + 1:
+            self._quantiles_at = now
+            self._quantiles = _quantiles(self._records, now)
+        by_label: dict[str, list[tuple[str, LaneStatistics]]] = defaultdict(list)
+        for name, lane in lanes.items():
+            by_label[self._lanes.lane(name).label].append((name, lane))
+        rows = []
+        for label, members in list(by_label.items())[:MOST_ROWS]:
+            each = [lane for _, lane in members]
+            row = _row(label, each, held.get(label), self._quantiles.get(label))
+            rows.append(row)
+            self._notice_free_slots(row, now)
+            for name, lane in members:
+                if len(jobs) >= MOST_JOBS:
+                    break
+                if lane.active or lane.waiting_in_lane:
+                    jobs += self._window(name, now)
+        return rows
+
+    def _window(self, name: str, now: float) -> Iterator[Frame]:
+        lane = self._lanes.lane(name)
+        for job in lane.running(MOST_RUNNING):
+            self._notice_running(job, now)
+            yield self.brief(job)
+        for job in lane.head(MOST_HEAD):
+            if job.state is JobState.WAITING:  # else it is readmitted, and was shown
+                yield self.brief(job)
+
+    def brief(self, job: Job[Any]) -> Frame:
+        """Return what every viewer is told of ``job``, which can be asked for from now on."""
+        self._shown[job.id] = job
+        return {
+            "id": job.id,
+            "name": clipped(job.name),
+            "session": None if job.session is None else clipped(job.session),
+            "lane": clipped(job.lane),
+            "label": clipped(job.lane_label),
+            "state": job.state.value,
+            "slot": job.slot,
+            "cancel": job.cancel_called,
+            "priority": job.priority,
+            "submitted": round(job.submitted_at, 3),
+            "since": _time(job.waiting_since),
+            "started": _time(job.started_at),
+            "finished": _time(job.finished_at),
+            "steps": [(round(at, 3), state) for at, state in self._records.steps.get(job.id, ())],
+        }
+
+    # ---- what is noticed
+
+    def _notice(self, key: tuple[str, int | str], now: float, text: str, lane: str) -> None:
+        """Note ``text``, once a minute for each ``key``."""
+        if now - self._noticed.get(key, -math.inf) >= 60:
+            self._noticed = {old: at for old, at in self._noticed.items() if now - at < 60}
+            self._noticed[key] = now
+            self._notes.add("warning", key[0], lane, text)
+
+    def _notice_free_slots(self, row: Frame, now: float) -> None:
+        free = row["limit"] is None or row["slots"] < row["limit"]
+        held = row["paused"] or row["rate_until"] is not None
+        if free and not held and row["oldest"] > _LONG and not row["template"]:
+            name, wait = row["name"], row["oldest"]
+            text = f"{name}: a job has waited for {wait:.1f} s beside free slots"
+            self._notice(("free slots", name), now, text, name)
+
+    def _notice_running(self, job: Job[Any], now: float) -> None:
+        name = clipped(job.name)
+        if job.cancel_called:
+            called = [at for at, state in self._records.steps.get(job.id, ()) if state[0] == "c"]
+            if called and now - called[0] > _OUTLIVES:
+                text = f"job {job.id} {name} outlives its cancellation"
+                self._notice(("outlives", job.id), now, text, job.lane)
+        if job.slot == "held" and self._made_waits(job):
+            text = f"job {job.id} {name} holds a slot of {job.lane} while it waits for another job"
+            self._notice(("holds", job.id), now, text, job.lane)
+
+    def _made_waits(self, job: Job[Any]) -> bool:
+        # A wait for room lists all jobs that wait: only then is `blocked_by` dear.
+        if self._lanes.lane(job.lane).waiting > 1000:
+            return False
+        return any(blocker.kind == "job" for blocker in job.blocked_by())
+
+    # ---- sessions
+
+    def _look_at_sessions(self) -> list[Frame]:
+        if not self._keys:
+            self._keys = self._lanes.sessions()
+        keys, self._keys = self._keys[:_SLICE], self._keys[_SLICE:]
+        for key in keys:
+            session = self._lanes.session(key)
+            if session.waiting or session.active:
+                self._found.append((session.waiting, session.active, key))
+        self._found = heapq.nlargest(_MOST_SESSIONS, self._found)
+        if not self._keys:  # so that few sessions are shown at once
+            self._sessions = [self._session(key) for _, _, key in self._found]
+            self._found = []
+        return self._sessions
+
+    def _session(self, key: str) -> Frame:
+        session = self._lanes.session(key)
+        few = session.jobs() if 0 < session.waiting <= 50 else []
+        waiting = [job for job in few if job.state is JobState.WAITING]
+        waits = [job.waiting_since for job in waiting if job.waiting_since is not None]
+        return {
+            "key": clipped(key),
+            "waiting": session.waiting,
+            "active": session.active,
+            "paused": session.paused,
+            "oldest": _time(min(waits, default=None)),
+            "next": [self.brief(job) for job in waiting[:_MOST_NEXT]],
+        }
+
+
+def _row(
+    label: str,
+    each: list[LaneStatistics],
+    held_until: float | None,
+    quantiles: tuple[float, ...] | None,
+) -> Frame:
+    first = each[0]
+    waits = any(lane.waiting_in_lane for lane in each)
+    untils = [*(lane.rate_until for lane in each), held_until if waits else None]
+    return {
+        "name": clipped(label),
+        "template": label.endswith("*"),
+        "alive": len(each),
+        "limit": _number(sum(lane.concurrency for lane in each)),
+        "slots": sum(lane.slots for lane in each),
+        "active": sum(lane.active for lane in each),
+        "lent": sum(lane.lent for lane in each),
+        "cancelling": sum(lane.cancelling for lane in each),
+        "abandoned": sum(lane.abandoned for lane in each),
+        "waiting": sum(lane.waiting for lane in each),
+        "in_sessions": sum(lane.waiting_in_sessions for lane in each),
+        "in_lane": sum(lane.waiting_in_lane for lane in each),
+        "oldest": round(max(lane.oldest_wait for lane in each), 3),
+        "paused": all(lane.paused for lane in each),
+        "paused_until": _time(first.paused_until),
+        "rate_until": _time(max((until for until in untils if until is not None), default=None)),
+        "rates": [_rate(rate) for rate in first.rates] if len(each) == 1 else [],
+        "started": sum(lane.started for lane in each),
+        "finished": sum(lane.finished for lane in each),
+        "succeeded": sum(lane.succeeded for lane in each),
+        "failed": sum(lane.failed for lane in each),
+        "cancelled": sum(lane.cancelled for lane in each),
+        "quantiles": quantiles,
+    }
+
+
+def _rate(rate: RateStatistics) -> Frame:
+    most = rate.limit.limit
+    if rate.limit.algorithm == "gcra":
+        burst = rate.limit.burst
+        most = min(max(most / 10, 1), most) if burst is None else burst
+    return {
+        "unit": clipped(rate.limit.unit),
+        "left": round(rate.left, 3),
+        "most": most,
+        "full_at": _time(rate.full_at),
+    }
+
+
+def _ended(record: Ended) -> Frame:
+    return {
+        "id": record.id,
+        "name": clipped(record.name),
+        "session": None if record.session is None else clipped(record.session),
+        "lane": clipped(record.lane),
+        "label": clipped(record.label),
+        "submitted": round(record.submitted, 3),
+        "started": _time(record.started),
+        "finished": round(record.finished, 3),
+        "state": record.state,
+        "steps": [(round(at, 3), state) for at, state in record.steps],
+    }
+
+
+def _quantiles(records: Records, now: float) -> dict[str, tuple[float, float, float, float]]:
+    """Return {label, or "" for all: (p50 and p95 of waits, p50 and p95 of runs)}."""
+    waits: dict[str, list[float]] = defaultdict(list)
+    runs: dict[str, list[float]] = defaultdict(list)
+    for record in reversed(records.ring):
+        if record.finished < now - _PAST:
+            break
+        if record.started is not None:
+            for label in ("", record.label):
+                waits[label].append(record.waited)
+                runs[label].append(record.finished - record.started)
+    return {label: (*_p50_p95(waits[label]), *_p50_p95(runs[label])) for label in waits}
+
+
+def _p50_p95(values: list[float]) -> tuple[float, float]:
+    values.sort()
+    last = len(values) - 1
+    return round(values[round(last * 0.5)], 3), round(values[round(last * 0.95)], 3)
+
+
+def _number(value: float) -> float | None:
+    """Return ``value``; None for infinity, which JSON does not have."""
+    return None if value == math.inf else value
+
+
+def _time(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,162 @@
+"""A ring of records of ended jobs, and the times at which running jobs lost or regained a slot.
+
+A record is a tuple, never a job: a job that has ended is not kept alive. Between two frames the
+ring takes at most `MOST` records; then its hook is removed until the next frame, so that a burst of
+short jobs pays for it no longer. What was left out is in the statistics of the lanes all the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any, Final, NamedTuple, final
+
+import trio
+
+from trio_lanes import Job, LaneInstrument, Lanes, context_free
+
+MOST: Final = 100
+KEPT: Final = 4000
+_MOST_TRACKED: Final = 2000
+
+Step = tuple[float, str]
+"""A time, and the state that began: ``lent``, ``wanted``, ``held`` or ``cancelling``."""
+
+
+class Ended(NamedTuple):
+    """A job that has ended."""
+
+    seq: int
+    id: int
+    name: str
+    session: str | None
+    lane: str
+    label: str
+    submitted: float
+    started: float | None
+    finished: float
+    state: str
+    steps: tuple[Step, ...]
+
+    @property
+    def waited(self) -> float:
+        """Seconds from its submission to its start."""
+        return 0.0 if self.started is None else self.started - self.submitted
+
+
+@final
+class Records:
+    """The ring, and the instruments that fill it while viewers look."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.ring: Final[deque[Ended]] = deque(maxlen=KEPT)
+        self.last = 0
+        """The number of the last record."""
+        self.steps: Final[dict[int, list[Step]]] = {}
+        """{id of a job that has not ended: its steps}"""
+        self._lanes: Final = lanes
+        self._left = MOST
+        self._ends: Final = _Ends(self)
+        self._slots: Final = _Slots(self)
+        self._listens = self._looks = False
+
+    def look(self) -> None:
+        """Begin to record: a viewer looks."""
+        if not self._looks:
+            self._looks = True
+            self._lanes.add_instrument(self._slots)
+            self.next_frame()
+
+    def look_away(self) -> None:
+        """Record nothing: no viewer looks."""
+        self._looks = False
+        self._mute()
+        _remove(self._lanes, self._slots)
+        self.steps.clear()
+
+    def next_frame(self) -> None:
+        """Take up to `MOST` records again."""
+        self._left = MOST
+        if self._looks and not self._listens:
+            self._listens = True
+            self._lanes.add_instrument(self._ends)
+
+    def after(self, seq: int) -> Iterable[Ended]:
+        """Return the records that came after number ``seq``, the newest first."""
+        return takewhile(lambda record: record.seq > seq, reversed(self.ring))
+
+    def _mute(self) -> None:
+        if self._listens:
+            self._listens = False
+            _remove(self._lanes, self._ends)
+
+    def add(self, job: Job[Any]) -> None:
+        """Record ``job``, which has ended."""
+        steps = self.steps.pop(job.id, ())
+        self.last += 1
+        assert job.finished_at is not None
+        self.ring.append(
+            Ended(
+                self.last,
+                job.id,
+                job.name,
+                job.session,
+                job.lane,
+                job.lane_label,
+                job.submitted_at,
+                job.started_at,
+                job.finished_at,
+                job.state.value,
+                tuple(steps),
+            )
+        )
+        self._left -= 1
+        if self._left <= 0:
+            self._mute()
+
+    def step(self, job: Job[Any], state: str) -> None:
+        """``job``, which runs, is in ``state`` from now on."""
+        if job.id not in self.steps and len(self.steps) >= _MOST_TRACKED:
+            self.steps.pop(next(iter(self.steps)))
+        self.steps.setdefault(job.id, []).append((trio.current_time(), state))
+
+
+def _remove(lanes: Lanes, instrument: LaneInstrument) -> None:
+    try:
+        lanes.remove_instrument(instrument)
+    except KeyError:  # a hook of it has raised, which was logged
+        pass
+
+
+@final
+class _Ends(LaneInstrument):
+    def __init__(self, records: Records) -> None:
+        self._records: Final = records
+
+    @context_free
+    def job_finished(self, job: Job[Any]) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._records.add(job)
+
+
+@final
+class _Slots(LaneInstrument):
+    def __init__(self, records: Records) -> None:
+        self._records: Final = records
+
+    def job_lent(self, job: Job[Any]) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._records.step(job, "lent")
+
+    def job_readmitted(self, job: Job[Any]) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._records.step(job, "wanted")
+
+    def job_regained(self, job: Job[Any]) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._records.step(job, "held")
+
+    def job_cancel_called(self, job: Job[Any], reason: str | None) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._records.step(job, "cancelling")

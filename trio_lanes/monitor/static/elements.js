@@ -1,0 +1,241 @@
+// The custom elements of numbers: totals, lanes, what is noticed, sessions. Each takes `frame`.
+import { clock, h, limit, say, seconds, svg, tell } from "./tools.js";
+
+/** @typedef {import("./tools.js").Frame} Frame */
+/** @typedef {import("./tools.js").Row} Row */
+/** @typedef {import("./tools.js").Rate} Rate */
+
+const POINTS = 240; // of a line: a minute
+
+class Totals extends HTMLElement {
+  /** @type {{at: number, finished: number}[]} */
+  counts = [];
+
+  connectedCallback() {
+    if (this.firstChild) return;
+    this.setAttribute("role", "group");
+    this.setAttribute("aria-label", "Totals");
+    /** @type {Map<string, {value: Element, under: Element, line: Element, past: number[]}>} */
+    this.cards = new Map();
+    for (const name of ["Running", "Waiting", "Oldest wait", "Wait p50 · p95", "Finished", "Failed"]) {
+      const value = h("strong"), under = h("small");
+      const line = svg("polyline", { points: "" });
+      const drawn = svg("svg", { viewBox: "0 0 60 20", preserveAspectRatio: "none", "aria-hidden": "true" }, line);
+      this.append(h("div", { class: "card" }, h("span", {}, name), drawn, value, under));
+      this.cards.set(name, { value, under, line, past: [] });
+    }
+  }
+
+  /** @param {Frame} frame */
+  set frame(frame) {
+    const t = frame.totals, q = t.quantiles;
+    const { counts } = this;
+    counts.push({ at: frame.at, finished: t.finished });
+    while (counts.length > 2 && counts[0].at < frame.at - 5) counts.shift();
+    const past = counts[0], passed = frame.at - past.at;
+    const rate = passed > 0 ? (t.finished - past.finished) / passed : 0;
+    const wait = t.oldest;
+    this.#show("Running", t.active, String(t.active), `${t.slots} of ${limit(t.limit)} slots · ${t.lent} lent`);
+    this.#show("Waiting", t.waiting, String(t.waiting), `in ${t.sessions} sessions`);
+    this.#show("Oldest wait", wait, seconds(wait), t.oldest_lane || "–");
+    this.#show("Wait p50 · p95", q ? q[1] : 0, q ? `${seconds(q[0])} · ${seconds(q[1])}` : "–", "over 5 min");
+    this.#show("Finished", rate, `${rate.toFixed(rate < 10 ? 1 : 0)} /s`,
+      q ? `run p50 ${seconds(q[2])} · p95 ${seconds(q[3])}` : `${t.finished} in all`);
+    this.#show("Failed", t.failed, String(t.failed), `${t.cancelled} cancelled · ${t.abandoned} given up`);
+  }
+
+  /** @param {string} name @param {number} number @param {string} text @param {string} under */
+  #show(name, number, text, under) {
+    const card = this.cards?.get(name);
+    if (!card) return;
+    say(card.value, text);
+    say(card.under, under);
+    const { past } = card;
+    past.push(number);
+    if (past.length > POINTS) past.shift();
+    const most = Math.max(...past), least = Math.min(...past, 0), range = most - least || 1;
+    const step = 60 / (POINTS - 1), from = 60 - (past.length - 1) * step;
+    card.line.setAttribute("points", past.map((value, i) =>
+      `${(from + i * step).toFixed(1)},${(19 - 18 * (value - least) / range).toFixed(1)}`).join(" "));
+  }
+}
+
+const MOST_SLOTS = 24;
+
+class Table extends HTMLElement {
+  /** @type {Map<string, ReturnType<Table["make"]>>} */
+  rows = new Map();
+  operates = false;
+
+  connectedCallback() {
+    if (this.firstChild) return;
+    this.body = h("tbody");
+    this.append(h("table", { class: "card" }, h("caption", { class: "hidden" }, "Lanes"), h("thead", {}, h("tr", {},
+      ...["lane", "slots", "line: in sessions ▨ · in lane ▮ · held by rate ▬", "oldest · p95", "rate left"].map(
+        (text) => h("th", { scope: "col" }, text)),
+      h("td", {}))), this.body));
+  }
+
+  /** @param {Frame} frame */
+  set frame(frame) {
+    const names = new Set(frame.lanes.map((row) => row.name));
+    for (const [name, row] of this.rows) if (!names.has(name)) { row.all.remove(); this.rows.delete(name); }
+    const most = Math.max(10, ...frame.lanes.map((row) => row.waiting));
+    for (const row of frame.lanes) {
+      let shown = this.rows.get(row.name);
+      if (!shown) {
+        shown = this.make(row.name);
+        this.rows.set(row.name, shown);
+        this.body?.append(shown.all);
+      }
+      shown.now = row;
+      this.#update(shown, row, frame, most);
+    }
+  }
+
+  /** @param {string} name */
+  make(name) {
+    const under = h("small"), slots = h("span", { class: "slots", role: "img" }), lent = h("small");
+    const bar = h("span", { class: "bar", "aria-hidden": "true" });
+    const line = h("small"), wait = h("span"), rate = h("span"), last = h("td");
+    const all = h("tr", {}, h("th", { scope: "row" }, name, under), h("td", {}, slots, lent),
+      h("td", {}, bar, line), h("td", {}, wait), h("td", {}, rate), last);
+    const made = { all, under, slots, lent, bar, line, wait, rate, pause: h("button"), drawn: "",
+      now: /** @type {Row | null} */ (null) };
+    if (this.operates) last.append(this.#menu(name, made));
+    return made;
+  }
+
+  /** @param {string} name @param {{now: Row | null, pause: HTMLElement}} made */
+  #menu(name, made) {
+    const value = h("input", { type: "number", min: "0", max: "1000000", "aria-label": `limit of ${name}` });
+    const act = (/** @type {object} */ action) => () => { menu.open = false; tell(this, "lanes-act", action); };
+    made.pause = h("button", { type: "button", click: () =>
+      act({ do: made.now?.paused ? "resume" : "pause", lane: name })() }, "Pause");
+    const menu = h("details", { class: "menu" }, h("summary", { "aria-label": `actions on ${name}` }, "⋯"),
+      h("div", { class: "card" }, made.pause,
+        h("span", {}, value, h("button", { type: "button", click: () => {
+          if (value.value !== "") act({ do: "limit", lane: name, value: Number(value.value) })();
+        } }, "Set limit")),
+        h("button", { type: "button", class: "danger", click: () => act({ do: "clear", lane: name, seen: made.now?.waiting ?? 0,
+          ask: `Clear ${name} of ${made.now?.waiting ?? 0} waiting jobs? This cannot be undone.` })() }, "Clear…"),
+        h("button", { type: "button", class: "danger", click: () => act({ do: "reset", lane: name, seen: made.now?.active ?? 0,
+          ask: `Reset ${name} and give up ${made.now?.active ?? 0} running jobs? This cannot be undone.` })() }, "Reset…")));
+    menu.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") { menu.open = false; menu.querySelector("summary")?.focus(); }
+    });
+    return menu;
+  }
+
+  /** @param {ReturnType<Table["make"]>} shown @param {Row} row @param {Frame} frame @param {number} most */
+  #update(shown, row, frame, most) {
+    const notes = [], group = frame.groups.find((other) => other.members.includes(row.name));
+    if (group) notes.push(`group ${group.name}, ${group.slots} of ${limit(group.limit)}`);
+    if (row.template) notes.push(`${row.alive} alive`);
+    if (row.paused) notes.push(row.paused_until === null ? "paused by hand" : `paused ${seconds(row.paused_until - frame.at)} more`);
+    if (row.abandoned) notes.push(`${row.abandoned} given up`);
+    say(shown.under, notes.join(" · "));
+    const free = row.limit === null ? 0 : Math.max(0, row.limit - row.slots);
+    const stopping = Math.min(row.cancelling, row.slots);
+    const states = [...Array(stopping).fill("stopping"), ...Array(row.slots - stopping).fill("held"),
+      ...Array(free).fill("free")];
+    const drawn = states.slice(0, MOST_SLOTS).join(" ");
+    if (drawn !== shown.drawn) {
+      shown.drawn = drawn;
+      shown.slots.replaceChildren(...states.slice(0, MOST_SLOTS).map((state) => h("i", { class: state })));
+    }
+    const more = states.length - MOST_SLOTS;
+    shown.slots.setAttribute("aria-label", `${row.slots} of ${limit(row.limit)} slots held, ${stopping} cancelling`);
+    say(shown.lent, [row.lent ? `+${row.lent} lent` : "", more > 0 ? `+${more} slots` : ""].filter(Boolean).join(" "));
+    const held = row.rate_until === null ? 0 : row.in_lane;
+    const parts = [["sessions", row.in_sessions], ["lane", row.in_lane - held], ["rate", held]];
+    if (shown.bar.children.length === 0) shown.bar.append(...parts.map(([name]) => h("i", { class: String(name) })));
+    parts.forEach(([, count], i) => {
+      /** @type {HTMLElement} */ (shown.bar.children[i]).style.width = `${100 * Number(count) / most}%`;
+    });
+    say(shown.line, `${row.waiting} waiting` + (row.waiting ? ` · ${row.in_sessions} in sessions, ${row.in_lane} in lane` : "") + (held ? ", held by a rate" : ""));
+    say(shown.wait, `${row.waiting ? seconds(row.oldest) : "–"} · ${row.quantiles ? seconds(row.quantiles[1]) : "–"}`);
+    const rates = [...[...row.rates, ...group?.rates ?? []].map((rate) => left(rate, frame.at)),
+      ...(row.rate_until === null ? [] : [`waits ${seconds(row.rate_until - frame.at)}`])];
+    say(shown.rate, rates.join(", ") || "–");
+    say(shown.pause, row.paused ? "Resume" : "Pause");
+  }
+}
+
+/** @param {Rate} rate @param {number} now */
+function left(rate, now) {
+  const percent = Math.round(100 * rate.left / rate.most);
+  return `${rate.unit} ${percent}%` + (rate.full_at === null ? "" : ` · full in ${seconds(rate.full_at - now)}`);
+}
+
+class Noticed extends HTMLElement {
+  last = "";
+
+  connectedCallback() {
+    if (this.firstChild) return;
+    this.list = h("ol", { class: "notes" });
+    this.append(h("section", { class: "card", "aria-label": "Noticed" }, h("h2", {}, "Noticed"), this.list));
+  }
+
+  /** @param {Frame} frame */
+  set frame(frame) {
+    const notes = frame.notes.slice(-14).reverse();
+    const now = notes.map((note) => note.seq).join();
+    if (now === this.last) return;
+    this.last = now;
+    this.list?.replaceChildren(...notes.map((note) => h("li", { class: note.level },
+      h("time", {}, clock(note.wall)), " ", note.text, note.count > 1 ? ` (${note.count} times)` : "")));
+    if (!notes.length) this.list?.replaceChildren(h("li", {}, "nothing yet"));
+  }
+}
+
+class Sessions extends HTMLElement {
+  order = "waiting";
+  search = "";
+
+  connectedCallback() {
+    if (this.firstChild) return;
+    this.list = h("tbody");
+    this.found = h("div", { class: "found", "aria-live": "polite" });
+    const orders = ["waiting", "oldest", "name"].map((name) => h("button", { type: "button", value: name,
+      "aria-pressed": String(name === this.order), click: () => {
+        this.order = name;
+        for (const button of orders) button.setAttribute("aria-pressed", String(button.value === name));
+        if (this.shown) this.frame = this.shown;
+      } }, name));
+    this.append(h("section", { class: "card", "aria-label": "Sessions" }, h("h2", {}, "Sessions"),
+      h("fieldset", { class: "choice" }, h("legend", { class: "hidden" }, "Order of the sessions"), ...orders),
+      this.found,
+      h("table", {}, h("caption", { class: "hidden" }, "Sessions"), h("thead", {}, h("tr", {}, ...["session", "waiting", "running", "oldest"].map((text) => h("th", { scope: "col" }, text)))), this.list)));
+    /** @type {Frame | null} */
+    this.shown = null;
+  }
+
+  /** @param {Frame} frame */
+  set frame(frame) {
+    this.shown = frame;
+    const wanted = this.search.toLowerCase();
+    const rows = frame.sessions.filter((one) => one.key.toLowerCase().includes(wanted));
+    if (this.order === "name") rows.sort((a, b) => a.key < b.key ? -1 : 1);
+    if (this.order === "oldest") rows.sort((a, b) => (a.oldest ?? Infinity) - (b.oldest ?? Infinity));
+    while (this.list && this.list.children.length > rows.length) this.list.lastChild?.remove();
+    rows.forEach((one, i) => {
+      let row = this.list?.children[i];
+      if (!row) {
+        const pick = h("button", { type: "button", class: "link", click: () => tell(pick, "lanes-session", pick.textContent) });
+        row = h("tr", {}, h("th", { scope: "row" }, pick), h("td"), h("td"), h("td"));
+        this.list?.append(row);
+      }
+      const texts = [one.key, String(one.waiting), String(one.active) + (one.paused ? " paused" : ""),
+        one.oldest === null ? "–" : seconds(frame.at - one.oldest)];
+      say(/** @type {Element} */ (row.children[0].firstChild), texts[0]);
+      for (let k = 1; k < 4; k += 1) say(row.children[k], texts[k]);
+    });
+  }
+}
+
+customElements.define("lanes-totals", Totals);
+customElements.define("lanes-table", Table);
+customElements.define("lanes-noticed", Noticed);
+customElements.define("lanes-sessions", Sessions);
+export { Noticed, Sessions, Table, Totals };
