@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -50,12 +50,20 @@ SENTENCES: Final = (
 
 
 class BuiltinModel:
-    """Deterministic answers by rule. `word_delay` is the pause after each word, in seconds."""
+    """Deterministic answers by rule to all messages that have no answer yet.
+
+    Args:
+      word_delay: the pause before each word, in seconds.
+      tools: the functions that it may call, as in chat completions; None: the bundled tools.
+    """
 
     name: Final = "built-in"
 
-    def __init__(self, word_delay: float = 0.03) -> None:
+    def __init__(
+        self, word_delay: float = 0.03, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         self._word_delay: Final = word_delay
+        self._tools: Final = tools
 
     @asynccontextmanager
     async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
@@ -63,27 +71,67 @@ class BuiltinModel:
             yield events
 
     async def _events(self, messages: Sequence[Message]) -> AsyncGenerator[Event, None]:
-        last = max(place for place, message in enumerate(messages) if message.role == "user")
-        asked = messages[last].text
-        results = [message.text for message in messages[last:] if message.role == "tool"]
-        if results:
-            text = "\n".join(results)
-        else:
+        # Messages that were collected or steered in, and results, stand behind the last answer.
+        answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        start = answers[-1] + 1 if answers else 0
+        results = [message.text for message in messages[start:] if message.role == "tool"]
+        texts = [text for text in results if text not in ("cancelled", "skipped")]
+        calls: list[ToolCall] = []
+        fails = False
+        count = sum(message.role == "user" for message in messages[:start])
+        for place, message in enumerate(messages[start:], start):
+            if message.role != "user":
+                continue
+            count += 1
+            asked = message.text
             if not SUBAGENT.search(asked) and (slow := SLOW.search(asked)):
                 await trio.sleep(min(float(slow[1] or 2), MAX_SECONDS))
-            if calls := _wanted(asked, turn=last):
-                await trio.sleep(self._word_delay)
-                for call in calls:
-                    yield call
-                yield _usage(messages, len(calls))
-                return
-            text = _answer(asked, sum(message.role == "user" for message in messages))
+            wanted = self._calls(asked, place)
+            calls += wanted
+            fails = fails or bool(FAIL.search(asked))
+            if not wanted:
+                texts.append(_answer(asked, count))
+        text = "\n".join(texts)
         for word in _words(text):
             await trio.sleep(self._word_delay)
             yield word
-        if FAIL.search(asked) and not results:
+        if fails:
             raise ModelError("the built-in model failed, as it was asked to")
-        yield _usage(messages, len(text.split()))
+        if calls:
+            await trio.sleep(self._word_delay)
+            for call in calls:
+                yield call
+        yield _usage(messages, len(text.split()) + len(calls))
+
+    def _calls(self, asked: str, place: int) -> list[ToolCall]:
+        """Return the tool calls for a message."""
+        if self._tools is None:
+            return _wanted(asked, place)
+        offered = {str(tool["name"]): tool for tool in self._tools}
+        wanted = [call for call in _wanted(asked, place) if call.name in offered]
+        taken = {call.name for call in wanted}
+        for name, tool in offered.items():
+            # "get_weather" is wanted by "what is the weather in Paris?"
+            word = name.rpartition("_")[2]
+            if name not in taken and re.search(rf"\b{re.escape(word)}\b", asked, re.I):
+                arguments = json.dumps(_arguments(tool, asked))
+                wanted.append(ToolCall(f"call_{place}_{name}", name, arguments))
+        return wanted
+
+
+def _arguments(tool: Mapping[str, Any], asked: str) -> dict[str, Any]:
+    """Return a value for each argument: the numbers of the message, and the word behind "in"."""
+    numbers = iter(re.findall(r"-?\d+(?:\.\d+)?", asked))
+    where = re.search(r"\b(?:in|for|of) (\w+)", asked)
+    properties = (tool.get("parameters") or {}).get("properties") or {}
+    return {
+        name: json.loads(next(numbers, "0"))
+        if schema.get("type") in ("number", "integer")
+        else where[1]
+        if where
+        else asked
+        for name, schema in properties.items()
+    }
 
 
 def _wanted(asked: str, turn: int) -> list[ToolCall]:

@@ -22,7 +22,7 @@ class ToolCall:
 class Message:
     """A message of a conversation; `call_id` names the call that a message of a tool answers."""
 
-    role: Literal["user", "assistant", "tool"]
+    role: Literal["user", "assistant", "tool", "system"]
     text: str
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import httpx2
 
@@ -28,11 +28,17 @@ MAX_TOKENS: Final = (
 LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
 
+class HasSchema(Protocol):
+    """A tool that describes itself."""
+
+    def schema(self) -> dict[str, Any]: ...
+
+
 class OpenAIModel:
     """Streams from `{base_url}/chat/completions`. Use `open`, which closes the connections."""
 
     def __init__(
-        self, client: httpx2.AsyncClient, base_url: str, model: str, tools: Iterable[Tool]
+        self, client: httpx2.AsyncClient, base_url: str, model: str, tools: Iterable[HasSchema]
     ) -> None:
         self.name: Final = model
         self._client: Final = client
@@ -54,7 +60,7 @@ class OpenAIModel:
         body = {
             "model": self.name,
             "messages": [_to_json(message) for message in messages],
-            "tools": self._tools,
+            **({"tools": self._tools} if self._tools else {}),
             "stream": True,
             "stream_options": {"include_usage": True},
         }

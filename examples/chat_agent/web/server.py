@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import hypercorn
@@ -218,8 +218,14 @@ def listen(port: int) -> socket.socket:
     return socket.create_server((HOSTS[0], port))
 
 
+class HasApp(Protocol):
+    """A part that makes an ASGI application."""
+
+    def app(self) -> Starlette: ...
+
+
 async def serve(
-    page: Page,
+    page: HasApp,
     listener: socket.socket,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:

@@ -215,6 +215,7 @@ async def test_a_bad_line_is_one_clear_line_and_changes_nothing(
                 "me | Sorry that it took me so long.",
                 "me * takes in: two",
                 "me * takes in: three",
+                "me | You said: two (That was message 2 of this conversation.)",
                 "me | You said: three (That was message 3 of this conversation.)",
             ],
         ),
@@ -230,6 +231,7 @@ async def test_a_bad_line_is_one_clear_line_and_changes_nothing(
             "collect",
             [
                 "me | Sorry that it took me so long.",
+                "me | You said: two (That was message 2 of this conversation.)",
                 "me | You said: three (That was message 3 of this conversation.)",
             ],
         ),

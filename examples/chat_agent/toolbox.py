@@ -1,0 +1,115 @@
+"""Tools that run on the gateway: the bundled ones, and those of MCP servers.
+
+A request names the servers whose tools it wants: `{"type": "mcp", "server_label": "gateway"}`. Each
+server has a lane of its own, `mcp:LABEL`, which limits its calls. A call that exceeds its timeout
+holds its slot until it has really ended, so a server that hangs gets no more calls than its limit.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from trio_lanes import JobTimeoutError, Lanes
+
+from .model import ToolCall
+from .tools import ToolError, argument_of, bundled_tools
+
+Json = dict[str, Any]
+BUNDLED: Final = "gateway"
+CALL_SECONDS: Final = 30.0
+PER_SERVER: Final = 4  # calls of one server at once
+TOOLS: Final = {
+    name: tool for name, tool in bundled_tools().items() if name in ("time", "calc", "search")
+}
+
+
+class Toolbox:
+    """The tools of all servers, by label of the server and name."""
+
+    def __init__(self, call_seconds: float = CALL_SECONDS) -> None:
+        self._call_seconds: Final = call_seconds
+        self._clients: Final[dict[str, Any]] = {}
+        self._schemas: Final[dict[str, dict[str, Json]]] = {
+            BUNDLED: {name: tool.schema() for name, tool in TOOLS.items()}
+        }
+
+    async def connect(self, servers: Mapping[str, str], stack: AsyncExitStack) -> None:
+        """Connect to MCP servers by label: a URL, or a command that speaks on standard output."""
+        if servers:
+            from mcp import Client, StdioServerParameters
+        for label, where in servers.items():
+            target: Any = where
+            if not where.startswith(("http://", "https://")):
+                command, *arguments = shlex.split(where)
+                target = StdioServerParameters(command=command, args=arguments)
+            client = await stack.enter_async_context(Client(target))
+            self._clients[label] = client
+            self._schemas[label] = {
+                tool.name: {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description or "",
+                        "parameters": tool.input_schema,
+                    },
+                }
+                for tool in (await client.list_tools()).tools
+            }
+
+    def __contains__(self, label: object) -> bool:
+        return label in self._schemas
+
+    def schemas(self, servers: Sequence[str]) -> list[Json]:
+        """Return the tools of these servers, as in chat completions."""
+        return [schema for label in servers for schema in self._schemas[label].values()]
+
+    def server_of(self, name: str, servers: Sequence[str]) -> str | None:
+        """Return the server that has the tool; None if none of them has it."""
+        return next((label for label in servers if name in self._schemas[label]), None)
+
+    def item(self, call: ToolCall, servers: Sequence[str]) -> Json:
+        """Return the output item of a call that begins."""
+        return {
+            "id": f"mcp_{secrets.token_hex(12)}",
+            "type": "mcp_call",
+            "status": "in_progress",
+            "server_label": self.server_of(call.name, servers),
+            "name": call.name,
+            "arguments": "",
+            "output": None,
+            "error": None,
+            "approval_request_id": None,
+        }
+
+    async def run(self, lanes: Lanes, call: ToolCall, servers: Sequence[str]) -> str:
+        """Run a call in the lane of its server, and return its text.
+
+        Raises:
+          ToolError: if the tool fails, or takes too long.
+        """
+        label = self.server_of(call.name, servers)
+        assert label is not None
+        try:
+            return await lanes.run(
+                self._call, label, call, lane=f"mcp:{label}", timeout=self._call_seconds
+            )
+        except JobTimeoutError:
+            raise ToolError(f"no answer after {self._call_seconds:g} s") from None
+
+    async def _call(self, label: str, call: ToolCall) -> str:
+        if label == BUNDLED:
+            return await TOOLS[call.name].function(argument_of(TOOLS[call.name], call))
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except ValueError:
+            raise ToolError("the arguments are not JSON") from None
+        result = await self._clients[label].call_tool(call.name, arguments)
+        text = "\n".join(getattr(part, "text", "") for part in result.content)
+        if result.is_error:
+            raise ToolError(text)
+        return text
