@@ -1,22 +1,21 @@
-"""The first example of the README: two ways to give lanes something to run."""
-
 import trio
 
 from trio_lanes import open_lanes
 
+running: list[str] = []
 
-async def reply(user: str, text: str) -> str:
-    await trio.sleep(0.1)  # a model thinks
-    return f"{user}, you said {text!r}"
+
+async def answer(user: str, text: str) -> None:
+    running.append(user)
+    await trio.sleep(len(text) / 10)  # a model thinks
+    print(f"{user}: {text:4} | running: {sorted(running)}")
+    running.remove(user)
 
 
 async def main() -> None:
-    async with open_lanes({"main": 4, "cron": 1, "subagent": 8}) as lanes:
-        answer = await lanes.run(reply, "alice", "hello", session="alice")
-        print(answer)
-
-        job = lanes.submit_nowait(reply, "bob", "hi", session="bob", priority=10)  # a handle
-        print(await job.wait())
+    async with open_lanes({"main": 2}) as lanes:
+        for user, text in [("ann", "one"), ("ann", "two"), ("bob", "hi"), ("eve", "hey")]:
+            lanes.submit_nowait(answer, user, text, session=user)
 
 
 if __name__ == "__main__":
