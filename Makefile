@@ -5,30 +5,44 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= test,check,demo,bench,docs
+ALL := test,check,demo,bench,docs
 ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo test test-fast chaos check docs bench clean
+.PHONY: $(VENV) demo gateway node-clients test test-fast chaos check docs bench clean
 
-# The stamp, not the folder, says that the environment is complete: an installation that
-# broke off is done again, and so is one that is older than pyproject.toml.
+# A stamp for each set of extras, so that a target installs what it needs and no more. The stamp,
+# not the folder, says that a set is complete: an installation that broke off is done again, and so
+# is one that is older than pyproject.toml. The stamp of all extras stands for every set.
 # Standard output belongs to the demo alone, and so does standard input.
-$(STAMP): pyproject.toml
-	@echo "making $(VENV) with $(PYTHON)" >&2
-	@$(PYTHON) -m venv $(VENV) </dev/null >&2
-	@$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' </dev/null >&2
+define install
+	@echo "making $(VENV) with $(PYTHON): installing the extras $(1)" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) </dev/null >&2
+	@$(BIN)/python -m pip install --quiet --editable '.[$(1)]' </dev/null >&2
 	@touch $@
+endef
+
+$(STAMP): pyproject.toml
+	$(call install,$(ALL))
+
+$(VENV)/.installed-%: pyproject.toml
+	$(call install,$*)
+
+set = $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-$(1))
 
 $(VENV): $(STAMP)
 
 # Ctrl-C is the demo's own affair: make must not end on it before the demo has. How, and which
 # exit code a shell then sees, says tools/foreground.py.
-demo: $(STAMP)
+demo: $(call set,demo)
 	@exec $(BIN)/python tools/foreground.py $(BIN)/python -m examples.chat_agent $(ARGS)
+
+# OpenAI's Responses API over lanes, on this machine.
+gateway: $(call set,gateway)
+	@exec $(BIN)/python tools/foreground.py $(BIN)/python -m examples.gateway $(ARGS)
 
 # What checks the page of the monitor: a type checker, and a checker of accessibility.
 NODE := node_modules/.installed
@@ -37,7 +51,17 @@ $(NODE): package.json
 	@npm install --no-package-lock --no-audit --no-fund --silent </dev/null >&2
 	@touch $@
 
-test: $(STAMP) $(NODE)
+# The clients for Node that the tests point at the gateway.
+CLIENTS := tests/examples/gateway/clients/node
+NODE_CLIENTS := $(CLIENTS)/node_modules/.installed
+
+$(NODE_CLIENTS): $(CLIENTS)/package-lock.json
+	@npm ci --prefix $(CLIENTS) --no-audit --no-fund --silent </dev/null >&2
+	@touch $@
+
+node-clients: $(NODE_CLIENTS)
+
+test: $(STAMP) $(NODE) $(NODE_CLIENTS)
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage report --fail-under=100
 

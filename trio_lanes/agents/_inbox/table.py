@@ -38,7 +38,7 @@ class Inboxes:
 
     A session is in the table while a turn of it is active, a message of it waits, or its next turn
     has to begin with a `Summary`. An idle session costs nothing, so a service may have any number
-    of them. All sessions have the same handler, which reads `Turn.session`, and the same options,
+    of them. All sessions have the same handler, which reads ``turn.session``, and the same options,
     which are those of an `Inbox`.
 
     Raises:

@@ -1,0 +1,1 @@
+"""A gateway that speaks the Responses API, over lanes. `python -m examples.gateway` runs it."""

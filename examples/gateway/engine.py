@@ -1,0 +1,286 @@
+"""The engine: requests become messages of inboxes, and turns answer them.
+
+A turn may answer several requests: collected ones from its start, steered ones from the moment in
+which it takes them. A call that the client answers ends their responses, but not the turn: it lends
+its slot, and goes on with the response of the request that brings the outputs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trio_lanes import Job, LaneFullError, Lanes, current_job
+from trio_lanes import agents as parts
+from trio_lanes.agents import Conversation, ConversationTurn, Receipt, SettledKind, Turn, WhenBusy
+
+from ..chat_agent import model as chat
+from ..chat_agent.model import ModelBusyError, ModelError, ToolCall, Usage
+from ..chat_agent.toolbox import Toolbox
+from ..chat_agent.upstream import Upstream
+from ..openai_api.items import BadInputError, for_model, in_chain
+from ..openai_api.wire import Answer, Json, new_id
+from .asks import Ask, Live, Pending
+
+TURNS: Final = "main"
+MAX_ROUNDS: Final = 16  # rounds of tool calls in a turn
+MAX_TRIES: Final = 4  # of one call of the model
+BUSY_SECONDS: Final = 1.0  # to wait for a busy model that sends no time
+MAX_BUSY_SECONDS: Final = 60.0
+KEPT: Final = 250  # answers that have ended; older ones are read from the transcripts
+CAP: Final = 20  # waiting messages of a session
+
+
+class BusyError(Exception):
+    """The session is busy, and the request wants no place in its queue."""
+
+
+@attrs.define(eq=False)
+class Engine:
+    """Sessions, their turns, and the responses that are known.
+
+    Attributes:
+      turn_timeout: the maximum number of seconds of a turn, with the waits for its client.
+      gate_timeout: for how long a turn waits for outputs of its client.
+    """
+
+    lanes: Lanes
+    nursery: trio.Nursery
+    upstream: Upstream
+    toolbox: Toolbox
+    store: parts.TranscriptStore
+    turn_timeout: float = 600.0
+    gate_timeout: float = 300.0
+    answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
+    inboxes: parts.Inboxes = attrs.field(init=False)
+    _pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
+
+    def __attrs_post_init__(self) -> None:
+        self.inboxes = parts.Inboxes(
+            self.lanes, self._turn, when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
+            cap=CAP, overflow=parts.Overflow.DROP_NEWEST,
+        )  # fmt: skip
+
+    # ---- requests
+
+    def post(self, ask: Ask, when_busy: WhenBusy | None, group: str | None) -> None:
+        """Give the request its place in the lane of its session, or to the calls that wait for it.
+
+        Raises:
+          LaneError: if there is no room; nothing is kept of the request.
+          BadInputError: if it answers some calls of a turn, and not all.
+          BusyError: if the session is busy, and the mode is reject.
+        """
+        answer = ask.answer
+        if not self.resume(ask):
+            receipt = self.inboxes.post(answer.session, ask, when_busy=when_busy, group=group)
+            if receipt.outcome is not None and receipt.outcome.kind is SettledKind.REJECTED:
+                raise BusyError
+            if receipt.outcome is not None:
+                raise LaneFullError(f"session:{answer.session}", CAP)
+            answer.stop = receipt.cancel
+            self.nursery.start_soon(_follow, answer, receipt)
+        self.answers[answer.id] = answer
+        for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
+            if self.answers[id].ended.is_set():
+                del self.answers[id]
+
+    def resume(self, ask: Ask) -> bool:
+        """Give outputs in the request to the turn that waits for them; False if none does."""
+        outputs = {
+            str(item["call_id"]): item.get("output")
+            for item in ask.items
+            if item.get("type") == "function_call_output" and item["call_id"] in self._pending
+        }
+        if not outputs:
+            return False
+        pending = self._pending[next(iter(outputs))]
+        try:
+            pending.gate.submit(outputs)
+        except ValueError as error:
+            raise BadInputError(str(error)) from None
+        pending.ask = ask
+        return True
+
+    def session_of_calls(self, items: Sequence[Json]) -> str | None:
+        """Return the session whose turn waits for outputs in these items."""
+        found = [self._pending.get(str(item.get("call_id"))) for item in items]
+        return next((pending.session for pending in found if pending is not None), None)
+
+    async def messages(self, session: str) -> list[parts.Message]:
+        """Return the messages of a session."""
+        return await Conversation(session, self.store).messages()
+
+    # ---- turns
+
+    async def _turn(self, turn: Turn) -> None:
+        """Answer the messages of a turn: the handler of all inboxes."""
+        back = partial(getattr, turn, "rollback_called")
+        await self.answer(turn.session, turn.messages, turn.abort, turn.take, back)
+
+    async def answer(
+        self,
+        session: str,
+        asks: list[Ask],
+        abort: Callable[[str], object],
+        take: Callable[[], list[Ask]] = list,
+        rolled_back: Callable[[], bool] = bool,
+    ) -> None:
+        """Answer requests in a conversation, in a job; `take` returns those that come meanwhile."""
+        live = Live(abort)
+        for ask in asks:
+            live.join(ask)
+        status, why = "cancelled", ""
+        try:
+            with trio.move_on_after(self.turn_timeout) as limit:
+                contents = [{"input": ask.items} for ask in asks]
+                async with Conversation(session, self.store).turn(*contents) as exchange:
+                    try:
+                        await self._answer(exchange, asks[-1], live, session, take)
+                    finally:
+                        if rolled_back():
+                            exchange.rollback()
+                status = "completed"
+            if limit.cancelled_caught:
+                status, why = "failed", f"stopped after {self.turn_timeout:g} s"
+        except ModelError as error:
+            status, why = "failed", str(error)
+        except Exception as error:
+            status, why = "failed", f"the gateway failed: {type(error).__name__}"
+            raise
+        finally:
+            live.end(status, why)
+
+    async def _answer(
+        self,
+        exchange: ConversationTurn,
+        ask: Ask,
+        live: Live,
+        session: str,
+        take: Callable[[], list[Ask]],
+    ) -> None:
+        previous = ask.previous
+        history = for_model(in_chain(exchange.history, previous))
+        for _ in range(MAX_ROUNDS):
+            tools = [*ask.tools, *self.toolbox.schemas(ask.servers)]
+            prompt = [*history, *for_model(exchange.prompt[len(exchange.history) :])]
+            if ask.instructions:
+                prompt.insert(0, chat.Message("system", ask.instructions))
+            calls = await self._ask(prompt, tools, exchange, live)
+            if calls:
+                answered = await self._call(exchange, ask, calls, live, session)
+                if answered is None:
+                    return  # the client never brought the outputs
+                ask = answered
+            more = take()
+            for steer in more:
+                live.join(steer)
+                await exchange.steer({"input": steer.items})
+            if not calls and not more:
+                tokens = max((answer.tokens for answer in live.answers), default=0)
+                usage = {"responses": live.ids, "previous": previous, "tokens": tokens}
+                await exchange.finish(usage=usage)
+                return
+            for answer in live.answers:
+                answer.end_text()
+        raise ModelError(f"the model still wants tools after {MAX_ROUNDS} rounds")
+
+    async def _ask(
+        self, prompt: list[chat.Message], tools: list[Json], exchange: ConversationTurn, live: Live
+    ) -> list[ToolCall]:
+        """Call the model, again while it is busy and has said nothing. Return the tool calls."""
+        job = _current_job()
+        for tries_left in reversed(range(MAX_TRIES)):
+            await job.readmit()
+            calls: list[ToolCall] = []
+            said = False
+            try:
+                async with self.upstream.model(tools).stream(prompt) as events:
+                    async for event in events:
+                        if isinstance(event, ToolCall):  # its id may repeat in other sessions
+                            calls.append(attrs.evolve(event, id=new_id("call")))
+                        elif isinstance(event, Usage):
+                            for answer in live.answers:
+                                answer.tokens += event.tokens
+                        else:
+                            said = True
+                            exchange.append(event)
+                            for answer in live.answers:
+                                answer.text(event)
+                return calls
+            except ModelBusyError as busy:
+                seconds = BUSY_SECONDS if busy.retry_after is None else busy.retry_after
+                if said or calls or not tries_left or seconds > MAX_BUSY_SECONDS:
+                    raise
+            self.lanes.pause_for(TURNS, seconds)  # a 429 is for all users of the key
+        raise AssertionError
+
+    async def _call(
+        self, exchange: ConversationTurn, ask: Ask, calls: list[ToolCall], live: Live, session: str
+    ) -> Ask | None:
+        """Run the calls of server tools, and wait for the client's outputs of the others."""
+        await exchange.call([attrs.asdict(call) for call in calls])
+        here = [call for call in calls if self.toolbox.server_of(call.name, ask.servers)]
+        items = [self.toolbox.item(call, ask.servers) for call in here]
+        for answer in live.answers:
+            for item in items:
+                answer.begin_call(item)
+        running = [parts.ToolCall(c.id, partial(self._use, c, ask.servers)) for c in here]
+        async with parts.run_tools(running) as run:
+            async for event in run:  # they run at once, and speak in the order of the calls
+                call, item = here[event.output_index], items[event.output_index]
+                fields = {"status": "completed", "output": event.data}
+                if event.kind != "result":
+                    fields = {"status": "failed", "error": f"error: {event.data}"}
+                await exchange.result(call.id, fields.get("output", fields.get("error")))
+                for answer in live.answers:
+                    answer.end_call(item, call, "response.mcp_call_arguments", **fields)
+        offered = {tool["function"]["name"] for tool in ask.tools}
+        left = [call for call in calls if call not in here]
+        for call in [call for call in left if call.name not in offered]:
+            await exchange.result(call.id, f"error: there is no tool {call.name[:60]!r}")
+            left.remove(call)
+        return await self._wait_for_client(exchange, left, live, session) if left else ask
+
+    async def _use(self, call: ToolCall, servers: list[str], emit: parts.Emit) -> str:
+        return await self.toolbox.run(self.lanes, call, servers)
+
+    async def _wait_for_client(
+        self, exchange: ConversationTurn, calls: list[ToolCall], live: Live, session: str
+    ) -> Ask | None:
+        pending = Pending(session, parts.ActionGate([call.id for call in calls]))
+        self._pending.update(dict.fromkeys([call.id for call in calls], pending))
+        for answer in live.answers:
+            for call in calls:
+                answer.call(call)
+        live.end("completed")
+        try:
+            async with _current_job().lend_slot():
+                with trio.move_on_after(self.gate_timeout):
+                    await pending.gate.wait()
+        finally:
+            for call in calls:
+                del self._pending[call.id]
+            if pending.ask is not None:
+                live.join(pending.ask)  # if the turn is cancelled now, this response is, too
+        if pending.ask is not None:
+            for result in await pending.gate.wait():
+                await exchange.result(result.id, result.value)
+        return pending.ask
+
+
+async def _follow(answer: Answer, receipt: Receipt) -> None:
+    """End the response of a message that no turn was started with."""
+    if (await receipt.settled()).turn is None:
+        answer.end("cancelled")
+
+
+def _current_job() -> Job[Any]:
+    job = current_job()
+    assert job is not None
+    return job

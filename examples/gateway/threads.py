@@ -1,0 +1,145 @@
+"""`/v1/threads`: several runs of a thread at once, with the order of questions and answers kept.
+
+A run takes the messages that were posted since the last run as its question, and reserves the place
+of its answer in the conversation when it starts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from trio_lanes import Job
+from trio_lanes.agents import RunStatus
+
+from ..openai_api.chat import run_object, thread_message, thread_messages
+from ..openai_api.http import Refused, body_of, field, named
+from ..openai_api.items import BadInputError, text_of
+from ..openai_api.wire import Answer, Json, new_id
+from .asks import Ask
+from .engine import TURNS, Engine
+
+KEPT: Final = 1_000  # threads, and runs
+
+
+@attrs.define(eq=False)
+class Run:
+    """A run: a job that answers the messages which it took."""
+
+    thread: str
+    ask: Ask
+    id: str = attrs.field(factory=lambda: new_id("run"))
+    job: Job[Any] = attrs.field(init=False)
+
+    @property
+    def needs(self) -> list[Json]:
+        """The calls that the client has to answer."""
+        return [item for item in self.ask.answer.output if item["type"] == "function_call"]
+
+    @property
+    def status(self) -> RunStatus:
+        answer = self.ask.answer
+        if self.job.done:
+            status = answer.status if answer.ended.is_set() else "cancelled"
+            return RunStatus.EXPIRED if self.needs else RunStatus(status)
+        if self.job.cancel_called:
+            return RunStatus.CANCELLING
+        if answer.ended.is_set():
+            return RunStatus.REQUIRES_ACTION
+        return RunStatus(answer.status)
+
+    def object(self) -> Json:
+        status = self.status
+        needs = self.needs if status is RunStatus.REQUIRES_ACTION else []
+        return run_object(self.id, self.thread, str(status), needs, self.ask.answer.error)
+
+
+class Threads:
+    """The endpoints, over the conversations and the tools of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Final = engine
+        self._posted: Final[OrderedDict[str, list[Json]]] = OrderedDict()  # no run took them yet
+        self._runs: Final[OrderedDict[str, Run]] = OrderedDict()
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/threads`."""
+        body = await body_of(request)
+        id = new_id("thread")
+        self._post(id, field(body, "messages", list, []))
+        return JSONResponse({"id": id, "object": "thread", "created_at": 0, "metadata": {}})
+
+    async def post(self, request: Request) -> Response:
+        """`POST /v1/threads/{id}/messages`."""
+        id, body = named(request.path_params["id"]), await body_of(request)
+        (item,) = self._post(id, [body])
+        return JSONResponse(thread_message(id, new_id("msg"), "user", text_of(item["content"])))
+
+    async def messages(self, request: Request) -> Response:
+        """`GET /v1/threads/{id}/messages`, newest first unless `order=asc`."""
+        id = named(request.path_params["id"])
+        found = thread_messages(id, await self._engine.messages(id))
+        if request.query_params.get("order") != "asc":
+            found.reverse()
+        return JSONResponse({"object": "list", "data": found, "has_more": False})
+
+    async def run(self, request: Request) -> Response:
+        """`POST /v1/threads/{id}/runs`."""
+        id, body = named(request.path_params["id"]), await body_of(request)
+        items = self._posted.get(id)
+        if not items:
+            raise BadInputError("no message was posted since the last run")
+        ask = Ask(Answer(id, "", {}), items, field(body, "instructions", str, ""))
+        ask.tools = field(body, "tools", list, [])
+        run = Run(id, ask)
+        run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=id)
+        del self._posted[id]
+        self._runs[run.id] = run
+        for old in [*self._runs.values()][:-KEPT]:
+            if old.job.done:
+                del self._runs[old.id]
+        return JSONResponse(run.object())
+
+    async def _answer(self, run: Run) -> None:
+        await self._engine.answer(run.thread, [run.ask], run.job.cancel)
+
+    async def retrieve(self, request: Request) -> Response:
+        """`GET /v1/threads/{id}/runs/{run}`."""
+        return JSONResponse(self._run(request).object())
+
+    async def cancel(self, request: Request) -> Response:
+        """`POST /v1/threads/{id}/runs/{run}/cancel`."""
+        run = self._run(request)
+        run.job.cancel("cancelled by the client")
+        return JSONResponse(run.object())
+
+    async def submit(self, request: Request) -> Response:
+        """`POST /v1/threads/{id}/runs/{run}/submit_tool_outputs`: of all calls, or of none."""
+        run, body = self._run(request), await body_of(request)
+        outputs = [o for o in field(body, "tool_outputs", list, []) if isinstance(o, dict)]
+        items = [{"type": "function_call_output", "call_id": o.get("tool_call_id"),
+                  "output": o.get("output")} for o in outputs]  # fmt: skip
+        ask = attrs.evolve(run.ask, answer=Answer(run.thread, "", {}), items=items)
+        if run.status is not RunStatus.REQUIRES_ACTION or not self._engine.resume(ask):
+            raise BadInputError("the run does not wait for these outputs")
+        run.ask = ask
+        return JSONResponse(run.object())
+
+    def _post(self, id: str, messages: list[Any]) -> list[Json]:
+        items = [{"role": "user", "content": text_of(message.get("content"))}
+                 for message in messages if isinstance(message, dict)]  # fmt: skip
+        if id not in self._posted and len(self._posted) == KEPT:
+            raise Refused(429, "too many threads have messages that no run took")
+        if items:
+            self._posted.setdefault(id, []).extend(items)
+        return items
+
+    def _run(self, request: Request) -> Run:
+        run = self._runs.get(request.path_params["run"])
+        if run is None or run.thread != request.path_params["id"]:
+            raise Refused(404, "there is no such run")
+        return run

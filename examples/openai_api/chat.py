@@ -1,0 +1,93 @@
+"""The shapes of chat completions, and of messages of threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from trio_lanes.agents import Message as Kept
+
+from ..chat_agent.model import Message, ToolCall, Usage
+from .http import Refused
+from .items import text_of
+from .wire import Json
+
+
+def data_line(value: Json) -> str:
+    """Return a line of a stream of server-sent events."""
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+def usage_of(events: Sequence[Any]) -> Json:
+    """Return the usage in the events of a model."""
+    tokens = sum(event.tokens for event in events if isinstance(event, Usage))
+    return {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+
+
+def tool_call(call: ToolCall) -> Json:
+    """Return a call as clients read it."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def to_message(message: Any) -> Message:
+    """Return a message of a client for the model."""
+    match message:
+        case {"role": "tool", "tool_call_id": str(id)}:
+            return Message("tool", text_of(message.get("content")), call_id=id)
+        case {"role": "user" | "assistant" | "system" | "developer" as role}:
+            calls = [
+                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+                for call in message.get("tool_calls") or ()
+            ]
+            kind: Any = "system" if role == "developer" else role
+            return Message(kind, text_of(message.get("content")), tuple(calls))
+    raise Refused(400, "a message has a role and a content")
+
+
+def thread_message(thread: str, id: str, role: str, text: str) -> Json:
+    """Return a message of a thread."""
+    content = [{"type": "text", "text": {"value": text, "annotations": []}}]
+    return {"id": id, "object": "thread.message", "created_at": 0, "thread_id": thread,
+            "role": role, "content": content, "metadata": {}, "attachments": []}  # fmt: skip
+
+
+def thread_messages(thread: str, messages: Sequence[Kept]) -> list[Json]:
+    """Return the messages of a conversation that a thread shows."""
+    found = []
+    for message in messages:
+        if message.role == "user":
+            text = "\n".join(text_of(item["content"]) for item in message.content["input"])
+            found.append(thread_message(thread, message.id, "user", text))
+        elif message.role == "assistant" and message.content:
+            found.append(thread_message(thread, message.id, "assistant", str(message.content)))
+    return found
+
+
+def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json | None) -> Json:
+    """Return a run of a thread; ``needs`` are the calls that its client has to answer."""
+    calls = [
+        {"id": call["call_id"], "type": "function",
+         "function": {"name": call["name"], "arguments": call["arguments"]}}
+        for call in needs
+    ]  # fmt: skip
+    action = {"type": "submit_tool_outputs", "submit_tool_outputs": {"tool_calls": calls}}
+    return {
+        "id": id, "object": "thread.run", "created_at": 0, "thread_id": thread,
+        "assistant_id": "gateway", "status": status, "model": "gateway",
+        "required_action": action if needs else None,
+        "last_error": error, "instructions": "", "tools": [], "metadata": {},
+    }  # fmt: skip
+
+
+def completion(events: Sequence[Any]) -> Json:
+    """Return the whole answer of a chat completion."""
+    text = "".join(event for event in events if isinstance(event, str))
+    calls = [event for event in events if isinstance(event, ToolCall)]
+    message: Json = {"role": "assistant", "content": text or None, "refusal": None}
+    if calls:
+        message["tool_calls"] = [tool_call(call) for call in calls]
+    reason = "tool_calls" if calls else "stop"
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    return {"object": "chat.completion", "choices": [choice], "usage": usage_of(events)}

@@ -1,0 +1,172 @@
+"""HTTP: bounded bodies, errors in the API's own shape, and streams that notice a lost client."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trio_lanes import LaneError, LanesClosedError
+
+from ..chat_agent.web.server import is_ours
+from .items import BadInputError
+from .wire import Json
+
+MAX_BODY: Final = 4_000_000  # bytes
+MAX_REQUESTS: Final = 2_000  # open at once
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+        self.headers: Final = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+def error(refused: Refused) -> JSONResponse:
+    """Return an error in the API's shape."""
+    kinds = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+    kind = kinds.get(refused.status, "server_error" if refused.status > 499 else "")
+    body = {
+        "message": str(refused),
+        "type": kind or "invalid_request_error",
+        "param": None,
+        "code": refused.code,
+    }
+    return JSONResponse({"error": body}, refused.status, refused.headers)
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]]) -> Endpoint:
+    """Return the endpoint with its exceptions as errors; ``full`` has the headers of a 429."""
+
+    async def call(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Refused as refused:
+            return error(refused)
+        except BadInputError as bad:
+            return error(Refused(400, str(bad)))
+        except LanesClosedError as closed:
+            return error(Refused(503, str(closed), "shutting_down"))
+        except LaneError:
+            text = "too much work waits; try again later"
+            return error(Refused(429, text, "rate_limit_exceeded", **full()))
+
+    return call
+
+
+async def body_of(request: Request) -> Json:
+    """Return the JSON object of a request."""
+    return json_of(await raw_of(request))
+
+
+async def raw_of(request: Request) -> bytes:
+    """Return the body of a request, which is bounded."""
+    parts: list[bytes] = []
+    async for part in request.stream():
+        parts.append(part)
+        if sum(map(len, parts)) > MAX_BODY:
+            raise Refused(413, f"a body has at most {MAX_BODY:,} bytes")
+    return b"".join(parts)
+
+
+def json_of(raw: bytes) -> Json:
+    """Return the JSON object in a body; an empty body is an empty object."""
+    try:
+        body = json.loads(raw or b"{}")
+    except (ValueError, RecursionError):
+        raise Refused(400, "the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise Refused(400, "the body must be a JSON object")
+    return body
+
+
+def field(body: Json, name: str, kind: Any, default: Any = None) -> Any:
+    """Return a field of a body that has this type, or is missing."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, str) and len(value) > MAX_BODY):
+        raise Refused(400, f"{name} has the wrong type")
+    return value
+
+
+def named(value: str) -> str:
+    """Return ``value`` if it is a valid name of a session, a user or an id."""
+    if not NAME.fullmatch(value):
+        raise Refused(400, "a name has up to 100 letters, digits and the signs _ . -")
+    return value
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; ``lost`` is called if the client leaves before the end."""
+
+    def __init__(self, events: AsyncIterator[str], lost: Callable[[], object], **more: str) -> None:
+        headers = {"Cache-Control": "no-store", **{n.replace("_", "-"): v for n, v in more.items()}}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._events, self._lost = events, lost
+
+    async def stream_response(self, send: Send) -> None:
+        complete = False
+        try:
+            async with aclosing(self._events):  # type: ignore[type-var]
+                await super().stream_response(send)
+            complete = True
+        finally:
+            if not complete:
+                self._lost()
+
+
+async def unless_lost(request: Request, wait: Callable[[], Awaitable[object]]) -> bool:
+    """Wait; return False if the client leaves first."""
+    done = False
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await wait()
+        done = True
+        nursery.cancel_scope.cancel()
+    return done
+
+
+class Bounded:
+    """ASGI middleware: requests of this machine alone, and not too many at once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app: Final = app
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif not is_ours(Request(scope)):
+            await error(Refused(403, "this gateway is for this machine alone"))(
+                scope, receive, send
+            )
+        elif self._open >= MAX_REQUESTS:
+            busy = Refused(503, "too many requests are open", retry_after_ms="1000")
+            await error(busy)(scope, receive, send)
+        else:
+            self._open += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._open -= 1

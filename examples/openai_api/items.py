@@ -1,0 +1,142 @@
+"""Input items of the API, messages of conversations, and messages of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import attrs
+
+from trio_lanes.agents import Message as Kept
+
+from ..chat_agent.model import Message, ModelError, ToolCall, well_formed
+from .wire import Json
+
+
+class BadInputError(Exception):
+    """The input of a request is not valid; the text is one line for the client."""
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a content: a string, or a list of parts."""
+    if content is None or isinstance(content, str):
+        return well_formed(content or "")
+    if not isinstance(content, list):
+        raise BadInputError("content must be a string or a list of parts")
+    texts: list[str] = []
+    for part in content:
+        match part:
+            case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "refusal", "refusal": str(text)}:
+                texts.append(text)
+            case {"type": str(kind)}:
+                raise BadInputError(f"parts of the type {kind[:40]!r} are not supported")
+            case _:
+                raise BadInputError("a part of a content must have a type")
+    return well_formed("".join(texts))
+
+
+def to_messages(items: Sequence[Json]) -> list[Message]:
+    """Return input items as messages; calls behind each other are calls of one message."""
+    messages: list[Message] = []
+    for item in items:
+        match item:
+            case {"type": "function_call", "call_id": str(id), "name": str(name)}:
+                call = ToolCall(id, name, str(item.get("arguments") or ""))
+                if messages and messages[-1].role == "assistant":
+                    last = messages.pop()
+                    messages.append(attrs.evolve(last, calls=(*last.calls, call)))
+                else:
+                    messages.append(Message("assistant", "", (call,)))
+            case {"type": "function_call_output", "call_id": str(id)}:
+                output = item.get("output")
+                messages.append(Message("tool", text_of(output), call_id=id))
+            case {"role": "assistant"}:
+                messages.append(Message("assistant", text_of(item.get("content"))))
+            case {"role": "system" | "developer"}:
+                messages.append(Message("system", text_of(item.get("content"))))
+            case {"role": "user"}:
+                messages.append(Message("user", text_of(item.get("content"))))
+            case {"type": "reasoning" | "mcp_call" | "mcp_list_tools"}:
+                pass  # nothing that the model needs
+            case _:
+                raise BadInputError(f"an input item is not supported: {str(item)[:60]}")
+    return messages
+
+
+def in_chain(history: Sequence[Kept], previous: str | None) -> Sequence[Kept]:
+    """Return the messages that led to the response ``previous``; all of them if it is None.
+
+    A conversation of responses is a tree: each exchange names the response that it goes on from.
+    """
+    if previous is None:
+        return history
+    parents: dict[str, tuple[str, str | None]] = {}  # {response: (exchange, parent)}
+    for message in history:
+        if message.usage:
+            exchange = message.id.partition(".")[0]
+            for id in message.usage["responses"]:
+                parents[id] = exchange, message.usage["previous"]
+    if previous not in parents:
+        raise ModelError(f"there is no completed response {previous}")
+    chain: set[str] = set()
+    at: str | None = previous
+    while at is not None:
+        exchange, at = parents[at]
+        chain.add(exchange)
+    return [message for message in history if message.id.partition(".")[0] in chain]
+
+
+def for_model(messages: Sequence[Kept]) -> list[Message]:
+    """Return messages of a conversation for the model."""
+    found: list[Message] = []
+    for message in messages:
+        if message.role == "user":
+            items = message.content["input"] if isinstance(message.content, dict) else []
+            found += to_messages(items)
+        elif message.role == "tool":
+            text = message.content if isinstance(message.content, str) else str(message.content)
+            found.append(Message("tool", text, call_id=message.tool_call_id or ""))
+        else:
+            calls = tuple(ToolCall(**call) for call in message.tool_calls)
+            found.append(Message("assistant", str(message.content), calls))
+    return found
+
+
+def to_items(messages: Sequence[Kept]) -> list[Json]:
+    """Return messages of a conversation as items of the API."""
+    found: list[Json] = []
+    for message in messages:
+        item = {"id": f"msg_{message.id}", "type": "message", "status": message.status}
+        if message.role == "user":
+            for said in message.content["input"]:
+                if isinstance(said.get("content"), str):
+                    said = said | {"content": [{"type": "input_text", "text": said["content"]}]}
+                found.append(item | said)
+        elif message.role == "assistant" and message.content:
+            part = {"type": "output_text", "text": message.content, "annotations": []}
+            found.append(item | {"role": "assistant", "content": [part]})
+        for call in message.tool_calls:
+            shape = {"type": "function_call", "status": "completed", "call_id": call["id"]}
+            named_call = {"name": call["name"], "arguments": call["arguments"]}
+            found.append({"id": f"fc_{call['id']}", **shape, **named_call})
+        if message.role == "tool":
+            output = {"call_id": message.tool_call_id, "output": message.content}
+            found.append({"id": item["id"], "type": "function_call_output", **output})
+    return found
+
+
+def split_tools(tools: Sequence[Any], servers: Container[str]) -> tuple[list[Json], list[str]]:
+    """Return the functions among the tools, as in chat completions, and the labels of servers."""
+    functions, labels = [], []
+    for tool in tools:
+        match tool:
+            case {"type": "function", "name": str()}:
+                shape = {name: tool.get(name) for name in ("name", "description", "parameters")}
+                functions.append({"type": "function", "function": shape})
+            case {"type": "mcp", "server_label": str(label)} if label in servers:
+                labels.append(label)
+            case _:
+                raise BadInputError("a tool is a function, or an MCP server of the gateway")
+    return functions, labels

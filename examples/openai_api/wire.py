@@ -1,0 +1,206 @@
+"""A response as clients see it: its object, its numbered events, and its one terminal state.
+
+Output is a list of items. Text grows one message item; a call is an item of its own. `end` is the
+only way into a terminal state, and only its first call counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import trio
+
+from trio_lanes.agents import Feed
+
+from ..chat_agent.model import ToolCall
+
+Json = dict[str, Any]
+TERMINAL: Final = ("completed", "failed", "cancelled", "incomplete")
+ECHOED: Final[Json] = {  # the fields of a request that its response repeats, with their defaults
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+def new_id(prefix: str) -> str:
+    """Return a new id that clients cannot guess."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+class Answer:
+    """One response. All methods are synchronous, and have no effect after `end`."""
+
+    def __init__(self, session: str, model: str, body: Json) -> None:
+        # The id names the session, so a response is found after a restart without an index.
+        self.id: Final = f"resp_{session}.{secrets.token_hex(6)}"
+        self.session: Final = session
+        self.status = "queued"
+        self.output: Final[list[Json]] = []
+        self.feed: Final[Feed[Json]] = Feed(math.inf)
+        self.ended: Final = trio.Event()
+        self.stop: Callable[[str], object] = lambda reason: None  # stops what the answer waits for
+        self.tokens = 0
+        self.error: Json | None = None
+        self._message: Json | None = None  # the item that grows
+        self._pieces: list[str] = []
+        self._head: Final[Json] = {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": body.get("model") or model,
+            "conversation": {"id": session} if body.get("conversation") else None,
+            **{name: body.get(name, default) for name, default in ECHOED.items()},
+        }
+        self._publish("response.created", response=self.object())
+
+    def object(self) -> Json:
+        """Return the response as it is now."""
+        usage = {
+            "input_tokens": self.tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.tokens,
+        }
+        return self._head | {
+            "status": self.status,
+            "output": [*self.output],
+            "error": self.error,
+            "incomplete_details": None,
+            "usage": usage if self.status in TERMINAL else None,
+        }
+
+    def begin(self) -> None:
+        """The turn has started."""
+        if self.status == "queued":
+            self.status = "in_progress"
+            self._publish("response.in_progress", response=self.object())
+
+    def text(self, delta: str) -> None:
+        """Add text to the growing message; begin a message if none grows."""
+        if self.ended.is_set():
+            return
+        if self._message is None:
+            self._message = {
+                "id": new_id("msg"),
+                "type": "message",
+                "role": "assistant",
+                "status": "in_progress",
+                "content": [],
+            }
+            self._publish("response.output_item.added", item=dict(self._message), at=self._message)
+            self._publish("response.content_part.added", part=_part(""), at=self._message)
+        self._pieces.append(delta)
+        self._publish("response.output_text.delta", delta=delta, logprobs=[], at=self._message)
+
+    def end_text(self, status: str = "completed") -> None:
+        """End the growing message, if there is one."""
+        if (message := self._message) is None:
+            return
+        text = "".join(self._pieces)
+        self._publish("response.output_text.done", text=text, logprobs=[], at=message)
+        self._publish("response.content_part.done", part=_part(text), at=message)
+        message |= {"status": status, "content": [_part(text)]}
+        self._item_done(message)
+        self._message, self._pieces = None, []
+
+    def call(self, call: ToolCall) -> None:
+        """Add a call that the client answers."""
+        item = {
+            "id": new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": "",
+        }
+        self.begin_call(item)
+        self.end_call(item, call, "response.function_call_arguments", status="completed")
+
+    def begin_call(self, item: Json) -> None:
+        """Add the item of a call that runs; several may run at once."""
+        if not self.ended.is_set():
+            self.end_text()
+            self.output.append(item)
+            self._publish("response.output_item.added", item=dict(item), at=item)
+
+    def end_call(self, item: Json, call: ToolCall, kind: str, **fields: Any) -> None:
+        """End the item of a call, with its arguments and these fields."""
+        if not self.ended.is_set():
+            arguments = call.arguments or "{}"
+            self._publish(f"{kind}.delta", delta=arguments, at=item)
+            self._publish(f"{kind}.done", arguments=arguments, name=call.name, at=item)
+            item |= {"arguments": arguments, **fields}
+            self._item_done(item)
+
+    def end(self, status: str, why: str = "") -> None:
+        """Enter a terminal state; only the first call counts."""
+        if self.ended.is_set():
+            return
+        self.end_text("completed" if status == "completed" else "incomplete")
+        for item in self.output:
+            if item["status"] == "in_progress":  # a call of a turn that was stopped
+                item["status"] = "incomplete"
+        self.status = status
+        if status == "failed":
+            self.error = {"code": "server_error", "message": why}
+        self._publish(f"response.{status}", response=self.object())
+        self.feed.close()
+        self.ended.set()
+
+    def lines(self, after: int) -> AsyncIterator[str]:
+        """Return the events after that number, as server-sent events.
+
+        Raises:
+          ValueError, FeedGapError: as `Feed.read`.
+        """
+        events = self.feed.read(after)
+
+        async def lines() -> AsyncIterator[str]:
+            async with aclosing(events):
+                async for _, event in events:
+                    yield sse(event)
+
+        return lines()
+
+    def _item_done(self, item: Json) -> None:
+        self._publish("response.output_item.done", item=dict(item), at=item)
+
+    def _publish(self, kind: str, at: Json | None = None, **fields: Any) -> None:
+        """Publish an event; ``at`` is the item that it is about."""
+        if at is not None:
+            if at not in self.output:
+                self.output.append(at)
+            index = next(place for place, item in enumerate(self.output) if item is at)
+            fields |= {"output_index": index}
+            if "item" not in fields:
+                fields |= {"item_id": at["id"]}
+                if at["type"] == "message":
+                    fields |= {"content_index": 0}
+        self.feed.publish({"type": kind, **fields, "sequence_number": self.feed.last + 1})
+
+
+def _part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def sse(event: Json) -> str:
+    """Return an event of a stream of server-sent events."""
+    return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n"
