@@ -258,12 +258,11 @@ class Search:
         session, job = subject
         if session.concurrency < 1:
             return _Goal(0)
-        before: list[AnyJob] = []
+        # Earlier jobs for the same lane can get its slots if the job itself can.
+        before = session.readmitted_before(job)
         if session.waiting:
             place = place_of(job)
-            before += [one for one in session.waiting_jobs() if one._place and one._place < place]
-        before += session.readmitted_before(job)
-        # Earlier jobs for the same lane can get its slots if the job itself can.
+            before += [one for one in _of_other_lanes(session, job._lane) if one._place < place]
         starts: list[Need] = [
             (_all, tuple(self.slot_of(one._lane))) for one in before if one._lane is not job._lane
         ]
@@ -337,6 +336,19 @@ def _all(needs: tuple[Need, ...]) -> _Goal:
 
 def _any(needs: tuple[Need, ...]) -> _Goal:
     return _Goal(1, needs)
+
+
+def _of_other_lanes(session: SessionActor, lane: LaneActor) -> Iterable[AnyJob]:
+    """Return the jobs in the line of ``session`` that are bound for other lanes than ``lane``.
+
+    A session may have very many waiting jobs for one lane, and be searched for each of them. So the
+    search goes through the other lanes if fewer jobs wait there.
+    """
+    others = [other.bound for other in lane.lanes.values() if other is not lane and other.bound]
+    if sum(map(len, others)) < session.waiting:
+        found = (job for bound in others for job in bound.values())
+        return (job for job in found if job._session_lane is session)
+    return (job for job in session.waiting_jobs() if job._lane is not lane and job._place)
 
 
 def _before(lane: LaneActor, taker: AnyJob | None) -> Iterator[AnyJob]:

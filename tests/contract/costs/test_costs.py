@@ -237,6 +237,32 @@ def test_a_submission_costs_as_much_however_many_jobs_its_session_may_start() ->
     assert wide <= 10 * narrow  # when all jobs that are forwarded were looked at: 50 times
 
 
+def test_a_wait_inside_a_job_costs_as_much_however_many_jobs_of_a_session_are_before_it() -> None:
+    async def seconds(waiting: int) -> float:
+        async with open_lanes({"main": 1, "paused": 1, "other": 1}) as lanes:
+            lanes.pause("paused")
+            for n in range(waiting):
+                last = lanes.submit_nowait(no_op, n, session="alice", lane="paused")
+            lanes.submit_nowait(trio.sleep_forever, session="bob", lane="other")
+            lanes.submit_nowait(no_op, 0, session="alice", lane="other")
+
+            async def waits() -> float:
+                began = time.process_time()
+                for _ in range(50):
+                    with trio.CancelScope() as scope:
+                        scope.cancel()
+                        await last.wait_done()
+                return time.process_time() - began
+
+            took = await lanes.run(waits)
+            lanes.clear()
+            lanes.reset()
+            return took
+
+    few, many = (min(trio.run(seconds, waiting) for _ in range(3)) for waiting in (10, 20_000))
+    assert many <= 10 * few  # when all jobs before it were looked at: 40 times
+
+
 def test_a_submission_takes_no_memory_for_the_tasks_that_wait_inside_jobs() -> None:
     async def most_bytes(waits: int) -> int:
         gate = trio.Event()
