@@ -104,6 +104,8 @@ def _say_how_wide(plan: Plan) -> None:
         for name, config in plan.lanes.items()
     ]
     widths.append(f"each session {plan.others.concurrency}")
+    if plan.lanes and all(width.endswith(" inf") for width in widths[:-1]):
+        return
     logger.info(
         "lanes opened, with the number of jobs that each runs at once: %s", ", ".join(widths)
     )

@@ -218,10 +218,16 @@ class Submitter:
                 of_item["session"] = key
             return context.run(self._make, fn, (item,), of_item, runs=True)
 
+        try:
+            iterator = None if isinstance(items, AsyncIterable) else iter(items)
+        except TypeError as error:
+            raise TypeError(
+                f"items must be an iterable or an async iterable, not {items!r}"
+            ) from error
         window = Window(
             self._scheduler,
             make,
-            None if isinstance(items, AsyncIterable) else iter(items),
+            iterator,
             lane=lane,
             session=session,
             ordered=ordered,

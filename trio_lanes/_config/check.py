@@ -14,18 +14,18 @@ import trio
 _LONGEST: Final = sys.float_info.max  # a whole number may be above it, and no time of a clock is
 
 
-def whole(field: str, value: Any) -> int:
-    """A whole number: an int that is no bool."""
+def whole(field: str, value: Any, kind: str = "a whole number") -> int:
+    """A whole number: an int that is no bool. ``kind`` names it in the error."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{field} must be a whole number, not {value!r}")
+        raise TypeError(f"{field} must be {kind}, not {value!r}")
     if not isinstance(value, int):
-        raise ValueError(f"{field} must be a whole number, not {value!r}")
+        raise ValueError(f"{field} must be {kind}, not {value!r}")
     return value
 
 
-def natural(field: str, value: Any) -> int:
-    """A whole number from 0 up."""
-    if whole(field, value) < 0:
+def natural(field: str, value: Any, kind: str = "a whole number") -> int:
+    """A whole number from 0 up. ``kind`` names it in the error."""
+    if whole(field, value, kind) < 0:
         raise ValueError(f"{field} must not be negative, got {value!r}")
     return value  # type: ignore[no-any-return]  # whole() has checked it
 
@@ -34,7 +34,7 @@ def count(field: str, value: Any) -> int | float:
     """A number of jobs or tokens: a whole number from 0 up, or `math.inf`."""
     if isinstance(value, float) and value == math.inf:
         return value
-    return natural(field, value)
+    return natural(field, value, "a whole number or math.inf")
 
 
 def seconds(field: str, value: Any) -> float:

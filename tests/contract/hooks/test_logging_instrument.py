@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -261,3 +262,12 @@ def test_a_logger_that_is_none_is_refused() -> None:
     name: Any = "trio_lanes"
     with pytest.raises(TypeError, match=r"logger must be a logging\.Logger, not 'trio_lanes'"):
         LoggingInstrument(name)
+
+
+async def test_lanes_without_limits_do_not_log_how_many_jobs_they_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "trio_lanes")
+    async with open_lanes({"main": math.inf}):
+        pass
+    assert not caplog.records

@@ -711,3 +711,11 @@ async def test_units_that_only_sessions_count_are_known(autojump_clock: MockCloc
         async with lanes.map(echo, [1, 2], session=lambda item: "alice", **options) as results:
             assert [item async for item in results] == [1, 2]
         assert trio.current_time() == 10
+
+
+async def test_items_that_cannot_be_iterated_are_refused_by_name() -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        with pytest.raises(
+            TypeError, match="items must be an iterable or an async iterable, not 3"
+        ):
+            lanes.map(trio.sleep, 3)  # type: ignore[arg-type]
