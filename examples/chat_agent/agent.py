@@ -64,31 +64,41 @@ class Agent:
         conversation: Conversation,
         texts: Sequence[str],
         steers: Steers = lambda: (),
+        rolled_back: Callable[[], bool] = bool,
     ) -> str:
         """Answer `texts`, and the messages that `steers` returns meanwhile. Return the last answer.
 
         Call it in a job that has just started. It reads the conversation itself; when it
-        returns, the answer is stored. If it raises, the text so far is stored.
+        returns, the answer is stored. If it raises, the text so far is stored; or nothing of the
+        turn, if `rolled_back` returns True then.
         """
         async with conversation.turn(*texts) as turn:
-            rounds = 0
-            start = {"requests": 0.0}  # the start of the job was charged for one request
-            while True:
-                prompt = [_for_model(entry) for entry in turn.prompt]
-                await _current_job().readmit(cost=cost_of(prompt) | start)
-                start = {}
-                said, calls = await self._ask(session, turn, prompt)
-                if calls:
-                    rounds += 1
-                    if rounds == MAX_ROUNDS:
-                        raise ModelError(f"the model still wants tools after {rounds} rounds")
-                    await self._call(session, turn, calls)
-                if more := steers():
-                    await turn.steer(*more)
-                    rounds = 0
-                elif not calls:
-                    await turn.finish()
-                    return said
+            try:
+                return await self._answer(session, turn, steers)
+            finally:
+                if rolled_back():
+                    turn.rollback()
+
+    async def _answer(self, session: str, turn: ConversationTurn, steers: Steers) -> str:
+        """Call the model and the tools that it asks for, until it asks for no more."""
+        rounds = 0
+        start = {"requests": 0.0}  # the start of the job was charged for one request
+        while True:
+            prompt = [_for_model(entry) for entry in turn.prompt]
+            await _current_job().readmit(cost=cost_of(prompt) | start)
+            start = {}
+            said, calls = await self._ask(session, turn, prompt)
+            if calls:
+                rounds += 1
+                if rounds == MAX_ROUNDS:
+                    raise ModelError(f"the model still wants tools after {rounds} rounds")
+                await self._call(session, turn, calls)
+            if more := steers():
+                await turn.steer(*more)
+                rounds = 0
+            elif not calls:
+                await turn.finish()
+                return said
 
     async def _ask(
         self, session: str, turn: ConversationTurn, prompt: Sequence[Message]

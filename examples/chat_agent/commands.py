@@ -20,7 +20,7 @@ text                      post the text in the current session
 /sessions                 lanes and sessions, with running and waiting turns
 /why [NAME]               the reasons why the turns of a session wait
 /queue MODE [NAME]        set the mode of messages during an active turn: steer, followup,
-                          collect, interrupt, reject or replace
+                          collect, interrupt, rollback, reject or replace
 /stop [NAME]              stop the active turn of a session
 /clear [NAME]             cancel the waiting messages of a session
 /abort [NAME]             /clear, then /stop

@@ -1,7 +1,8 @@
 """Sessions: the one place where a message becomes a turn.
 
 A message is posted into the inbox of its session, which starts a turn for it, or offers it to the
-active turn. The turn is a job in the session lane. Only the turn reads and writes the conversation,
+active turn. An idle session has no inbox: only its conversation is kept, and its mode if a user has
+set one. The turn is a job in the session lane. Only the turn reads and writes the conversation,
 and it reports its own end.
 """
 
@@ -10,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import attrs
 import trio
 
 from trio_lanes import Job, LaneInstrument, Lanes
 from trio_lanes.agents import (
     Conversation,
-    Inbox,
+    Inboxes,
     InboxStatistics,
     MemoryTranscript,
     Overflow,
@@ -49,14 +49,6 @@ class TurnTimeoutError(Exception):
         super().__init__(f"stopped after {seconds:g} s")
 
 
-@attrs.frozen(eq=False)
-class Talk:
-    """The inbox and the conversation of a session."""
-
-    inbox: Inbox
-    conversation: Conversation
-
-
 class Sessions:
     """The sessions of the agent. Only `abort` and `wait_room` are asynchronous.
 
@@ -87,9 +79,8 @@ class Sessions:
         self._store: Final = MemoryTranscript() if store is None else store
         self._turn_timeout: Final = turn_timeout
         self._when_busy: Final = when_busy
-        self._cap: Final = cap
-        self._overflow: Final = overflow
-        self._talks: Final[dict[str, Talk]] = {}
+        self._modes: Final[dict[str, WhenBusy]] = {}  # by session, where a user has set another
+        self._inboxes: Final = Inboxes(lanes, self._turn, lane=TURNS, cap=cap, overflow=overflow)
 
     # ---- posting
 
@@ -99,19 +90,22 @@ class Sessions:
         Raises:
           LaneError: if the lanes refuse the message.
         """
-        inbox = self._talk(session).inbox
-        before = inbox.statistics().settled
-        receipt = inbox.post(text, when_busy=when_busy)
-        after = inbox.statistics().settled
+        before = self._inboxes.statistics().settled
+        mode = self.mode(session) if when_busy is None else when_busy
+        receipt = self._inboxes.post(session, text, when_busy=mode)
+        after = self._inboxes.statistics().settled
         self._tell(Queued(session))
         for kind, words in SIDE_EFFECTS.items():
             if after[kind] > before[kind]:
                 self._tell(Noted(session, words))
         return receipt
 
-    async def _turn(self, session: str, turn: Turn) -> str:
+    async def _turn(self, turn: Turn) -> str:
         """Answer the messages of a turn: the handler of all inboxes."""
-        talk = self._talks[session]
+        return await self._answer(turn.session, turn)
+
+    async def _answer(self, session: str, turn: Turn) -> str:
+        conversation = self.conversation(session)
 
         def steers() -> Sequence[str]:
             taken = tuple(map(str, turn.take()))
@@ -128,7 +122,9 @@ class Sessions:
             with self.runs.running(session, turn):
                 turn.is_streaming = True
                 with trio.move_on_after(self._turn_timeout) as limit:
-                    answer = await self._agent.answer(session, talk.conversation, texts, steers)
+                    answer = await self._agent.answer(
+                        session, conversation, texts, steers, lambda: turn.rollback_called
+                    )
                 if limit.cancelled_caught:
                     raise TurnTimeoutError(self._turn_timeout)
             ending = ""
@@ -150,44 +146,43 @@ class Sessions:
 
     async def abort(self, session: str, reason: str) -> int:
         """Cancel the waiting messages and the turn, and wait for its end. Return their number."""
-        inbox = self._talk(session).inbox
-        waiting = inbox.statistics().waiting
-        await inbox.abort(reason)
+        waiting = len(self._inboxes.waiting(session))
+        await self._inboxes.abort(session, reason)
         self._tell(Queued(session))
         return waiting
 
     def clear(self, session: str, reason: str) -> int:
         """Cancel the waiting messages, but not the turn. Return their number."""
-        inbox = self._talk(session).inbox
-        before = inbox.statistics().waiting
+        before = len(self._inboxes.waiting(session))
         self._lanes.session(session).clear(reason=reason)
-        left = inbox.statistics().waiting
+        left = len(self._inboxes.waiting(session))
         self._tell(Queued(session))
         return before - left
 
     # ---- queries
 
     def __contains__(self, session: str) -> bool:
-        return session in self._talks
+        """Whether the session is busy."""
+        return session in self._inboxes
 
     def mode(self, session: str) -> WhenBusy:
         """Return the mode of the session."""
-        return self._talks[session].inbox.when_busy if session in self else self._when_busy
+        return self._modes.get(session, self._when_busy)
 
     def set_mode(self, session: str, mode: WhenBusy) -> None:
         """Set the mode for messages that are posted later."""
-        self._talk(session).inbox.when_busy = mode
+        self._modes.pop(session, None)
+        if mode is not self._when_busy:
+            self._modes[session] = mode
         self._tell(Queued(session))
 
     def turn(self, session: str) -> Turn | None:
         """Return the active turn, or None."""
-        return self._talks[session].inbox.turn if session in self else None
+        return self._inboxes.turn(session)
 
     def waiting(self, session: str) -> list[str]:
         """Return the waiting messages, in order."""
-        if session not in self:
-            return []
-        return [str(receipt.message) for receipt in self._talks[session].inbox.waiting]
+        return [str(receipt.message) for receipt in self._inboxes.waiting(session)]
 
     def text_of(self, job: Job[Any]) -> str | None:
         """Return the first message of a turn, or of the next turn."""
@@ -198,47 +193,22 @@ class Sessions:
         return str(texts[0]) if texts else None
 
     def conversation(self, session: str) -> Conversation:
-        """Return the conversation of a session, for reading; its turns use another object."""
+        """Return the conversation of a session."""
         return Conversation(session, self._store)
 
-    def statistics(self, session: str) -> InboxStatistics:
-        """Return the outcomes of the messages of a session."""
-        return self._talk(session).inbox.statistics()
+    def statistics(self) -> InboxStatistics:
+        """Return the outcomes of the messages of all sessions."""
+        return self._inboxes.statistics()
 
     async def wait_room(self) -> None:
         """Wait until another message may wait, over all sessions."""
         while True:
-            waiting = {key: self._waiting_in(key) for key in self._lanes.sessions()}
-            if sum(waiting.values()) < MAX_WAITING:
+            waiting = {key: self._inboxes.waiting(key) for key in self._inboxes.sessions}
+            if sum(map(len, waiting.values())) < MAX_WAITING:
                 await trio.lowlevel.checkpoint()
                 return
-            longest = max(waiting, key=waiting.__getitem__)  # the queue that can shrink
-            await self._talks[longest].inbox.waiting[0].settled()
-
-    def _waiting_in(self, session: str) -> int:
-        return self._talks[session].inbox.statistics().waiting if session in self else 0
-
-    def _talk(self, session: str) -> Talk:
-        talk = self._talks.get(session)
-        if talk is None:
-
-            async def handler(turn: Turn) -> str:
-                return await self._turn(session, turn)
-
-            handler.__qualname__ = f"turn of {session}"  # the name of its jobs
-            talk = self._talks[session] = Talk(
-                Inbox(
-                    self._lanes,
-                    session,
-                    handler,
-                    when_busy=self._when_busy,
-                    lane=TURNS,
-                    cap=self._cap,
-                    overflow=self._overflow,
-                ),
-                Conversation(session, self._store),
-            )
-        return talk
+            longest = max(waiting.values(), key=len)  # the queue that can shrink
+            await longest[0].settled()
 
 
 class FailuresTold(LaneInstrument):

@@ -76,4 +76,5 @@ def _list(jobs: Iterable[Job[Any]], sessions: Sessions) -> str:
 
 def _called(job: Job[Any], sessions: Sessions) -> str:
     text = sessions.text_of(job)
-    return job.name if text is None else f"{job.name}: {shorten(text, 24)!r}"
+    name = job.name if job.session is None else f"turn of {job.session}"
+    return name if text is None else f"{name}: {shorten(text, 24)!r}"

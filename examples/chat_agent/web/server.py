@@ -64,7 +64,7 @@ HEADERS: Final = {
 }
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-    "connect-src ws://{host}; img-src data:; base-uri 'none'; form-action 'none'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
 
@@ -94,7 +94,7 @@ class Page:
         if not is_ours(request):
             return PlainTextResponse("this page is for this machine alone", 403, HEADERS)
         nonce = secrets.token_urlsafe(16)
-        policy = CONTENT_POLICY.format(nonce=nonce, host=request.headers["host"])
+        policy = CONTENT_POLICY.format(nonce=nonce)
         html = self._html.replace("{{nonce}}", nonce)
         headers = {**HEADERS, "Content-Security-Policy": policy}
         return Response(html, media_type="text/html; charset=utf-8", headers=headers)

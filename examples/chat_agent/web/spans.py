@@ -60,7 +60,7 @@ class Spans(LaneInstrument):
             "id": job.id,
             "session": job.session,
             "lane": job.lane,
-            "name": job.name,
+            "name": job.name if job.session is None else f"turn of {job.session}",
             "text": "",
             "submitted": job.submitted_at,
             "started": None,

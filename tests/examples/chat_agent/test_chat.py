@@ -244,6 +244,14 @@ async def test_a_bad_line_is_one_clear_line_and_changes_nothing(
             ],
         ),
         (
+            "rollback",
+            [
+                "me * stopped",
+                "me | You said: two (That was message 1 of this conversation.)",
+                "me | You said: three (That was message 2 of this conversation.)",
+            ],
+        ),
+        (
             "reject",
             [
                 "me * rejected: the session is busy",
@@ -264,7 +272,7 @@ async def test_a_bad_line_is_one_clear_line_and_changes_nothing(
 async def test_queue_says_what_becomes_of_a_message_while_a_turn_is_active(
     autojump_clock: object, mode: str, told: list[str]
 ) -> None:
-    pause = 0 if mode != "interrupt" else 1
+    pause = 1 if mode in ("interrupt", "rollback") else 0
     lines = await shown(f"/queue {mode}", "slow 5", 1, "two", pause, "three")
     assert lines == [f"mode of messages while me is busy: {mode}", *told]
 

@@ -75,8 +75,7 @@ async def test_a_turn_outside_its_session_lane_is_found_out(
 
     def say(self: Sessions, session: str, text: str, when_busy: WhenBusy | None = None) -> Receipt:
         lane_of_its_own = f"{session} {text}"
-        inbox = Inbox(self._lanes, lane_of_its_own, lambda turn: self._turn(session, turn))
-        self._talk(session)
+        inbox = Inbox(self._lanes, lane_of_its_own, lambda turn: self._answer(session, turn))
         return inbox.post(text)
 
     monkeypatch.setattr(Sessions, "say", say)
