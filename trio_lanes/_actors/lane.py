@@ -80,6 +80,8 @@ class LaneActor(Actor):
         "slots",
         "template",
         "token_request",
+        "untold",
+        "untold_timer",
         "warning",
         "withdrawn",
     )
@@ -132,6 +134,9 @@ class LaneActor(Actor):
         self.cancelling: set[AnyJob] = set()  # jobs that run and were asked to stop
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.warning: Timer | None = None  # set for the oldest wait
+        # {id: job bound for it of whose wait hooks are told when it is long, and were not yet}
+        self.untold: OrderedDict[int, AnyJob] = OrderedDict()
+        self.untold_timer: Timer | None = None  # set for the first of them
         super().__init__(turns, config)
         self.mailbox = Mailbox()
         self.limiter = trio.CapacityLimiter(config.concurrency)
@@ -142,9 +147,8 @@ class LaneActor(Actor):
         return self._name
 
     def set_config(self, config: LaneConfig, now: float) -> None:
-        if self.warning is not None and config.warn_after != self.config.warn_after:
-            self.warning.cancel()  # it is set anew when the lane is served
-            self.warning = None
+        if config.warn_after != self.config.warn_after:
+            self.cancel_warnings()  # they are set anew when the lane is served
         if self.token_request is not None and config.limiter is not self.limiter:
             self.token_request.rest()
         if config.limiter is None:
@@ -203,6 +207,13 @@ class LaneActor(Actor):
         jobs.sort(key=lambda job: job.id)  # borrowers are in no order that comes back
         # A job that wants a slot of a shared limiter back is both, once its token is there.
         return list(dict.fromkeys([*jobs, *self.lending]))
+
+    def cancel_warnings(self) -> None:
+        """Cancel the timers of long waits."""
+        for timer in (self.warning, self.untold_timer):
+            if timer is not None:
+                timer.cancel()
+        self.warning = self.untold_timer = None
 
     @property
     def oldest(self) -> AnyJob | None:

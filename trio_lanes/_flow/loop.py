@@ -350,8 +350,7 @@ class Scheduler:
                 self._wait_warnings.watch_lane(lane)
         elif not lane.active and not lane.bound:
             # Not as soon as no job waits: a busy lane is often empty for a moment.
-            lane.warning.cancel()
-            lane.warning = None
+            lane.cancel_warnings()
         if self.room.length:
             self.room.look_at(lane)
         if lane.watched and not (lane.waiting and lane.active):
@@ -463,7 +462,7 @@ class Scheduler:
             else:
                 self._join(job)
             if hooks.job_submitted:
-                self.after_act(hooks.call, hooks.job_submitted, job)
+                self._effects.append((hooks.call, (hooks.job_submitted, job)))
             if outermost:
                 self.serve()
         except BaseException as error:
@@ -568,7 +567,8 @@ class Scheduler:
             self.overdue.expect(job)
         if hooks.job_started:
             assert job._context is not None
-            self.after_act(hooks.call_in_context, hooks.job_started, job, job._context)
+            args = hooks.job_started, job, job._context
+            self._effects.append((hooks.call_in_context, args))
         self._workers.granted.append(job)
         if job._waiters:
             self.after_act(self._wake, job)
@@ -594,6 +594,8 @@ class Scheduler:
         joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
         if lane.exempt and joined is not None and joined._options.warn_after is not None:
             lane.exempt -= 1
+        if lane.untold:
+            lane.untold.pop(job.id, None)
         if self._tells:
             self._has_changed(job)
         lane.waiting -= 1
@@ -695,7 +697,7 @@ class Scheduler:
             if unretrieved is not None:
                 self.unretrieved.add(unretrieved)
         if self.hooks.job_finished:
-            self.after_act(self._tell_finished, job)
+            self._effects.append((self._tell_finished, (job,)))
         else:
             job._context = job._session_lane = None
         if job._waiters:

@@ -136,13 +136,18 @@ class Hooks:
     def call_in_context(self, hooks: list[Hook], job: AnyJob, context: Context) -> None:
         """`call` them with ``job``: in its own context, but for those that need no context."""
         for hook in tuple(hooks):
-            if hook[2]:
+            instrument, method, needs_context = hook
+            if needs_context:
                 try:
                     context.run(self.call, [hook], job)
                 except RuntimeError:  # the context is entered already; `call` itself never raises
                     self.call([hook], job)
-            else:
-                self.call([hook], job)
+            else:  # as in `call`, which is dear for a hook of every job
+                try:
+                    method(job)
+                except BaseException:
+                    self.remove(instrument)
+                    _say_that_it_raised(instrument, method)
 
 
 def context_free(hook: F) -> F:

@@ -1,9 +1,9 @@
 """Warnings about long waits. A warning never cancels a job.
 
-A job with an ``on_wait`` or a ``warn_after`` of its own, or any job while an instrument has the
-hook ``job_waiting_long``, has a timer of its own. All other jobs of a lane share one timer, set for
-the oldest wait, which only writes to the log: at most one line for each lane and ``warn_after``
-seconds.
+A job with an ``on_wait`` or a ``warn_after`` of its own has a timer of its own. All other jobs of a
+lane share one timer, set for the oldest wait, which only writes to the log: at most one line for
+each lane and ``warn_after`` seconds. While an instrument has the hook ``job_waiting_long``, they
+share one more timer, set for the next job of which the hook is to be told.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ class WaitWarnings:
         options = job._options
         if options.warn_after is not None:
             job._lane.exempt += 1
-        own = options.warn_after is not None or options.on_wait is not None
-        if own or self._hooks.job_waiting_long:
+        if options.warn_after is not None or options.on_wait is not None:
             self._at(_due(job), partial(self._too_long, job), job)
+        elif self._hooks.job_waiting_long:
+            lane = job._lane
+            lane.untold[job.id] = job
+            if lane.warning is not None:  # else the lane is about to be served
+                self._tell_in_time(lane)
 
     def watch_lane(self, lane: LaneActor) -> None:
         """Set the timer of ``lane`` for its oldest wait."""
@@ -55,6 +59,22 @@ class WaitWarnings:
         assert oldest is not None  # the caller has checked that a job waits
         due = oldest._waiting_since + lane.config.warn_after
         self._look_at(lane, max(due, self._quiet_until(lane)))
+        self._tell_in_time(lane)
+
+    def _tell_in_time(self, lane: LaneActor) -> None:
+        """Have hooks told of the next long wait in ``lane``. The jobs there are due in order."""
+        if lane.untold and lane.untold_timer is None:
+            due = _due(next(iter(lane.untold.values())))
+            if due != float("inf"):
+                lane.untold_timer = self._timers.call_at(due, partial(self._tell_hooks, lane))
+
+    def _tell_hooks(self, lane: LaneActor) -> None:
+        lane.untold_timer = None
+        now = trio.current_time()
+        while lane.untold and _due(job := next(iter(lane.untold.values()))) <= now:
+            del lane.untold[job.id]
+            self._hooks.call(self._hooks.job_waiting_long, job, now - job._waiting_since)
+        self._tell_in_time(lane)
 
     def _look_at(self, lane: LaneActor, when: float) -> None:
         if when != float("inf"):

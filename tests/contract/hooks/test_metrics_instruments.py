@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -454,3 +455,35 @@ async def test_no_job_sees_the_span_of_the_job_before_it(
         assert not trace.get_current_span().get_span_context().is_valid
     assert seen == [id_of(spans.of(name)) for name in "abc"]
     assert all(parent(spans.of(name)) is None for name in "abc")
+
+
+async def test_of_jobs_from_before_an_instrument_was_added_nothing_is_counted(
+    autojump_clock: MockClock,
+) -> None:
+    registry = CollectorRegistry()
+    async with open_lanes({"main": 1}) as lanes:
+        running = lanes.submit_nowait(trio.sleep, 1)
+        lanes.submit_nowait(trio.sleep, 1)
+        await trio.sleep(0.5)
+        lanes.add_instrument(PrometheusInstrument(registry, buckets=[1, math.inf]))
+        lanes.submit_nowait(trio.sleep, 1)
+        await running.wait()
+    counted = registry.get_sample_value("trio_lanes_jobs_submitted_total", {"lane": "main"})
+    assert counted == 1
+    running_now = registry.get_sample_value("trio_lanes_jobs_running", {"lane": "main"})
+    assert running_now == 0
+    ran = registry.get_sample_value("trio_lanes_job_run_seconds_count", {"lane": "main"})
+    assert ran == 1
+
+
+@pytest.mark.parametrize("buckets", [[], [2, 1], [1, 1]])
+def test_buckets_that_do_not_ascend_are_refused(buckets: list[float]) -> None:
+    with pytest.raises(ValueError, match="buckets must ascend"):
+        PrometheusInstrument(CollectorRegistry(), buckets=buckets)
+
+
+def test_two_in_one_registry_need_two_namespaces() -> None:
+    registry = CollectorRegistry()
+    PrometheusInstrument(registry)
+    with pytest.raises(ValueError, match="Duplicated"):
+        PrometheusInstrument(registry)

@@ -517,3 +517,73 @@ async def test_the_head_of_a_lane_has_a_job_once_that_has_the_place_of_an_outdon
         ]
         jobs[2].priority = 0
         assert lane.head(9) == [jobs[1]]
+
+
+@pytest.mark.parametrize("hook", ["job_started", "job_finished"])
+async def test_a_context_free_hook_that_raises_is_logged_and_its_instrument_is_removed(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
+    class Raises:
+        pass
+
+    @context_free
+    def fail(job: Job[Any]) -> None:
+        calls.append(job.name)
+        raise ValueError
+
+    calls: list[str] = []
+    instrument: Any = Raises()
+    setattr(instrument, hook, fail)
+    async with open_lanes({"main": 1}, instruments=[instrument]) as lanes:
+        for name in "ab":
+            await lanes.run(trio.sleep, 1, name=name)
+    assert calls == ["a"]
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "is removed" in record.getMessage()
+
+
+class Long(LaneInstrument):
+    """Notes long waits: the name of the job, and when."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float]] = []
+
+    def job_waiting_long(self, job: Job[Any], waited: float) -> None:
+        self.told.append((job.name, trio.current_time()))
+
+
+async def test_each_long_wait_is_told_at_its_own_time_by_one_timer_of_the_lane(
+    autojump_clock: MockClock,
+) -> None:
+    long = Long()
+    config = LaneConfig(concurrency=1, warn_after=5)
+    async with open_lanes({"main": config}, instruments=[long]) as lanes:
+        lanes.start_soon(trio.sleep, 30)
+        for name in "abcd":
+            job = lanes.submit_nowait(trio.sleep, 0, name=name)
+            if name == "b":
+                job.cancel()
+            await trio.sleep(1)
+        lanes.start_soon(trio.sleep, 0, name="own", warn_after=2)
+    assert long.told == [("a", 5), ("own", 6), ("c", 7), ("d", 8)]
+
+
+async def test_a_changed_warn_after_holds_for_the_jobs_that_wait_already(
+    autojump_clock: MockClock,
+) -> None:
+    long = Long()
+    async with open_lanes(
+        {"main": LaneConfig(concurrency=1, warn_after=50)}, instruments=[long]
+    ) as lanes:
+        lanes.start_soon(trio.sleep, 30)
+        lanes.start_soon(trio.sleep, 0, name="a")
+        await trio.sleep(1)
+        lanes.start_soon(trio.sleep, 0, name="b")
+        lanes.configure({"main": LaneConfig(concurrency=1, warn_after=10)})
+        await trio.sleep(1)
+        lanes.start_soon(trio.sleep, 0, name="c")
+        await trio.sleep(20)
+        assert long.told == [("a", 10), ("b", 11), ("c", 12)]
+        lanes.configure({"main": LaneConfig(concurrency=1, warn_after=float("inf"))})
+        lanes.start_soon(trio.sleep, 0, name="d")
+    assert len(long.told) == 3
