@@ -235,7 +235,7 @@ class _Scrape(Collector):
                 waiting.add_metric([label], came - started - withdrawn)
                 running.add_metric([label], started - ended)
                 submitted.add_metric([label], came)
-            for outcome, count in figures.by_outcome.items():
+            for outcome, count in sorted(figures.by_outcome.items()):
                 finished.add_metric([label, outcome], count)
             for figure, count in dict(figures.events).items():
                 events[figure].add_metric([label], count)
