@@ -5,10 +5,13 @@ is done there, however slow the machine is. Nothing here waits for a time: the p
 until it shows what it should.
 """
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NoReturn
 
 import pytest
 import trio
@@ -20,6 +23,7 @@ from tests.examples.chat_agent.held_model import HeldModel
 
 pytestmark = pytest.mark.real_processes
 
+AXE = Path(__file__).parents[3] / "node_modules/axe-core/axe.min.js"
 PATIENCE = 300.0  # seconds, on a machine that has much else to do
 FLAGS = (
     "--no-sandbox",
@@ -97,14 +101,16 @@ class Tab:
         expect(self.chat(session).locator(".state")).to_have_text(text)
 
 
+def in_ci(what: str) -> NoReturn:
+    """Skip a test, but where CI is to have what it needs."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"there is no {what}; .ci/run installs it")
+    pytest.skip(f"there is no {what}")
+
+
 def chromium() -> str:
-    """The browser; without one a test is skipped, but where CI is to have it."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no chromium; .ci/run installs it")
-        pytest.skip("there is no chromium")
-    return found
+    """The browser."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or in_ci("chromium")
 
 
 async def browse(drive: Callable[[Browser], None], turns: int = 4) -> None:
@@ -154,6 +160,79 @@ async def test_messages_are_answered_in_order_and_those_that_wait_are_shown() ->
         tab.waits("ann")
         tab.state("ann", "idle")
         assert browser.model.asked == ["one", "four", "two", "three"]
+
+    await browse(drive)
+
+
+async def test_an_answer_in_markdown_is_shown_with_its_code_and_no_element_of_its_own() -> None:
+    text = "use `x < 1` and **no** <b>tag</b>\n```python\nfor x in y:\n    <i>run</i>\n```\nthen"
+
+    def drive(browser: Browser) -> None:
+        tab = browser.open("ann")
+        tab.say("ann", text)
+        browser.let_on(text)
+        answer = tab.chat("ann").locator(".item.agent")
+        expect(answer.locator("pre").first).to_have_text("for x in y:\n    <i>run</i>\n")
+        expect(answer.locator("code").first).to_have_text("x < 1")
+        expect(answer.locator("strong").first).to_have_text("no")
+        expect(answer).to_contain_text("<b>tag</b>")
+        expect(answer.locator("b, i")).to_have_count(0)
+
+    await browse(drive)
+
+
+async def test_a_long_text_is_refused_with_a_word_and_stays_in_the_box() -> None:
+    def drive(browser: Browser) -> None:
+        tab = browser.open("ann")
+        tab.say("ann", "x" * 100_000)
+        tab.is_told("ann", re.compile("has 100,000 characters.*at most 10,000.*nothing was sent"))
+        box = tab.chat("ann").get_by_role("textbox")
+        expect(box).to_have_value("x" * 100_000)
+        box.fill("one")
+        box.press("Enter")
+        tab.chat("ann").get_by_text("begun one").wait_for()
+        browser.let_on("one")
+
+    await browse(drive)
+
+
+async def test_enter_that_ends_a_composition_sends_nothing() -> None:
+    """Chinese and Japanese are typed by composing: Enter takes the word that is proposed."""
+
+    def drive(browser: Browser) -> None:
+        tab = browser.open("ann")
+        box = tab.chat("ann").get_by_role("textbox")
+        box.fill("日本")
+        enter = {"key": "Enter", "bubbles": True, "cancelable": True}
+        box.dispatch_event("keydown", enter | {"isComposing": True})
+        box.dispatch_event("keydown", enter | {"keyCode": 229})  # as Safari ends a composition
+        expect(box).to_have_value("日本")
+        box.press("Enter")
+        tab.chat("ann").get_by_text("begun 日本").wait_for()
+        browser.let_on("日本")
+
+    await browse(drive)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_no_fault(scheme: Literal["light", "dark"]) -> None:
+    if not AXE.exists():
+        in_ci("axe-core")
+
+    def drive(browser: Browser) -> None:
+        tab = browser.open("ann", "ben")
+        tab.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        tab.say("ann", "one")
+        tab.say("ann", "two")
+        tab.say("ben", "mail bob: hi")
+        tab.shows("ann", "one", "begun one")
+        tab.chat("ben").get_by_role("button", name="Allow").wait_for()
+        tab.page.evaluate(AXE.read_text("utf-8"))
+        found = tab.page.evaluate("() => axe.run()")["violations"]
+        faults = [(f["id"], n["html"], n["any"][:1]) for f in found for n in f["nodes"]]
+        assert not faults, json.dumps(faults, indent=1)
+        browser.let_on("one")
+        browser.let_on("two")
 
     await browse(drive)
 
