@@ -20,7 +20,7 @@ from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
 from .._flow.loop import Scheduler
 from .._waiting.current import jobs_here
 from .._waiting.watch import Held, Watch
-from .left_out import LeftOut, comes_true, may_leave_out_waiting, most_left_out
+from .left_out import LeftOut, comes_true, may_be_left_out, may_leave_out_waiting
 
 ANY_OWNER: Final = ...
 
@@ -170,7 +170,7 @@ async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: fl
 
     def are_left() -> bool:
         left = [job for job in running if not job.done]
-        if len(left) > most_left_out(scheduler, inside):
+        if not set(left).issubset(may_be_left_out(scheduler, inside)):
             return True
         return not comes_true(scheduler, inside, lambda left_out: all(map(left_out.has, left)))
 
@@ -214,8 +214,8 @@ async def wait_until(
             return False
         if not inside:
             return True
-        most = most_left_out(scheduler, inside)
-        if any(actor.active > most for actor in active):
+        running = may_be_left_out(scheduler, inside) if active else []
+        if any(actor.active > _count(running, (actor,)) for actor in active):
             return True
         if waiting >= fewer_than and not may_leave_out_waiting(scheduler, inside):
             return True

@@ -40,22 +40,12 @@ from .._waiting.needs import Search, place_of
 from .._waiting.watch import Watch
 
 
-def most_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> int:
-    """Return an upper bound of the running jobs that a wait inside these jobs can leave out.
-
-    It is cheap, and called first: while many jobs wait for lanes, conditions are checked often.
-    """
-    watching = sum(len(watch.jobs) for watch in scheduler.watches.inside)
-    lending = sum(len(lane.lending) for lane in scheduler.lanes.values())
-    return len([*inside]) + len(scheduler.waits) + watching + lending
-
-
 def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> bool:
     """Whether a wait inside the jobs ``inside`` may leave out a waiting job of these lanes.
 
     Called first as well: if a job that submits many jobs waits for room, each job is a check.
     """
-    jobs = _may_be_held(scheduler, inside)
+    jobs = may_be_left_out(scheduler, inside)
     if any(job._session_lane is not None and job._session_lane.waiting for job in jobs):
         return True
     held = Counter(job._lane for job in jobs)
@@ -66,8 +56,12 @@ def may_leave_out_waiting(scheduler: Scheduler, inside: Iterable[AnyJob]) -> boo
     )
 
 
-def _may_be_held(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]:
-    """Return the running jobs that a wait inside the jobs ``inside`` may leave out."""
+def may_be_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJob]:
+    """Return the running jobs of these lanes that a wait inside these jobs may leave out.
+
+    Other running jobs go on. It is cheap, and called first: while many jobs wait for lanes,
+    conditions are checked often.
+    """
     watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
     waiting = (wait.job for wait in scheduler.waits)
     lending = chain.from_iterable(lane.lending for lane in scheduler.lanes.values())
@@ -148,7 +142,7 @@ class LeftOut:
 
     def running(self, scheduler: Scheduler) -> list[AnyJob]:
         """Return the running jobs of these lanes that are left out."""
-        return [job for job in _may_be_held(scheduler, self.held) if self.has(job)]
+        return [job for job in may_be_left_out(scheduler, self.held) if self.has(job)]
 
     def waiting(self, scheduler: Scheduler) -> list[AnyJob]:
         """Return the waiting jobs of these lanes that are left out."""

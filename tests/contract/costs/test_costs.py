@@ -190,6 +190,25 @@ def test_many_jobs_that_wait_for_their_own_lane_look_at_each_other_only_when_the
     assert many <= 50 * few  # when they looked each time, it was 220 times
 
 
+def test_jobs_that_wait_for_a_lane_do_not_look_at_each_other_while_other_jobs_run_there() -> None:
+    async def main(waits: int, jobs: int) -> None:
+        async with open_lanes({"main": math.inf, "busy": 2, "other": 1}) as lanes:
+            for _ in range(2):
+                lanes.submit_nowait(trio.sleep_forever, lane="busy")
+            for n in range(waits):
+                lanes.submit_nowait(lanes.wait_active if n % 2 else lanes.wait_idle, "busy")
+            await wait_all_tasks_blocked()
+            for n in range(jobs):
+                await lanes.run(no_op, n, lane="other")
+            lanes.reset()
+
+    def calls_of_jobs(waits: int) -> int:
+        return calls_of(partial(main, waits, 20)) - calls_of(partial(main, waits, 0))
+
+    few, many = (calls_of_jobs(waits) for waits in (10, 40))
+    assert many <= 20 * few  # when they looked, it was 55 times, of 30 times as many calls
+
+
 def test_a_thousand_waits_for_as_many_busy_sessions_add_no_calls_to_a_job_of_another() -> None:
     async def main(waits: int, jobs: int) -> None:
         gate = trio.Event()
