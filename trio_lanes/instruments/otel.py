@@ -7,7 +7,8 @@
     async with open_lanes({"main": 4}, instruments=[OpenTelemetryInstrument()]) as lanes: ...
 
 Each started job has a span with the name of the job, from its start until it settles. The parent is
-the span inside which the job was submitted. The span is the current span in the job, and in the
+the span inside which the job was submitted. The span has a link to it as well, since it may have
+ended long before the job starts. The span of the job is the current span in the job, and in the
 tasks and threads of the job. It has these attributes:
 
 =============================  =====================================================================
@@ -93,7 +94,12 @@ class OpenTelemetryInstrument(LaneFigures):
         }
         if self._session_keys and job.session is not None:
             attributes["trio_lanes.session"] = job.session
-        span = self._spans[job] = self._tracer.start_span(job.name, attributes=attributes)
+        # The context of the job is a copy of its submitter's.
+        submitter = trace.get_current_span().get_span_context()
+        links = [trace.Link(submitter)] if submitter.is_valid else None
+        span = self._spans[job] = self._tracer.start_span(
+            job.name, links=links, attributes=attributes
+        )
         # This hook runs in the context of the job, which ends with the job: no detach is needed.
         context.attach(trace.set_span_in_context(span))
 

@@ -343,6 +343,9 @@ def id_of(span: ReadableSpan) -> int:
     return context.span_id
 
 
+SPANS = ("turn", "child", "alone")
+
+
 async def test_a_job_is_a_span_below_that_in_which_it_was_submitted(
     autojump_clock: MockClock, spans: Spans
 ) -> None:
@@ -375,6 +378,12 @@ async def test_a_job_is_a_span_below_that_in_which_it_was_submitted(
     ]:
         assert parent(spans.of(name)) == id_of(spans.of(above)), name
     assert parent(spans.of("alone")) is None
+    linked = {name: [link.context.span_id for link in spans.of(name).links] for name in SPANS}
+    assert linked == {
+        "turn": [id_of(spans.of("request"))],
+        "child": [id_of(spans.of("in the turn"))],
+        "alone": [],
+    }
     assert dict(spans.of("turn").attributes or {}) == {
         "trio_lanes.lane": "main",
         "trio_lanes.job.id": job.id,
