@@ -1,7 +1,9 @@
 """Applications that are run by the command: what stands after the colon of ``APP:LANES``."""
 
+import json
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from trio_lanes.durable import (
     MemoryStore,
     RetryPolicy,
     SqliteStore,
+    current_job,
     open_durable_lanes,
 )
 
@@ -49,6 +52,31 @@ def sqlite() -> AbstractAsyncContextManager[DurableLanes]:
         {"act": act, "other": other},
         {"main": 2, "cron": 1},
         retry=RetryPolicy(max_attempts=1),
+    )
+
+
+async def note(what: Any) -> Any:
+    """Note in a database beside the store that this has run, and how often."""
+    run = current_job()
+    assert run is not None
+    if what in (60, 61):
+        await trio.sleep(what)
+    await trio.sleep(0.05)
+    with sqlite3.connect(f"{os.environ['TEST_JOBS']}.notes", timeout=60) as notes:
+        notes.execute("CREATE TABLE IF NOT EXISTS notes (told TEXT)")
+        notes.execute("INSERT INTO notes VALUES (?)", (json.dumps([run.session, what]),))
+    notes.close()
+    return what
+
+
+def served() -> AbstractAsyncContextManager[DurableLanes]:
+    """Over a file that the environment names, with room for what a kill costs."""
+    return open_durable_lanes(
+        SqliteStore(os.environ["TEST_JOBS"]),
+        {"note": note},
+        {"main": 8},
+        capacity=8,
+        max_crashes=1_000,
     )
 
 

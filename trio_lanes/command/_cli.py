@@ -13,7 +13,7 @@ from typing import Final
 import click
 import trio
 
-from ._exits import CRASHED, INTERRUPTED, USAGE, exit_code, first_leaf, one_line
+from ._exits import CRASHED, INTERRUPTED, USAGE, CommandError, exit_code, first_leaf, one_line
 from ._parameters import seconds
 from ._store_commands import add_store_commands
 
@@ -127,7 +127,13 @@ def cli(context: click.Context, traceback: bool) -> int:
     show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"]),
 )
+@click.option(
+    "--store",
+    metavar="sqlite:PATH",
+    help="With --processes: the application's SQLite file, which this process owns and serves.",
+)
 @click.option("--line", type=int, hidden=True)
+@click.option("--served", hidden=True)
 def worker(
     application: str,
     processes: int,
@@ -136,7 +142,9 @@ def worker(
     kill_after: float,
     reload: str | None,
     log_level: str,
+    store: str | None,
     line: int | None,
+    served: str | None,
 ) -> int:
     """Run the durable lanes of an application.
 
@@ -147,8 +155,13 @@ def worker(
     and running jobs may end. The second signal cancels them and gives them back. SIGUSR1 gives up
     running jobs that do not end.
     """
+    from ._stores import sqlite_file
     from ._supervisor import supervise
     from ._worker import WorkerOptions, work
+
+    file = None if store is None else sqlite_file(store)
+    if file is not None and processes == 1 and served is None:
+        raise CommandError("--store is for --processes above 1: one process opens the file itself")
 
     logging.basicConfig(
         level=log_level.upper(),
@@ -160,6 +173,8 @@ def worker(
         cancel_grace=cancel_grace,
         reload=reload,
         line=line,
+        store=file,
+        served=served,
     )
     if processes == 1:
         return trio.run(work, options)

@@ -23,6 +23,18 @@ def find_store(named: str) -> Store:
     return _SCHEMES[scheme][1](rest)
 
 
+def sqlite_file(named: str) -> Path:
+    """Return the path in ``sqlite:PATH``; the file need not exist.
+
+    Raises:
+      CommandError: if it is the name of another store, or malformed.
+    """
+    scheme, _, path = named.partition(":")
+    if scheme != "sqlite" or not path:
+        raise CommandError(f"{named!r} does not name a SQLite file; use: sqlite:PATH")
+    return Path(path).absolute()
+
+
 def _sqlite(path: str) -> Store:
     # only a worker makes the file, so that a misspelt path is an error
     if not Path(path).is_file():

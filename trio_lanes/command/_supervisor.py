@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final, TypeAlias, final
 
@@ -20,6 +21,7 @@ import trio
 
 from ._children import Child, start_worker
 from ._exits import CRASHED, DONE, LOCKED, NO, STORE, USAGE
+from ._served import serve_file
 from ._worker import ENDING, RELOADING, RESETTING, WorkerOptions
 
 logger: Final = logging.getLogger("trio_lanes.command")
@@ -53,6 +55,7 @@ class Supervisor:
       grace: seconds that the children have for a clean end.
       kill_after: seconds between SIGTERM at the end of the grace and SIGKILL.
       told: signals that are forwarded and do not end the children.
+      bury: called with the pid of each child that has ended.
     """
 
     def __init__(
@@ -63,12 +66,14 @@ class Supervisor:
         grace: float,
         kill_after: float,
         told: Collection[int],
+        bury: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._start: Final = start
         self._processes: Final = processes
         self._grace: Final = grace
         self._kill_after: Final = kill_after
         self._told: Final = told
+        self._bury: Final = bury
         self._children: Final[dict[int, Child]] = {}  # {number: child that lives}
         self._ready: Final[set[int]] = set()  # the numbers of children that are ready
         self._first_ready: Final = trio.Event()
@@ -133,6 +138,8 @@ class Supervisor:
             self._ready.discard(number)
             with trio.CancelScope(shield=True):
                 await child.aclose()
+                if self._bury is not None:
+                    await self._bury(child.pid)
         self._ended(number, child, code)
         return code
 
@@ -210,12 +217,19 @@ async def supervise(
     ]
     if options.reload is not None:
         arguments.append(f"--reload={options.reload}")
-    supervisor = Supervisor(
-        partial(start_worker, arguments),
-        processes,
-        grace=options.grace,
-        kill_after=kill_after,
-        told=options.told,
-    )
     with trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals:
-        return await supervisor.run(signals)
+        async with AsyncExitStack() as opened:
+            bury = None
+            if options.store is not None:
+                served = await opened.enter_async_context(serve_file(options.store))
+                arguments += [f"--store=sqlite:{options.store}", f"--served={served.socket}"]
+                bury = served.bury
+            supervisor = Supervisor(
+                partial(start_worker, arguments),
+                processes,
+                grace=options.grace,
+                kill_after=kill_after,
+                told=options.told,
+                bury=bury,
+            )
+            return await supervisor.run(signals)

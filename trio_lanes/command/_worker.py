@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Final, final
 
 import attrs
@@ -21,6 +23,7 @@ from ..durable import DurableLanes
 from ._application import find_object, open_application
 from ._children import Line
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
+from ._served import served_by
 
 logger: Final = logging.getLogger("trio_lanes.command")
 
@@ -41,6 +44,10 @@ class WorkerOptions:
     """The function that SIGHUP calls; None: SIGHUP ends the worker, as SIGTERM does."""
     line: int | None = None
     """The descriptor of the connection to a supervisor, or None."""
+    store: Path | None = None
+    """The SQLite file of the application, if a supervisor owns it."""
+    served: str | None = None
+    """The socket at which the supervisor of this process serves the file."""
 
     @property
     def told(self) -> frozenset[int]:
@@ -98,9 +105,15 @@ class _Worker:
         reload = None if options.reload is None else find_object(options.reload)
         if reload is not None and not callable(reload):
             raise CommandError(f"{options.reload} must be a function, not {reload!r}")
-        async with open_application(options.application) as lanes:
+        async with (
+            nullcontext() if options.served is None else served_by(options.store, options.served),
+            open_application(options.application) as lanes,
+        ):
             if line is not None and not lanes._store.leased:
-                raise CommandError(f"{lanes._store!r} takes one worker: leave --processes out")
+                raise CommandError(
+                    f"{lanes._store!r} takes one worker: leave --processes out, or give its file "
+                    "with --store, so that the parent process serves it"
+                )
             async with trio.open_nursery() as stopping:
                 await stopping.start(self._stop, lanes, reload)
                 self.ready = True

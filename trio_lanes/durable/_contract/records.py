@@ -6,6 +6,8 @@ All times are in the store's time: seconds that never run backwards, close to Un
 from __future__ import annotations
 
 import math
+import os
+import socket
 from collections.abc import Mapping
 from typing import TypeAlias, final
 
@@ -95,6 +97,9 @@ class Opening:
     lease_ttl: float
     worker: bool
     """Whether this instance claims jobs; else it only submits and inspects."""
+    host: str = attrs.field(factory=socket.gethostname)
+    pid: int = attrs.field(factory=os.getpid)
+    """The process of this instance; the store may be in another."""
 
     @property
     def rules(self) -> StoreRules:

@@ -82,6 +82,8 @@ class Endable:
             return DrainReport(0, 0, 0)
         at_first = len(worker.running)
         given_back = abandoned = 0
+        if not (worker.available or worker.running):
+            grace = min(grace, GIVE_UP_AFTER)  # only reports are left, and nobody takes them
         with trio.move_on_after(grace) as in_time:
             await worker.wait_idle()
         if in_time.cancelled_caught:

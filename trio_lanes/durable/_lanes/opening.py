@@ -27,6 +27,7 @@ from .._options.limits import (
 from .._options.retry import RetryPolicy
 from .._runs.lease import Lease
 from .._runs.worker import Handler, Worker
+from .._wire.stand_in import stand_in
 from .lanes import DurableLanes, text
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -120,6 +121,7 @@ def open_durable_lanes(
         worker=worker,
     )
     _check.seconds("grace", grace)
+    store = stand_in(store)
     durable = DurableLanes(store, handlers, grace)
     if not worker:
         return _asking(durable, opening)

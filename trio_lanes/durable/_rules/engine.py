@@ -47,8 +47,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeVar, final
@@ -177,8 +175,8 @@ class Engine(Queues):
         tables.put_instance(
             InstanceInfo(
                 instance,
-                socket.gethostname(),
-                os.getpid(),
+                self.opening.host,
+                self.opening.pid,
                 self.now,
                 lease_until,
                 tuple(sorted(names)),

@@ -365,6 +365,11 @@ class Worker:
         self.claiming = False
 
     @property
+    def available(self) -> bool:
+        """Whether the store has answered the last step."""
+        return not self._unavailable
+
+    @property
     def running(self) -> list[DurableRun]:
         """The runs that have not ended."""
         return list(self._runs.values())

@@ -30,7 +30,7 @@ from .._contract.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from .._contract.records import Opening
+from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, EngineStore, Hints
 from .._rules.queues import Queues
@@ -97,7 +97,14 @@ class SqliteStore(EngineStore):
         self._reader: Queues | None = None
         self._one_reader: Final = trio.CapacityLimiter(1)
         self._offset = 0.0  # from Trio's clock to the store's
+        self.guests: Final[list[EngineStore]] = []
+        """The store objects of workers whose calls this one does; see `SqliteHost`."""
         self.leased: Final = False
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.SqliteStore {str(self._path)!r}>"
@@ -106,13 +113,19 @@ class SqliteStore(EngineStore):
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
+        async with self.open_as(opening, owner=opening.worker):
+            yield
+
+    @asynccontextmanager
+    async def open_as(self, opening: Opening, *, owner: bool) -> AsyncIterator[None]:
+        """Open the file; an ``owner`` has its lock, also if it claims nothing itself."""
         if self._writer is not None:
             raise RuntimeError(f"{self!r} is open already; make a SqliteStore for each block")
-        lock = await trio.to_thread.run_sync(self._lock, opening.worker)
+        lock = await trio.to_thread.run_sync(self._lock, owner)
         try:
-            connections = await trio.to_thread.run_sync(self._connect, opening.worker)
+            connections = await trio.to_thread.run_sync(self._connect, owner)
             try:
-                async with self._at_work(opening, *connections):
+                async with self._at_work(opening, owner, *connections):
                     yield
             finally:
                 # the last connection to close moves the log into the file, which takes a moment
@@ -125,19 +138,25 @@ class SqliteStore(EngineStore):
 
     @asynccontextmanager
     async def _at_work(
-        self, opening: Opening, writing: sqlite3.Connection, reading: sqlite3.Connection
+        self,
+        opening: Opening,
+        owner: bool,
+        writing: sqlite3.Connection,
+        reading: sqlite3.Connection,
     ) -> AsyncIterator[None]:
         tables = SqliteTables(writing, str(self._path))
         moment = this_moment()
         self._offset = -trio.current_time()
-        engine, version, now = await trio.to_thread.run_sync(self._begin, tables, opening, moment)
+        engine, version, now = await trio.to_thread.run_sync(
+            self._begin, tables, opening, owner, moment
+        )
         self._offset += now
         self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
         self._writer = writer = Writer(self._path, tables, engine, self._check_files, self._tell)
         writer.start()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._look_out, tables, version, opening.worker)
+                nursery.start_soon(self._look_out, tables, version, owner)
                 yield
                 nursery.cancel_scope.cancel()
         finally:
@@ -239,11 +258,11 @@ class SqliteStore(EngineStore):
                 time.sleep(0.01)
 
     def _begin(
-        self, tables: SqliteTables, opening: Opening, moment: Moment
+        self, tables: SqliteTables, opening: Opening, owner: bool, moment: Moment
     ) -> tuple[Engine, int, float]:
         """Lock earlier workers out, and write the lanes that the store lacks. Runs in a thread."""
         try:
-            if opening.worker:
+            if owner:
                 now = tables.enter_epoch(moment)
                 tables.begin()
             else:
@@ -299,6 +318,11 @@ class SqliteStore(EngineStore):
 
     # ---- working
 
+    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended]], look: bool) -> None:
+        super()._tell(accepted, ended, look)
+        for guest in self.guests:
+            guest._tell(accepted, ended, look)
+
     def _now(self) -> float:
         return trio.current_time() + self._offset
 
@@ -344,8 +368,9 @@ class SqliteStore(EngineStore):
             except StoreUnavailableError:
                 now = version  # the next call to the store raises the error
             if now != version:
-                self._look_again()
-                self._wake_waiters()
+                for store in (self, *self.guests):
+                    store._look_again()
+                    store._wake_waiters()
             version = now
             await trio.sleep(every * random.uniform(0.5, 1.0))
 

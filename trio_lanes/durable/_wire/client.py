@@ -197,13 +197,15 @@ class ServedStoreClient(Store):
         return max(LONG, self.patience) if long else self.patience
 
     async def _until_answered(self, call: _Call, again_after: float) -> None:
-        while call.answer is None:
+        while True:
+            call.changed = trio.Event()  # before the check: an answer may come while this sends
+            if call.answer is not None:
+                return
             await self._linked.wait()
             link = self._link
             if link is None:
                 assert self._refused is not None
                 raise self._refused
-            call.changed = trio.Event()
             call.sent = True
             try:
                 await link.send(call.text)

@@ -9,7 +9,6 @@ its number or its ticket.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Final, Protocol, final
 
 import trio
@@ -42,24 +41,16 @@ class ServedStore(Store, Protocol):
     """The incarnation that makes the next call."""
 
 
-async def serve(
-    link: Link, store: ServedStore, joined: Callable[[str], None] = lambda instance: None
-) -> None:
-    """Do the calls that come over ``link`` until it is cut.
-
-    Args:
-      store: a store object that is not open.
-      joined: called with the id of each incarnation that joins.
-    """
-    await _Connection(link, store, joined).serve()
+async def serve(link: Link, store: ServedStore) -> None:
+    """Do the calls that come over ``link`` until it is cut, on a store object that is not open."""
+    await _Connection(link, store).serve()
 
 
 @final
 class _Connection:
-    def __init__(self, link: Link, store: ServedStore, joined: Callable[[str], None]) -> None:
+    def __init__(self, link: Link, store: ServedStore) -> None:
         self._link: Final = link
         self._store: Final = store
-        self._joined: Final = joined
 
     async def serve(self) -> None:
         try:
@@ -104,8 +95,6 @@ class _Connection:
     async def _do(self, number: int, me: str, verb: str, arguments: tuple[Any, ...]) -> None:
         try:
             assert verb in VERBS, verb
-            if verb == "join":
-                self._joined(arguments[0])
             if verb == "wait":
                 answer = await self._wait(*arguments)
             else:

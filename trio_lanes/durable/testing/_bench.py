@@ -155,7 +155,7 @@ class Bench:
         """Wait until nothing more happens without the passage of time."""
         if self._clock is None:
             await trio.sleep(REAL_PAUSE)
-        for _ in range(6):
+        for _ in range(8):
             await trio.testing.wait_all_tasks_blocked()
             await lanes.pause_for("session:nobody", 0)  # returns after all earlier calls
         await trio.testing.wait_all_tasks_blocked()

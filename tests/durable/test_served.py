@@ -1,0 +1,271 @@
+"""A SQLite file that one process owns, and whose calls come from several."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_lanes.durable import (
+    MemoryStore,
+    SqliteStore,
+    StoreLockedError,
+    StoreUnavailableError,
+    StoreVersionError,
+    open_durable_lanes,
+)
+from trio_lanes.durable._sqlite.guest import SqliteHost, host
+from trio_lanes.durable._wire.client import ServedStoreClient
+from trio_lanes.durable._wire.server import serve
+from trio_lanes.durable._wire.sockets import SocketLink, connect_unix, serve_unix
+from trio_lanes.testing import durable_store_suite
+
+
+class Served:
+    """The hosts of the files of a test, each started at its first use and ended with the run."""
+
+    def __init__(self) -> None:
+        self.folders: dict[Path, trio.Event] = {}
+
+    def __call__(self, folder: Path) -> ServedStoreClient:
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Any]:
+            if folder not in self.folders:
+                self.folders[folder] = trio.Event()
+                trio.lowlevel.spawn_system_task(self.host, folder)
+            await self.folders[folder].wait()
+            async with connect_unix(f"{folder}/served") as link:
+                yield link
+
+        return ServedStoreClient(connect, name="the served file")
+
+    async def host(self, folder: Path) -> None:
+        try:
+            async with host(SqliteStore(folder / "jobs.db", synchronous="NORMAL")) as owner:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(serve_unix, f"{folder}/served", owner.guest)
+                    self.folders[folder].set()
+        except trio.Cancelled:  # the run ends
+            pass
+
+
+class InMemory:
+    """A store in memory that is served over channels, which take no time."""
+
+    def __init__(self) -> None:
+        self.first: dict[Path, MemoryStore] = {}
+
+    def __call__(self, folder: Path) -> ServedStoreClient:
+        store = self.first.setdefault(folder, MemoryStore())
+
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Any]:
+            there, here = trio.open_memory_channel[str](1000), trio.open_memory_channel[str](1000)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve, Ends(here[0], there[1]), store.another())
+                yield Ends(there[0], here[1])
+                nursery.cancel_scope.cancel()
+
+        # a jump of the clock of a test must not end the patience of a call
+        return ServedStoreClient(connect, name="the served memory", patience=1e9)
+
+
+@attrs.frozen
+class Ends:
+    sends: trio.MemorySendChannel[str]
+    receives: trio.MemoryReceiveChannel[str]
+
+    async def send(self, message: str) -> None:
+        await self.sends.send(message)
+
+    async def receive(self) -> str:
+        return await self.receives.receive()
+
+
+TestServedMemory = durable_store_suite(InMemory(), clock=MockClock)
+
+in_real_time = durable_store_suite(Served())  # since sockets and threads take some time
+if os.environ.get("TRIO_LANES_LONG_TESTS"):
+    TestServedSqlite = in_real_time
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more",
+        "test_clear_takes_what_has_not_started_and_leaves_running_jobs_alone",
+        "test_every_heartbeat_gives_back_what_the_dead_held",
+        "test_what_ran_in_a_crash_goes_before_what_waited",
+    ],
+)
+def test_the_suite_also_runs_over_a_served_file(name: str) -> None:
+    getattr(in_real_time(), name)()
+
+
+async def echo(payload: Any) -> Any:
+    return payload
+
+
+@pytest.fixture
+async def owner(tmp_path: Path) -> AsyncIterator[SqliteHost]:
+    async with host(SqliteStore(tmp_path / "jobs.db", synchronous="NORMAL")) as owner:
+        yield owner
+
+
+async def test_two_workers_share_the_limits_and_the_sessions_of_one_file(
+    owner: SqliteHost,
+) -> None:
+    most = now = 0
+
+    async def count(payload: Any) -> Any:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await trio.sleep(0.001)
+        now -= 1
+        return payload
+
+    handlers = {"count": count}
+    async with (
+        open_durable_lanes(owner.guest(), handlers, {"main": 3}) as one,
+        open_durable_lanes(owner.guest(), handlers, {"main": 3}) as two,
+    ):
+        jobs = [
+            await lanes.submit("count", n, session=f"{n % 5}")
+            for n in range(20)
+            for lanes in (one, two)
+        ]
+        assert [await two.job(job.id).wait() for job in jobs] == sorted([*range(20)] * 2)
+        assert len(await one.instances()) == 2
+        assert (await one.check()).problems == ()
+    assert most == 3
+
+
+async def test_what_another_process_submits_is_seen_by_the_workers(
+    owner: SqliteHost, tmp_path: Path
+) -> None:
+    async with open_durable_lanes(owner.guest(), {"echo": echo}):
+        async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as ask:
+            assert await (await ask.submit("echo", 7)).wait() == 7
+
+
+async def test_a_file_that_is_served_takes_no_other_worker(
+    owner: SqliteHost, tmp_path: Path
+) -> None:
+    with pytest.raises(StoreLockedError):
+        async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {"echo": echo}):
+            raise AssertionError
+
+
+async def test_what_a_dead_process_ran_is_given_back_at_once(owner: SqliteHost) -> None:
+    guest = owner.guest()
+    began, forever = trio.Event(), trio.Event()
+
+    async def hangs(payload: Any) -> str:
+        if not began.is_set():
+            began.set()
+            await forever.wait()
+        return "done"
+
+    handlers = {"hangs": hangs}
+    with trio.CancelScope() as dead:
+        async with open_durable_lanes(guest, handlers) as lanes:
+            job = await lanes.submit("hangs")
+            await began.wait()
+            (info,) = await lanes.instances()
+            await owner.bury(info.pid + 1)
+            assert len(await lanes.instances()) == 1
+            await owner.bury(info.pid)
+            assert await lanes.instances() == []
+            assert (await job.status()).crashes == 1
+            dead.cancel()
+    async with open_durable_lanes(owner.guest(), handlers) as lanes:
+        assert await lanes.job(job.id).wait() == "done"
+
+
+async def test_a_guest_that_is_not_open_is_not_available(owner: SqliteHost) -> None:
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await owner.guest().beat()
+
+
+async def test_the_instances_of_an_earlier_host_are_dead(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    with trio.CancelScope() as dead:
+        async with host(SqliteStore(path)) as owner:
+            guest = owner.guest()
+            async with open_durable_lanes(owner.guest(), {}, worker=False) as lanes:
+                job = await lanes.submit("echo", 1)
+            async with guest.open(_opening()):
+                await guest.join("me")
+                assert (await guest.step(1, [], 1)).claims
+                dead.cancel()
+                await trio.lowlevel.checkpoint()
+    async with host(SqliteStore(path)) as owner:
+        async with open_durable_lanes(owner.guest(), {"echo": echo}) as lanes:
+            assert await lanes.job(job.id).wait() == 1
+            assert (await lanes.job(job.id).status()).crashes == 1
+
+
+def _opening() -> Any:
+    from trio_lanes.durable.testing._bench import opening
+
+    return opening()
+
+
+# ---- the client
+
+
+def client(path: Path, **options: Any) -> ServedStoreClient:
+    return ServedStoreClient(lambda: connect_unix(str(path)), name="the served file", **options)
+
+
+async def test_a_server_that_is_not_there_is_not_available(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    store = client(tmp_path / "nothing")
+    assert repr(store) == "<store the served file>"
+    with pytest.raises(StoreUnavailableError, match="has not answered"):
+        async with open_durable_lanes(store, {}, worker=False):
+            raise AssertionError
+
+
+async def test_a_store_that_cannot_be_opened_says_why_over_the_wire(tmp_path: Path) -> None:
+    class Newer:
+        max_payload = 1
+
+        @asynccontextmanager
+        async def open(self, opening: Any) -> AsyncIterator[None]:
+            raise StoreVersionError("too new")
+            yield
+
+    make: Callable[[], Any] = Newer
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_unix, f"{tmp_path}/socket", make)
+        with pytest.raises(StoreVersionError, match="too new"):
+            async with open_durable_lanes(client(tmp_path / "socket"), {}, worker=False):
+                raise AssertionError
+        nursery.cancel_scope.cancel()
+
+
+async def test_messages_come_whole_and_a_cancelled_send_cuts_the_link() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        one = SocketLink(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        theirs.setblocking(True)
+        theirs.sendall(b'["first"]\n["sec')
+        assert await one.receive() == '["first"]'
+        theirs.sendall(b'ond"]\n')
+        assert await one.receive() == '["second"]'
+        with trio.move_on_after(0.05) as cancelled:
+            await one.send("x" * 10_000_000)
+        assert cancelled.cancelled_caught
+        with pytest.raises(trio.ClosedResourceError):
+            await one.send("more")

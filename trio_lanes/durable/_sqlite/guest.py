@@ -1,0 +1,160 @@
+"""`SqliteHost`: one process owns a SQLite file, and does the calls of several workers on it.
+
+Theory of operation:
+
+* The host holds the lock of the file and has its only writer. It claims nothing itself.
+* Each worker has a `Guest`: a store object with an engine and an incarnation of its own, whose acts
+  are transactions of the host's writer. The rules are those of many instances, with leases.
+* When the host opens the file, every instance in it is dead: their host has ended, so none of them
+  can call any more.
+* The host's process sees its workers die. `SqliteHost.bury` gives back what a dead worker ran at
+  once, not only when its lease is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeVar, final
+
+from .._contract.errors import StoreUnavailableError
+from .._contract.records import Opening
+from .._rules.engine import Engine
+from .._rules.engine_store import NO_HINTS, EngineStore, Hints
+from .._rules.queues import Queues
+
+if TYPE_CHECKING:
+    from .store import SqliteStore
+
+T = TypeVar("T")
+
+NOBODY: Final = Opening(
+    names=frozenset(),
+    lanes={},
+    max_crashes=math.inf,
+    hold=False,
+    result_ttl=0,
+    lease_ttl=0,
+    worker=False,
+)
+"""The opening of a host, which writes no lanes and no rules: these are its workers' affair."""
+
+
+@final
+class SqliteHost:
+    """The owner of a SQLite file for several workers. Only `SqliteStore.host` makes one."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.store: Final = store
+
+    def guest(self) -> Guest:
+        """Return a store object for one worker; it is not open."""
+        return Guest(self)
+
+    async def bury(self, pid: int) -> None:
+        """Give back what a process ran that has died: each of its runs counts a crash.
+
+        A checkpoint.
+
+        Raises:
+          StoreUnavailableError: if the store cannot do it now; the end of the lease will.
+        """
+
+        def remove(engine: Engine) -> None:
+            for info in engine.tables.instances():
+                if info.pid == pid:
+                    engine.remove_instance(info.id)
+
+        await self.store._transact(remove)
+
+    async def bury_all(self) -> None:
+        """Give back what the workers of an earlier host ran."""
+
+        def remove(engine: Engine) -> None:
+            for info in engine.tables.instances():
+                engine.remove_instance(info.id)
+
+        await self.store._transact(remove)
+
+
+@final
+class Guest(EngineStore):
+    """The store object of one worker on the file of a host."""
+
+    leased: bool = True
+
+    def __init__(self, host: SqliteHost) -> None:
+        super().__init__(host.store.max_payload)
+        self._host: Final = host
+        self._engine: Engine | None = None
+        self._lease_ttl = 0.0
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[None]:
+        self._engine = await self._host.store._transact(
+            lambda engine: Engine(engine.tables, opening)
+        )
+        self._lease_ttl = opening.lease_ttl
+        self._host.store.guests.append(self)
+        try:
+            yield
+        finally:
+            self._host.store.guests.remove(self)
+            self._engine = None
+            self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
+
+    async def join(
+        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
+    ) -> None:
+        await self._join(ticket, lost, held, lease_ttl=self._lease_ttl, alone=False)
+
+    async def beat(self) -> bool:
+        me, ttl = self.instance, self._lease_ttl
+        return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
+
+    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
+        mine = self._opened()
+        elsewhere = False
+
+        def call(host: Engine) -> T:
+            nonlocal elsewhere
+            mine.now = host.now
+            try:
+                result = act(mine)
+                host.accepted += mine.accepted
+                host.ended += mine.ended
+                host.look = mine.look
+                elsewhere = mine.look_elsewhere
+                return result
+            finally:
+                mine.forget_effects()
+
+        result = await self._host.store._transact(call)
+        if elsewhere:
+            for guest in self._host.store.guests:
+                if guest is not self:
+                    guest._look_again()
+        return result
+
+    async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
+        self._opened()
+        return await self._host.store._read(look, long=long)
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise StoreUnavailableError("the store is not open")
+        return self._engine
+
+
+@asynccontextmanager
+async def host(store: SqliteStore) -> AsyncIterator[SqliteHost]:
+    """Open a file as the owner that does the calls of several workers.
+
+    Raises:
+      StoreLockedError: if the file has a worker or a host already.
+    """
+    async with store.open_as(NOBODY, owner=True):
+        owner = SqliteHost(store)
+        await owner.bury_all()
+        yield owner
