@@ -289,7 +289,8 @@ def test_a_store_of_one_process_is_refused_with_one_clear_line(start: Start, pat
     refusals = [line for line in parent.lines if line.startswith("trio-lanes: ")]
     assert refusals == [
         f"trio-lanes: <trio_lanes.durable.SqliteStore {str(path)!r}> takes one worker: "
-        "leave --processes out"
+        "leave --processes out, or give its file with --store, so that the parent process "
+        "serves it"
     ]
 
 

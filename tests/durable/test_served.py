@@ -12,11 +12,15 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes.durable import (
+    DurableState,
+    Ended,
     MemoryStore,
+    PayloadError,
     SqliteStore,
+    StoreError,
     StoreLockedError,
     StoreUnavailableError,
     StoreVersionError,
@@ -24,6 +28,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._sqlite.guest import SqliteHost, host
 from trio_lanes.durable._wire.client import ServedStoreClient
+from trio_lanes.durable._wire.codec import decode, encode
 from trio_lanes.durable._wire.server import serve
 from trio_lanes.durable._wire.sockets import SocketLink, connect_unix, serve_unix
 from trio_lanes.testing import durable_store_suite
@@ -146,7 +151,7 @@ async def test_two_workers_share_the_limits_and_the_sessions_of_one_file(
         assert [await two.job(job.id).wait() for job in jobs] == sorted([*range(20)] * 2)
         assert len(await one.instances()) == 2
         assert (await one.check()).problems == ()
-    assert most == 3
+    assert 1 <= most <= 3
 
 
 async def test_what_another_process_submits_is_seen_by_the_workers(
@@ -269,3 +274,136 @@ async def test_messages_come_whole_and_a_cancelled_send_cuts_the_link() -> None:
         assert cancelled.cancelled_caught
         with pytest.raises(trio.ClosedResourceError):
             await one.send("more")
+
+
+class Scripted:
+    """A server of a script: what it answers to each call, by verb; None: nothing."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.breaks_next_send = False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Any]:
+        self._replies, self._reply = trio.open_memory_channel[str](100)
+        yield self
+
+    async def send(self, message: str) -> None:
+        await trio.lowlevel.checkpoint()
+        call = decode(message)
+        if len(call) == 2:
+            self._replies.send_nowait(encode([call[0], 1000]))
+            return
+        number, _, verb, _ = call
+        self.asked.append(verb)
+        if self.breaks_next_send:
+            self.breaks_next_send = False
+            self._replies.close()
+            raise trio.BrokenResourceError
+        answers = self.answers.get(verb, [])
+        answer = answers.pop(0) if answers else None
+        if answer is not None:
+            self._replies.send_nowait(encode([number, answer]))
+
+    async def receive(self) -> str:
+        return await self._reply.receive()
+
+
+@asynccontextmanager
+async def scripted(server: Scripted, patience: float = 5.0) -> AsyncIterator[ServedStoreClient]:
+    store = ServedStoreClient(server.connect, name="the script", patience=patience)
+    async with store.open(_opening()):
+        yield store
+
+
+async def test_a_wait_whose_answer_is_lost_is_asked_again(autojump_clock: MockClock) -> None:
+    server = Scripted(wait=[None, "not yet", Ended(DurableState.SUCCEEDED, "7")])
+    async with scripted(server) as store:
+        assert await store.wait(1) == Ended(DurableState.SUCCEEDED, "7")
+    assert server.asked == ["wait"] * 3
+
+
+async def test_a_wait_raises_what_the_store_raised() -> None:
+    async with scripted(Scripted(wait=[StoreError("damaged")])) as store:
+        with pytest.raises(StoreError, match="damaged"):
+            await store.wait(1)
+
+
+async def test_a_store_that_is_not_available_behind_a_wire_may_have_done_the_call() -> None:
+    async with scripted(Scripted(beat=[StoreUnavailableError("full")])) as store:
+        with pytest.raises(StoreUnavailableError, match="full") as caught:
+            await store.beat()
+        assert caught.value.unknown
+
+
+async def test_a_call_on_a_link_that_breaks_is_sent_over_the_next(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted(beat=[True])
+    async with scripted(server) as store:
+        server.breaks_next_send = True
+        assert await store.beat()
+    assert server.asked == ["beat", "beat"]
+
+
+async def test_a_call_that_is_under_way_when_the_store_is_closed_is_not_available(
+    autojump_clock: MockClock,
+) -> None:
+    caught: list[BaseException] = []
+
+    async def beat(store: ServedStoreClient) -> None:
+        try:
+            await store.beat()
+        except StoreUnavailableError as error:
+            caught.append(error)
+
+    async with trio.open_nursery() as nursery:
+        async with scripted(Scripted()) as store:
+            nursery.start_soon(beat, store)
+            await wait_all_tasks_blocked()
+    (error,) = caught
+    assert "is not open" in str(error)
+
+
+async def test_a_connection_whose_opening_was_lost_is_closed() -> None:
+    sends, receives = trio.open_memory_channel[str](9)
+    sends.send_nowait(encode([1, "", "beat", []]))
+    await serve(Ends(sends, receives), MemoryStore())
+
+
+async def test_a_fault_of_the_server_is_not_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        instance = ""
+        max_payload = 1
+
+        @asynccontextmanager
+        async def open(self, opening: Any) -> AsyncIterator[None]:
+            yield
+
+        async def wake(self) -> AsyncIterator[None]:
+            await trio.sleep_forever()
+            yield
+
+        async def beat(self) -> bool:
+            raise RuntimeError("a bug")
+
+    broken: Any = Broken()
+    there, here = trio.open_memory_channel[str](9), trio.open_memory_channel[str](9)
+    there[0].send_nowait(encode([1, _opening()]))
+    there[0].send_nowait(encode([2, "", "beat", []]))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve, Ends(here[0], there[1]), broken)
+        assert decode(await here[1].receive()) == (1, 1)
+        number, error = decode(await here[1].receive())
+        assert number == 2
+        assert "the server of the store failed: RuntimeError" in str(error)
+        assert error.unknown
+        there[0].close()
+    assert "the call 'beat' to the store failed" in caplog.text
+
+
+def test_an_error_that_the_wire_does_not_know_is_a_store_error() -> None:
+    error = decode(encode(PayloadError("too large")))
+    assert type(error) is StoreError
+    assert str(error) == "the store failed: PayloadError: too large"

@@ -15,6 +15,8 @@ from trio.testing import MockClock
 
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples
+from trio_lanes.durable import JobDeadError
+from trio_lanes.durable.testing import _life
 from trio_lanes.testing import (
     NO_FAULTS,
     Faults,
@@ -26,7 +28,7 @@ from trio_lanes.testing import (
 )
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_nothing_is_wrong_in_a_life(seed: int) -> None:
     assert simulate(Life(seed)) == []
 
@@ -66,11 +68,54 @@ def test_a_life_that_goes_wrong_is_made_smaller(monkeypatch: pytest.MonkeyPatch)
         instances=1,
         orders=0,
     )
-    fine = Life(7, jobs=2)
-    assert shrink(fine) == fine
+    for fine in (Life(7, jobs=2), Life(7, jobs=1)):
+        assert shrink(fine) == fine
 
 
-@pytest.mark.parametrize("seed", range(20))
+async def test_a_life_says_what_is_wrong(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = _life._Story(Life(1))
+
+    class Nothing:
+        trusted_from = -math.inf
+
+    @attrs.define
+    class Run:
+        id: int
+        fence: int
+        session: str = "s"
+        lane: str = "main"
+
+    @attrs.define
+    class Ended:
+        id: int
+        answer: Any
+
+        async def wait(self) -> Any:
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    cluster: Any = Nothing()
+    story.cluster = cluster
+    story.places = {1: 1, 2: 2}
+    for run in (Run(2, 5), Run(1, 4)):
+        monkeypatch.setattr(_life, "current_job", lambda run=run: run)
+        story.end(story.begin())
+    await _life._check_end(story, Ended(3, JobDeadError("ValueError", "no")), 3)
+    await _life._check_end(story, Ended(4, 5), 4)
+    told = "; ".join(story.wrong)
+    for what in (
+        "the fence 4 of job 1 does not rise",
+        "job 1 begins after a later job",
+        "job 3 is dead: ValueError: no",
+        "job 4 has the result 5 of another job, not 4",
+    ):
+        assert what in told
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_the_store_in_memory_and_sqlite_answer_the_same(seed: int) -> None:
     assert compare_stores(memory(), sqlite, seed=seed) == []
 

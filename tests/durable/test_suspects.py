@@ -126,7 +126,7 @@ async def test_a_requeued_job_is_no_suspect(mock_clock: MockClock) -> None:
     await submitted(memory, job(0))
     await crash(memory, mock_clock, 3)
     async with instance(memory) as store:
-        (dead,) = await store.dead(None, None, 9)
+        (dead,) = await store.dead(None, None, 9, 0, False)
         assert await store.requeue(dead.id, ticket())
     await submitted(memory, job(1))
     assert await crash(memory, mock_clock) == 2

@@ -214,11 +214,6 @@ class ServedStoreClient(Store):
             with trio.move_on_after(again_after):
                 await call.changed.wait()
 
-    @property
-    def instance(self) -> str:
-        """The present incarnation."""
-        return self._instance
-
     async def join(
         self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
     ) -> None:

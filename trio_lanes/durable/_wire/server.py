@@ -78,9 +78,7 @@ class _Connection:
                     ):
                         nursery.cancel_scope.cancel()
         except Exception as error:
-            if not is_answer(error):
-                raise
-            await self._send([number, error])
+            await self._send([number, _answer_for(error, "open")])
 
     async def _send(self, message: Any) -> None:
         try:
@@ -101,14 +99,20 @@ class _Connection:
                 self._store.instance = me  # a call reads it before it waits for anything
                 answer = await getattr(self._store, verb)(*arguments)
         except Exception as error:
-            if not is_answer(error):
-                logger.exception("the call %r to the store failed", verb)
-                error = StoreUnavailableError(f"the server of the store failed: {error!r}")
-                error.unknown = True
-            answer = error
+            answer = _answer_for(error, verb)
         await self._send([number, answer])
 
     async def _wait(self, id: int) -> Any:
         with trio.move_on_after(WAITED_FOR):
             return await self._store.wait(id)
         return NOT_YET
+
+
+def _answer_for(error: Exception, verb: str) -> Exception:
+    """Return the answer to a call that raised an error."""
+    if is_answer(error):
+        return error
+    logger.error("the call %r to the store failed", verb, exc_info=error)
+    failed = StoreUnavailableError(f"the server of the store failed: {error!r}")
+    failed.unknown = True
+    return failed

@@ -100,8 +100,6 @@ class _Wire:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Link]:
         await trio.lowlevel.checkpoint()
-        if self.dead:
-            raise ConnectionRefusedError
         client, server = _End(self), _End(self)
         client.other, server.other = server, client
         self._ends += [client, server]
@@ -118,8 +116,8 @@ class _Wire:
             await serve(end, self._cluster.store.another())
         finally:
             end.close()
-            if end.other is not None:
-                end.other.close()
+            assert end.other is not None
+            end.other.close()
 
     def carry(self, message: str, to: _End) -> None:
         """Let a message arrive now, later, twice or never."""

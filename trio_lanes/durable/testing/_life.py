@@ -208,10 +208,6 @@ async def _play(life: Life) -> list[str]:
                     f"job {status.id} is stuck: {status.state.value}, {status.why} {status.name}"
                     f" on {status.instance}"
                 )
-        else:
-            now = await lanes.statistics()
-            if now.running or now.waiting or now.parked:
-                story.say(f"not all has ended: {now}")
         story.wrong += (await lanes.check()).problems
     return story.wrong
 

@@ -1,0 +1,80 @@
+"""The parent's side and the worker's side of a served file, in one process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.command.test_supervisor import FakeChild
+from trio_lanes.command._exits import DONE, CommandError
+from trio_lanes.command._served import ServedFile, served_by
+from trio_lanes.command._supervisor import supervise
+from trio_lanes.command._worker import WorkerOptions
+from trio_lanes.durable import MemoryStore, SqliteStore, StoreUnavailableError, open_durable_lanes
+
+
+async def echo(payload: Any) -> Any:
+    return payload
+
+
+async def test_a_supervisor_owns_the_file_and_its_workers_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    started: list[Sequence[str]] = []
+    asked = trio.Event()
+    child = FakeChild(os.getpid(), works=True, obeys=(signal.SIGTERM,))
+
+    async def start(arguments: Sequence[str]) -> FakeChild:
+        started.append(arguments)
+        asked.set()
+        await trio.lowlevel.checkpoint()
+        return child
+
+    monkeypatch.setattr("trio_lanes.command._supervisor.start_worker", start)
+    options = WorkerOptions(application="app:lanes", grace=1, cancel_grace=1, store=path)
+    codes: list[int] = []
+
+    async def supervised() -> None:
+        codes.append(await supervise(options, 1, 1.0, "info"))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervised)
+            await asked.wait()
+            (store,) = [one for one in started[0] if one.startswith("--store=")]
+            (served,) = [one for one in started[0] if one.startswith("--served=")]
+            assert store == f"--store=sqlite:{path}"
+            socket = served.removeprefix("--served=")
+            assert stat.S_IMODE(os.stat(os.path.dirname(socket)).st_mode) == 0o700
+            async with served_by(path, socket):
+                async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+                    assert "served" in repr(lanes._store)
+                    assert await (await lanes.submit("echo", 7)).wait() == 7
+                for other in (MemoryStore(), SqliteStore(tmp_path / "other.db")):
+                    with pytest.raises(CommandError, match="and --store names"):
+                        open_durable_lanes(other, {"echo": echo})
+            signal.raise_signal(signal.SIGTERM)
+    assert codes == [DONE]
+    assert not await trio.Path(socket).exists()
+
+
+async def test_jobs_that_cannot_be_given_back_now_are_given_back_by_the_end_of_the_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full:
+        async def bury(self, pid: int) -> None:
+            raise StoreUnavailableError("the disk is full")
+
+    owner: Any = Full()
+    with caplog.at_level(logging.ERROR):
+        await ServedFile(owner, "socket").bury(7)
+    assert "process 7 could not be given back" in caplog.text
