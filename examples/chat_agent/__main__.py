@@ -33,6 +33,10 @@ def main() -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # for characters that this terminal cannot show
     try:
+        if options.crash:
+            from .crash import run_crash
+
+            return trio.run(run_crash, plain_screen().say)
         return trio.run(_simulate if options.users else _chat, options)
     except KeyboardInterrupt:  # Ctrl-C before the lanes were open, or a third Ctrl-C
         return INTERRUPTED
@@ -185,6 +189,9 @@ def _parser() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--durable", type=Path, metavar="FOLDER", help="keep messages until they are answered"
+    )
+    instead.add_argument(
+        "--crash", action="store_true", help="kill a durable chat in mid-answer, and go on"
     )
     instead.add_argument("--web", action="store_true", help="a web page, not the terminal")
     add("--port", type=_whole(0, 65_535), default=8765, help="port of the web page (default: 8765)")

@@ -28,6 +28,7 @@ import trio
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.openai_server import Endpoint, serve
 from tests.examples.chat_agent.held_model import HeldModel, open_endpoint_of
+from tests.support.programs import running
 
 pytestmark = pytest.mark.real_processes
 
@@ -496,3 +497,13 @@ async def test_an_environment_that_makes_no_sense_is_one_line_and_exit_code_2(
     assert ended.stderr.count(b"\n") == 1
     assert ended.stdout == b""
     assert ended.returncode == 2
+
+
+async def test_the_demo_of_a_crash_answers_every_question_after_it() -> None:
+    async with running("-m", "examples.chat_agent", "--crash") as program:
+        assert await program.exit_code() == 0
+    before, after = program.text.split("killed with SIGKILL")
+    assert "6. A lane" not in before
+    assert "was interrupted, and is answered now: long 6" in after
+    assert "6. A lane" in after
+    assert after.rstrip().endswith("every question was answered, once ---")
