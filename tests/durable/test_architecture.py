@@ -23,6 +23,7 @@ ORDER = (
     "_tables",  # what stores of tables in a database share
     "_memory",  # the store in memory
     "_sqlite",  # the store in a SQLite file
+    "_postgres",  # the store in a schema of a PostgreSQL database
     "_runs",  # one instance: it claims jobs, runs them, and keeps its lease
     "_lanes",  # the objects that users hold
     "store",  # the public door for authors of stores
@@ -88,11 +89,12 @@ def test_imports_for_type_checkers_are_counted() -> None:
     assert ("_runs", "run") in set(imports(("_runs", "deadlock")))
 
 
-def test_the_two_stores_do_not_import_each_other() -> None:
-    for package, other in (("_memory", "_sqlite"), ("_sqlite", "_memory")):
-        for parts in MODULES:
-            if package_of(parts) == package:
-                assert other not in map(package_of, imports(parts))
+def test_the_stores_do_not_import_each_other() -> None:
+    stores = {"_memory", "_sqlite", "_postgres"}
+    for parts in MODULES:
+        if package_of(parts) in stores:
+            others = stores - {package_of(parts)}
+            assert others.isdisjoint(map(package_of, imports(parts)))
 
 
 def test_the_conformance_suite_uses_public_names_only() -> None:

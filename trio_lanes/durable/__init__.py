@@ -1,5 +1,6 @@
 """Lanes whose accepted jobs survive a crash: named jobs, kept in a store until they have ended."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ._contract.errors import DurableJobError as DurableJobError
@@ -46,24 +47,34 @@ from .store import SubmittedJob as SubmittedJob
 from .store import Succeeded as Succeeded
 
 if TYPE_CHECKING:
+    from ._postgres.store import PostgresStore as PostgresStore
     from ._sqlite.store import SqliteStore as SqliteStore
 else:  # a type checker that sees `__getattr__` would accept any name
+    _STORES = {"PostgresStore": "_postgres", "SqliteStore": "_sqlite"}
 
     def __getattr__(name: str) -> object:
-        """Import `SqliteStore` at its first use: a program with another store needs no sqlite3."""
-        if name != "SqliteStore":
+        """Import a store at its first use: a program with another store lacks its database."""
+        if name not in _STORES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from ._sqlite.store import SqliteStore
-
-        SqliteStore.__module__ = __name__
-        globals()[name] = SqliteStore
-        return SqliteStore
+        try:
+            module = import_module(f".{_STORES[name]}.store", __name__)
+        except ModuleNotFoundError as error:
+            if error.name != "psycopg":
+                raise
+            raise ImportError(
+                "PostgresStore needs psycopg: install it with: pip install 'trio-lanes[postgres]'",
+                name=error.name,
+            ) from error
+        store = globals()[name] = getattr(module, name)
+        store.__module__ = __name__
+        return store
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), "SqliteStore"})
+        return sorted({*globals(), *_STORES})
 
-    # `import *` would leave out a name that is not imported yet
-    _public = {name for name in __dir__() if not name.startswith("_")} - {"TYPE_CHECKING", "store"}
+    # `import *` would leave out a name that is not imported yet; it needs no extra
+    _public = {name for name in __dir__() if not name.startswith("_")}
+    _public -= {"TYPE_CHECKING", "import_module", "store", "PostgresStore"}
     globals()["__all__"] = sorted(_public)
 
 # Tracebacks, reprs and pickles show where users find a name, not where it is defined.

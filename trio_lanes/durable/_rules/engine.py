@@ -275,6 +275,29 @@ class Engine(Queues):
         self.accepted.append(job.id)
         return job.id
 
+    def take_in(self, item: SubmittedJob, due: float) -> None:
+        """Accept a job that its submitter has committed already, so that nothing refuses it.
+
+        If its key belongs to another job, it is kept as a dead job without the key, for a person.
+
+        Args:
+          due: when the job joins its session's queue.
+        """
+        known = None if item.key is None else self.tables.keyed(item.key)
+        if known is not None and not self.is_over(known):
+            try:
+                _compare(item, known)
+            except KeyConflictError as error:
+                job = _record(attrs.evolve(item, key=None, delay=0.0), self.now)
+                job.id = self.tables.next_number()
+                job.state = DEAD
+                job.outcome = json.dumps(
+                    {"type": type(error).__name__, "message": str(error), "traceback": ""}
+                )
+                self.tables.insert(job)
+            return
+        self._accept(attrs.evolve(item, delay=max(0.0, due - self.now)))
+
     # ---- working
 
     def step(self, instance: str, number: int, finished: Sequence[Finish], room: int) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, final
 
@@ -112,13 +112,18 @@ class EngineStore(ABC):
             self._waiter_came = trio.Event()
             await self._waiter_came.wait()
 
-    def _wake_waiters(self) -> None:
-        """Have every waiting task read its job again: another process may have changed it."""
-        self._alive.clear()
-        waiters = [waiter for waiters in self._waiters.values() for waiter in waiters]
-        self._waiters.clear()
-        for waiter in waiters:
-            waiter.see(None)
+    def _wake_waiters(self, ids: Iterable[int] | None = None) -> None:
+        """Have tasks that wait for jobs, or for all, read their jobs again.
+
+        Another process may have changed them.
+        """
+        if ids is None:
+            self._alive.clear()
+            ids = list(self._waiters)
+        for id in ids:
+            self._alive.discard(id)
+            for waiter in self._waiters.pop(id, ()):
+                waiter.see(None)
 
     async def wake(self) -> AsyncIterator[None]:
         async for poke in self._pokes:

@@ -52,6 +52,7 @@ class Act(Generic[T]):
         "ended",
         "hints",
         "look",
+        "look_elsewhere",
         "now",
         "outcome",
         "task",
@@ -67,18 +68,20 @@ class Act(Generic[T]):
         self.outcome: outcome.Outcome[T] | None = None
         self.accepted: list[int] = []
         self.ended: list[tuple[int, Ended]] = []
-        self.look = False
+        self.look = self.look_elsewhere = False
 
     def perform(self, engine: Engine) -> None:
         """Make the call, and keep its result and its effects."""
         self.outcome = outcome.Value(self.call(engine))
         self.accepted, self.ended, self.look = engine.accepted, engine.ended, engine.look
+        self.look_elsewhere = engine.look or engine.look_elsewhere
         engine.forget_effects()
 
     def refuse(self, error: BaseException) -> None:
         """Let the caller get an error: nothing of the act has happened, as far as known."""
         self.outcome = outcome.Error(error)
-        self.accepted, self.ended, self.look = [], [], False
+        self.accepted, self.ended = [], []
+        self.look = self.look_elsewhere = False
 
 
 class ActThread(ABC):

@@ -9,7 +9,7 @@ import trio.testing
 
 from ._accept import AcceptStories
 from ._again import AgainStories
-from ._bench import MakeStore
+from ._bench import REAL_PAUSE, MakeStore
 from ._cluster import NO_FAULTS as NO_FAULTS
 from ._cluster import Cluster as Cluster
 from ._cluster import Faults as Faults
@@ -26,7 +26,9 @@ from ._work import WorkStories
 MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
 
 
-def durable_store_suite(make: MakeStore, *, clock: MakeClock | None = None) -> type:
+def durable_store_suite(
+    make: MakeStore, *, clock: MakeClock | None = None, pause: float | None = None
+) -> type:
     """Return a class of tests for a store, to be collected under a name that begins with ``Test``::
 
         TestMyStore = durable_store_suite(lambda folder: MyStore(folder / "jobs"))
@@ -39,6 +41,8 @@ def durable_store_suite(make: MakeStore, *, clock: MakeClock | None = None) -> t
         stores of one folder have the same data.
       clock: makes the clock of a test, if the store's time is Trio's clock. Without it, tests
         wait in real time.
+      pause: seconds of real time in which a notice of one instance reaches another. By default
+        0.05 without a ``clock``, and 0 with it.
     """
 
     class DurableStoreSuite(
@@ -46,6 +50,7 @@ def durable_store_suite(make: MakeStore, *, clock: MakeClock | None = None) -> t
     ):
         make_store = staticmethod(make)
         make_clock = staticmethod(clock if clock is not None else _real_time)
+        real_pause = pause if pause is not None else 0.0 if clock is not None else REAL_PAUSE
 
     return DurableStoreSuite
 

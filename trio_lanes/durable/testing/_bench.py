@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -95,10 +96,17 @@ class Bench:
       log: the entries of the handlers, in order.
     """
 
-    def __init__(self, make: MakeStore, folder: Path, clock: trio.testing.MockClock | None) -> None:
+    def __init__(
+        self,
+        make: MakeStore,
+        folder: Path,
+        clock: trio.testing.MockClock | None,
+        pause: float = 0.0,
+    ) -> None:
         self._make = make
         self._folder = folder
         self._clock = clock
+        self._pause = pause
         self._gates: dict[str, trio.Event] = {}
         self.log: list[Any] = []
 
@@ -153,8 +161,8 @@ class Bench:
 
     async def settle(self, lanes: DurableLanes) -> None:
         """Wait until nothing more happens without the passage of time."""
-        if self._clock is None:
-            await trio.sleep(REAL_PAUSE)
+        if self._pause:  # the clock of a test may stand still
+            await trio.to_thread.run_sync(time.sleep, self._pause)
         for _ in range(8):
             await trio.testing.wait_all_tasks_blocked()
             await lanes.pause_for("session:nobody", 0)  # returns after all earlier calls
@@ -269,7 +277,7 @@ def story(tell: Story) -> Callable[[Any], None]:
     def test(self: Any) -> None:
         clock: trio.testing.MockClock | None = self.make_clock()
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(self.make_store, Path(folder), clock)
+            bench = Bench(self.make_store, Path(folder), clock, self.real_pause)
 
             async def told() -> None:
                 with trio.CancelScope() as scope:

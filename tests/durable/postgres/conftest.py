@@ -1,0 +1,48 @@
+"""One server for all tests of PostgreSQL; each test has a namespace of its own."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .server import Server, programs
+
+_namespaces = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    found = programs()
+    if found is None and not os.environ.get("CI"):
+        pytest.skip("there is no PostgreSQL server here")
+    assert found is not None, "there is no PostgreSQL server here; install Debian's postgresql"
+    server = Server(found)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"test_{next(_namespaces)}"
+
+
+@pytest.fixture
+def dsn(server: Server) -> str:
+    return server.dsn()
+
+
+@pytest.fixture(scope="module")
+def own_server(server: Server) -> Iterator[Server]:
+    """A server that the tests of one module end and start again."""
+    found = programs()
+    assert found is not None
+    own = Server(found)
+    try:
+        own.start()
+        yield own
+    finally:
+        own.remove()

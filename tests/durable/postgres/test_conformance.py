@@ -1,0 +1,46 @@
+"""`PostgresStore` in the public conformance suite, over a real server on virtual time."""
+
+from pathlib import Path
+
+import pytest
+
+from trio_lanes.durable import PostgresStore
+from trio_lanes.testing import durable_store_suite
+
+from .clock import StoreClock
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+_servers: list[Server] = []
+_clocks: list[StoreClock] = []
+_prepared: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def the_server(server: Server) -> None:
+    _servers[:] = [server]
+
+
+def clock() -> StoreClock:
+    for old in _clocks:
+        old.close()
+    _clocks[:] = [StoreClock(_servers[0].dsn())]
+    return _clocks[0]
+
+
+def store(folder: Path) -> PostgresStore:
+    namespace = folder.name.lower()
+    if namespace not in _prepared:
+        _clocks[0].prepare(namespace)
+        _prepared.add(namespace)
+    return PostgresStore(_servers[0].dsn(), namespace=namespace, patience=3600)
+
+
+TestPostgresStore = durable_store_suite(store, clock=clock, pause=0.01)  # type: ignore[arg-type]
+
+
+def test_the_suite_also_runs_in_real_time(server: Server) -> None:
+    suite = durable_store_suite(
+        lambda folder: PostgresStore(server.dsn(), namespace=folder.name.lower())
+    )
+    suite().test_what_ran_in_a_crash_goes_before_what_waited()

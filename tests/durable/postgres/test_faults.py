@@ -1,0 +1,333 @@
+"""Faults between an instance and its PostgreSQL server: nothing accepted is lost."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+import trio
+import trio.testing
+
+from trio_lanes.durable import (
+    DurableState,
+    PostgresStore,
+    StoreError,
+    StoreUnavailableError,
+    SubmittedJob,
+    open_durable_lanes,
+)
+from trio_lanes.durable._postgres.tables import PostgresTables
+
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+
+
+def pids(server: Server, namespace: str, kind: str = "%") -> list[int]:
+    """The processes of the server that serve a namespace's connections."""
+    of = "SELECT DISTINCT pid FROM pg_stat_activity WHERE application_name = 'trio_lanes'"
+    return [row[0] for row in server.run(f"{of} AND query LIKE '{kind}'")]
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process of the server that stands still, as a network that carries nothing does."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+class Echo:
+    """A handler that notes how often it ran each payload."""
+
+    def __init__(self) -> None:
+        self.ran = Counter[int]()
+
+    async def __call__(self, payload: Any) -> Any:
+        self.ran[payload] += 1
+        await trio.lowlevel.checkpoint()
+        return payload
+
+
+async def submit_all(lanes: Any, numbers: range) -> list[Any]:
+    """Submit jobs, each until it is accepted."""
+    jobs = []
+    for n in numbers:
+        while True:
+            try:
+                jobs.append(await lanes.submit("echo", n, session=f"s{n % 3}", key=str(n)))
+                break
+            except StoreUnavailableError:
+                await trio.sleep(0.02)
+    return jobs
+
+
+async def result_of(job: Any) -> Any:
+    """Wait for a job, while the store may be away."""
+    while True:
+        try:
+            return await job.wait()
+        except StoreUnavailableError:
+            await trio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["terminate", "immediate", "kill"])
+async def test_connections_and_servers_that_end_lose_nothing(
+    own_server: Server, namespace: str, how: str
+) -> None:
+    server, echo = own_server, Echo()
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    with trio.fail_after(120):
+        async with open_durable_lanes(store, {"echo": echo}) as lanes:
+            first = await submit_all(lanes, range(20))
+            if how == "terminate":
+                server.run(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = 'trio_lanes'"
+                )
+            else:
+                server.stop(signal.SIGQUIT if how == "immediate" else signal.SIGKILL)
+                await trio.to_thread.run_sync(server.start)
+            second = await submit_all(lanes, range(20, 40))
+            assert [await result_of(job) for job in first + second] == list(range(40))
+            assert set(echo.ran) == set(range(40))
+            assert (await lanes.check()).problems == ()
+            assert [job for job in await lanes.jobs() if job.crashes] == []
+
+
+async def test_an_answer_that_is_lost_in_the_commit_is_unknown_and_the_ticket_decides(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    real, lose = PostgresTables.commit, [False]
+
+    def commit(self: PostgresTables, *args: Any) -> None:
+        real(self, *args)
+        if lose.pop():
+            self._connection.close()
+            raise psycopg.OperationalError("the connection was lost")
+
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.submit("a", 1, key="before")
+        monkeypatch.setattr(PostgresTables, "commit", commit)
+        lose[:] = [True]
+        with pytest.raises(StoreUnavailableError) as caught:
+            await store.enqueue([SubmittedJob(name="a", key="k")], "ticket")
+        assert caught.value.unknown
+        monkeypatch.undo()
+        (id,) = await store.enqueue([SubmittedJob(name="a", key="k")], "ticket")
+        assert [one.id for one in await lanes.jobs()][1:] == [id]
+
+
+async def test_a_server_that_does_not_answer_is_left_after_the_patience(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace, patience=0.5)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.submit("a")
+        (writer,) = pids(server, namespace, "COMMIT%")
+        with stopped(writer), trio.fail_after(30):
+            await unavailable(lanes)
+        with trio.fail_after(60):
+            while True:
+                try:
+                    await lanes.submit("a")
+                    break
+                except StoreUnavailableError:
+                    await trio.sleep(0.05)
+
+
+async def unavailable(lanes: Any, name: str = "a") -> None:
+    with pytest.raises(StoreUnavailableError):
+        await lanes.submit(name)
+
+
+async def test_a_lock_that_another_client_holds_delays_calls_and_then_refuses_them(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace, patience=0.8)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        with psycopg.connect(server.dsn()) as other:
+            other.execute(f"SELECT FROM {namespace}.meta FOR UPDATE".encode())
+            with pytest.raises(StoreUnavailableError, match="lock timeout") as caught:
+                await store.enqueue([], "t")
+            assert not caught.value.unknown
+            await unavailable(lanes)
+            assert (await lanes.statistics()).waiting == 0  # reads need no lock
+        await lanes.submit("a")
+
+
+async def test_a_client_that_stands_still_in_a_transaction_is_ended_by_the_server(
+    server: Server, namespace: str
+) -> None:
+    still, well = (PostgresStore(server.dsn(), namespace=namespace, patience=1) for _ in range(2))
+    begun, go_on = trio.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def stand_still(engine: Any) -> None:
+        token.run_sync_soon(begun.set)
+        trio.from_thread.run(go_on.wait, trio_token=token)
+        engine.tables.put_pause("s", 1.0)
+
+    async def stand() -> None:
+        with pytest.raises(StoreUnavailableError):
+            await still._transact(stand_still)
+
+    async with open_durable_lanes(still, {}, worker=False):
+        async with open_durable_lanes(well, {}, worker=False) as lanes:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stand)
+                await begun.wait()
+                with trio.fail_after(60):
+                    while True:
+                        try:
+                            await lanes.submit("a")
+                            break
+                        except StoreUnavailableError:  # a slow machine
+                            await trio.sleep(0.01)
+                go_on.set()
+            assert (await lanes.statistics()).waiting == 1
+
+
+@pytest.mark.parametrize("code", ["disk_full", "io_error"])
+async def test_a_full_disk_refuses_new_jobs_and_running_jobs_go_on(
+    server: Server, namespace: str, code: str
+) -> None:
+    begun, gate = trio.Event(), trio.Event()
+
+    async def wait(payload: Any) -> Any:
+        begun.set()
+        await gate.wait()
+        return payload
+
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {"wait": wait}) as lanes:
+        job = await lanes.submit("wait", 7)
+        await begun.wait()
+        server.run(
+            f"CREATE FUNCTION {namespace}.full() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN RAISE EXCEPTION 'no space' USING ERRCODE = '{code}'; END $$"
+        )
+        server.run(
+            f"CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON {namespace}.jobs"
+            f" EXECUTE FUNCTION {namespace}.full()"
+        )
+        gate.set()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(unavailable, lanes, "wait")
+        assert (await job.status()).state is DurableState.RUNNING
+        server.run(f"DROP TRIGGER full_disk ON {namespace}.jobs")
+        with trio.fail_after(60):
+            assert await job.wait() == 7
+        assert (await lanes.check()).problems == ()
+
+
+async def test_a_dropped_schema_ends_the_lanes_with_an_error_that_names_the_cause(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.submit("a")
+        server.run(f"DROP SCHEMA {namespace} CASCADE")
+        for call in (lambda: lanes.submit("a"), lanes.statistics):
+            with pytest.raises(StoreError, match="was its schema dropped"):
+                await call()
+
+
+async def test_an_act_that_fails_halfway_is_undone_and_the_others_are_done(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+
+    def halfway(engine: Any) -> None:
+        engine.tables.put_pause("s", 1.0)
+        raise ZeroDivisionError
+
+    async def fail() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await store._transact(halfway)
+
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(fail)
+                nursery.start_soon(lanes.submit, "a")
+        assert (await lanes.statistics()).waiting == 3
+        assert await store._read(lambda queues: queues.tables.pause_of("s")) is None
+
+
+async def test_an_error_of_the_program_is_not_taken_for_one_of_the_server(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False):
+        with pytest.raises(psycopg.errors.SyntaxError):
+            await store._transact(lambda engine: engine.tables._run("SELEC"))
+        with pytest.raises(psycopg.errors.SyntaxError):
+            await store._read(lambda queues: queues.tables._run("SELEC"), long=True)  # type: ignore[attr-defined]
+
+
+async def test_check_finds_what_was_changed_from_outside_and_repairs_it(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.submit("a", key="k")
+        await lanes.submit("a", key="l")
+        server.run(f"UPDATE {namespace}.counts SET n = 7")
+        server.run(f"UPDATE {namespace}.jobs SET key = 'k'")
+        server.run(f"UPDATE {namespace}.meta SET version = version + 1")
+        report = await lanes.check(repair=True)
+        assert set(report.problems) == {
+            "the stored counts of jobs are wrong",
+            "several jobs have the key 'k'",
+        }
+        assert report.repaired == 1
+        assert (await lanes.statistics()).waiting == 2
+        server.run(f"UPDATE {namespace}.jobs SET ready = NULL, key = NULL")
+        server.run(f"UPDATE {namespace}.meta SET version = version + 1")
+        assert (await lanes.check(repair=True)).repaired == 2
+        assert (await lanes.check()).problems == ()
+
+
+async def test_notices_that_are_lost_are_covered_by_the_slow_look(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.tables._notice", lambda *args: "x - 1")
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (0.05, 0.1))
+    echo = Echo()
+    working, asking = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    async with open_durable_lanes(working, {"echo": echo}):
+        async with open_durable_lanes(asking, {}, worker=False) as lanes:
+            with trio.fail_after(60):
+                for n in range(3):
+                    assert await (await lanes.submit("echo", n)).wait() == n
+
+
+async def test_a_notice_names_no_job_if_very_many_have_ended(
+    server: Server, namespace: str
+) -> None:
+    working, asking = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    async with open_durable_lanes(working, {}, worker=False) as clearing:
+        async with open_durable_lanes(asking, {}, worker=False) as lanes:
+            async with trio.open_nursery() as nursery:
+                for n in range(400):
+                    nursery.start_soon(lanes.submit, "a", n)
+            job = lanes.job((await lanes.jobs(limit=1))[0].id)
+
+            async def wait() -> None:
+                with pytest.raises(Exception, match=r"cleared|cancelled"):
+                    await job.wait()
+
+            with trio.fail_after(60):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(wait)
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert await clearing.clear("main", "cleared") == 400

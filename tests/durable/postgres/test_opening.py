@@ -1,0 +1,221 @@
+"""What `PostgresStore` refuses when it is made or opened, and what it says to do."""
+
+import logging
+
+import psycopg
+import pytest
+import trio
+
+import trio_lanes.durable
+from trio_lanes.durable import (
+    PostgresStore,
+    ResultGoneError,
+    StoreError,
+    StoreUnavailableError,
+    StoreVersionError,
+    open_durable_lanes,
+)
+
+from .server import Server, programs
+
+pytestmark = pytest.mark.real_processes
+
+
+async def error_of(store: PostgresStore) -> StoreError:
+    with pytest.raises(StoreError) as caught:
+        async with open_durable_lanes(store, {}, worker=False):
+            raise AssertionError("it was opened")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("dsn", "options", "says"),
+    [
+        ("not a dsn", {}, "connection string"),
+        ("dbname=x", {"namespace": "Big"}, "namespace"),
+        ("dbname=x", {"namespace": "pg_lanes"}, "namespace"),
+        ("dbname=x", {"patience": 0}, "patience"),
+    ],
+)
+def test_a_bad_argument_is_refused_when_the_store_is_made(
+    dsn: str, options: dict[str, float], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        PostgresStore(dsn, **options)  # type: ignore[arg-type]
+
+
+def test_no_message_shows_the_password() -> None:
+    store = PostgresStore("postgresql://me:secret@db.example/app")
+    assert "secret" not in repr(store)
+    assert "app on db.example" in repr(store)
+
+
+async def test_a_server_that_is_not_there_may_come_back() -> None:
+    error = await error_of(PostgresStore("host=/nonexistent dbname=app"))
+    assert isinstance(error, StoreUnavailableError)
+    assert not error.unknown
+
+
+async def test_a_database_that_does_not_exist_is_an_error(server: Server) -> None:
+    error = await error_of(PostgresStore(server.dsn("nothing")))
+    assert "make the database" in str(error)
+    assert not isinstance(error, StoreUnavailableError)
+
+
+async def test_a_wrong_password_is_an_error(server: Server) -> None:
+    server.run("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+    rules = server.folder / "data" / "pg_hba.conf"
+    rules.write_text("local all guarded scram-sha-256\n" + rules.read_text())
+    server.run("SELECT pg_reload_conf()")
+    while True:
+        try:
+            psycopg.connect(server.dsn(user="guarded"), password="wrong").close()
+        except psycopg.OperationalError:
+            break
+        await trio.sleep(0.01)
+    error = await error_of(PostgresStore(server.dsn(user="guarded") + "&password=wrong"))
+    assert "check the user and the password" in str(error)
+    error = await error_of(PostgresStore(server.dsn(user="guarded")))
+    assert "check the user and the password" in str(error)
+
+
+async def test_a_role_without_rights_is_told_what_it_needs(server: Server, namespace: str) -> None:
+    server.run("CREATE ROLE guest LOGIN")
+    error = await error_of(PostgresStore(server.dsn(user="guest"), namespace=namespace))
+    assert "grant the role the rights" in str(error)
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
+        pass
+    error = await error_of(PostgresStore(server.dsn(user="guest"), namespace=namespace))
+    assert "grant the role the rights" in str(error)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE {}.letters (id int)",
+        "CREATE TABLE {0}.meta (program text, schema_version int);"
+        "INSERT INTO {0}.meta VALUES ('post', 1)",
+    ],
+)
+async def test_a_schema_of_another_program_is_refused(
+    server: Server, namespace: str, statement: str
+) -> None:
+    server.run(f"CREATE SCHEMA {namespace}")
+    server.run(statement.format(namespace))
+    tables = f"SELECT count(*) FROM pg_tables WHERE schemaname = '{namespace}'"
+    error = await error_of(PostgresStore(server.dsn(), namespace=namespace))
+    assert isinstance(error, StoreVersionError)
+    assert "choose another namespace" in str(error)
+    assert server.run(tables) == [(1,)]
+
+
+async def test_an_empty_schema_is_filled(server: Server, namespace: str) -> None:
+    server.run(f"CREATE SCHEMA {namespace}")
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}) as lanes:
+        assert (await lanes.statistics()).waiting == 0
+
+
+async def test_a_newer_schema_is_refused(server: Server, namespace: str) -> None:
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
+        pass
+    server.run(f"UPDATE {namespace}.meta SET schema_version = 99")
+    error = await error_of(PostgresStore(server.dsn(), namespace=namespace))
+    assert isinstance(error, StoreVersionError)
+    assert "install a newer version" in str(error)
+
+
+async def test_a_server_that_is_too_old_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.schema.OLDEST_SERVER", 990_000)
+    error = await error_of(PostgresStore(server.dsn()))
+    assert "upgrade the server" in str(error)
+
+
+async def test_a_read_only_role_is_told_what_to_set(server: Server) -> None:
+    server.run("CREATE ROLE reader LOGIN SUPERUSER")
+    server.run("ALTER ROLE reader SET default_transaction_read_only = on")
+    error = await error_of(PostgresStore(server.dsn(user="reader")))
+    assert "default_transaction_read_only=off" in str(error)
+
+
+async def test_a_standby_is_told_from_a_primary_server() -> None:
+    found = programs()
+    assert found is not None
+    standby = Server(found)
+    try:
+        (standby.folder / "data" / "standby.signal").touch()
+        standby.start()
+        error = await error_of(PostgresStore(standby.dsn()))
+        assert "connect to the primary server" in str(error)
+    finally:
+        standby.remove()
+
+
+async def test_a_database_with_another_encoding_is_refused(server: Server) -> None:
+    server.run("CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
+    error = await error_of(PostgresStore(server.dsn("ascii")))
+    assert "UTF8" in str(error)
+
+
+async def test_synchronous_commit_off_is_a_warning_only(
+    server: Server, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.run("CREATE ROLE hasty LOGIN SUPERUSER")
+    server.run("ALTER ROLE hasty SET synchronous_commit = off")
+    with caplog.at_level(logging.WARNING, "trio_lanes.durable"):
+        store = PostgresStore(server.dsn(user="hasty"), namespace=namespace)
+        async with open_durable_lanes(store, {}) as lanes:
+            assert (await lanes.statistics()).waiting == 0
+    assert "synchronous_commit=off" in caplog.text
+
+
+async def test_several_processes_may_make_one_store(server: Server, namespace: str) -> None:
+    async def use() -> None:
+        async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
+            pass
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(use)
+
+
+async def test_a_store_is_open_in_one_block_only(server: Server, namespace: str) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}) as lanes:
+        with pytest.raises(RuntimeError, match="is open already"):
+            async with open_durable_lanes(store, {}):
+                raise AssertionError("it was opened")
+        assert (await lanes.statistics()).waiting == 0
+    with pytest.raises(StoreUnavailableError, match="is not open"):
+        await store.status(1)
+
+
+async def test_text_that_the_server_cannot_keep_is_refused_alone(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        for text in (
+            "a\0b",
+            "ä\0b",
+        ):
+            with pytest.raises(ValueError, match="cannot keep the character 0; the session"):
+                await lanes.submit("echo", session=text)
+        await lanes.submit("echo", "\0", session="ä" * 400, key="k" * 400)
+        assert (await lanes.statistics()).waiting == 1
+        with pytest.raises(ResultGoneError):
+            await lanes.job(2**70).status()
+
+
+def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str, package: str) -> object:
+        raise ModuleNotFoundError("no", name="psycopg" if "_postgres" in name else "other")
+
+    monkeypatch.delitem(vars(trio_lanes.durable), "PostgresStore", raising=False)
+    monkeypatch.delitem(vars(trio_lanes.durable), "SqliteStore", raising=False)
+    monkeypatch.setattr("trio_lanes.durable.import_module", import_module)
+    with pytest.raises(ImportError, match=r"trio-lanes\[postgres\]"):
+        _ = trio_lanes.durable.PostgresStore
+    with pytest.raises(ModuleNotFoundError):
+        _ = trio_lanes.durable.SqliteStore

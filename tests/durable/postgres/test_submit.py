@@ -1,0 +1,137 @@
+"""The SQL function `submit`: a job that is accepted in the transaction of its submitter."""
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+import trio
+
+from trio_lanes.durable import (
+    DurableState,
+    KeyConflictError,
+    PostgresStore,
+    RetryPolicy,
+    open_durable_lanes,
+)
+
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+
+
+@pytest.fixture
+async def connection(server: Server, namespace: str) -> Any:
+    """A user's connection to a database that has a store, and a table of the user's own."""
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
+        pass
+    with psycopg.connect(server.dsn()) as connection:
+        connection.execute(f"SET search_path = {namespace}".encode())
+        connection.execute("CREATE TABLE orders (id int)")
+        connection.commit()
+        yield connection
+
+
+async def test_the_row_and_the_job_are_there_or_neither(
+    server: Server, namespace: str, connection: psycopg.Connection
+) -> None:
+    done = trio.Event()
+
+    async def ship(payload: Any) -> None:
+        assert payload == {"order": 2}
+        done.set()
+
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {"ship": ship}) as lanes:
+        connection.execute("INSERT INTO orders VALUES (1)")
+        connection.execute("""SELECT submit('ship', '{"order": 1}', session => 'alice')""")
+        connection.rollback()
+        connection.execute("INSERT INTO orders VALUES (2)")
+        connection.execute("""SELECT submit('ship', '{"order": 2}', session => 'alice')""")
+        assert not done.is_set()
+        connection.commit()
+        with trio.fail_after(60):
+            await done.wait()
+        assert (await lanes.statistics()).waiting == 0
+    assert connection.execute("SELECT id FROM orders").fetchall() == [(2,)]
+
+
+async def test_jobs_of_a_transaction_are_taken_in_in_order_with_all_their_options(
+    server: Server, namespace: str, connection: psycopg.Connection
+) -> None:
+    retry = RetryPolicy(max_attempts=7).to_json()
+    connection.execute("SELECT submit('a', '1', 's', 'cron', 1, 'k', 0, 9, %s)", (retry,))
+    for n in range(20):
+        connection.execute("SELECT submit('a', %s, session => 's')", (str(n),))
+    connection.execute("SELECT submit('later', delay => 3600)")
+    connection.commit()
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        first = await lanes.submit("a", 1, session="s", lane="cron", priority=1, key="k")
+        jobs = await lanes.jobs()
+        assert jobs[0].id == first.id
+        assert (jobs[0].name, jobs[0].session, jobs[0].lane, jobs[0].priority, jobs[0].key) == (
+            ("a", "s", "cron", 1, "k")
+        )
+        assert [job.name for job in jobs[1:]] == ["a"] * 20 + ["later"]
+        assert jobs[-1].state is DurableState.PARKED
+    rows = connection.execute("SELECT payload, timeout, retry FROM jobs ORDER BY place").fetchall()
+    assert [row[0] for row in rows[1:21]] == [str(n) for n in range(20)]
+    assert rows[0] == ("1", 9, retry)
+
+
+async def test_a_key_that_is_known_is_the_same_job_and_a_conflict_is_kept_for_a_person(
+    server: Server, namespace: str, connection: psycopg.Connection
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        job = await lanes.submit("a", 1, key="k")
+        connection.execute("SELECT submit('a', '1', key => 'k')")
+        connection.execute("SELECT submit('a', '2', key => 'k')")
+        connection.commit()
+        await lanes.pause_for("main", 0)
+        assert [one.id for one in await lanes.jobs(states=[DurableState.WAITING])] == [job.id]
+        (dead,) = await lanes.dead()
+        assert dead.key is None
+        assert KeyConflictError.__name__ in str(dead.error)
+        assert (await lanes.statistics()).dead == 1
+        assert (await lanes.check()).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("NULL", "must not be NULL"),
+        ("'a', NULL", "must not be NULL"),
+        ("'a', '{'", "json"),
+        ("'a', lane => 'nope'", "no lane 'nope'"),
+        ("'a', priority => 2", "priority"),
+        ("'a', delay => -1", "delay"),
+        ("'a', delay => 'NaN'", "delay"),
+        ("'a', timeout => 0", "timeout"),
+        ("'a', to_json(repeat('x', 1048576))", "more than 1048576"),
+    ],
+)
+async def test_a_bad_argument_fails_the_transaction_of_the_submitter(
+    connection: psycopg.Connection, arguments: str, says: str
+) -> None:
+    with pytest.raises(psycopg.Error, match=says):
+        connection.execute(f"SELECT submit({arguments})".encode())
+    connection.rollback()
+    assert connection.execute("SELECT count(*) FROM submissions").fetchall() == [(0,)]
+
+
+async def test_a_role_that_may_only_call_the_function_can_submit(
+    server: Server, namespace: str, connection: psycopg.Connection
+) -> None:
+    connection.execute("CREATE ROLE shop LOGIN")
+    connection.execute(f"GRANT USAGE ON SCHEMA {namespace} TO shop".encode())
+    connection.commit()
+    with psycopg.connect(server.dsn(user="shop")) as shop:
+        shop.execute(f"SELECT {namespace}.submit('a', %s)".encode(), (json.dumps({"n": 1}),))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), shop.transaction():
+            shop.execute(f"SELECT * FROM {namespace}.jobs".encode())
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.pause_for("main", 0)
+        assert (await lanes.statistics()).waiting == 1

@@ -1,0 +1,256 @@
+"""Trips to the server, connections, and what is read again when another instance has written."""
+
+import time
+from typing import Any
+
+import psycopg
+import pytest
+import trio
+import trio.testing
+
+from trio_lanes.durable import (
+    DurableState,
+    Finish,
+    LaneLimit,
+    Opening,
+    PostgresStore,
+    StoreUnavailableError,
+    SubmittedJob,
+    Succeeded,
+    open_durable_lanes,
+)
+from trio_lanes.durable._postgres.link import Link
+
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+
+
+def opening(worker: bool = True, names: frozenset[str] = frozenset({"a"})) -> Opening:
+    return Opening(
+        names=names,
+        lanes={"main": LaneLimit(4)},
+        max_crashes=3,
+        hold=False,
+        result_ttl=100.0,
+        lease_ttl=3600.0,
+        worker=worker,
+    )
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The trips of all connections: each pipeline is one, and each statement outside of one."""
+    made: list[str] = []
+    execute, pipeline = psycopg.Connection.execute, psycopg.Connection.pipeline
+
+    def counted(self: Any, statement: Any, *args: Any, **options: Any) -> Any:
+        if self._pipeline is None:
+            made.append(str(statement))
+        return execute(self, statement, *args, **options)
+
+    def piped(self: Any) -> Any:
+        made.append("pipeline")
+        return pipeline(self)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    monkeypatch.setattr(psycopg.Connection, "pipeline", piped)
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (9e9, 9e9))
+    return made
+
+
+async def test_a_transaction_takes_two_trips_and_three_when_another_instance_has_written(
+    server: Server, namespace: str, trips: list[str]
+) -> None:
+    store, other = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    batch = [SubmittedJob(name="a", session=f"s{n}", key=f"k{n}") for n in range(9)]
+    async with other.open(opening(worker=False)), store.open(opening()):
+        await store.join("me")
+        await trio.sleep(0.2)  # both listen by then
+        trips.clear()
+        await store.enqueue(batch, "t1")
+        assert trips == ["pipeline"] * 2
+        trips.clear()
+        claims = (await store.step(1, [], 3)).claims
+        finished = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
+        claims = (await store.step(2, finished, 3)).claims
+        assert len(claims) == 3
+        assert len(trips) <= 2 * 2 + 3  # the first claim reads the three ready lists of a lane
+        finished = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
+        await other.enqueue([SubmittedJob(name="a", session="s8")], "t2")
+        trips.clear()
+        assert len((await store.step(3, finished, 3)).claims) == 3
+        assert trips == ["pipeline"] * 3
+
+
+async def test_slots_that_are_lent_are_known_when_another_instance_has_written(
+    server: Server, namespace: str
+) -> None:
+    store, other = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    async with other.open(opening(worker=False)), store.open(opening()):
+        await store.join("me")
+        await store.enqueue([SubmittedJob(name="a")] * 9, "t1")
+        claims = (await store.step(1, [], 9)).claims
+        assert len(claims) == 4
+        assert await store.lend_slot(claims[0].id, claims[0].fence, "t2")
+        await other.enqueue([SubmittedJob(name="a")], "t3")
+        more = (await store.step(2, [], 9)).claims
+        assert len(more) == 1
+        await other.enqueue([SubmittedJob(name="a")], "t4")
+        assert await store.regain_slot(claims[0].id, claims[0].fence, "t5") is False
+        await other.enqueue([SubmittedJob(name="a")], "t6")
+        done = [Finish(more[0].id, more[0].fence, Succeeded("1"))]
+        assert (await store.step(3, done, 9)).claims == ()
+        assert await store.regain_slot(claims[0].id, claims[0].fence, "t7") is True
+        await store.leave()
+
+
+async def test_a_ticket_that_comes_twice_in_one_transaction_is_one_act(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    ids = []
+
+    async def enqueue() -> None:
+        ids.append(await store.enqueue([SubmittedJob(name="a", key="k")], "same"))
+
+    async with store.open(opening(worker=False)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.status, 1)  # the writer is busy while the others come
+            for _ in range(5):
+                nursery.start_soon(enqueue)
+        assert len({tuple(one) for one in ids}) == 1
+        assert (await store.statistics()).waiting == 1
+
+
+async def test_a_pause_that_ends_is_no_setting_any_more(server: Server, namespace: str) -> None:
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}) as lanes:
+        await lanes.pause("session:s")
+        await lanes.resume("session:s")
+        await lanes.resume("session:s")
+    query = f"SELECT count(*) FROM {namespace}.settings WHERE kind = 'pause'"
+    assert server.run(query) == [(0,)]
+
+
+async def test_ended_jobs_are_forgotten_and_more_of_them_at_once(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._rules.engine.FORGET_AT_ONCE", 2)
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening()):
+        await store.join("me")
+        await store.enqueue([SubmittedJob(name="a")] * 5, "t")
+        await store.clear("main", None, "{}", "c")
+        server.run(f"UPDATE {namespace}.jobs SET due = 0")
+        for number in range(1, 4):
+            await store.step(number, [], 0)
+        assert server.run(f"SELECT count(*) FROM {namespace}.jobs") == [(0,)]
+        await store.leave()
+
+
+async def test_the_cache_is_dropped_when_it_has_grown(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.tables.QUEUES_KEPT", 2)
+    ran = []
+
+    async def run(payload: Any) -> None:
+        ran.append(payload)
+        await trio.lowlevel.checkpoint()
+
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {"a": run}) as lanes:
+        jobs = [await lanes.submit("a", n, session=f"s{n % 5}") for n in range(20)]
+        for job in jobs:
+            await job.wait()
+        for n in range(5):
+            assert [p for p in ran if p % 5 == n] == [n, n + 5, n + 10, n + 15]
+        assert (await jobs[0].status()).state is DurableState.SUCCEEDED
+
+
+async def test_payloads_that_no_claim_has_room_for_are_not_read(
+    server: Server, namespace: str
+) -> None:
+    store, other = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    large = f'"{"x" * 1_000_000}"'
+    async with other.open(opening(worker=False)), store.open(opening()):
+        await store.join("me")
+        await store.configure({"main": 20}, None, {}, "c")
+        await other.enqueue([SubmittedJob(name="a", payload=large)] * 12, "t1")
+        claims = (await store.step(1, [], 20)).claims
+        assert len(claims) == 4
+        assert len((await store.step(2, [], 20)).claims) == 4
+        await store.leave()
+
+
+async def test_acts_that_wait_behind_a_call_for_too_long_are_refused(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace, patience=0.5)
+
+    async def slow() -> None:
+        with pytest.raises(StoreUnavailableError):
+            await store._transact(lambda engine: time.sleep(1.5))
+
+    async def behind() -> None:
+        with pytest.raises(StoreUnavailableError, match="in time") as caught:
+            await store.enqueue([], "t")
+        assert not caught.value.unknown
+
+    async with store.open(opening(worker=False)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await trio.sleep(0.1)
+            nursery.start_soon(behind)
+        await store.enqueue([], "t")
+
+
+async def test_a_call_on_a_connection_that_does_not_answer_is_cut(server: Server) -> None:
+    link = Link(server.dsn(), "public", 0.2, long=True)
+    link.cut()  # there is no connection yet
+    with pytest.raises(psycopg.OperationalError):
+        await link.call(lambda: link.connected().execute("SELECT pg_sleep(60)"))
+    link.cut()
+    link.close()
+
+
+def test_a_connection_that_cannot_be_set_up_is_closed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.link.LOCKED", -1)
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        Link(server.dsn(), "public", 5.0).connected()
+
+
+async def test_the_connection_for_notices_is_made_again(
+    own_server: Server, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = PostgresStore(own_server.dsn(), namespace=namespace)
+    async with store.open(opening(worker=False)):
+        own_server.stop()
+        await logged(caplog, "connection for notices is lost")
+        await trio.sleep(1.2)  # one more try fails, which is not logged
+        await trio.to_thread.run_sync(own_server.start)
+        caplog.set_level("INFO")
+        await logged(caplog, "connection for notices is back")
+    assert caplog.text.count("is lost") == 1
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait until a text is in the log."""
+    with trio.fail_after(60):
+        while text not in caplog.text:  # noqa: ASYNC110 - the log has no event
+            await trio.sleep(0.02)
+
+
+async def test_an_idle_listener_changes_nothing(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (0.01, 0.02))
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    query = f"SELECT version FROM {namespace}.meta"
+    async with open_durable_lanes(store, {"a": trio.sleep}):
+        await trio.sleep(0.3)
+        before = server.run(query)
+        await trio.sleep(0.5)
+        assert server.run(query) == before

@@ -1,0 +1,1 @@
+"""The store in a schema of a PostgreSQL database."""

@@ -1,0 +1,128 @@
+"""`Link`: a connection to the server that is made when it is needed, and can be cut from outside.
+
+Every wait has an end:
+
+* ``idle_in_transaction_session_timeout``: the server ends the transaction of a client that stands
+  still, so others wait for the row lock no longer than that;
+* ``lock_timeout`` and ``statement_timeout``: the server ends a statement;
+* `Link.cut`: the client ends the wait for a server that does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Final, TypeVar, final
+
+import outcome
+import psycopg
+import trio
+from psycopg import conninfo, sql
+
+T = TypeVar("T")
+
+IDLE: Final = 0.4
+"""The part of the store's patience after which the server ends an idle transaction."""
+LOCKED: Final = 0.8
+"""The part of the store's patience for which a statement waits for a lock."""
+CONNECTING: Final = 2
+"""Seconds for which a connection to one address is tried; libpq takes no less."""
+
+
+def connect(dsn: str, namespace: str, patience: float, *, long: bool = False) -> psycopg.Connection:
+    """Return a new connection, which is in no transaction.
+
+    Args:
+      long: whether statements may last long: those that read every job.
+    """
+    defaults: dict[str, Any] = {
+        "connect_timeout": CONNECTING,
+        "application_name": "trio_lanes",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": int(patience * 1000),
+    }
+    given = conninfo.conninfo_to_dict(dsn)
+    connection = psycopg.connect(dsn, autocommit=True, **{**defaults, **given})
+    try:
+        millis = int(patience * 1000)
+        settings = {
+            "search_path": namespace,
+            "lock_timeout": int(millis * LOCKED),
+            "statement_timeout": 0 if long else millis,
+            "idle_in_transaction_session_timeout": 0 if long else int(millis * IDLE),
+            # each statement has an index; tables may have grown since they were analyzed
+            "enable_seqscan": "on" if long else "off",
+            "jit": "off",
+            "client_encoding": "UTF8",
+            "client_min_messages": "warning",
+        }
+        with connection.pipeline():
+            for name, value in settings.items():
+                connection.execute(
+                    sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(str(value)))
+                )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@final
+class Link:
+    """One connection, used by one thread at a time."""
+
+    def __init__(self, dsn: str, namespace: str, patience: float, *, long: bool = False) -> None:
+        self._dsn: Final = dsn
+        self._namespace: Final = namespace
+        self._patience: Final = patience
+        self._long: Final = long
+        self._limiter: Final = trio.CapacityLimiter(1)
+        self._lock: Final = Lock()
+        self._socket: socket.socket | None = None
+        self.connection: psycopg.Connection | None = None
+
+    def connected(self) -> psycopg.Connection:
+        """Return the connection; make it if there is none, or it is lost."""
+        if self.connection is not None and not self.connection.closed:
+            return self.connection
+        self.close()
+        self.connection = connect(self._dsn, self._namespace, self._patience, long=self._long)
+        with self._lock:
+            self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
+        return self.connection
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def cut(self) -> None:
+        """End the connection from another thread: what waits for the server gets an error."""
+        with self._lock:
+            if self._socket is not None:
+                with suppress(OSError):  # the server has ended it already
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Call ``work`` in a thread; cut the connection when the store's patience is over."""
+
+        async def lose_patience() -> None:
+            await trio.sleep(self._patience)
+            self.cut()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lose_patience)
+            # captured, since the nursery would wrap an error in a group
+            done = await trio.to_thread.run_sync(outcome.capture, work, limiter=self._limiter)
+            nursery.cancel_scope.cancel()
+        return done.unwrap()

@@ -1,0 +1,144 @@
+"""`Listener`: the notices of other instances, and a slow look that covers a lost notice.
+
+The server sends a notice at the commit of its transaction: "look" for workers, and the ids of jobs
+that have ended for tasks that wait for them. It is a hint. Every few seconds the listener compares
+`meta.notices` with the value that it has seen, so a lost notice costs seconds and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Final, final
+
+import psycopg
+import trio
+from psycopg import sql
+
+from .link import Link
+
+logger: Final = logging.getLogger("trio_lanes.durable")
+
+LOOKS_EVERY: Final = (2.0, 5.0)
+"""Between which numbers of seconds a slow look follows the one before."""
+REGISTERED_FOR: Final = 60.0
+"""Seconds for which other instances send notices to a listener that does not look any more."""
+AGAIN_AFTER: Final = 1.0
+"""Seconds, at most, until a lost connection is made again."""
+
+
+@final
+class Listener:
+    """The notices of other instances, in one task.
+
+    Args:
+      me: the name of this instance on the channel: its own notices are ignored.
+      look: is called when a worker should take a step.
+      ended: is called with the ids of ended jobs; None: any job may have ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        channel: str,
+        me: str,
+        look: Callable[[], None],
+        ended: Callable[[Iterable[int] | None], None],
+    ) -> None:
+        self._name: Final = name
+        self._link: Final = link
+        self._channel: Final = channel
+        self._me: Final = me
+        self._look: Final = look
+        self._ended: Final = ended
+        self._seen: tuple[int, bool] | None = None
+        self._texts: Final[list[str]] = []
+
+    async def listen(self) -> None:
+        """Listen until cancelled; make the connection again when it is lost."""
+        failing = False
+        while True:
+            try:
+                await self._link.call(self._begin)
+                self._look()  # notices may have been lost meanwhile
+                self._ended(None)
+                if failing:
+                    logger.info("%s: the connection for notices is back", self._name)
+                failing = False
+                await self._notices()
+            except psycopg.Error as error:
+                if not failing:
+                    logger.warning(
+                        "%s: the connection for notices is lost, and is made again: %s",
+                        self._name,
+                        " ".join(str(error).split()),
+                    )
+                failing = True
+                self._link.close()
+                await trio.sleep(AGAIN_AFTER * random.uniform(0.5, 1.0))
+
+    def _begin(self) -> None:
+        """Listen and register. Runs in a thread."""
+        connection = self._link.connected()
+        connection.add_notify_handler(lambda notice: self._texts.append(notice.payload))
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        self._seen = self._slow_look()
+
+    def _slow_look(self) -> tuple[int, bool]:
+        """Register for some time more; return what changes with every notice. Runs in a thread."""
+        connection = self._link.connected()
+        row = connection.execute(
+            "WITH me AS (INSERT INTO listeners VALUES (%s, store_time() + %s)"
+            " ON CONFLICT (id) DO UPDATE SET until = excluded.until"
+            " WHERE listeners.until < excluded.until - %s),"
+            " gone AS (DELETE FROM listeners WHERE until < store_time())"
+            " SELECT notices, EXISTS (SELECT FROM submissions) FROM meta",
+            (self._me, REGISTERED_FOR, REGISTERED_FOR / 3),
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    async def _notices(self) -> None:
+        while True:
+            connection = self._link.connection
+            assert connection is not None
+            with trio.move_on_after(random.uniform(*LOOKS_EVERY)) as waited:
+                await trio.lowlevel.wait_readable(connection.fileno())
+            if waited.cancelled_caught:
+                seen = await self._link.call(self._slow_look)
+                if seen != self._seen or seen[1]:
+                    self._seen = seen
+                    self._look()
+                    self._ended(None)
+            else:
+                connection.pgconn.consume_input()
+                while (notice := connection.pgconn.notifies()) is not None:
+                    self._texts.append(notice.extra.decode())
+            texts = self._texts.copy()
+            self._texts.clear()
+            for text in texts:
+                self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        sender, _, rest = text.partition(" ")
+        if sender == self._me:
+            return
+        look, _, ids = rest.partition(" ")
+        if look != "-":
+            self._look()
+        if ids == "*":
+            self._ended(None)
+        elif ids:
+            self._ended(map(int, ids.split(",")))
+
+    def forget(self) -> None:
+        """Unregister, and close the connection. Runs in a thread."""
+        try:
+            connection = self._link.connection
+            if connection is not None and not connection.closed:
+                connection.execute("DELETE FROM listeners WHERE id = %s", (self._me,))
+        except psycopg.Error:
+            pass  # the registration ends by itself
+        self._link.close()

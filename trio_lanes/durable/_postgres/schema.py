@@ -1,0 +1,284 @@
+"""The schema of a PostgreSQL store, and the examination of a server before the first write to it.
+
+* A namespace is a schema of the database. So a role gets its rights on it in one statement, and
+  ``DROP SCHEMA`` forgets the whole store.
+* The row of `meta` is the lock: each transaction that changes a table locks it first. So all rules
+  run one after the other, and READ COMMITTED is enough.
+* Each index costs time with every change of a job, so there are few indexes.
+* The store's time is the function `store_time` of the server, and never runs backwards, since
+  `meta.clock` keeps its last value.
+* The function `submit` writes a job into `submissions`, in the transaction of its caller. The next
+  transaction of any instance takes the job in: see `PostgresTables.begin`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from .._contract.errors import StoreError, StoreVersionError
+
+logger: Final = logging.getLogger("trio_lanes.durable")
+
+PROGRAM: Final = "trio_lanes"
+SCHEMA_VERSION: Final = 1
+OLDEST_SERVER: Final = 130_000
+
+SCHEMA: Final = """
+CREATE TABLE meta (
+    id integer PRIMARY KEY CHECK (id = 1),
+    program text NOT NULL,
+    schema_version integer NOT NULL,
+    store text NOT NULL,            -- the identity of the store, which a copy of it shares
+    version bigint NOT NULL,        -- +1 with each transaction that changes a table
+    notices bigint NOT NULL,        -- +1 with each transaction that other instances should see
+    sequence bigint NOT NULL,       -- the last number that was given out; see `PostgresTables`
+    clock double precision NOT NULL -- the store's time at the last change
+) WITH (fillfactor = 20);
+INSERT INTO meta VALUES
+    (1, '{program}', {version}, replace(gen_random_uuid()::text, '-', ''), 0, 0, 0, 0);
+
+CREATE TABLE jobs (
+    id bigint PRIMARY KEY,
+    name text NOT NULL,
+    lane text NOT NULL,
+    session text,
+    priority integer NOT NULL,
+    payload text NOT NULL,
+    key text,
+    digest text,
+    timeout double precision NOT NULL,
+    retry text,
+    state text NOT NULL,
+    place bigint,
+    ready bigint,
+    shelf integer NOT NULL,
+    due double precision,
+    why text,
+    attempts integer NOT NULL,
+    crashes integer NOT NULL,
+    alone integer NOT NULL,
+    company integer NOT NULL,
+    fence bigint NOT NULL,
+    instance text,
+    lent integer NOT NULL,
+    cancel text,
+    checkpoint text,
+    outcome text,
+    submitted_at double precision NOT NULL
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+-- a hash, since a key or a session may be longer than the entry of an index
+CREATE INDEX jobs_key ON jobs USING hash (key) WHERE key IS NOT NULL;
+CREATE INDEX jobs_queue ON jobs (md5(session), place) WHERE place IS NOT NULL;
+CREATE INDEX jobs_delayed ON jobs (md5(session)) WHERE state = 'parked' AND place IS NULL;
+CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
+    WHERE ready IS NOT NULL AND shelf = 0;
+CREATE INDEX jobs_parked ON jobs (due, id) WHERE state = 'parked';
+CREATE INDEX jobs_ended ON jobs (due) WHERE state IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
+CREATE INDEX jobs_dead ON jobs (id) WHERE state = 'dead';
+
+CREATE TABLE counts (               -- of jobs that have not ended
+    lane text NOT NULL,
+    state text NOT NULL,
+    name text NOT NULL,
+    n bigint NOT NULL,
+    PRIMARY KEY (lane, state, name)
+) WITH (fillfactor = 50);
+CREATE TABLE settings (             -- lanes, groups, rules, pauses, turns, instances, last steps
+    kind text NOT NULL,
+    name text NOT NULL,
+    told text NOT NULL,             -- JSON
+    PRIMARY KEY (kind, name)
+) WITH (fillfactor = 50);
+CREATE TABLE marks (                -- past starts, for rate limits
+    meter text NOT NULL,
+    number bigint NOT NULL,
+    time double precision NOT NULL,
+    starts bigint NOT NULL,
+    PRIMARY KEY (meter, number)
+);
+CREATE TABLE answers (              -- of acts that may be asked for again
+    ticket text PRIMARY KEY,
+    until double precision NOT NULL,
+    told text NOT NULL              -- JSON
+);
+CREATE INDEX answers_until ON answers (until);
+CREATE TABLE listeners (id text PRIMARY KEY, until double precision NOT NULL);
+CREATE TABLE submissions (          -- committed by their submitters, and not taken in yet
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL,
+    lane text NOT NULL,
+    session text,
+    priority integer NOT NULL,
+    payload text NOT NULL,
+    key text,
+    timeout double precision NOT NULL,
+    retry text,
+    due double precision NOT NULL
+);
+
+CREATE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
+    $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
+
+CREATE FUNCTION submit(
+    name text,
+    payload json DEFAULT 'null',
+    session text DEFAULT NULL,
+    lane text DEFAULT 'main',
+    priority integer DEFAULT 0,
+    key text DEFAULT NULL,
+    delay double precision DEFAULT 0,
+    timeout double precision DEFAULT 'Infinity',
+    retry json DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF submit.name IS NULL OR submit.payload IS NULL THEN
+        RAISE EXCEPTION 'the name and the payload of a job must not be NULL';
+    END IF;
+    IF submit.priority IS NULL OR submit.priority NOT IN (-1, 0, 1) THEN
+        RAISE EXCEPTION 'priority must be -1, 0 or 1, not %', submit.priority;
+    END IF;
+    IF submit.delay IS NULL OR NOT (submit.delay >= 0 AND submit.delay < 'Infinity') THEN
+        RAISE EXCEPTION 'delay must be a finite number of seconds, at least 0, not %', submit.delay;
+    END IF;
+    IF submit.timeout IS NULL OR NOT (submit.timeout > 0 AND submit.timeout <= 'Infinity') THEN
+        RAISE EXCEPTION 'timeout must be a positive number of seconds, not %', submit.timeout;
+    END IF;
+    IF octet_length(submit.payload::text) > {max_payload} THEN
+        RAISE EXCEPTION 'the payload has % bytes of JSON, more than {max_payload}',
+            octet_length(submit.payload::text);
+    END IF;
+    IF NOT EXISTS (
+        SELECT FROM settings WHERE kind = 'lane' AND settings.name = submit.lane
+    ) THEN
+        RAISE EXCEPTION 'there is no lane %', quote_literal(submit.lane)
+            USING HINT = 'a worker that has the lane writes it into the store at its start';
+    END IF;
+    INSERT INTO submissions (name, lane, session, priority, payload, key, timeout, retry, due)
+    VALUES (
+        submit.name, submit.lane, submit.session, submit.priority, submit.payload::text,
+        submit.key, submit.timeout, submit.retry::text, store_time() + submit.delay
+    );
+    PERFORM pg_notify({channel}, 'look');
+END $$;
+"""
+
+
+def channel_of(namespace: str) -> str:
+    """Return the name of the channel on which the instances of a store notify each other."""
+    return f"trio_lanes_{namespace}"
+
+
+def check_server(connection: psycopg.Connection, name: str) -> None:
+    """Refuse a server that cannot keep a store; warn of a server that may lose accepted jobs.
+
+    Raises:
+      StoreError: if the server is too old, cannot be written to, or has another encoding.
+    """
+    version = connection.info.server_version
+    if version < OLDEST_SERVER:
+        raise StoreError(
+            f"{name} is PostgreSQL {version // 10_000}; the store needs PostgreSQL "
+            f"{OLDEST_SERVER // 10_000} or newer: upgrade the server"
+        )
+    row = connection.execute(
+        "SELECT pg_is_in_recovery(), current_setting('transaction_read_only'),"
+        " current_setting('server_encoding'), current_setting('synchronous_commit'),"
+        " current_setting('fsync')"
+    ).fetchone()
+    assert row is not None
+    standby, read_only, encoding, synchronous, fsync = row
+    if standby:
+        raise StoreError(
+            f"{name} is a standby, which cannot be written to: connect to the primary server; "
+            "target_session_attrs=read-write in the connection string finds it among several hosts"
+        )
+    if read_only == "on":
+        raise StoreError(
+            f"{name} is read-only: set default_transaction_read_only=off for this role and database"
+        )
+    if encoding != "UTF8":
+        raise StoreError(
+            f"{name} has the encoding {encoding}, which cannot keep every text: make a database "
+            "with the encoding UTF8"
+        )
+    for setting, value in (("synchronous_commit", synchronous), ("fsync", fsync)):
+        if value == "off":
+            logger.warning(
+                "%s has %s=off: a crash of the server may lose the jobs that were accepted in the "
+                "last moments; set it on",
+                name,
+                setting,
+            )
+
+
+def prepare(connection: psycopg.Connection, namespace: str, name: str, max_payload: int) -> None:
+    """Make the tables of a namespace, unless they exist.
+
+    Raises:
+      StoreVersionError: if the schema has a newer version, or belongs to another program.
+    """
+    if _version(connection, namespace, name):
+        return
+    with connection.transaction():
+        # several processes may make one store; the lock ends with the transaction
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (channel_of(namespace),))
+        if _version(connection, namespace, name):
+            return
+        if not _exists(connection, namespace):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(namespace)))
+        connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(namespace)))
+        connection.execute(
+            sql.SQL(SCHEMA).format(
+                program=sql.SQL(PROGRAM),
+                version=sql.Literal(SCHEMA_VERSION),
+                schema=sql.Identifier(namespace),
+                channel=sql.Literal(channel_of(namespace)),
+                max_payload=sql.Literal(max_payload),
+            )
+        )
+
+
+def _exists(connection: psycopg.Connection, namespace: str) -> bool:
+    found = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (namespace,))
+    return found.fetchone() is not None
+
+
+def _version(connection: psycopg.Connection, namespace: str, name: str) -> int:
+    """Return the version of the tables in a schema; 0: there are none."""
+    columns = connection.execute(
+        "SELECT a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = 'meta' AND a.attnum > 0",
+        (namespace,),
+    ).fetchall()
+    if not {("program",), ("schema_version",)} <= set(columns):
+        others = connection.execute(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s ORDER BY 1 LIMIT 3",
+            (namespace,),
+        ).fetchall()
+        if others:
+            raise StoreVersionError(
+                f"the schema {namespace!r} of {name} belongs to another program: it has "
+                f"{', '.join(row[0] for row in others)}; choose another namespace"
+            )
+        return 0
+    row = connection.execute(
+        sql.SQL("SELECT program, schema_version FROM {}.meta").format(sql.Identifier(namespace))
+    ).fetchone()
+    if row is None or row[0] != PROGRAM:
+        raise StoreVersionError(
+            f"the schema {namespace!r} of {name} belongs to another program; "
+            "choose another namespace"
+        )
+    if row[1] != SCHEMA_VERSION:
+        raise StoreVersionError(
+            f"the schema {namespace!r} of {name} has version {row[1]}; this version of trio_lanes "
+            f"reads version {SCHEMA_VERSION}: install a newer version"
+        )
+    return int(row[1])

@@ -1,0 +1,204 @@
+"""`PostgresStore`: a store in a schema of a PostgreSQL database, for instances on many machines.
+
+* Each instance has two connections: the writer's, in a thread, and a connection for notices, on
+  which a task waits. A third is made for calls that read every job.
+* All instances apply the same rules, in their own process, while they hold the lock on one row. So
+  two instances do not do more jobs in a second than one. A client that stands still holds the lock
+  until the server ends its transaction: `link.IDLE` of the patience.
+* The server's clock decides. Each instance has a lease.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar, final
+
+import psycopg
+import trio
+from psycopg import conninfo
+
+from .._contract.errors import StoreUnavailableError
+from .._contract.records import Opening, SubmittedJob
+from .._rules.engine import Engine
+from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, PATIENCE, EngineStore, Hints
+from .._rules.queues import Queues
+from .errors import translated
+from .link import Link
+from .listener import Listener
+from .schema import channel_of, check_server, prepare
+from .tables import PostgresTables
+from .writer import Writer
+
+T = TypeVar("T")
+
+_NAMESPACE: Final = re.compile("[a-z_][a-z0-9_]{0,39}")
+
+
+@final
+class PostgresStore(EngineStore):
+    """A store in a schema of a PostgreSQL database (13 or newer), which is made if it is missing.
+
+    Args:
+      dsn: the connection string, as libpq reads it: ``"postgresql://user@host/database"``. It must
+        lead to the server itself, or to a pooler that keeps sessions.
+      namespace: the name of the schema; lower-case letters, digits and ``_``. Each is a store of
+        its own.
+      patience: seconds after which a call that got no answer raises `StoreUnavailableError`. The
+        server ends the transaction of a client that stands still after 0.4 of it.
+      max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
+
+    Raises:
+      ValueError: if ``dsn`` is not a connection string, or ``namespace`` has other characters.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        namespace: str = "lanes",
+        patience: float = PATIENCE,
+        max_payload: int = MAX_PAYLOAD,
+    ) -> None:
+        super().__init__(max_payload, patience)
+        try:
+            where = conninfo.conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError as error:
+            text = str(error).strip()
+            raise ValueError(f"dsn is not a connection string of PostgreSQL: {text}") from None
+        if not _NAMESPACE.fullmatch(namespace) or namespace.startswith("pg_"):
+            raise ValueError(
+                "namespace must be at most 40 lower-case letters, digits and _, not begin with a "
+                f"digit or with pg_; got {namespace!r}"
+            )
+        if not patience > 0:
+            raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
+        self._dsn: Final = dsn
+        self._namespace: Final = namespace
+        database, host = where.get("dbname", "its default database"), where.get("host")
+        self._name: Final = f"PostgreSQL, {database}" + (f" on {host}" if host else "")
+        self._channel: Final = channel_of(namespace)
+        self._writer: Writer | None = None
+        self._reader: Link | None = None
+        self._one_reader: Final = trio.CapacityLimiter(1)
+        self._opening: Opening | None = None
+        self.leased: Final = True
+
+    def __repr__(self) -> str:
+        return f"<trio_lanes.durable.PostgresStore {self._name}, namespace {self._namespace!r}>"
+
+    # ---- opening
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[None]:
+        if self._writer is not None:
+            raise RuntimeError(f"{self!r} is open already; make a PostgresStore for each block")
+        me = uuid.uuid4().hex[:16]
+        link = Link(self._dsn, self._namespace, self.patience)
+        listening = Link(self._dsn, self._namespace, self.patience)
+        reader = self._reader = Link(self._dsn, self._namespace, self.patience, long=True)
+        listener = Listener(
+            self._name, listening, self._channel, me, self._look_again, self._wake_waiters
+        )
+        self._opening = opening
+        try:
+            engine, tables = await link.call(lambda: self._begin(link, opening, me))
+            self._writer = writer = Writer(
+                self._name, link, engine, tables, self._channel, me, self.patience, self._tell
+            )
+            writer.start()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(writer.keep_patience)
+                    nursery.start_soon(listener.listen)
+                    yield
+                    nursery.cancel_scope.cancel()
+            finally:
+                with trio.CancelScope(shield=True):
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(writer.keep_patience)
+                        await writer.close()
+                        nursery.cancel_scope.cancel()
+                self._writer = None
+                self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
+        finally:
+            with trio.CancelScope(shield=True):
+                await listening.call(listener.forget)
+                await trio.to_thread.run_sync(link.close)
+                await trio.to_thread.run_sync(reader.close, limiter=self._one_reader)
+
+    def _begin(self, link: Link, opening: Opening, me: str) -> tuple[Engine, PostgresTables]:
+        """Examine the server, make what is missing. Runs in a thread."""
+        try:
+            connection = link.connected()
+            check_server(connection, self._name)
+            prepare(connection, self._namespace, self._name, self.max_payload)
+            tables = PostgresTables(connection, opening.names)
+            tables.begin((), write=True, me=me)
+            engine = Engine(tables, opening)
+            tables.commit(self._channel, me, False, ())
+            return engine, tables
+        except psycopg.Error as error:
+            raise translated(self._name, error) from error
+
+    async def join(
+        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
+    ) -> None:
+        assert self._opening is not None
+        ttl = self._opening.lease_ttl
+        await self._join(ticket, lost, held, lease_ttl=ttl, alone=False)
+
+    async def beat(self) -> bool:
+        assert self._opening is not None
+        me, ttl = self.instance, self._opening.lease_ttl
+        return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
+
+    async def enqueue(self, batch: Sequence[SubmittedJob], ticket: str) -> list[int]:
+        for job in batch:
+            for what, text in (("session", job.session), ("key", job.key)):
+                if text is not None:
+                    _check_text(what, text)
+        return await super().enqueue(batch, ticket)
+
+    # ---- working
+
+    def _opened(self) -> Writer:
+        if self._writer is None:
+            raise StoreUnavailableError(f"{self!r} is not open")
+        return self._writer
+
+    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
+        return await self._opened().act(act, 0.0, hints=hints)
+
+    async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
+        writer = self._opened()
+        if long:  # on a connection of its own, so that the writer does not wait for it
+            return await trio.to_thread.run_sync(self._look, look, limiter=self._one_reader)
+        return await writer.act(look, 0.0, write=False)
+
+    def _look(self, look: Callable[[Queues], T]) -> T:
+        """Call ``look`` on one snapshot of the store, however long it takes. Runs in a thread."""
+        assert self._reader is not None
+        assert self._opening is not None
+        try:
+            tables = PostgresTables(self._reader.connected(), ())
+            queues = Queues(tables, self._opening)
+            queues.now, _ = tables.begin((), write=False)
+            try:
+                return look(queues)
+            finally:
+                tables.rollback()
+        except psycopg.Error as error:
+            raise translated(self._name, error) from error
+
+
+def _check_text(what: str, text: str) -> None:
+    """Refuse a text that PostgreSQL cannot keep.
+
+    Raises:
+      ValueError: if it has the character 0.
+    """
+    if "\0" in text:
+        raise ValueError(f"PostgreSQL cannot keep the character 0; the {what} is {text!r}")
