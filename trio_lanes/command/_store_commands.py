@@ -147,7 +147,7 @@ def add_store_commands(group: click.Group) -> None:
 _STORE: Final = click.Option(
     ["--store"],
     envvar="TRIO_LANES_STORE",
-    metavar="sqlite:PATH",
+    metavar="sqlite:PATH|postgresql://...",
     help="The store; default: TRIO_LANES_STORE in the environment.",
 )
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")

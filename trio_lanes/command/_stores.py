@@ -1,4 +1,4 @@
-"""The names of stores on the command line: ``sqlite:jobs.db``."""
+"""The names of stores on the command line: ``sqlite:jobs.db``, ``postgresql://host/app#lanes``."""
 
 from __future__ import annotations
 
@@ -42,4 +42,18 @@ def _sqlite(path: str) -> Store:
     return SqliteStore(path)
 
 
-_SCHEMES: Final[Mapping[str, tuple[str, Callable[[str], Store]]]] = {"sqlite": ("PATH", _sqlite)}
+def _postgresql(rest: str) -> Store:
+    where, _, namespace = rest.partition("#")
+    try:
+        from ..durable import PostgresStore
+
+        # only a worker makes the schema, so that a misspelt name is an error
+        return PostgresStore(f"postgresql:{where}", namespace=namespace or "lanes", make=False)
+    except (ImportError, ValueError) as error:
+        raise CommandError(str(error)) from None
+
+
+_SCHEMES: Final[Mapping[str, tuple[str, Callable[[str], Store]]]] = {
+    "sqlite": ("PATH", _sqlite),
+    "postgresql": ("//HOST/DATABASE[#NAMESPACE]", _postgresql),
+}

@@ -216,14 +216,26 @@ def check_server(connection: psycopg.Connection, name: str) -> None:
             )
 
 
-def prepare(connection: psycopg.Connection, namespace: str, name: str, max_payload: int) -> None:
+def prepare(
+    connection: psycopg.Connection,
+    namespace: str,
+    name: str,
+    max_payload: int,
+    *,
+    make: bool = True,
+) -> None:
     """Make the tables of a namespace, unless they exist.
 
     Raises:
+      StoreError: if they do not exist, and ``make`` is False.
       StoreVersionError: if the schema has a newer version, or belongs to another program.
     """
     if _version(connection, namespace, name):
         return
+    if not make:
+        raise StoreError(
+            f"{name} has no store in the schema {namespace!r}: a worker makes it at its start"
+        )
     with connection.transaction():
         # several processes may make one store; the lock ends with the transaction
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (channel_of(namespace),))

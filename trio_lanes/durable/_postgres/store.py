@@ -49,6 +49,7 @@ class PostgresStore(EngineStore):
       patience: seconds after which a call that got no answer raises `StoreUnavailableError`. The
         server ends the transaction of a client that stands still after 0.4 of it.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
+      make: whether to make the schema and its tables if they are missing.
 
     Raises:
       ValueError: if ``dsn`` is not a connection string, or ``namespace`` has other characters.
@@ -61,6 +62,7 @@ class PostgresStore(EngineStore):
         namespace: str = "lanes",
         patience: float = PATIENCE,
         max_payload: int = MAX_PAYLOAD,
+        make: bool = True,
     ) -> None:
         super().__init__(max_payload, patience)
         try:
@@ -77,6 +79,7 @@ class PostgresStore(EngineStore):
             raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
         self._dsn: Final = dsn
         self._namespace: Final = namespace
+        self._make: Final = make
         database, host = where.get("dbname", "its default database"), where.get("host")
         self._name: Final = f"PostgreSQL, {database}" + (f" on {host}" if host else "")
         self._channel: Final = channel_of(namespace)
@@ -134,7 +137,7 @@ class PostgresStore(EngineStore):
         try:
             connection = link.connected()
             check_server(connection, self._name)
-            prepare(connection, self._namespace, self._name, self.max_payload)
+            prepare(connection, self._namespace, self._name, self.max_payload, make=self._make)
             tables = PostgresTables(connection, opening.names)
             tables.begin((), write=True, me=me)
             engine = Engine(tables, opening)
