@@ -163,6 +163,7 @@ class Answer:
             self.error = {"code": "server_error", "message": why}
         self._publish(f"response.{status}", response=self.object())
         self.feed.close()
+        self.stop = lambda reason: None  # what it would stop is over, and need not be kept
         self.ended.set()
 
     def lines(self, after: int) -> AsyncIterator[str]:
