@@ -13,7 +13,8 @@ is twenty tests, with `CHAOS=N` N times as many; the failing seed stands in the 
 same generator before each example, so a property test draws its seed instead:
 `@given(st.random_module(), ...)`.
 
-Trio offers no public way to this. Two private names are touched, and nowhere but here.
+Trio offers no public way to this. Two private names are touched, here and in `simulate` of
+`trio_lanes.testing`, which plays the same life again.
 """
 
 import os

@@ -293,7 +293,7 @@ class Scripted:
         await trio.lowlevel.checkpoint()
         call = decode(message)
         if len(call) == 2:
-            self._replies.send_nowait(encode([call[0], 1000]))
+            self._replies.send_nowait(encode([call[0], self.answers.get("open", 1000)]))
             return
         number, _, verb, _ = call
         self.asked.append(verb)
@@ -322,6 +322,12 @@ async def test_a_wait_whose_answer_is_lost_is_asked_again(autojump_clock: MockCl
     async with scripted(server) as store:
         assert await store.wait(1) == Ended(DurableState.SUCCEEDED, "7")
     assert server.asked == ["wait"] * 3
+
+
+async def test_an_opening_that_is_refused_is_not_tried_again() -> None:
+    with pytest.raises(StoreVersionError, match="too new"):
+        async with scripted(Scripted(open=StoreVersionError("too new"))):
+            raise AssertionError
 
 
 async def test_a_wait_raises_what_the_store_raised() -> None:

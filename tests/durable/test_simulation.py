@@ -33,6 +33,11 @@ def test_nothing_is_wrong_in_a_life(seed: int) -> None:
     assert simulate(Life(seed)) == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_wrong_where_half_of_all_messages_are_lost(seed: int) -> None:
+    assert simulate(Life(seed, jobs=12, orders=6, faults=attrs.evolve(NO_FAULTS, lost=0.5))) == []
+
+
 @pytest.mark.slow
 @pytest.mark.real_processes
 def test_nothing_is_wrong_in_a_thousand_lives() -> None:

@@ -118,15 +118,16 @@ class ServedStoreClient(Store):
             call.changed.set()
 
     async def _keep_linked(self, opening: Opening) -> None:
-        while self._refused is None:
+        while True:
             try:
                 async with self._connect() as link:
                     await self._use(link, opening)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel):
                 pass
-            if self._refused is None:
-                self._link = None
-                self._linked = trio.Event()
+            if self._refused is not None:
+                return
+            self._link = None
+            self._linked = trio.Event()
             await trio.sleep(CONNECT_AGAIN)
 
     async def _use(self, link: Link, opening: Opening) -> None:
