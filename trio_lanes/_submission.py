@@ -269,7 +269,10 @@ class Submitter:
             actor.check_cost(
                 options.cost, None if session is None else scheduler.registry.session_lane(session)
             )
-        name = options.name or getattr(fn, "__qualname__", None)
+        try:
+            name = options.name or fn.__qualname__
+        except AttributeError:
+            name = None
         if type(name) is not str:
             name = _name(fn)
         return make_job(

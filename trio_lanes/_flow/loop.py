@@ -282,8 +282,9 @@ class Scheduler:
                     self.submit(request.job)
                 elif (
                     granted
-                    and workers.ready < min(MOST_HIRED, len(granted))
                     and not workers.stepping
+                    and workers.ready < MOST_HIRED
+                    and workers.ready < len(granted)
                 ):
                     workers.hire()
                 elif changed:

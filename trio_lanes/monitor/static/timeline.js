@@ -169,14 +169,16 @@ class Timeline extends HTMLElement {
     for (const [name, row] of rows) {
       pen.fillStyle = colour.text;
       pen.fillText(name, 0, y + 10, left - 6);
-      for (const known of row) {
-        for (const piece of pieces(known, now)) {
-          if (piece.to < now - span) continue;
-          const from = x(piece.from), wide = Math.max(1.5, x(piece.to) - from);
-          pen.fillStyle = colour[piece.state];
-          pen.fillRect(from, y, wide, BAR);
-          if (piece.state !== "runs") { pen.strokeStyle = colour[`${piece.state} edge`]; pen.strokeRect(from + 0.5, y + 0.5, Math.max(0.5, wide - 1), BAR - 1); }
-        }
+      // The jobs of a row overlap: the waits are drawn first, so that the job that runs is seen.
+      const shown = row.flatMap((known) => pieces(known, now)).filter((piece) => piece.to >= now - span);
+      const waits = (/** @type {{state: string}} */ piece) => piece.state === "session" || piece.state === "lane";
+      for (const piece of [...shown.filter(waits), ...shown.filter((piece) => !waits(piece))]) {
+        const from = x(piece.from), wide = Math.max(1.5, x(piece.to) - from);
+        pen.fillStyle = colour[piece.state];
+        pen.fillRect(from, y, wide, BAR);
+        if (piece.state !== "runs") { pen.strokeStyle = colour[`${piece.state} edge`]; pen.strokeRect(from + 0.5, y + 0.5, Math.max(0.5, wide - 1), BAR - 1); }
+      }
+      for (const known of [...row].sort((a, b) => Number(a.job.started !== null) - Number(b.job.started !== null))) {
         const from = x(known.job.submitted), to = x(known.job.finished ?? now);
         this.bars.push({ x: from, y, width: Math.max(4, to - from), job: known.job });
         if (known.job.id === this.picked) { pen.strokeStyle = colour.text; pen.lineWidth = 2; pen.strokeRect(from - 1, y - 2, Math.max(4, to - from) + 2, BAR + 4); pen.lineWidth = 1; }
