@@ -295,7 +295,7 @@ async def open_cluster(
 
     Args:
       handlers, lanes, options: the arguments of `open_durable_lanes` for each instance.
-      instances: how many instances work; besides them, `Cluster.lanes` only asks.
+      instances: how many instances work; besides them, ``Cluster.lanes`` only asks.
       seed: of all faults.
       faults: how much goes wrong.
     """
