@@ -86,7 +86,7 @@ class Exchange:
         self._say(contents)
         self._answer = _Answer(self._next_id())
         self._ended: tuple[Message, ...] = ()  # all messages, when it has ended
-        self.rolled_back = False
+        self.rolled_back: bool = False
 
     @classmethod
     def copied(cls, id: str, messages: Sequence[Message]) -> Exchange:

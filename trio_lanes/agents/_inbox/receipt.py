@@ -87,7 +87,7 @@ class Receipt:
     """
 
     def __init__(self, inbox: Inbox, message: Any, id: Hashable) -> None:
-        self.message = message
+        self.message: Any = message
         self.id: Final = id
         self._inbox: Final = inbox
         self._turn: Turn | None = None  # the turn that was started with the message

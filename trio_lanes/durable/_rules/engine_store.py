@@ -73,7 +73,7 @@ class EngineStore(ABC):
     def __init__(self, max_payload: int = MAX_PAYLOAD, patience: float = PATIENCE) -> None:
         self.max_payload = max_payload
         self.patience = patience
-        self.instance = ""
+        self.instance: str = ""
         """The incarnation that makes the next call: each call reads it at its beginning."""
         self._waiters: Final[dict[int, set[_Waiter]]] = {}
         self._alive: Final[set[int]] = set()

@@ -74,7 +74,7 @@ class ServedStoreClient(Store):
     leased = True
 
     def __init__(self, connect: Connect, *, name: str, patience: float = 5.0) -> None:
-        self.max_payload = 0  # the server says it
+        self.max_payload: int = 0  # the server says it
         self.patience = patience
         self._connect: Final = connect
         self._name: Final = name

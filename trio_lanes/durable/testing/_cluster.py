@@ -65,7 +65,7 @@ class _End:
         self._wire = wire
         self._arrived, self._inbox = trio.open_memory_channel[str](math.inf)
         self.other: _End | None = None
-        self.cut = False
+        self.cut: bool = False
 
     async def send(self, message: str) -> None:
         if self.cut:
@@ -95,7 +95,7 @@ class _Wire:
         self._cluster = cluster
         self._ends: list[_End] = []
         self._held_until = -math.inf
-        self.dead = False
+        self.dead: bool = False
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Link]:
@@ -177,7 +177,7 @@ class Cluster:
     ) -> None:
         self.store: Final = MemoryStore()
         self.random: Final = random.Random(seed)
-        self.faults = faults
+        self.faults: Faults = faults
         self.nursery: Final = nursery
         self._handlers: Final = handlers
         self._limits: Final = limits
@@ -185,7 +185,7 @@ class Cluster:
         self._lease: Final[float] = options.setdefault("lease_ttl", 30.0)
         self._instances: Final[dict[int, tuple[_Wire, trio.CancelScope]]] = {}
         self._faulty = trio.CancelScope()
-        self.trusted_from = -math.inf
+        self.trusted_from: float = -math.inf
 
     def client(self, wire: _Wire) -> ServedStoreClient:
         return ServedStoreClient(wire.connect, name="the cluster's store")
