@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def pids(program: Program, number: int) -> dict[int, int]:
 
 def noted(path: Path) -> list[list[int]]:
     """What the runs have noted: (session, payload), in the order of their ends."""
-    with sqlite3.connect(f"{path}.notes", timeout=60) as notes:
+    with closing(sqlite3.connect(f"{path}.notes", timeout=60)) as notes:
         rows = notes.execute("SELECT told FROM notes ORDER BY rowid").fetchall()
     return [json.loads(told) for (told,) in rows]
 

@@ -152,9 +152,8 @@ class Actor(Pausable):
     @property
     def is_in_use(self) -> bool:
         """Whether it has to stay alive: for a job, for a request for room, or for a pause."""
-        if self.waiting or self.active or self.room_line:
-            return True
-        return self.paused and self.pause != (False, None)
+        has_work = self.waiting or self.active or self.room_line
+        return bool(has_work or (self.paused and self.pause != (False, None)))
 
     def set_config(self, config: LaneConfig, now: float) -> None:
         """Go on with another configuration; running jobs are not touched."""

@@ -115,6 +115,18 @@ async def test_an_empty_schema_is_filled(server: Server, namespace: str) -> None
         assert (await lanes.statistics()).waiting == 0
 
 
+async def test_a_store_that_makes_no_tables_opens_the_tables_of_another(
+    server: Server, namespace: str
+) -> None:
+    looks = PostgresStore(server.dsn(), namespace=namespace, make=False)
+    assert "a worker makes it at its start" in str(await error_of(looks))
+    assert server.run(f"SELECT 1 FROM pg_namespace WHERE nspname = '{namespace}'") == []
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
+        pass
+    async with open_durable_lanes(looks, {}, worker=False) as lanes:
+        assert (await lanes.statistics()).waiting == 0
+
+
 async def test_a_newer_schema_is_refused(server: Server, namespace: str) -> None:
     async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
         pass

@@ -230,12 +230,12 @@ def prepare(
       StoreError: if they do not exist, and ``make`` is False.
       StoreVersionError: if the schema has a newer version, or belongs to another program.
     """
-    if _version(connection, namespace, name):
-        return
     if not make:
-        raise StoreError(
-            f"{name} has no store in the schema {namespace!r}: a worker makes it at its start"
-        )
+        if not _version(connection, namespace, name):
+            raise StoreError(
+                f"{name} has no store in the schema {namespace!r}: a worker makes it at its start"
+            )
+        return
     with connection.transaction():
         # several processes may make one store; the lock ends with the transaction
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (channel_of(namespace),))
