@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo gateway node-clients test test-fast chaos check docs bench clean
+.PHONY: $(VENV) demo gateway node-modules test test-fast chaos check docs bench clean
 
 # A stamp for each set of extras, so that a target installs what it needs and no more. The stamp,
 # not the folder, says that a set is complete: an installation that broke off is done again, and so
@@ -59,7 +59,7 @@ $(NODE_CLIENTS): $(CLIENTS)/package-lock.json
 	@npm ci --prefix $(CLIENTS) --no-audit --no-fund --silent </dev/null >&2
 	@touch $@
 
-node-clients: $(NODE_CLIENTS)
+node-modules: $(NODE) $(NODE_CLIENTS)
 
 test: $(STAMP) $(NODE) $(NODE_CLIENTS)
 	$(BIN)/coverage run -m pytest

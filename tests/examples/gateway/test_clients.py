@@ -24,7 +24,7 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def with_node() -> None:
     if not (NODE / "node_modules").exists():
-        pytest.skip("the packages for Node are not installed: make node-clients")
+        pytest.skip("the packages for Node are not installed: make node-modules")
 
 
 ONE_SLOT = ["simple", "conversation", "previous", "stream", "background", "cancel", "hang_up"]
