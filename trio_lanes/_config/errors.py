@@ -29,7 +29,10 @@ class UnknownLaneError(LaneError, LookupError):
         if self.name in self.lanes:
             return f"{self.name!r} is a template; the name of one of its lanes is needed here"
         known = ", ".join(map(repr, self.lanes)) or "none"
-        return f"there is no lane {self.name!r}; the lanes are: {known}"
+        error = f"there is no lane {self.name!r}; the lanes are: {known}"
+        if self.name.startswith("session:") and not known.startswith("'session:"):
+            error += "; a session is named by session="
+        return error
 
 
 class LaneFullError(LaneError, trio.WouldBlock):

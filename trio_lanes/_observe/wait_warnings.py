@@ -121,7 +121,13 @@ class WaitWarnings:
             self._drop_what_is_over(now)
             waited = now - oldest._waiting_since
             logger.warning(
-                "lane %r: %d waiting, the longest for %.1f s", lane.name, lane.waiting, waited
+                "lane %r: %d waiting, the longest for %.1f s; %s; blocked_by() of job %d %r says why",
+                lane.name,
+                lane.waiting,
+                waited,
+                _use(lane),
+                oldest.id,
+                oldest.name,
             )
 
     def _quiet_until(self, lane: LaneActor) -> float:
@@ -142,3 +148,11 @@ def _due(job: AnyJob) -> float:
 def _pause(lane: LaneActor) -> float:
     """Return the seconds between two lines about ``lane``: 1 for a ``warn_after`` next to 0."""
     return lane.config.warn_after if lane.config.warn_after >= _LEAST else 1.0
+
+
+def _use(lane: LaneActor) -> str:
+    """Return how much of ``lane`` is in use, for the log."""
+    if lane.paused:
+        return "it is paused"
+    limiter = lane.limiter
+    return f"slots in use: {limiter.borrowed_tokens} of {limiter.total_tokens}"

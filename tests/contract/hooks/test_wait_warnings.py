@@ -28,7 +28,25 @@ class Waits:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
+    """The number of waiting jobs and the longest wait in each line, without what comes after."""
+    return [record.getMessage().partition(";")[0] for record in caplog.records]
+
+
+async def test_a_warning_names_the_oldest_job_and_says_how_many_slots_are_in_use(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_lanes({"main": 1, "cron": LaneConfig(concurrency=3, paused=True)}) as lanes:
+        lanes.start_soon(trio.sleep, 3)
+        lanes.start_soon(trio.sleep, 0, name="reply")
+        lanes.start_soon(trio.sleep, 0, lane="cron", name="report")
+        await trio.sleep(2.5)
+        lanes.lane("cron").resume()
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "lane 'cron': 1 waiting, the longest for 2.0 s; it is paused; "
+        "blocked_by() of job 3 'report' says why",
+        "lane 'main': 1 waiting, the longest for 2.0 s; slots in use: 1 of 1; "
+        "blocked_by() of job 2 'reply' says why",
+    ]
 
 
 async def test_an_instrument_is_told_once_of_each_job_that_waits_for_long(
