@@ -121,7 +121,8 @@ class WaitWarnings:
             self._drop_what_is_over(now)
             waited = now - oldest._waiting_since
             logger.warning(
-                "lane %r: %d waiting, the longest for %.1f s; %s; blocked_by() of job %d %r says why",
+                "lane %r: %d waiting, the longest for %.1f s; %s; "
+                "blocked_by() of job %d %r says why",
                 lane.name,
                 lane.waiting,
                 waited,

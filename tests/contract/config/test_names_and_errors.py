@@ -163,7 +163,7 @@ async def test_an_unknown_lane_is_an_error_that_names_the_existing_lanes() -> No
                 call()
             assert (caught.value.name, caught.value.lanes) == ("corn", ("main", "cron"))
             assert str(caught.value) == "there is no lane 'corn'; the lanes are: 'main', 'cron'"
-        with pytest.raises(UnknownLaneError, match="; a session is named by session=$"):
+        with pytest.raises(UnknownLaneError, match=r"; a session is named by session=$"):
             lanes.submit_nowait(returns_at_once, lane="session:alice")
         waits: list[Callable[[], Awaitable[object]]] = [
             lambda: lanes.run(returns_at_once, lane="corn"),
