@@ -51,4 +51,5 @@ def test_the_readme_shows_examples_that_are_files(name: str) -> None:
         shown = source[source.index("async def main") : source.index('if __name__ == "__main__"')]
     else:
         shown = source[source.index("import trio") :]  # whole: it can be copied and run
+        assert len([line for line in shown.splitlines() if line]) == 12
     assert f"```python\n{shown.strip()}\n```\n" in README
