@@ -47,8 +47,8 @@ gateway: $(call set,gateway)
 # What checks the page of the monitor: a type checker, and a checker of accessibility.
 NODE := node_modules/.installed
 
-$(NODE): package.json
-	@npm install --no-package-lock --no-audit --no-fund --silent </dev/null >&2
+$(NODE): package-lock.json
+	@npm ci --no-audit --no-fund --silent </dev/null >&2
 	@touch $@
 
 # The clients for Node that the tests point at the gateway.
