@@ -20,7 +20,7 @@ from trio_lanes.agents import Message as Entry
 from trio_lanes.agents import ToolCall as Running
 
 from .approvals import Approvals
-from .events import Called, Listener, Noted, Piece, Returned, nobody
+from .events import Called, Entered, Listener, Noted, Piece, Returned, nobody
 from .model import Message, Model, ModelBusyError, ModelError, ToolCall, Usage
 from .tools import ASK_SUBAGENT, Tool, ToolError, argument_of, call_tool
 
@@ -73,6 +73,7 @@ class Agent:
         turn, if `rolled_back` returns True then.
         """
         async with conversation.turn(*texts) as turn:
+            self.tell(Entered(session, turn.id))
             try:
                 return await self._answer(session, turn, steers)
             finally:

@@ -28,6 +28,14 @@ class Began:
 
 
 @attrs.frozen
+class Entered:
+    """The turn has its place in the conversation, under this id."""
+
+    session: str
+    turn: str
+
+
+@attrs.frozen
 class Steered:
     """The turn has taken these messages, and answers them, too."""
 
@@ -92,7 +100,19 @@ class Ended:
     ending: str
 
 
-Event = Queued | Began | Steered | Piece | Called | Returned | Asked | Answered | Noted | Ended
+Event = (
+    Queued
+    | Began
+    | Entered
+    | Steered
+    | Piece
+    | Called
+    | Returned
+    | Asked
+    | Answered
+    | Noted
+    | Ended
+)
 Listener = Callable[[Event], None]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Final
+from zlib import crc32
 
 from .events import Asked, Ended, Event, Noted, Piece, Returned, Steered
 
@@ -32,7 +33,6 @@ class Screen:
         self._write: Final = write
         self._width: Final = width
         self._colors: Final = colors
-        self._color_of: Final[dict[str, int]] = {}
         self._unfinished: Final[dict[str, str]] = {}  # {session: the incomplete line}
         self.on_change: Callable[[], None] = lambda: None
 
@@ -82,7 +82,7 @@ class Screen:
         self._write(f"{self._name(session)} | {_clean(line.rstrip())}")
 
     def _name(self, session: str) -> str:
-        color = self._color_of.setdefault(session, COLORS[len(self._color_of) % len(COLORS)])
+        color = COLORS[crc32(session.encode()) % len(COLORS)]  # always the same, without a table
         padded = session if self._width is None else f"{session:>6}"
         return f"\x1b[{color}m{padded}\x1b[0m" if self._colors else padded
 

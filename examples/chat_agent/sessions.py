@@ -78,7 +78,7 @@ class Sessions:
         self._tell: Final = tell
         self._store: Final = MemoryTranscript() if store is None else store
         self._turn_timeout: Final = turn_timeout
-        self._when_busy: Final = when_busy
+        self.default_mode: Final = when_busy
         self._modes: Final[dict[str, WhenBusy]] = {}  # by session, where a user has set another
         self._inboxes: Final = Inboxes(lanes, self._turn, lane=TURNS, cap=cap, overflow=overflow)
 
@@ -167,12 +167,12 @@ class Sessions:
 
     def mode(self, session: str) -> WhenBusy:
         """Return the mode of the session."""
-        return self._modes.get(session, self._when_busy)
+        return self._modes.get(session, self.default_mode)
 
     def set_mode(self, session: str, mode: WhenBusy) -> None:
         """Set the mode for messages that are posted later."""
         self._modes.pop(session, None)
-        if mode is not self._when_busy:
+        if mode is not self.default_mode:
             self._modes[session] = mode
         self._tell(Queued(session))
 

@@ -2,10 +2,16 @@
 
 The board gets all events synchronously, updates its state, and publishes the changes. The numbers
 of the lanes change with every job, so they are read only when a frame is sent.
+
+The tables of the board empty themselves: a session is in them while it is busy, paused, in a mode
+of its own, or open on a page. A viewer looks through a `Window`: all viewers see the lanes and the
+states of the sessions, and each sees the texts of those sessions alone that it has open.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import trio
@@ -24,11 +30,12 @@ class Board(LaneInstrument):
     """A listener of sessions, and an instrument of lanes; `attach` sets both."""
 
     def __init__(self, feed: Feed) -> None:
+        self.spans: Final = Spans(feed)
+        self.transcripts: Final = Transcripts(feed)
+        self.closing = ""
         self._feed: Final = feed
-        self._spans: Final = Spans(feed)
-        self._transcripts: Final = Transcripts(feed)
-        self._known: Final[dict[str, None]] = {}  # sessions, in the order of their creation
-        self._closing = ""
+        self._known: Final[dict[str, None]] = {}  # sessions, in the order in which they came
+        self._open: Final[Counter[str]] = Counter()  # the viewers of a session
 
     def attach(self, lanes: Lanes, sessions: Sessions, approvals: Approvals) -> None:
         """Set the lanes and sessions, before the first event."""
@@ -44,14 +51,9 @@ class Board(LaneInstrument):
     def __contains__(self, session: object) -> bool:
         return session in self._known
 
-    def snapshot(self) -> list[Fact]:
-        """Return the facts of a snapshot."""
-        facts = [self._session(name) for name in self._known]
-        facts += self._transcripts.facts()
-        facts += self._spans.facts()
-        if self._closing:
-            facts.append({"what": "closing", "reason": self._closing})
-        return facts
+    def sessions(self) -> list[Fact]:
+        """Return the states of the sessions that are known, as facts."""
+        return [self._session(name) for name in self._known]
 
     def now(self) -> Fact:
         """Return the time, and the present state of the lanes."""
@@ -78,36 +80,72 @@ class Board(LaneInstrument):
 
     def _session(self, name: str) -> Fact:
         turn = self._sessions.turn(name)
+        texts = self._sessions.waiting(name)
         return {
             "what": "session",
             "session": name,
             "mode": self._sessions.mode(name),
-            "waiting": self._sessions.waiting(name),
+            "waiting": len(texts),
+            "texts": texts,
             "running": turn is not None,
             "asks": [call.name for call in self._approvals.waiting(name)],
             "paused": self._lanes.session(name).paused,
         }
 
+    def _update(self, name: str) -> None:
+        """Publish the state of a session, or forget the session if nothing goes on in it."""
+        fact = self._session(name)
+        if (
+            name in self._sessions
+            or fact["paused"]
+            or fact["mode"] != self._sessions.default_mode
+            or self._open[name]
+        ):
+            self._known.setdefault(name)
+            self._feed.publish(fact)
+            return
+        del self._open[name]  # the zero that was read
+        self.transcripts.forget(name)
+        if name in self._known:
+            del self._known[name]
+            self._feed.publish({"what": "gone", "session": name})
+
+    # ---- viewers
+
+    async def enter(self, session: str) -> None:
+        """A viewer opens a session: read what was said in it before."""
+        self._open[session] += 1
+        try:
+            self._update(session)
+            await self.transcripts.load(session, self._sessions.conversation(session))
+        except BaseException:
+            self.leave(session)
+            raise
+
+    def leave(self, session: str) -> None:
+        """A viewer closes a session."""
+        self._open[session] -= 1
+        self._update(session)
+
     # ---- events
 
     def tell(self, event: Event) -> None:
         """Record an event of a session."""
-        self._known.setdefault(event.session)
-        self._transcripts.tell(event)
-        self._spans.tell(event)
+        self.transcripts.tell(event)
+        self.spans.tell(event)
         if isinstance(event, Queued | Began | Steered | Asked | Answered | Ended):
-            self._feed.publish(self._session(event.session))
+            self._update(event.session)
 
     def job_submitted(self, job: Job[Any]) -> None:
-        self._spans.job_submitted(job)
+        self.spans.job_submitted(job)
 
     def job_started(self, job: Job[Any]) -> None:
-        self._spans.job_started(job)
+        self.spans.job_started(job)
 
     def job_finished(self, job: Job[Any]) -> None:
-        self._spans.job_finished(job)
+        self.spans.job_finished(job)
         if job.session in self._known:  # the turn is over only now
-            self._feed.publish(self._session(job.session))
+            self._update(job.session)
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
         self._lane_changed(lane)
@@ -116,16 +154,87 @@ class Board(LaneInstrument):
         self._lane_changed(lane)
 
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
-        self._closing = reason
+        self.closing = reason
         self._feed.publish({"what": "closing", "reason": reason})
 
     def _lane_changed(self, lane: Lane | SessionLane) -> None:
         if isinstance(lane, SessionLane):
-            self._known.setdefault(lane.key)
-            self._feed.publish(self._session(lane.key))
+            self._update(lane.key)
         else:
             self.look()
 
     def look(self) -> None:
         """Mark a lane as changed."""
         self._feed.publish({"what": "lanes"})
+
+
+class Window:
+    """What one viewer sees of the board. Each frame names the sessions that it has open."""
+
+    def __init__(self, board: Board) -> None:
+        self._board: Final = board
+        self._open: Final[dict[str, bool]] = {}  # {session: whether the viewer has its items}
+
+    async def open(self, sessions: Iterable[str], known: bool = False) -> None:
+        """Open these sessions, and close all others.
+
+        Args:
+          known: whether the viewer has the items up to the number of its last fact.
+        """
+        wanted = dict.fromkeys(sessions)
+        for session in [session for session in self._open if session not in wanted]:
+            del self._open[session]
+            self._board.leave(session)
+        for session in wanted:
+            if session not in self._open:
+                await self._board.enter(session)
+                self._open[session] = known
+        self._board.look()  # the viewer gets a frame
+
+    def close(self) -> None:
+        """Close all sessions: the viewer has gone."""
+        for session in self._open:
+            self._board.leave(session)
+        self._open.clear()
+
+    def snapshot(self) -> list[Fact]:
+        """Return all that a new viewer has to know."""
+        facts = [*self._board.sessions(), *self._board.spans.facts()]
+        if self._board.closing:
+            facts.append({"what": "closing", "reason": self._board.closing})
+        return self._seen(facts) + self._items(self._open)
+
+    def since(self, facts: Sequence[Fact]) -> list[Fact]:
+        """Return the published facts that this viewer sees, and what it newly opened."""
+        fresh = [session for session, has_items in self._open.items() if not has_items]
+        kinds = ("item", "piece")  # the items of a fresh session are sent as they are now
+        told = [f for f in facts if not (f["what"] in kinds and f["session"] in fresh)]
+        of_fresh = [fact for fact in self._board.sessions() if fact["session"] in fresh]
+        spans = [fact for fact in self._board.spans.facts() if fact["span"]["session"] in fresh]
+        return self._seen(told) + self._items(fresh) + of_fresh + spans
+
+    def now(self) -> Fact:
+        """Return what is sent with each frame."""
+        return self._board.now() | {"open": [*self._open]}
+
+    def _items(self, sessions: Iterable[str]) -> list[Fact]:
+        sessions = [*sessions]
+        self._open.update(dict.fromkeys(sessions, True))
+        opened: list[Fact] = [{"what": "opened", "session": session} for session in sessions]
+        return [*opened, *self._board.transcripts.facts(sessions)]
+
+    def _seen(self, facts: Iterable[Fact]) -> list[Fact]:
+        """Leave out the texts of sessions that are not open."""
+        seen = []
+        for fact in facts:
+            if fact["what"] == "span":
+                span = fact["span"]
+                if span["session"] is not None and span["session"] not in self._open:
+                    fact = fact | {"span": span | {"text": ""}}
+            elif "session" in fact and fact["session"] not in self._open:
+                if fact["what"] in ("item", "piece"):
+                    continue
+                if fact["what"] == "session":
+                    fact = fact | {"texts": []}
+            seen.append(fact)
+        return seen

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -54,10 +54,25 @@ class Feed:
             await self._waiting.park()
 
 
+class Seen(Protocol):
+    """What a viewer sees. No method is a checkpoint."""
+
+    def snapshot(self) -> list[Fact]:
+        """Return the facts for a new viewer."""
+        ...
+
+    def since(self, facts: Sequence[Fact]) -> list[Fact]:
+        """Return what the viewer sees of these facts."""
+        ...
+
+    def now(self) -> Fact:
+        """Return the state that is sent with each frame."""
+        ...
+
+
 async def view(
     feed: Feed,
-    snapshot: Callable[[], list[Fact]],
-    now: Callable[[], Fact],
+    seen: Seen,
     send: Callable[[Fact], Awaitable[None]],
     *,
     after: int | None = None,
@@ -67,8 +82,6 @@ async def view(
     A frame has all facts since the last one, or a snapshot if there are too many.
 
     Args:
-      snapshot: returns the facts for a new viewer.
-      now: returns the state that is sent with each frame.
       after: the number of the last fact of the viewer; None for a new viewer.
 
     Raises:
@@ -78,10 +91,10 @@ async def view(
     while True:
         facts = None if came_to < 0 else feed.since(came_to)
         frame: Fact = {"run": feed.run, "seq": feed.last, "snapshot": facts is None}
-        frame["facts"] = snapshot() if facts is None else joined(facts)
+        frame["facts"] = seen.snapshot() if facts is None else joined(seen.since(facts))
         came_to = feed.last
         with trio.fail_after(SEND_SECONDS):
-            await send(frame | now())
+            await send(frame | seen.now())
         await trio.sleep(FRAME_SECONDS)  # facts that come meanwhile are one frame
         await feed.wait_beyond(came_to)
 

@@ -42,14 +42,15 @@ from ..screen import Screen
 from ..sessions import FailuresTold, Sessions
 from ..shutdown import run_with_lanes
 from ..tools import bundled_tools
-from .board import Board
+from .board import Board, Window
 from .feed import FRAME_SECONDS, Fact, Feed, view
 
 logger: Final = logging.getLogger(__name__)
 
 HOSTS: Final = ("127.0.0.1", "localhost")
 MAX_MESSAGE: Final = 8 * MAX_LINE  # bytes
-MAX_SESSIONS: Final = 500  # that a page may create
+MAX_SESSIONS: Final = 500  # that are busy, paused or open
+MAX_OPEN: Final = 50  # sessions that one page has open
 FAREWELL_SECONDS: Final = 10.0  # for the last facts to reach the viewers
 GOODBYE_SECONDS: Final = 10.0  # to send the reason of a close
 IDLE_SECONDS: Final = 60.0  # for which a connection may be idle
@@ -106,13 +107,26 @@ class Page:
         await socket.accept()
         viewer = Viewer(socket)
         self._viewers.add(viewer)
+        window = Window(self._board)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._show, viewer)
-                await self._listen(viewer)
+                after = self._last_number(viewer)
+                names = viewer.socket.query_params.get("open", "").split(",")
+                await window.open(filter(NAME.fullmatch, names[:MAX_OPEN]), after is not None)
+                nursery.start_soon(self._show, viewer, window, after)
+                await self._listen(viewer, window)
                 nursery.cancel_scope.cancel()
         finally:
+            window.close()
             self._viewers.remove(viewer)
+
+    def _last_number(self, viewer: Viewer) -> int | None:
+        """Return the number of the last fact of a viewer that comes back."""
+        known = viewer.socket.query_params
+        try:
+            return int(known["after"]) if known.get("run") == self._feed.run else None
+        except (LookupError, ValueError):
+            return None
 
     async def all_told(self) -> None:
         """Wait until all viewers have all facts, except viewers that are too slow."""
@@ -121,29 +135,21 @@ class Page:
             while any(viewer.came_to < self._feed.last for viewer in self._viewers):  # noqa: ASYNC110
                 await trio.sleep(FRAME_SECONDS)
 
-    async def _show(self, viewer: Viewer) -> None:
-        known = viewer.socket.query_params
+    async def _show(self, viewer: Viewer, window: Window, after: int | None) -> None:
+        await viewer.send({"hello": self._model_name})
         try:
-            after = int(known["after"]) if known.get("run") == self._feed.run else None
-        except (LookupError, ValueError):
-            after = None
-        hello: Fact = {"hello": self._model_name}
-
-        def now() -> Fact:
-            told = self._board.now() | hello
-            hello.clear()
-            return told
-
-        try:
-            await view(self._feed, self._board.snapshot, now, viewer.send, after=after)
+            await view(self._feed, window, viewer.send, after=after)
         except trio.TooSlowError:
             await viewer.close(TRY_LATER)
 
-    async def _listen(self, viewer: Viewer) -> None:
+    async def _listen(self, viewer: Viewer, window: Window) -> None:
         """Run the commands of a viewer until it disconnects."""
         lines: list[str] = []
         chat = self._new_chat(Screen(lines.append))
         while (message := await viewer.receive()) is not None:
+            if isinstance(message, list):
+                await window.open(message)
+                continue
             session, line = message
             chat.session = session
             if not await chat.obey(line):
@@ -172,13 +178,18 @@ class Viewer:
             except (WebSocketDisconnect, RuntimeError):  # `receive` gets the disconnect, too
                 await trio.sleep_forever()
 
-    async def receive(self) -> tuple[str, str] | None:
-        """Return the next session and line; None after a disconnect or an invalid message."""
+    async def receive(self) -> tuple[str, str] | list[str] | None:
+        """Return the next session and line, or the sessions that the viewer has open now.
+
+        None after a disconnect or an invalid message.
+        """
         try:
             message = json.loads(await self.socket.receive_text())
             match message:
                 case {"session": str(session), "line": str(line)} if NAME.fullmatch(session):
                     return session, well_formed(line)
+                case {"open": [*names]} if len(names) <= MAX_OPEN and all(map(_is_name, names)):
+                    return [*names]
         except WebSocketDisconnect:
             return None
         except (LookupError, TypeError, ValueError, RecursionError):  # not text, or not JSON
@@ -193,6 +204,10 @@ class Viewer:
                 await self.socket.close(code)
             except (WebSocketDisconnect, RuntimeError):
                 pass
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
 
 
 def is_ours(connection: HTTPConnection) -> bool:

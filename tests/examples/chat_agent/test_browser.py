@@ -342,6 +342,33 @@ async def test_three_pages_at_once_see_the_same_and_any_of_them_may_act() -> Non
     await browse(drive)
 
 
+async def test_a_chat_that_is_closed_and_opened_again_shows_the_same() -> None:
+    def drive(browser: Browser) -> None:
+        said = ("one", "begun one ended one")
+        browser.let_on("one")
+        tab = browser.open("ann", "ben")
+        name = tab.page.get_by_role("textbox", name="session name")
+        tab.say("ann", "one")
+        tab.shows("ann", *said)
+        tab.say("ann", "two")
+        tab.shows("ann", *said, "two", "begun two")
+        for _ in range(2):
+            tab.press("ann", "×")
+            expect(tab.chat("ann")).to_have_count(0)
+            name.fill("ann")
+            name.press("Enter")
+            tab.shows("ann", *said, "two", "begun two")
+        browser.let_on("two")
+        tab.shows("ann", *said, "two", "begun two ended two")
+        tab.press("ann", "×")
+        expect(tab.page.locator("#sessions .session")).to_have_count(1)  # ann is idle, and closed
+        name.fill("ann")
+        name.press("Enter")
+        tab.shows("ann", *said, "two", "begun two ended two")
+
+    await browse(drive)
+
+
 async def test_as_opens_the_chat_of_that_session() -> None:
     def drive(browser: Browser) -> None:
         browser.let_on("one")

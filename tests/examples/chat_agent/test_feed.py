@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,17 +17,20 @@ from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.limits import Limits
 from examples.chat_agent.sessions import FailuresTold, Sessions
 from examples.chat_agent.tools import bundled_tools
-from examples.chat_agent.web.board import Board
+from examples.chat_agent.web.board import Board, Window
 from examples.chat_agent.web.feed import SEND_SECONDS, Fact, Feed, joined, view
 from trio_lanes import Lanes, open_lanes
 from trio_lanes.agents import WhenBusy
+
+ALL = ("ann", "bob", "cleo", "dan", "eve")
 
 
 class Viewer:
     """What a page makes of the frames that it is sent: the same state as its own script keeps."""
 
-    def __init__(self, seconds: float = 0) -> None:
+    def __init__(self, seconds: float = 0, opens: Sequence[str] = ALL) -> None:
         self.seconds = seconds  # that a frame takes
+        self.opens = opens
         self.frames: list[Fact] = []
         self.run = ""
         self.seq = -1
@@ -52,6 +55,10 @@ class Viewer:
         match fact["what"]:
             case "session":
                 self.sessions[fact["session"]] = fact
+            case "gone":
+                del self.sessions[fact["session"]]
+            case "opened":
+                self.items.pop(fact["session"], None)
             case "item":
                 self.items.setdefault(fact["session"], {})[fact["item"]["id"]] = fact["item"]
             case "piece":
@@ -63,7 +70,12 @@ class Viewer:
 
     @property
     def known(self) -> object:
-        return self.sessions, self.items, self.spans
+        """What is shown; a session that was opened again has other ids of its items."""
+        items = {
+            session: [item | {"id": 0} for item in items.values()]
+            for session, items in self.items.items()
+        }
+        return self.sessions, items, self.spans
 
     def said(self, session: str) -> list[tuple[str, str]]:
         return [(item["kind"], item["text"]) for item in self.items[session].values()]
@@ -83,16 +95,24 @@ class Stage:
     def view(self, viewer: Viewer) -> Callable[[], Awaitable[None]]:
         """A connection of this viewer, which resumes where it was."""
         after = None if viewer.run != self.feed.run else viewer.seq
-        return partial(
-            view, self.feed, self.board.snapshot, self.board.now, viewer.send, after=after
-        )
 
-    @property
-    def truth(self) -> object:
+        async def connect() -> None:
+            window = Window(self.board)
+            try:
+                await window.open(viewer.opens, after is not None)
+                await view(self.feed, window, viewer.send, after=after)
+            finally:
+                window.close()
+
+        return connect
+
+    async def truth(self) -> object:
         """What somebody who looks for the first time would see."""
-        viewer = Viewer()
-        for fact in json.loads(json.dumps(self.board.snapshot())):
+        viewer, window = Viewer(), Window(self.board)
+        await window.open(viewer.opens)
+        for fact in json.loads(json.dumps(window.snapshot())):
             viewer.learn(fact)
+        window.close()
         return viewer.known
 
 
@@ -172,7 +192,7 @@ async def test_a_viewer_sees_what_a_first_look_would_show(autojump_clock: object
         stage.nursery.start_soon(stage.view(viewer))
         await busy_minute(stage)
         await trio.sleep(1)
-        assert viewer.known == stage.truth
+        assert viewer.known == await stage.truth()
     assert [frame["snapshot"] for frame in viewer.frames][:2] == [True, False]
     assert viewer.said("bob") == [
         ("user", "mail eve: hi"),
@@ -188,6 +208,89 @@ async def test_a_viewer_sees_what_a_first_look_would_show(autojump_clock: object
     assert 5 < end - begin < 7
 
 
+async def test_a_viewer_is_sent_the_texts_of_the_sessions_that_it_has_open_and_no_other(
+    autojump_clock: object,
+) -> None:
+    """Also not the first words on the time line, nor the messages that wait."""
+    both, one, none = Viewer(opens=("ann", "bob")), Viewer(opens=("bob",)), Viewer(opens=())
+    async with open_stage() as stage:
+        for viewer in (both, one, none):
+            stage.nursery.start_soon(stage.view(viewer))
+        for session in ("ann", "bob"):
+            for text in ("first", "second"):
+                stage.sessions.say(session, f"{text} by {session}")
+        await trio.sleep(0.1)
+        assert both.sessions["ann"]["texts"] == ["second by ann"]
+        assert none.sessions["ann"] == both.sessions["ann"] | {"texts": []}
+        await stage.lanes.wait_idle()
+        await trio.sleep(1)
+    assert len(both.said("ann")) == len(both.said("bob")) == len(one.said("bob")) == 4
+    assert set(none.spans) == set(one.spans) == set(both.spans)
+    assert "by ann" in json.dumps(both.frames)
+    assert "by bob" in json.dumps(one.frames)
+    assert "by ann" not in json.dumps(one.frames)
+    assert not re.search("by ann|by bob", json.dumps(none.frames))
+
+
+async def test_a_session_that_is_opened_later_shows_what_was_said_before_and_goes_on(
+    autojump_clock: object,
+) -> None:
+    viewer = Viewer(opens=())
+    async with open_stage() as stage:
+        await busy_minute(stage)
+        assert len(stage.board.transcripts) == 0
+        window = Window(stage.board)
+        stage.nursery.start_soon(view, stage.feed, window, viewer.send)
+        await trio.sleep(1)
+        await window.open(["ann", "bob", "dan"])
+        await trio.sleep(1)
+        kinds = [(item["kind"], item["state"]) for item in viewer.items["ann"].values()]
+        assert kinds == [("user", "asked"), ("agent", "done"), ("user", "asked"),
+                         ("tool", "done"), ("user", "steered"), ("agent", "done"),
+                         ("tool", "done"), ("agent", "done")]  # fmt: skip
+        assert viewer.said("bob")[1] == ("tool", "error: send_mail was not allowed")
+        assert viewer.said("dan")[0] == ("user", "slow 90")
+        before = viewer.said("bob")
+        stage.sessions.say("bob", "hello")
+        stage.sessions.say("cleo", "hello")
+        await trio.sleep(0.15)
+        await window.open(["cleo", "bob"])  # in the middle of an answer
+        await stage.lanes.wait_idle()
+        await trio.sleep(1)
+        assert viewer.said("bob")[: len(before)] == before
+        assert [kind for kind, _ in viewer.said("bob")[len(before) :]] == ["user", "agent"]
+        assert [text for kind, text in viewer.said("cleo") if kind == "user"] == [
+            "please fail",
+            "hello",
+        ]
+        assert viewer.frames[-1]["open"] == ["bob", "cleo"]
+        window.close()
+        assert len(stage.board.transcripts) == 0
+
+
+async def test_a_thousand_idle_sessions_leave_nothing_in_the_tables_of_the_page(
+    autojump_clock: object,
+) -> None:
+    viewer = Viewer(opens=("user7",))
+    async with open_stage() as stage:
+        stage.nursery.start_soon(stage.view(viewer))
+        for number in range(1_000):
+            stage.sessions.say(f"user{number}", "calc 1+1" if number % 2 else "slow 0.1")
+            if number % 10 == 9:
+                stage.sessions.clear(f"user{number}", "never mind")
+            if number % 50 == 49:
+                await stage.lanes.wait_idle()
+        stage.lanes.session("eve").pause()
+        await trio.sleep(1)
+        assert [*viewer.sessions] == ["user7", "eve"]
+        assert (len(stage.board), len(stage.board.transcripts)) == (2, 1)
+        stage.lanes.session("eve").resume()
+        stage.sessions.set_mode("ann", WhenBusy.STEER)
+        stage.sessions.set_mode("bob", WhenBusy.FOLLOWUP)
+        await trio.sleep(1)
+        assert [*viewer.sessions] == ["user7", "ann"]
+
+
 async def test_three_viewers_of_different_speed_end_with_the_same_picture(
     autojump_clock: object,
 ) -> None:
@@ -197,7 +300,7 @@ async def test_three_viewers_of_different_speed_end_with_the_same_picture(
             stage.nursery.start_soon(stage.view(viewer))
         await busy_minute(stage)
         await trio.sleep(20)
-        assert [viewer.known for viewer in viewers] == [stage.truth] * 3
+        assert [viewer.known for viewer in viewers] == [await stage.truth()] * 3
     assert sum(frame["snapshot"] for frame in viewers[0].frames) == 1
     assert sum(frame["snapshot"] for frame in viewers[2].frames) > 1, "it fell behind"
 
@@ -253,7 +356,7 @@ async def test_a_viewer_that_comes_back_goes_on_from_where_it_was(autojump_clock
         await stage.lanes.wait_idle()
         with trio.move_on_after(1):
             await stage.view(viewer)()
-        assert viewer.known == stage.truth
+        assert viewer.known == await stage.truth()
     assert [frame["snapshot"] for frame in viewer.frames].count(True) == 1
     ((_, question), (_, answer)) = viewer.said("ann")
     assert question == "long 3"
@@ -268,7 +371,7 @@ async def test_a_viewer_of_another_run_is_given_a_snapshot(autojump_clock: objec
             await stage.lanes.wait_idle()
             with trio.move_on_after(1):
                 await stage.view(viewer)()
-            assert viewer.known == stage.truth
+            assert viewer.known == await stage.truth()
     assert viewer.said("ann")[0] == ("user", "two")
 
 

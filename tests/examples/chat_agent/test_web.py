@@ -55,7 +55,7 @@ async def get(url: str, **headers: str) -> httpx2.Response:
 
 @asynccontextmanager
 async def open_socket(
-    url: str, query: str = "", **headers: str | None
+    url: str, query: str = "?open=me,ann,bob", **headers: str | None
 ) -> AsyncIterator[AsyncWebSocketSession]:
     sent = {"origin": url.rstrip("/"), **headers}
     sent = {name: value for name, value in sent.items() if value is not None}
@@ -192,14 +192,16 @@ async def test_a_line_is_a_message_or_a_command_as_in_the_terminal() -> None:
 async def test_the_first_frame_says_everything_and_one_with_a_number_goes_on_behind_it() -> None:
     async with open_server() as url:
         async with open_socket(url) as socket:
+            assert await frame_from(socket) == {"hello": "built-in"}
             first = await frame_from(socket)
             assert first["snapshot"]
-            assert first["hello"] == "built-in"
+            assert first["open"] == ["me", "ann", "bob"]
             assert [lane["name"] for lane in first["lanes"]] == ["main", "tools", "subagent"]
             await say(socket, "me", "hello")
             await answer(socket, "me")
-        query = f"?run={first['run']}&after={first['seq']}"
+        query = f"?open=me&run={first['run']}&after={first['seq']}"
         async with open_socket(url, query) as socket:
+            await frame_from(socket)
             again = await frame_from(socket)
             assert not again["snapshot"]
             assert again["seq"] > first["seq"]
@@ -207,6 +209,7 @@ async def test_the_first_frame_says_everything_and_one_with_a_number_goes_on_beh
         for run, after in (("other", "1"), *((first["run"], n) for n in ("-1", "x", "9" * 5000))):
             nonsense = f"?run={run}&after={after}"
             async with open_socket(url, nonsense) as socket:
+                await frame_from(socket)
                 assert (await frame_from(socket))["snapshot"]
 
 
@@ -219,6 +222,10 @@ async def test_the_first_frame_says_everything_and_one_with_a_number_goes_on_beh
         '{"session": "me"}',
         '{"session": "me", "line": 3}',
         '{"session": "a b", "line": "x"}',
+        '{"open": "me"}',
+        '{"open": ["a b"]}',
+        '{"open": [3]}',
+        json.dumps({"open": [f"s{n}" for n in range(51)]}),
         "[" * 50_000,
         b"bytes",
     ],
@@ -278,9 +285,7 @@ async def test_text_that_utf_8_cannot_hold_is_a_message_like_any_other() -> None
 
 async def test_no_page_can_begin_sessions_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_SESSIONS", 2)
-    async with open_server() as url, open_socket(url) as socket:
-        for session in ("a", "b"):
-            await say(socket, session, "hello")
+    async with open_server() as url, open_socket(url, "?open=a,b") as socket:
         for session, line in (
             ("c", "hello"),
             ("a", "/as c hello"),
@@ -383,6 +388,7 @@ async def test_a_hangup_has_the_limits_read_again_which_pages_see(tmp_path: Path
     file = tmp_path / "limits.toml"
     file.write_text("[at_once]\nmain = 1")
     async with open_process("--limits", str(file)) as (process, url), open_socket(url) as socket:
+        await frame_from(socket)
         limits = [lane["limit"] for lane in (await frame_from(socket))["lanes"]]
         assert limits == [1, 8, 8]
         file.write_text("[at_once]\nmain = 2\ntools = 3")
