@@ -107,6 +107,31 @@ def test_status_shows_lanes_and_that_nobody_works(shop: Shop) -> None:
     assert told["instances"] == []
 
 
+def test_why_shows_the_reasons_for_which_jobs_wait(shop: Shop) -> None:
+    first, second = shop.submit(1, 2, session="a")
+    (later,) = shop.submit(3, delay=100)
+    code, out, _ = shop.say("why", str(first), str(second), str(later))
+    assert code == 0
+    heading, _, handler, order, delay = words(out)
+    assert heading == ["id", "reason", "of", "job", "until"]
+    assert handler == [str(first), "handler", "main"]
+    assert order == [str(second), "order", "session:a", str(first)]
+    assert delay[:3] == [str(later), "delay", "main"]
+    assert len(delay) == 5  # the day and the time
+    (told,) = shop.ask("why", str(second))
+    assert told["state"] == "waiting"
+    assert told["blocked_by"] == [
+        {"kind": "order", "lane": "session:a", "job": first, "until": None}
+    ]
+    (dead,) = shop.kill("b")
+    code, out, _ = shop.say("why", str(dead), "7")
+    assert code == 1
+    assert out.splitlines() == [
+        f"job {dead} is dead; nothing keeps it waiting",
+        "the store does not know job 7: its result_ttl is over, it was purged, or it never existed",
+    ]
+
+
 def test_status_shows_who_works_and_what_is_paused(shop: Shop) -> None:
     async def go(lanes: DurableLanes) -> None:
         await lanes.pause("cron")

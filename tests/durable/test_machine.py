@@ -27,6 +27,7 @@ from trio_lanes.durable._contract.records import (
     Cancelled,
     Claim,
     Died,
+    DurableBlocker,
     Failed,
     Finish,
     GroupLimit,
@@ -38,6 +39,7 @@ from trio_lanes.durable._contract.records import (
     Succeeded,
 )
 from trio_lanes.durable._memory.tables import MemoryTables
+from trio_lanes.durable._rules.blockers import blockers
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._rules.inspection import check
 from trio_lanes.durable._rules.orders import cancel, clear, configure, pause, purge, requeue, resume
@@ -235,6 +237,12 @@ class StoreMachine(RuleBasedStateMachine):
     def step(self, data: st.DataObject) -> None:
         room = data.draw(st.integers(1, 6))
         self.promote()
+        self.engine.promote()
+        reasons = {
+            job.id: blockers(self.engine, job.id) or ()
+            for job in self.jobs.values()
+            if job.state == "waiting"
+        }
         step = self.take_step([], room)
         self.commit()
         assert len(step.claims) <= room
@@ -250,6 +258,14 @@ class StoreMachine(RuleBasedStateMachine):
             self.isolated_since[job.id] = self.now
         everywhere = sum(job.state == "running" for job in self.jobs.values())
         assert everywhere <= self.together
+        for claim in step.claims:
+            # other jobs were before it in its lane at most, and were claimed with it
+            assert {one.kind for one in reasons[claim.id]} <= {"order"}
+        claimed = {claim.id for claim in step.claims}
+        if len(claimed) < room and not self.suspects("running") and not self.suspects("waiting"):
+            for id, found in reasons.items():
+                if not found and id not in claimed:  # the other lane took the last slot
+                    assert blockers(self.engine, id) == (DurableBlocker("group", "g"),)
         suspects = self.suspects("running")
         if step.claims and suspects:
             least = min(suspects, key=lambda job: job.company)

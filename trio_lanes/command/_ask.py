@@ -143,6 +143,34 @@ async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     return Answer(found, [_jobs_table(found), *lines], NO if lines else DONE)
 
 
+async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
+    """Show why jobs do not go on."""
+    rows, document, lines = [], [], []
+    for id in ids:
+        try:
+            status = await lanes.job(id).status()
+            reasons = await lanes.blocked_by(id)
+        except ResultGoneError as error:
+            lines.append(str(error))
+            continue
+        document.append({"id": id, "state": status.state, "blocked_by": reasons})
+        if not reasons:
+            lines.append(f"job {id} is {status.state.value}; nothing keeps it waiting")
+        rows += [
+            (
+                str(id),
+                one.kind,
+                one.lane,
+                "" if one.job is None else str(one.job),
+                "" if one.until is None else moment(one.until),
+            )
+            for one in reasons
+        ]
+    table = Table(("id", "reason", "of", "job", "until"), rows, frozenset({"id", "job"}))
+    shown: list[Table | str] = [table, *lines] if rows else [*lines]
+    return Answer(document, shown, DONE if len(document) == len(ids) else NO)
+
+
 async def dead(
     lanes: DurableLanes, name: str | None, failed: bool, after: int, limit: int
 ) -> Answer:

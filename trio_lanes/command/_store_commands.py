@@ -64,6 +64,7 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
             _limit(50),
         ),
     ),
+    (_ask.why, "Show why jobs do not go on.", (_ids(required=True),)),
     (_ask.dead, "List dead jobs, the oldest first.", (OF, FAILED, AFTER, _limit(50))),
     (
         _ask.requeue,

@@ -39,6 +39,7 @@ from typing import Any, Final, Protocol
 
 from .records import (
     CheckReport,
+    DurableBlocker,
     DurableStatistics,
     DurableStatus,
     Ended,
@@ -217,6 +218,14 @@ class Store(Protocol):
 
     async def status(self, id: int) -> DurableStatus | None:
         """Return the state of a job; None if it is unknown."""
+
+    async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
+        """Return why a job does not go on; None if it is unknown.
+
+        The answer is empty if the job has ended, or runs and has its slot; or if the next step that
+        has room for it claims it. Reads only. A store reads no more than the head of the session,
+        the fronts of the lane's ready lists, and the limits and runs of the lanes of its group.
+        """
 
     async def jobs(
         self,

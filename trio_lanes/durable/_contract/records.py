@@ -9,7 +9,7 @@ import math
 import os
 import socket
 from collections.abc import Mapping
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import attrs
 
@@ -241,6 +241,43 @@ class DurableStatus:
     """The error of a dead or failed job, in one line."""
     submitted_at: float
     """Unix time."""
+
+
+@final
+@attrs.frozen
+class DurableBlocker:
+    """A reason why a job does not go on: see `DurableLanes.blocked_by`."""
+
+    kind: Literal[
+        "delay",
+        "retry",
+        "pause",
+        "session",
+        "order",
+        "dead",
+        "handler",
+        "suspect",
+        "concurrency",
+        "group",
+        "reservation",
+        "rate",
+        "lent",
+        "job",
+    ]
+    """``delay``: the job is not due. ``retry``: it is between attempts. ``pause``: its session or
+    lane is paused. ``session``: its session runs ``job``. ``order``: ``job`` is before it, in the
+    queue of its session or in its lane. ``dead``: ``job`` is dead and keeps the session closed.
+    ``handler``: no live instance has its handler. ``suspect``: one more crash could make it dead,
+    so it waits for an instance that runs few jobs. ``concurrency``: the lane has no free slot.
+    ``group``: the group has none. ``reservation``: the free slots of the group are reserved for
+    other lanes. ``rate``: a rate limit of the lane or group. ``lent``: it runs, and has lent its
+    slot. ``job``: it runs on this instance, and waits for ``job``."""
+    lane: str
+    """The name of a lane, of a session lane (``session:KEY``), or of a group."""
+    job: int | None = None
+    """The id of the job that is before it, or that it waits for."""
+    until: float | None = None
+    """When the reason ends, in the store's time, which is close to Unix time; None: unknown."""
 
 
 @final

@@ -14,10 +14,11 @@ from ... import LaneConfig, LaneGroup, Lanes, resolve_global_lane
 from ..._actors.options import lane_config
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, session_key
-from .._contract.errors import UnknownHandlerError
+from .._contract.errors import ResultGoneError, UnknownHandlerError
 from .._contract.protocol import Store
 from .._contract.records import (
     CheckReport,
+    DurableBlocker,
     DurableStatistics,
     DurableStatus,
     InstanceInfo,
@@ -327,6 +328,23 @@ class DurableLanes(Endable):
         after, limit = _number("after", after), _number("limit", limit)
         wanted = frozenset(map(DurableState, states))
         return await self._store.jobs(wanted, lane, session, after, limit)
+
+    async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...]:
+        """Return why a job does not go on, as the next step would find it.
+
+        Empty: the job has ended, or runs, or the next step that has room for it starts it. A job
+        that waits in its session names the head of the session; ask again for that job. Whether
+        an instance has room is not among the reasons: the store does not know it.
+
+        Raises:
+          ResultGoneError: if the store does not know the job.
+        """
+        found = await self._store.blocked_by(_check.whole("id", id))
+        if found is None:
+            raise ResultGoneError(id)
+        runs = () if self._worker is None else self._worker.running
+        waits = (wait.job for run in runs if run.id == id for wait in run._waits)
+        return (*found, *(DurableBlocker("job", job.lane, job.id) for job in waits))
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the instances that claim jobs from the store."""

@@ -11,12 +11,14 @@ them up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, final
+from typing import Final, Literal, TypeAlias, final
 
 from .._contract.records import GroupLimit, LaneLimit
 from . import rates
 from .job_record import JobRecord
 from .tables import Tables
+
+Refusal: TypeAlias = Literal["concurrency", "group", "reservation"]
 
 
 @final
@@ -47,16 +49,33 @@ class Budget:
         free = self.lanes[lane].concurrency - self._used[lane]
         if lane in self._group_of:
             _, group = self._group_of[lane]
-            kept = sum(
-                max(0, tokens - self._used[member])
-                for member, tokens in group.reserve.items()
-                if member != lane
-            )
-            free = min(free, self._left(group) - kept)
+            free = min(free, self._left(group) - self._kept(group, lane))
         return max(0, free)
+
+    def _kept(self, group: GroupLimit, lane: str) -> int:
+        """Return how many free slots of a group are reserved for other lanes than ``lane``."""
+        return sum(
+            max(0, tokens - self._used[member])
+            for member, tokens in group.reserve.items()
+            if member != lane
+        )
 
     def _left(self, group: GroupLimit) -> int | float:
         return group.concurrency - sum(self._used[member] for member in group.members)
+
+    def refused_by(self, lane: str) -> list[tuple[Refusal, str]]:
+        """Return which limits leave no slot to a lane: (kind, the lane or its group)."""
+        found: list[tuple[Refusal, str]] = []
+        if self._used[lane] >= self.lanes[lane].concurrency:
+            found.append(("concurrency", lane))
+        if lane in self._group_of:
+            name, group = self._group_of[lane]
+            left = self._left(group)
+            if left <= 0:
+                found.append(("group", name))
+            elif left <= self._kept(group, lane):
+                found.append(("reservation", name))
+        return found
 
     def rates_allow(self, lane: str) -> bool:
         """Whether the rates allow one more start now. Call it only when all else allows it."""
@@ -79,20 +98,34 @@ class Budget:
                 meters += rates.group_meters(*self._group_of[lane])
         return meters
 
+    def rates_until(self, lane: str) -> list[tuple[str, float]]:
+        """Return (the lane or its group, when its rates allow a start), of rates that refuse it."""
+        owned = [(lane, rates.lane_meters(lane, self.lanes[lane]))]
+        if lane in self._group_of:
+            name, group = self._group_of[lane]
+            owned.append((name, rates.group_meters(name, group)))
+        times = [(name, rates.ready_at(self._tables, meters)) for name, meters in owned]
+        return [(name, time) for name, time in times if time > self._now]
+
     def may_return(self, job: JobRecord) -> bool:
         """Whether a run that wants its slot back may have it now."""
+        return not self.return_refused_by(job)
+
+    def return_refused_by(self, job: JobRecord) -> list[tuple[Refusal, str]]:
+        """Return what keeps a run from the slot that it wants back, as `refused_by` does."""
         wanting = {name: self._tables.wanting(name) for name in self._lanes_that_share(job.lane)}
         mine = wanting[job.lane]
         # runs that want a slot are counted in `_used`, so they are added to the free slots again
         lane_free = self.lanes[job.lane].concurrency - self._used[job.lane] + len(mine)
         if sum(other.fence < job.fence for other in mine) >= lane_free:
-            return False
+            return [("concurrency", job.lane)]
         if job.lane not in self._group_of:
-            return True
-        _, group = self._group_of[job.lane]
+            return []
+        name, group = self._group_of[job.lane]
         all_wanting = [other for others in wanting.values() for other in others]
         group_free = self._left(group) + len(all_wanting)
-        return sum(other.fence < job.fence for other in all_wanting) < group_free
+        ahead = sum(other.fence < job.fence for other in all_wanting)
+        return [] if ahead < group_free else [("group", name)]
 
     def _lanes_that_share(self, lane: str) -> tuple[str, ...]:
         return self._group_of[lane][1].members if lane in self._group_of else (lane,)

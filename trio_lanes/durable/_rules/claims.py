@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, final
 
 from .._contract.protocol import STEP_BYTES
@@ -75,7 +76,7 @@ def bytes_of(job: JobRecord) -> int:
 
 
 @final
-class _Turns:
+class Turns:
     """Whose turn it is: {lane and priority: how often it was passed over in a row}."""
 
     def __init__(self, tables: Tables) -> None:
@@ -130,9 +131,10 @@ class Claims:
         if room <= 0:
             return []
         budget = Budget(queues.tables, queues.now)
-        turns = _Turns(queues.tables)
+        turns = Turns(queues.tables)
+        names = queues.opening.names
         waiting = [
-            _LaneTurn(queues, name, room, budget, turns)
+            LaneTurn(queues, name, names, turns, budget, int(min(room, budget.free(name))))
             for name, limit in budget.lanes.items()
             if not is_paused(limit, queues.now) and budget.free(name)
         ]
@@ -279,65 +281,88 @@ def _ready(job: JobRecord) -> int:
     return job.ready
 
 
-class _LaneTurn:
-    """The turn of one lane in a claim, with the jobs that were read from its ready lists."""
+@final
+class LaneTurn:
+    """The turn of one lane in a claim, with the jobs that were read from its ready lists.
 
-    def __init__(self, queues: Queues, lane: str, room: int, budget: Budget, turns: _Turns) -> None:
+    Args:
+      names: the names of the handlers of the instance that claims.
+      at_once: how many jobs of a list are read at once.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        lane: str,
+        names: Collection[str],
+        turns: Turns,
+        budget: Budget,
+        at_once: int,
+    ) -> None:
         self._queues = queues
         self.lane = lane
-        self._at_once = int(min(room, budget.free(lane)))
+        self._at_once = at_once
         self._budget = budget
         self._turns = turns
         self.needs_isolation = False
         """Whether the next job is a suspect that could start if this instance ran fewer jobs."""
         self.needs_bytes = False
         """Whether the next job is too large for this step."""
-        names = [name for name in queues.opening.names if queues.tables.has_waiting(lane, name)]
+        waiting = [name for name in names if queues.tables.has_waiting(lane, name)]
         self._fronts: dict[int, _Front] = {}
-        for priority in PRIORITIES if names else ():
-            front = self._fronts[priority] = _Front(queues, lane, priority, names)
-            front.read(self._at_once)
+        for priority in PRIORITIES if waiting else ():
+            front = self._fronts[priority] = _Front(queues, lane, priority, waiting)
+            front.read(at_once)
+
+    def _heads(self) -> list[JobRecord]:
+        """Return the first job of each priority that has a job, the highest priority first."""
+        return [head for front in self._fronts.values() if (head := front.first()) is not None]
 
     @property
     def suspect(self) -> JobRecord | None:
         """A suspect at the front of one of the lane's ready lists; or None."""
-        for front in self._fronts.values():
-            head = front.first()
-            if head is not None and head.company and self._queues.together(head) < math.inf:
+        return self._suspect(self._heads())
+
+    def _suspect(self, heads: Iterable[JobRecord]) -> JobRecord | None:
+        for head in heads:
+            if head.company and self._queues.together(head) < math.inf:
                 return head
         return None
 
+    def first(self) -> JobRecord | None:
+        """Return the job that is next in this lane, whether or not it may start; or None."""
+        heads = self._heads()
+        return self._choose(heads) if heads else None
+
+    def _choose(self, heads: Sequence[JobRecord]) -> JobRecord:
+        suspect = self._suspect(heads)
+        if suspect is not None:
+            return suspect
+        for head in heads[:0:-1]:
+            passed = self._turns.passed(self.lane, head.priority)
+            if passed >= PASSED_OVER[head.priority]:
+                return head
+        return heads[0]
+
     def next(self, isolation: _Isolation, most_bytes: float) -> JobRecord | None:
         """Return the next job of this lane; None: there is none, or a limit refuses it."""
-        heads = {
-            priority: head
-            for priority, front in self._fronts.items()
-            if (head := front.first()) is not None
-        }
+        heads = self._heads()
         if not heads or not self._budget.free(self.lane):
             return None
         if not self._budget.rates_allow(self.lane):
             return None
-        present = list(heads)
-        chosen = present[0]
-        for priority in present[:0:-1]:
-            if self._turns.passed(self.lane, priority) >= PASSED_OVER[priority]:
-                chosen = priority
-                break
-        suspect = self.suspect
-        if suspect is not None:
-            if not isolation.allows(suspect):
-                self.needs_isolation = True
-                return None
-            chosen = suspect.priority
-        job = heads[chosen]
+        job = self._choose(heads)
+        chosen = job.priority
+        if job.company and self._queues.together(job) < math.inf and not isolation.allows(job):
+            self.needs_isolation = True
+            return None
         if most_bytes < math.inf and bytes_of(job) > most_bytes:
             self.needs_bytes = True
             return None
-        for priority in present:
-            if priority < chosen:
-                passed = self._turns.passed(self.lane, priority)
-                self._turns.put_passed(self.lane, priority, passed + 1)
+        for head in heads:
+            if head.priority < chosen:
+                passed = self._turns.passed(self.lane, head.priority)
+                self._turns.put_passed(self.lane, head.priority, passed + 1)
         self._turns.put_passed(self.lane, chosen, 0)
         self._budget.take(self.lane)
         if self._fronts[chosen].pop():

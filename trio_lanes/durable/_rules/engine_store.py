@@ -11,6 +11,7 @@ import trio
 
 from .._contract.records import (
     CheckReport,
+    DurableBlocker,
     DurableStatistics,
     DurableStatus,
     Ended,
@@ -24,6 +25,7 @@ from .._contract.records import (
 )
 from .._contract.state import DurableState
 from . import inspection, orders
+from .blockers import blockers
 from .engine import Engine
 from .queues import Queues
 
@@ -274,6 +276,9 @@ class EngineStore(ABC):
     async def status(self, id: int) -> DurableStatus | None:
         job = await self._read(lambda engine: engine.known(id))
         return None if job is None else inspection.status_of(job)
+
+    async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
+        return await self._read(lambda queues: blockers(queues, id))
 
     async def jobs(
         self,

@@ -30,6 +30,7 @@ from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import (
     CheckReport,
+    DurableBlocker,
     DurableStatistics,
     DurableStatus,
     Ended,
@@ -312,6 +313,9 @@ class ServedStoreClient(Store):
 
     async def status(self, id: int) -> DurableStatus | None:
         return await self._ask("status", id)  # type: ignore[no-any-return]
+
+    async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
+        return await self._ask("blocked_by", id)  # type: ignore[no-any-return]
 
     async def jobs(
         self,

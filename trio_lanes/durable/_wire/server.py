@@ -29,7 +29,7 @@ VERBS: Final = frozenset(
         *("join", "leave", "beat", "enqueue", "step", "checkpoint", "lend_slot", "regain_slot"),
         *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "dead", "statistics", "instances"),
-        *("check", "wait"),
+        *("blocked_by", "check", "wait"),
     }
 )
 

@@ -10,6 +10,7 @@ import trio.testing
 from ._accept import AcceptStories
 from ._again import AgainStories
 from ._bench import REAL_PAUSE, MakeStore
+from ._blockers import BlockerStories
 from ._cluster import NO_FAULTS as NO_FAULTS
 from ._cluster import Cluster as Cluster
 from ._cluster import Faults as Faults
@@ -46,7 +47,13 @@ def durable_store_suite(
     """
 
     class DurableStoreSuite(
-        AcceptStories, AgainStories, WorkStories, ControlStories, LimitStories, CrashStories
+        AcceptStories,
+        AgainStories,
+        WorkStories,
+        ControlStories,
+        LimitStories,
+        BlockerStories,
+        CrashStories,
     ):
         make_store = staticmethod(make)
         make_clock = staticmethod(clock if clock is not None else _real_time)

@@ -19,7 +19,7 @@ from typing import Any, Final, final
 import trio
 import trio.testing
 
-from ... import LaneError
+from ... import LaneError, RateLimit
 from .. import (
     Cancelled,
     Died,
@@ -51,7 +51,13 @@ OUTCOMES: Final = (
     Cancelled(),
 )
 LEASE: Final = 1e6
-LANES: Final = {"main": LaneLimit(3, 12), "cron": LaneLimit(1)}
+LANES: Final = {
+    "main": LaneLimit(3, 12),
+    "cron": LaneLimit(1),
+    "rated": LaneLimit(
+        9, rates=(RateLimit(3, per=3.0, algorithm="sliding"), RateLimit(9, per=9.0))
+    ),
+}
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
@@ -99,6 +105,18 @@ class _Twin:
             *(status.key, status.state, status.why, until, status.attempt, status.crashes),
             *(status.cancelling, status.error, status.instance is None),
         )
+
+    async def blocked_by(self, status: DurableStatus) -> object:
+        """Return the reasons why a job waits, without the numbers and times of this store."""
+        reasons = await self.played.store.blocked_by(status.id)
+        assert reasons is not None
+        return [
+            (
+                *(one.kind, one.lane, None if one.job is None else self.job(one.job)),
+                None if one.until is None else round(one.until - status.submitted_at, 2),
+            )
+            for one in reasons
+        ]
 
 
 @final
@@ -167,6 +185,10 @@ class _Life:
             found = await twin.played.store.jobs(list(DurableState), None, None, 0, -1)
             return [twin.shown(status) for status in found]
 
+        async def blocked(twin: _Twin) -> object:
+            found = await twin.played.store.jobs(list(DurableState), None, None, 0, -1)
+            return [await twin.blocked_by(status) for status in found]
+
         async def sums(twin: _Twin) -> object:
             now = await twin.played.store.statistics()
             return now.lanes, now.sessions
@@ -175,6 +197,7 @@ class _Life:
             return (await twin.played.store.check(False)).problems
 
         await self.both("jobs", all_of)
+        await self.both("blocked by", blocked)
         await self.both("statistics", sums)
         problems = await self.both("check", check)
         if problems:
@@ -189,7 +212,7 @@ class _Life:
                 name=chance.choice(("echo", "echo", "other", "nobody's")),
                 payload=str(chance.randrange(3)),
                 session=chance.choice((None, "a", "b", "c")),
-                lane=chance.choice(("main", "main", "cron")),
+                lane=chance.choice(("main", "main", "cron", "rated")),
                 priority=chance.choice((-1, 0, 0, 1)),
                 key=chance.choice((None, None, None, "k1", "k2")),
                 delay=chance.choice((0.0, 0.0, 0.0, 3.0)),

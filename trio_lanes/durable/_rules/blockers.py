@@ -1,0 +1,93 @@
+"""`blockers`: why a job does not go on, by the same rules as those of a claim.
+
+It checks what `Claims` checks, in one lane: is the job the head of its session, is the lane or
+session paused, which job is next on the ready lists, is there a slot, do the rates allow a start.
+So it costs as much as one lane's part of a claim, however many jobs wait.
+
+The room of an instance is no reason, since the store does not know it between two steps. Nor is a
+suspect that another lane has, for which an instance may claim nothing for a while.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ... import resolve_session_lane
+from .._contract.records import DurableBlocker
+from .._contract.state import DEAD, PARKED, RUNNING, WAITING
+from .budget import Budget
+from .claims import LaneTurn, Turns, is_paused
+from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, JobRecord
+from .queues import Queues
+
+
+def blockers(queues: Queues, id: int) -> tuple[DurableBlocker, ...] | None:
+    """Return why a job does not go on; None if it is unknown."""
+    job = queues.known(id)
+    if job is None:
+        return None
+    if job.state is RUNNING:
+        return tuple(_of_run(queues, job))
+    if job.state is WAITING or job.state is PARKED:
+        return tuple(_of_waiting(queues, job))
+    return ()
+
+
+def _of_run(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
+    if job.lent == LENT_SLOT:
+        yield DurableBlocker("lent", job.lane)
+    elif job.lent != HOLDS_SLOT:
+        for kind, name in Budget(queues.tables, queues.now).return_refused_by(job):
+            yield DurableBlocker(kind, name)
+
+
+def _of_waiting(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
+    if job.due is not None and job.due > queues.now:  # else the next step queues it
+        yield DurableBlocker("delay" if job.why == "delay" else "retry", job.lane, until=job.due)
+        return
+    if job.session is not None:
+        lane = resolve_session_lane(job.session)
+        until = queues.tables.pause_of(job.session)
+        if until is not None and until > queues.now:
+            yield DurableBlocker("pause", lane, until=_known(until))
+        head = queues.tables.head(job.session)
+        if head is not None and head.id != job.id:
+            if head.state is RUNNING:
+                yield DurableBlocker("session", lane, head.id)
+            else:
+                yield DurableBlocker("dead" if head.state is DEAD else "order", lane, head.id)
+            return
+    yield from _in_lane(queues, job)
+
+
+def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
+    tables, now, lane = queues.tables, queues.now, job.lane
+    limit = tables.lanes()[lane]
+    if is_paused(limit, now):
+        yield DurableBlocker("pause", lane, until=_known(limit.paused_until))
+    live = [
+        info for info in tables.instances() if info.lease_until > now and job.name in info.names
+    ]
+    if not live:
+        yield DurableBlocker("handler", lane)
+    most = queues.together(job)
+    if live and all(tables.beside(info.id)[0] >= most for info in live):
+        yield DurableBlocker("suspect", lane)
+    budget = Budget(tables, now)
+    is_next = True
+    if job.ready is not None and job.shelf == ON_LIST:
+        names = {name for info in live for name in info.names}
+        first = LaneTurn(queues, lane, names, Turns(tables), budget, 1).first()
+        if first is not None and first.id != job.id:
+            is_next = False
+            yield DurableBlocker("order", lane, first.id)
+    for kind, name in budget.refused_by(lane):
+        yield DurableBlocker(kind, name)
+    if is_next:
+        for name, time in budget.rates_until(lane):
+            yield DurableBlocker("rate", name, until=time)
+
+
+def _known(until: float | None) -> float | None:
+    return None if until == math.inf else until

@@ -1,0 +1,199 @@
+"""Tests of `DurableLanes.blocked_by`: the reasons why a job does not go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import LaneConfig, LaneGroup, RateLimit
+from .. import DurableLanes, ResultGoneError, RetryPolicy, Submission, current_job
+from ._bench import Bench, story
+
+Reason = tuple[str, str, int | None]
+
+
+async def reasons(lanes: DurableLanes, id: int) -> list[Reason]:
+    """Return the reasons without their times."""
+    return [(one.kind, one.lane, one.job) for one in await lanes.blocked_by(id)]
+
+
+async def until(lanes: DurableLanes, id: int) -> list[float | None]:
+    """Return when the reasons end, in seconds after the submission of the job."""
+    submitted_at = (await lanes.job(id).status()).submitted_at
+    times = [one.until for one in await lanes.blocked_by(id)]
+    return [None if time is None else time - submitted_at for time in times]
+
+
+class BlockerStories:
+    """Tests of the reasons why a job does not go on."""
+
+    @story
+    async def test_a_job_is_blocked_by_the_head_of_its_session(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            first, second, third = await lanes.submit_many(
+                [Submission(name="gate", payload=payload, session="s") for payload in "abc"]
+            )
+            await bench.settle(lanes)
+            assert await reasons(lanes, first.id) == []
+            for job in (second, third):
+                assert await reasons(lanes, job.id) == [("session", "session:s", first.id)]
+            await lanes.pause("session:s")
+            bench.gate("a").set()
+            await first.wait()
+            await bench.settle(lanes)
+            assert await reasons(lanes, first.id) == []
+            paused: Reason = ("pause", "session:s", None)
+            assert await reasons(lanes, second.id) == [paused]
+            assert await reasons(lanes, third.id) == [paused, ("order", "session:s", second.id)]
+            with bench.raises(ResultGoneError):
+                await lanes.blocked_by(10**9)
+
+    @story
+    async def test_a_job_is_blocked_by_its_delay_and_between_its_attempts(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> None:
+            raise ValueError("no")
+
+        policy = RetryPolicy(max_attempts=2, backoff=(50.0, 50.0), jitter=0.0)
+        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+            delayed = await lanes.submit("echo", session="s", delay=60)
+            assert await reasons(lanes, delayed.id) == [("delay", "main", None)]
+            (when,) = await until(lanes, delayed.id)
+            assert when is not None
+            assert abs(when - 60) < 0.001
+            retried = await lanes.submit("bad", session="t")
+            behind = await lanes.submit("echo", session="t")
+            await bench.settle(lanes)
+            assert await reasons(lanes, retried.id) == [("retry", "main", None)]
+            assert await reasons(lanes, behind.id) == [("order", "session:t", retried.id)]
+
+    @story
+    async def test_a_job_is_blocked_by_a_dead_job_that_keeps_its_session_closed(
+        self, bench: Bench
+    ) -> None:
+        async def bad(payload: Any) -> None:
+            raise ValueError("no")
+
+        once = RetryPolicy(max_attempts=1)
+        async with bench.lanes(handlers={"bad": bad}, retry=once, on_dead="hold") as lanes:
+            dead = await lanes.submit("bad", session="s")
+            behind = await lanes.submit("echo", session="s")
+            await bench.settle(lanes)
+            assert await reasons(lanes, dead.id) == []
+            assert await reasons(lanes, behind.id) == [("dead", "session:s", dead.id)]
+
+    @story
+    async def test_a_job_is_blocked_by_its_lane(self, bench: Bench) -> None:
+        async with bench.lanes(lanes={"main": 1}) as lanes:
+            await lanes.submit("gate", "a")
+            await bench.settle(lanes)
+            second = await lanes.submit("gate", "b")
+            third = await lanes.submit("gate", "c", priority=-1)
+            slot: Reason = ("concurrency", "main", None)
+            assert await reasons(lanes, second.id) == [slot]
+            assert await reasons(lanes, third.id) == [("order", "main", second.id), slot]
+            await lanes.pause("main")
+            assert await reasons(lanes, second.id) == [("pause", "main", None), slot]
+            assert await until(lanes, second.id) == [None, None]
+            await lanes.resume("main")
+            await lanes.pause_for("main", 60)
+            when, _ = await until(lanes, second.id)
+            assert when is not None
+            assert 59 < when < 70
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            assert await reasons(lanes, second.id) == [("pause", "main", None)]
+
+    @story
+    async def test_a_job_is_blocked_until_an_instance_has_its_handler(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            await lanes.pause("main")
+            other = await lanes.submit("other")
+            echo = await lanes.submit("echo", priority=-1)
+            assert await reasons(lanes, echo.id) == [
+                ("pause", "main", None),
+                ("order", "main", other.id),
+            ]
+        async with bench.lanes(only=["echo"]) as lanes:
+            paused: Reason = ("pause", "main", None)
+            assert await reasons(lanes, other.id) == [paused, ("handler", "main", None)]
+            assert await reasons(lanes, echo.id) == [paused]
+
+    @story
+    async def test_a_job_is_blocked_by_the_group_of_its_lane(self, bench: Bench) -> None:
+        groups = {"g": LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})}
+        async with bench.lanes(lanes={"main": 5, "cron": 5}, groups=groups) as lanes:
+            await lanes.submit("gate", "a")
+            second = await lanes.submit("gate", "b")
+            await bench.settle(lanes)
+            assert await reasons(lanes, second.id) == [("reservation", "g", None)]
+            await lanes.submit("gate", "c", lane="cron")
+            await bench.settle(lanes)
+            assert await reasons(lanes, second.id) == [("group", "g", None)]
+
+    @story
+    async def test_a_job_is_blocked_by_rates_until_a_time_that_is_known(self, bench: Bench) -> None:
+        rate = RateLimit(1, per=60.0, algorithm="sliding")
+        groups = {"g": LaneGroup(["main", "cron"], rate=rate)}
+        async with bench.lanes(
+            lanes={"main": LaneConfig(concurrency=5, rate=rate), "cron": 5}, groups=groups
+        ) as lanes:
+            first = await lanes.submit("echo", 1)
+            await first.wait()
+            second = await lanes.submit("echo", 2)
+            third = await lanes.submit("echo", 3)
+            cron = await lanes.submit("echo", 4, lane="cron")
+            await bench.settle(lanes)
+            assert await reasons(lanes, second.id) == [("rate", "main", None), ("rate", "g", None)]
+            assert await reasons(lanes, third.id) == [("order", "main", second.id)]
+            assert await reasons(lanes, cron.id) == [("rate", "g", None)]
+            for when in await until(lanes, second.id):
+                assert when is not None
+                assert 30 < when <= 60
+
+    @story
+    async def test_a_run_is_blocked_by_the_slot_that_it_lent_and_by_the_job_it_waits_for(
+        self, bench: Bench
+    ) -> None:
+        async def parent(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            async with run.yield_slot():
+                await lanes.job(child.id).wait()
+
+        groups = {"g": LaneGroup(["cron"], concurrency=1)}
+        for lane, slot in (("main", ("concurrency", "main")), ("cron", ("group", "g"))):
+            async with bench.lanes(
+                lanes={"main": 1, "cron": 2}, groups=groups, handlers={"parent": parent}
+            ) as lanes:
+                child = await lanes.submit("gate", f"child in {lane}", lane=lane, delay=0.5)
+                outer = await lanes.submit("parent", lane=lane)
+                await bench.settle(lanes)
+                assert await reasons(lanes, outer.id) == [
+                    ("lent", lane, None),
+                    ("job", lane, child.id),
+                ]
+                await bench.advance(0.6, lanes)
+                other = await lanes.submit("gate", f"other in {lane}", lane=lane)
+                bench.gate(f"child in {lane}").set()
+                await bench.settle(lanes)
+                assert await reasons(lanes, other.id) == []
+                assert await reasons(lanes, outer.id) == [(*slot, None)]
+                bench.gate(f"other in {lane}").set()
+                await outer.wait()
+                assert await reasons(lanes, outer.id) == []
+
+    @story
+    async def test_a_suspect_is_blocked_until_an_instance_runs_few_jobs(self, bench: Bench) -> None:
+        jobs = [Submission(name="gate", payload=payload) for payload in "ab"]
+        for submitted in (jobs, []):
+            async with bench.doomed(*submitted) as claims:
+                assert len(claims) == 2
+        ids = [claim.id for claim in claims]
+        async with bench.lanes() as lanes:
+            last = await lanes.submit("echo")
+            await bench.settle(lanes)
+            running, waiting = ids if bench.begun() == ["a"] else reversed(ids)
+            assert await reasons(lanes, running) == []
+            assert await reasons(lanes, waiting) == [("suspect", "main", None)]
+            assert await reasons(lanes, last.id) == [("order", "main", waiting)]
