@@ -7,11 +7,14 @@ and its instrument is removed, as in Trio.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ._actors.job import AnyJob
 from ._config.errors import LaneDeadlockError
 from ._views import Lane, SessionLane
+
+if TYPE_CHECKING:
+    from ._lanes import Lanes
 
 
 class LaneInstrument(Protocol):
@@ -108,6 +111,13 @@ class LaneInstrument(Protocol):
 
     def lane_configured(self, lane: Lane | SessionLane) -> None:
         """``lane`` is new in the configuration, or has another configuration than before."""
+        return
+
+    def lanes_opened(self, lanes: Lanes) -> None:
+        """This instrument listens to ``lanes``: the first hook that it has, called once.
+
+        They have just been opened, or it was added to them by `Lanes.add_instrument`.
+        """
         return
 
     def deadlock_refused(self, error: LaneDeadlockError) -> None:

@@ -86,6 +86,8 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
             lanes = Lanes._create(scheduler)
             with scheduler.batch():
                 apply(scheduler, plan)
+            for instrument in [*hooks.instruments]:
+                hooks.tell_opened(instrument, lanes)
             _say_how_wide(plan)
             try:
                 yield lanes
@@ -199,6 +201,11 @@ class Lanes(Submitter):
         """Return the keys of the sessions whose lanes are alive."""
         return list(self._scheduler.sessions)
 
+    @property
+    def groups(self) -> Mapping[str, LaneGroup]:
+        """The configuration of the groups, by name, as it is now."""
+        return MappingProxyType({**self._scheduler.registry.plan.groups})
+
     def statistics(self) -> LanesStatistics:
         """Return the numbers of jobs, sessions and lanes now, without a scan of the jobs."""
         scheduler = self._scheduler
@@ -267,6 +274,7 @@ class Lanes(Submitter):
         self._scheduler.check_thread()
         if self._scheduler.hooks.add(instrument):
             self._scheduler.hooks_changed()
+            self._scheduler.hooks.tell_opened(instrument, self)
 
     @enable_ki_protection
     def remove_instrument(self, instrument: LaneInstrument) -> None:

@@ -31,6 +31,7 @@ It checks:
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
@@ -44,6 +45,17 @@ from ._actors.job import AnyJob
 from ._actors.state import RUNNING, TRANSITIONS, WAITING, JobState
 from ._config.names import resolve_global_lane
 from ._instrument import LaneInstrument
+from ._replay.capture import LimitHistory, RunFacts, facts_of
+from ._replay.play import Replayed as Replayed
+from ._replay.play import Waits as Waits
+from ._replay.play import as_recorded as as_recorded
+from ._replay.play import replay as replay
+from ._replay.recording import LimitChange as LimitChange
+from ._replay.recording import RecordedRun as RecordedRun
+from ._replay.recording import Recording as Recording
+from ._replay.recording import RecordingError as RecordingError
+from ._replay.recording import Step, write_recording
+from ._replay.recording import read_recording as read_recording
 from .durable.testing import NO_FAULTS as NO_FAULTS
 from .durable.testing import Cluster as Cluster
 from .durable.testing import Faults as Faults
@@ -55,6 +67,7 @@ from .durable.testing import shrink as shrink
 from .durable.testing import simulate as simulate
 
 if TYPE_CHECKING:
+    from . import Lane, Lanes, SessionLane
     from ._actors.actor import Actor
     from ._actors.lane import LaneActor
     from ._actors.session import SessionActor
@@ -63,7 +76,9 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 _durable: tuple[Any, ...] = (Cluster, Faults, Life, compare_stores, durable_store_suite)
-for _value in (*_durable, open_cluster, shrink, simulate):
+_replay = (LimitChange, RecordedRun, Recording, RecordingError, Replayed, Waits)
+_functions = (as_recorded, open_cluster, read_recording, replay, shrink, simulate)
+for _value in (*_durable, *_replay, *_functions):
     _value.__module__ = __name__  # where users find them
 del _value
 
@@ -122,6 +137,13 @@ class LaneRecorder(LaneInstrument):
         self._in_line: Final[_Places[LaneActor]] = _Places()  # and some that were taken back
         self._running: Final[_Places[Actor]] = _Places()
         self._peaks: Final[defaultdict[str, int]] = defaultdict(int)
+        # For `save`
+        self._limits: Final = LimitHistory()
+        self._facts: Final[list[RunFacts]] = []  # of the jobs that have settled
+        # {id of a job that has not settled: ...}
+        self._parents: Final[dict[int, int]] = {}
+        self._waited_from: Final[dict[int, float | None]] = {}
+        self._steps: Final[defaultdict[int, list[Step]]] = defaultdict(list)
 
     def __repr__(self) -> str:
         return (
@@ -146,7 +168,54 @@ class LaneRecorder(LaneInstrument):
         """The most slots in use at once in that global lane, or ``session:<key>``, at any start."""
         return self._peaks.get(resolve_global_lane(lane), 0)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded to a file, which `read_recording` and ``trio-lanes replay`` read.
+
+        It has the times, lanes, priorities, costs and outcomes of the last 100,000 jobs, the limits
+        of their lanes, and the changes of these; no arguments, no results, and numbers instead of
+        the keys of sessions. Names of jobs are in it. It can be called at any time. The file is
+        replaced as a whole, or not at all. It writes to disk: not a checkpoint.
+
+        Raises:
+          OSError: if the file cannot be written; then a former file is as it was.
+          RuntimeError: if no lanes were opened with this recorder.
+        """
+        facts = [*self._facts, *map(self._facts_of, self._unsettled)]
+        write_recording(self._limits.recording(facts), path)
+
+    def _facts_of(self, job: AnyJob) -> RunFacts:
+        parent, waited_from = self._parents.get(job.id), self._waited_from.get(job.id)
+        return facts_of(job, parent, waited_from, self._steps.get(job.id, ()))
+
     # ---- hooks
+
+    def lanes_opened(self, lanes: Lanes) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._limits.lanes_opened(lanes)
+
+    def lane_configured(self, lane: Lane | SessionLane) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._limits.lane_configured(lane)
+
+    def lane_paused(self, lane: Lane | SessionLane) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._limits.lane_paused(lane)
+
+    def lane_resumed(self, lane: Lane | SessionLane) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._limits.lane_resumed(lane)
+
+    def job_lent(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._steps[job.id].append((trio.current_time(), "lent"))
+
+    def job_readmitted(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._steps[job.id].append((trio.current_time(), "wanted"))
+
+    def job_regained(self, job: AnyJob) -> None:
+        """A hook; see `LaneInstrument`."""
+        self._steps[job.id].append((trio.current_time(), "held"))
 
     def job_submitted(self, job: AnyJob) -> None:
         """A hook; see `LaneInstrument`."""
@@ -197,6 +266,9 @@ class LaneRecorder(LaneInstrument):
             self._blame(job, "was submitted, started and finished at {}, {}, {}".format(*times))
         self.finished.append(record)
         self._unsettled.pop(job, None)
+        self._facts.append(self._facts_of(job))
+        for table in (self._parents, self._waited_from, self._steps):
+            table.pop(job.id, None)
         self._waits_no_more(job)
         for actor in _actors(job):
             self._running.discard(actor, job)
@@ -218,6 +290,8 @@ class LaneRecorder(LaneInstrument):
             )
             self.submitted.append(record)
             self._unsettled[job] = None
+            if job.parent is not None:
+                self._parents[job.id] = job.parent.id
             if job._session_lane is None:
                 self._in_line.add(job._lane, job)
             else:
@@ -227,6 +301,7 @@ class LaneRecorder(LaneInstrument):
     def _start(self, job: AnyJob, record: RecordedJob) -> None:
         self._follow(job, record)
         record.started_at = job.started_at
+        self._waited_from[job.id] = job.waiting_since
         self.started.append(record)
         self._waits_no_more(job)
         for actor in _actors(job):

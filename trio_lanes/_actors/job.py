@@ -275,6 +275,14 @@ class Job(Generic[T_co]):
         return self._options.meta
 
     @property
+    def cost(self) -> Mapping[str, float]:
+        """What its start is charged by the rate limits of its lanes, by unit.
+
+        It is what was given as ``cost=``, or to its last `readmit`; one request unless given.
+        """
+        return self._costs
+
+    @property
     def parent(self) -> AnyJob | None:
         """The job that submitted it; None if no job did, or if that job is not in memory any more.
 

@@ -37,6 +37,7 @@ HOOKS: Final = (
     "lane_reset",
     "lane_rate_limited",
     "lane_configured",
+    "lanes_opened",
     "lanes_closing",
     "deadlock_refused",
 )
@@ -75,6 +76,7 @@ class Hooks:
     lane_reset: list[Hook]
     lane_rate_limited: list[Hook]
     lane_configured: list[Hook]
+    lanes_opened: list[Hook]
     lanes_closing: list[Hook]
     deadlock_refused: list[Hook]
 
@@ -123,6 +125,10 @@ class Hooks:
             hooks: list[Hook] = getattr(self, name)
             hooks[:] = [hook for hook in hooks if hook[0] is not instrument]
         return True
+
+    def tell_opened(self, instrument: object, lanes: object) -> None:
+        """Call the hook ``lanes_opened`` of ``instrument``, if it has one, with ``lanes``."""
+        self.call([hook for hook in self.lanes_opened if hook[0] is instrument], lanes)
 
     def call(self, hooks: list[Hook], *args: Any) -> None:
         """Call each of ``hooks``, which is one of the attributes, with ``args``. Never raises."""

@@ -13,7 +13,7 @@ from typing import Final
 import click
 import trio
 
-from ._exits import CRASHED, INTERRUPTED, USAGE, CommandError, exit_code, first_leaf, one_line
+from ._exits import CRASHED, DONE, INTERRUPTED, USAGE, CommandError, exit_code, first_leaf, one_line
 from ._parameters import seconds
 from ._store_commands import add_store_commands
 
@@ -75,7 +75,7 @@ def _fail(error: BaseException, message: str, code: int, settings: dict[str, boo
 @click.option("--traceback", is_flag=True, help="Show where an error comes from.")
 @click.pass_context
 def cli(context: click.Context, traceback: bool) -> int:
-    """Run durable lanes; inspect and control their store."""
+    """Run durable lanes, inspect and control their store, and replay recordings."""
     context.obj["traceback"] = traceback
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
@@ -179,6 +179,33 @@ def worker(
     if processes == 1:
         return trio.run(work, options)
     return trio.run(partial(supervise, options, processes, kill_after, log_level))
+
+
+# ---- recordings
+
+
+@cli.command()
+@click.argument("file")
+@click.option(
+    "--set",
+    "limits",
+    multiple=True,
+    metavar="NAME=N",
+    help="Another limit for a lane or a template, session:* or group:NAME; may be given more than "
+    "once. N is a whole number or inf.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay(file: str, limits: Sequence[str], as_json: bool) -> int:
+    """Show what other limits would have done to the waits of a recording.
+
+    FILE was written by LaneRecorder.save. Its jobs run through real lanes on a virtual clock: each
+    takes as long as it took, and no code of the application runs.
+    """
+    from ._replay import compare, parse_limits
+    from ._show import show
+
+    show(compare(file, parse_limits(limits)), as_json=as_json)
+    return DONE
 
 
 add_store_commands(cli)

@@ -246,6 +246,8 @@ class ByChance:
         self.instrument: LaneInstrument = type("Acts", (), hooks)()
 
     def told(self, *args: object) -> None:
+        if isinstance(args[0], Lanes):
+            self.lanes = args[0]  # this is the first hook
         if self.acts and self.chance.random() < 0.6:
             self.acts -= 1
             self.act()

@@ -601,6 +601,7 @@ async def everything(lanes: Lanes, track: Track) -> None:
 
 
 HOOKS_OF_THE_STORY = [
+    "lanes_opened",
     "job_submitted",
     "job_forwarded",
     "job_started",
