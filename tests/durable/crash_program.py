@@ -205,7 +205,7 @@ async def main(order: Order) -> None:
                 assert is_cancelled(n)
 
     path = Path(order.folder, "jobs.db")
-    store: Any = FailingStore(SqliteStore(path, busy_timeout=PATIENCE), at)
+    store: Any = FailingStore(SqliteStore(path, patience=PATIENCE), at)
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         async with open_durable_lanes(

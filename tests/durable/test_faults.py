@@ -856,7 +856,7 @@ async def test_many_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
 
     async def ask() -> None:
-        store = SqliteStore(path, busy_timeout=PATIENCE)
+        store = SqliteStore(path, patience=PATIENCE)
         async with open_durable_lanes(store, {}, worker=False) as lanes:
             await lanes.submit("echo")
 

@@ -114,16 +114,11 @@ class PostgresStore(EngineStore):
             writer.start()
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(writer.keep_patience)
                     nursery.start_soon(listener.listen)
                     yield
                     nursery.cancel_scope.cancel()
             finally:
-                with trio.CancelScope(shield=True):
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(writer.keep_patience)
-                        await writer.close()
-                        nursery.cancel_scope.cancel()
+                await writer.close()
                 self._writer = None
                 self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
         finally:

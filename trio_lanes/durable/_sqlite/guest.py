@@ -85,7 +85,7 @@ class Guest(EngineStore):
     leased: bool = True
 
     def __init__(self, host: SqliteHost) -> None:
-        super().__init__(host.store.max_payload)
+        super().__init__(host.store.max_payload, host.store.patience)
         self._host: Final = host
         self._engine: Engine | None = None
         self._lease_ttl = 0.0

@@ -27,6 +27,8 @@ APPLICATION_ID: Final = 0x744C6E73  # "tLns"
 SCHEMA_VERSION: Final = 3
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
+BUSY_TIMEOUT: Final = 4.0
+"""Seconds for which an examination waits for another process that makes the file."""
 
 _UNAVAILABLE: Final = frozenset(
     {
@@ -283,7 +285,9 @@ def _let_it_be_made(path: Path) -> None:
 
 
 def _ask(path: Path, how: str, question: str) -> list[tuple[Any, ...]]:
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=10)
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_TIMEOUT
+    )
     try:
         return connection.execute(question).fetchall()
     finally:

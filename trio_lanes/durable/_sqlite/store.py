@@ -18,7 +18,6 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar, final
 
@@ -32,7 +31,7 @@ from .._contract.errors import (
 )
 from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, EngineStore, Hints
+from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, PATIENCE, EngineStore, Hints
 from .._rules.queues import Queues
 from .machine_time import Moment, this_moment
 from .owner_lock import OwnerLock
@@ -50,6 +49,8 @@ from .writer import Writer
 
 T = TypeVar("T")
 
+BUSY: Final = 0.8
+"""The part of the store's patience for which a transaction waits while another process writes."""
 WORKER_LOOKS_EVERY: Final = 1.0
 """Seconds, at most, between two polls of a worker for changes by clients."""
 CLIENT_LOOKS_EVERY: Final = 0.25
@@ -66,10 +67,13 @@ class SqliteStore(EngineStore):
       synchronous: ``"FULL"``: accepted jobs survive a loss of power. ``"NORMAL"``: a loss of power
         may lose the last moments; a crash of the process loses nothing.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
-      busy_timeout: seconds to wait while another process writes.
+      patience: seconds after which a call that got no answer raises `StoreUnavailableError`, also
+        if the disk stands still.
+      busy_timeout: seconds to wait while another process writes; by default, and at most, 0.8 of
+        ``patience``.
 
     Raises:
-      ValueError: if ``path`` is not the path of a file, or ``synchronous`` has another value.
+      ValueError: if ``path`` is not the path of a file, or an argument has no such value.
     """
 
     def __init__(
@@ -78,25 +82,29 @@ class SqliteStore(EngineStore):
         *,
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
         max_payload: int = MAX_PAYLOAD,
-        busy_timeout: float = 10.0,
+        patience: float = PATIENCE,
+        busy_timeout: float = math.inf,
     ) -> None:
-        super().__init__(max_payload)
+        super().__init__(max_payload, patience)
         if synchronous not in ("FULL", "NORMAL"):
             raise ValueError(f"synchronous must be 'FULL' or 'NORMAL', not {synchronous!r}")
         if os.fspath(path) in ("", ":memory:"):
             raise ValueError(
                 f"path must be the path of a file, got {path!r}; MemoryStore needs no file"
             )
+        if not patience > 0:
+            raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
         self._path: Final = Path(path)
         self._file: Final = os.path.abspath(path)  # SQLite never reads an absolute path as a URI
         self._log = ""
         self._files: list[tuple[int, int] | None] = []  # (device, inode) of the opened files
         self._synchronous: Final = synchronous
-        self._busy_timeout: Final = busy_timeout
+        self._busy_timeout: Final = min(busy_timeout, BUSY * patience)
         self._writer: Writer | None = None
         self._reader: Queues | None = None
         self._one_reader: Final = trio.CapacityLimiter(1)
         self._offset = 0.0  # from Trio's clock to the store's
+        self._seen = 0  # the last version of the file that `_look_out` saw
         self.guests: Final[list[EngineStore]] = []
         """The store objects of workers whose calls this one does; see `SqliteHost`."""
         self.leased: Final = False
@@ -121,48 +129,53 @@ class SqliteStore(EngineStore):
         """Open the file; an ``owner`` has its lock, also if it claims nothing itself."""
         if self._writer is not None:
             raise RuntimeError(f"{self!r} is open already; make a SqliteStore for each block")
-        lock = await trio.to_thread.run_sync(self._lock, owner)
+        held = ExitStack()  # what must be kept until no thread writes any more
+        writer: Writer | None = None
         try:
-            connections = await trio.to_thread.run_sync(self._connect, owner)
-            try:
-                async with self._at_work(opening, owner, *connections):
-                    yield
-            finally:
-                # the last connection to close moves the log into the file, which takes a moment
-                with trio.CancelScope(shield=True):
-                    for connection in connections:
-                        await trio.to_thread.run_sync(connection.close, limiter=self._one_reader)
-        finally:
+            lock = await trio.to_thread.run_sync(self._lock, owner)
             if lock is not None:
-                lock.release()
+                held.callback(lock.release)
+            writing, reading = await trio.to_thread.run_sync(self._connect, owner)
+            # the last connection to close moves the log into the file, which takes a moment
+            held.callback(reading.close)
+            held.callback(writing.close)
+            writer = await self._start(opening, owner, writing, reading)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._look_out, owner)
+                    yield
+                    nursery.cancel_scope.cancel()
+            finally:
+                await writer.close()
+                self._writer = None
+                self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
+        finally:
+            with trio.CancelScope(shield=True):
+                if writer is None:
+                    await trio.to_thread.run_sync(held.close)
+                else:
+                    await writer.at_end(held.close, self._one_reader)
 
-    @asynccontextmanager
-    async def _at_work(
+    async def _start(
         self,
         opening: Opening,
         owner: bool,
         writing: sqlite3.Connection,
         reading: sqlite3.Connection,
-    ) -> AsyncIterator[None]:
+    ) -> Writer:
         tables = SqliteTables(writing, str(self._path))
         moment = this_moment()
         self._offset = -trio.current_time()
-        engine, version, now = await trio.to_thread.run_sync(
+        engine, self._seen, now = await trio.to_thread.run_sync(
             self._begin, tables, opening, owner, moment
         )
         self._offset += now
         self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
-        self._writer = writer = Writer(self._path, tables, engine, self._check_files, self._tell)
+        self._writer = writer = Writer(
+            self._path, tables, engine, self._check_files, self.patience, self._tell
+        )
         writer.start()
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._look_out, tables, version, owner)
-                yield
-                nursery.cancel_scope.cancel()
-        finally:
-            await writer.close()
-            self._writer = None
-            self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
+        return writer
 
     def _lock(self, worker: bool) -> OwnerLock | None:
         """Take the lock if this is a worker. Runs in a thread."""
@@ -356,24 +369,24 @@ class SqliteStore(EngineStore):
         except sqlite3.Error as error:
             raise looked_at_again(self._path, error) from error
 
-    async def _look_out(self, tables: SqliteTables, version: int, works: bool) -> None:
+    async def _look_out(self, works: bool) -> None:
         """Poll for changes by other processes: a worker always, a client while a task waits."""
-        read = partial(_version, tables)
         every = WORKER_LOOKS_EVERY if works else CLIENT_LOOKS_EVERY
         while True:
             if not works:
                 await self._wait_for_waiter()
             try:
-                now = await self._opened().act(read, self._now(), write=False)
+                now = await self._opened().act(_version, self._now(), write=False)
             except StoreUnavailableError:
-                now = version  # the next call to the store raises the error
-            if now != version:
+                now = self._seen  # the next call to the store raises the error
+            if now != self._seen:
                 for store in (self, *self.guests):
                     store._look_again()
                     store._wake_waiters()
-            version = now
+            self._seen = now
             await trio.sleep(every * random.uniform(0.5, 1.0))
 
 
-def _version(tables: SqliteTables, engine: Engine) -> int:
-    return tables.version()
+def _version(engine: Engine) -> int:
+    assert isinstance(engine.tables, SqliteTables)
+    return engine.tables.version()

@@ -3,7 +3,7 @@
 * The rules refuse an act before they write, so a refused act fails alone.
 * If the disk refuses the transaction, or an act fails halfway, the transaction is rolled back and
   each act is repeated in a transaction of its own. So an act that is too large for a nearly full
-  disk fails alone.
+  disk fails alone. A transaction that cannot begin, since another process writes, is not repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import outcome
 
 from .._contract.errors import StoreUnavailableError
 from .._rules.engine import Engine
-from .._tables.act_thread import Act, ActThread, Tell
+from .._tables.act_thread import Act, ActThread, OverdueError, Tell
 from .schema import is_damage, looked_at_again
 from .tables import SqliteTables
 
@@ -32,24 +32,36 @@ class Writer(ActThread):
         tables: SqliteTables,
         engine: Engine,
         check: Callable[[], None],
+        patience: float,
         tell: Tell,
     ) -> None:
-        super().__init__(str(path), tell)
+        super().__init__(str(path), patience, tell)
         self._path: Final = path
         self._tables: Final = tables
         self._engine: Final = engine
         self._check: Final = check  # raises if the file of that path was removed or replaced
+        self._begun = False  # whether the present transaction has begun
+
+    def _lose_patience(self) -> None:
+        """Do nothing: only the disk itself ends a call of the disk."""
 
     def _do(self, acts: list[Act[Any]]) -> None:
         """Do all acts in one transaction; if that fails, do each in a transaction of its own."""
+        acts = self._not_overdue(acts)
+        if not acts:
+            return
         try:
             self._transact(acts)
+        except OverdueError:
+            self._tables.rollback()
+            self._engine.forget_effects()
+            self._do(acts)
         except BaseException as error:
             certain = self._tables.rollback()
             self._engine.forget_effects()
             failed: BaseException = error
             damaged = isinstance(error, sqlite3.Error) and is_damage(error)
-            if len(acts) > 1 and not damaged:
+            if len(acts) > 1 and self._begun and not damaged:
                 for act in acts:
                     self._do([act])
                 return
@@ -64,9 +76,11 @@ class Writer(ActThread):
         act.refuse(error)
 
     def _transact(self, acts: list[Act[Any]]) -> None:
+        self._begun = False
         self._check()
         tables = self._tables
         tables.begin(write=any(act.write for act in acts))
+        self._begun = True
         for act in acts:
             before = tables.writes
             try:
@@ -79,4 +93,5 @@ class Writer(ActThread):
                     raise  # the act is half done: undo all, and do each act by itself
                 self._engine.forget_effects()
                 act.outcome = outcome.Error(error)
+        self._seal(acts)
         tables.commit(acts[-1].now)

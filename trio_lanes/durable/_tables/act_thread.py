@@ -6,15 +6,23 @@ Theory of operation:
   the next transaction together.
 * A caller gets its answer when the transaction is on the disk. It cannot be cancelled between
   handing over and the answer: it would not know whether the act has happened.
+* No caller waits longer than the store's patience, also if the thread stands still in a call of the
+  database. A second thread looks for acts that are overdue, since the patience is of real time:
+  the disk and the server know nothing of Trio's clock. An overdue act is refused at once.
+* `ActThread._seal` decides what the caller of an overdue act is told. Before it, the act has not
+  happened and never will: the transaction is undone. After it, the commit is under way, so the
+  error's ``unknown`` is True; if the act has happened after all, its effects are told.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Condition, Lock, Thread
+from time import monotonic
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 import outcome
@@ -26,6 +34,8 @@ from .._contract.records import Ended
 from .._rules.engine import Engine
 from .._rules.engine_store import NO_HINTS, Hints
 
+logger: Final = logging.getLogger("trio_lanes.durable")
+
 T = TypeVar("T")
 
 AT_ONCE: Final = 500
@@ -33,7 +43,17 @@ AT_ONCE: Final = 500
 OUTSTANDING: Final = 2000
 """How many acts may be handed over and not done; the callers of more wait, and can be cancelled."""
 
+CLOSING: Final = 1.0
+"""Seconds, beyond the patience, for which the thread may delay the end of its store."""
+
 Tell: TypeAlias = Callable[[list[int], list[tuple[int, Ended]], bool], None]
+
+
+class OverdueError(Exception):
+    """An act of the transaction is overdue, and its caller has been told that it has not happened.
+
+    So the transaction must be undone.
+    """
 
 
 @final
@@ -44,28 +64,42 @@ class Act(Generic[T]):
       now: the store's time, if the caller knows it.
       write: whether the call may change the tables.
       hints: what the call will look up.
+      due: the monotonic time until which the caller waits.
+      overdue: whether that has passed before the act was sealed.
+      sealed: whether the commit of the act may be under way.
+      outcome: what came of the call; set in the writer's thread.
+      answer: what the caller gets; set in Trio's thread.
     """
 
     __slots__ = (
         "accepted",
+        "answer",
         "call",
+        "due",
         "ended",
         "hints",
         "look",
         "look_elsewhere",
         "now",
         "outcome",
+        "overdue",
+        "sealed",
         "task",
         "write",
     )
 
-    def __init__(self, call: Callable[[Engine], T], now: float, write: bool, hints: Hints) -> None:
+    def __init__(
+        self, call: Callable[[Engine], T], now: float, write: bool, hints: Hints, due: float
+    ) -> None:
         self.call: Final = call
         self.now: Final = now
         self.write: Final = write
         self.hints: Final = hints
         self.task: Final = trio.lowlevel.current_task()
+        self.due: Final = due
+        self.overdue = self.sealed = False
         self.outcome: outcome.Outcome[T] | None = None
+        self.answer: outcome.Outcome[T] | None = None
         self.accepted: list[int] = []
         self.ended: list[tuple[int, Ended]] = []
         self.look = self.look_elsewhere = False
@@ -85,10 +119,17 @@ class Act(Generic[T]):
 
 
 class ActThread(ABC):
-    """A thread that makes calls in transactions, in the order of handing over."""
+    """A thread that makes calls in transactions, in the order of handing over.
 
-    def __init__(self, name: str, tell: Tell) -> None:
+    Args:
+      name: describes the store.
+      patience: seconds after which a caller that got no answer gets an error.
+      tell: announces the effects of an act.
+    """
+
+    def __init__(self, name: str, patience: float, tell: Tell) -> None:
         self._name: Final = name
+        self._patience: Final = patience
         self._tell: Final = tell
         self._handed_over: Final[SimpleQueue[Act[Any] | None]] = SimpleQueue()
         self._outstanding = 0
@@ -96,18 +137,52 @@ class ActThread(ABC):
         self._room: Final = trio.lowlevel.ParkingLot()
         self._token: Final = trio.lowlevel.current_trio_token()
         self._thread: Final = Thread(target=self._work, name=f"writer of {name}", daemon=True)
+        self._lock: Final = Lock()  # for what follows, `Act.overdue` and `Act.sealed`
+        self._changed: Final = Condition(self._lock)  # what the watch waits for
+        self._at_end: list[Callable[[], None]] | None = []  # None: the thread has ended
+        self._unanswered: Final[deque[Act[Any]]] = deque()  # in order of `Act.due`
+        self._watch_idle = False
+        self._watch_ends = False
+        self._watch: Final = Thread(
+            target=self._look_for_overdue, name=f"patience of {name}", daemon=True
+        )
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
         self._thread.start()
+        self._watch.start()
 
     async def close(self) -> None:
-        """Refuse new acts, and end the thread when all acts that were handed over are done."""
+        """Refuse new acts, and end the thread when all acts that were handed over are done.
+
+        If the thread stands still, it is left behind when the patience is over.
+        """
         self._closed = True
         self._room.unpark_all()
         self._handed_over.put(None)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._thread.join)
+            await trio.to_thread.run_sync(self._thread.join, self._patience + CLOSING)
+            with self._changed:
+                self._watch_ends = True  # no caller waits any more
+                self._changed.notify()
+            await trio.to_thread.run_sync(self._watch.join)
+
+    async def at_end(self, call: Callable[[], None], limiter: trio.CapacityLimiter) -> None:
+        """Make a call in a thread, when the writer's thread has ended.
+
+        If that was left behind, it makes the call itself, when the database lets it go on.
+        """
+        with self._lock:
+            if self._at_end is not None:
+                logger.error(
+                    "%s has not answered for %g s while it was closed; it stays locked by this "
+                    "process until the database answers: look for a disk that stands still",
+                    self._name,
+                    self._patience,
+                )
+                self._at_end.append(call)
+                return
+        await trio.to_thread.run_sync(call, limiter=limiter)
 
     @trio.lowlevel.enable_ki_protection  # a task must wait for each act that is handed over
     async def act(
@@ -123,37 +198,86 @@ class ActThread(ABC):
         A checkpoint. It can be cancelled before it is handed over, and not after.
 
         Raises:
-          StoreUnavailableError: if the database refuses it now, or the thread is closed.
+          StoreUnavailableError: if the database refuses it now, or has not answered within the
+            patience, or the thread is closed.
         """
+        due = monotonic() + self._patience
+        # Tasks go on in their order when acts before them are answered, at the latest overdue ones.
+        # So no task waits here for longer than its patience.
         while self._outstanding >= OUTSTANDING and not self._closed:
             await self._room.park()
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise StoreUnavailableError(f"{self._name} is not open")
-        act = Act(call, now, write, hints)
+        act = Act(call, now, write, hints, due)
         self._outstanding += 1
-        self._hand_over(act)
+        with self._changed:
+            self._unanswered.append(act)
+            if self._watch_idle:
+                self._watch_idle = False
+                self._changed.notify()
+        self._handed_over.put(act)
         await trio.lowlevel.wait_task_rescheduled(lambda raise_cancel: Abort.FAILED)
-        assert act.outcome is not None
-        return act.outcome.unwrap()
+        assert act.answer is not None
+        return act.answer.unwrap()
 
     # ---- in Trio's thread
 
-    def _hand_over(self, act: Act[Any]) -> None:
-        self._handed_over.put(act)
-
     def _deliver(self, acts: list[Act[Any]]) -> None:
-        self._outstanding -= len(acts)
-        self._room.unpark(count=len(acts))
         for act in acts:
-            self._tell(act.accepted, act.ended, act.look)
+            self._tell(act.accepted, act.ended, act.look)  # overdue or not, it has happened
+            assert act.outcome is not None
+            self._answer(act, act.outcome)
+        with self._lock:
+            while self._unanswered and self._unanswered[0].answer is not None:
+                self._unanswered.popleft()
+
+    def _answer(self, act: Act[Any], answer: outcome.Outcome[Any]) -> None:
+        if act.answer is None:  # else it was overdue
+            act.answer = answer
+            self._outstanding -= 1
+            self._room.unpark()
             trio.lowlevel.reschedule(act.task)
+
+    def _refuse_overdue(self, acts: list[Act[Any]]) -> None:
+        for act in acts:
+            error = StoreUnavailableError(
+                f"{self._name} has not answered within {self._patience:g} s"
+            )
+            error.unknown = act.sealed and act.write
+            self._answer(act, outcome.Error(error))
+
+    # ---- in the thread that watches
+
+    def _look_for_overdue(self) -> None:
+        with self._changed:
+            while not self._watch_ends:
+                wait = self._unanswered[0].due - monotonic() if self._unanswered else None
+                if wait is None or wait > 0:
+                    self._watch_idle = wait is None
+                    self._changed.wait(wait)
+                else:
+                    self._token.run_sync_soon(self._refuse_overdue, self._take_overdue())
+                    self._lose_patience()
+
+    def _take_overdue(self) -> list[Act[Any]]:
+        now, overdue = monotonic(), []
+        while self._unanswered and self._unanswered[0].due <= now:
+            act = self._unanswered.popleft()
+            act.overdue = not act.sealed
+            overdue.append(act)
+        return overdue
+
+    @abstractmethod
+    def _lose_patience(self) -> None:
+        """Make the thread go on, if anything can: an act is overdue. In the thread that watches."""
 
     # ---- in the writer's thread
 
     def _work(self) -> None:
         following: deque[Act[Any] | None] = deque()
-        while True:
+        closing = False
+        while not closing:
             following.append(self._handed_over.get())
             try:
                 while len(following) < AT_ONCE:
@@ -165,10 +289,41 @@ class ActThread(ABC):
             following.clear()
             if acts:
                 self._do(acts)
-                self._token.run_sync_soon(self._deliver, acts)
-            if closing:
-                return
+                try:
+                    self._token.run_sync_soon(self._deliver, acts)
+                except trio.RunFinishedError:
+                    break  # this thread was left behind
+        with self._lock:
+            at_end, self._at_end = self._at_end, None
+        assert at_end is not None
+        for call in at_end:
+            call()
+
+    def _not_overdue(self, acts: list[Act[Any]]) -> list[Act[Any]]:
+        """Return the acts whose callers still wait; refuse the others."""
+        waiting = []
+        for act in acts:
+            if act.overdue:
+                act.refuse(StoreUnavailableError(f"{self._name} has not answered in time"))
+            else:
+                waiting.append(act)
+        return waiting
+
+    def _seal(self, acts: list[Act[Any]]) -> None:
+        """Note that the commit of all acts begins.
+
+        Raises:
+          OverdueError: if the caller of an act has been told that it has not happened.
+        """
+        with self._lock:
+            if any(act.overdue for act in acts):
+                raise OverdueError
+            for act in acts:
+                act.sealed = True
 
     @abstractmethod
     def _do(self, acts: list[Act[Any]]) -> None:
-        """Do all acts, in as few transactions as possible; give each its outcome."""
+        """Do all acts, in as few transactions as possible; give each its outcome.
+
+        It refuses overdue acts, and calls `_seal` before it commits.
+        """
