@@ -22,7 +22,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_lanes.durable._rules.engine as durable_engine
 from tests.support.programs import PATIENCE
-from trio_lanes import UnknownLaneError
+from trio_lanes import LaneConfig, RateLimit, UnknownLaneError
 from trio_lanes.durable import (
     DurableLanes,
     DurableState,
@@ -176,7 +176,7 @@ def make_older(path: Path) -> None:
     for column in ("store", "result_ttl", "max_crashes", "hold"):
         connection.execute(f"ALTER TABLE meta DROP COLUMN {column}")
     connection.execute("ALTER TABLE lanes DROP COLUMN proposed")
-    for column in ("alone", "company"):
+    for column in ("alone", "company", "cost"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("DROP TABLE turns")
     connection.execute("DROP INDEX jobs_ready")
@@ -184,6 +184,7 @@ def make_older(path: Path) -> None:
     connection.execute(f"CREATE INDEX jobs_ready ON {ready}")
     connection.execute("CREATE INDEX jobs_unhandled ON jobs (name) WHERE shelf = 1")
     connection.execute("UPDATE jobs SET shelf = 1 WHERE name = 'unhandled'")
+    connection.execute("UPDATE marks SET starts = 1")  # each was one start
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
     connection.close()
@@ -219,6 +220,24 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
     async with open_durable_lanes(SqliteStore(path), {"unhandled": echo}) as lanes:
         assert await lanes.job(shelved.id).wait() == "y"
     assert columns(path) == new
+
+
+async def test_an_older_schema_keeps_the_past_of_its_rates(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    path = tmp_path / "jobs.db"
+    rate = RateLimit(3, per=60.0, algorithm="sliding")
+    limits = {"main": LaneConfig(concurrency=9, rate=rate)}
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}, limits) as lanes:
+        for n in range(2):
+            await (await lanes.submit("echo", n)).wait()
+    make_older(path)
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}, limits) as lanes:
+        await (await lanes.submit("echo", 2)).wait()
+        fourth = await lanes.submit("echo", 3)
+        await wait_all_tasks_blocked()
+        (reason,) = await lanes.blocked_by(fourth.id)
+        assert reason.kind == "rate"
 
 
 async def test_a_file_whose_worker_was_killed_while_it_brought_the_schema_up_to_date_is_opened(

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
 import trio_lanes.durable as durable
-from trio_lanes import JobCancelledError, LaneConfig, LaneError, LaneGroup, RateLimit
+from trio_lanes import JobCancelledError, LaneConfig, LaneError, LaneGroup
 from trio_lanes.durable import (
     CheckReport,
     DurableJobError,
@@ -76,10 +76,8 @@ async def echo(payload: Any) -> Any:
         ({"lanes": {"main": LaneConfig(idle_timeout=5)}}, ValueError),
         ({"lanes": {"main": LaneConfig(log_failures=False)}}, ValueError),
         ({"lanes": {"main": LaneConfig(limiter=trio.CapacityLimiter(1))}}, ValueError),
-        ({"lanes": {"main": LaneConfig(rate=RateLimit(1, unit="tokens"))}}, ValueError),
         ({"groups": {"g": 3}}, TypeError),
         ({"groups": {"g": LaneGroup(["nowhere"])}}, ValueError),
-        ({"groups": {"g": LaneGroup(["main"], rate=RateLimit(1, unit="tokens"))}}, ValueError),
     ],
 )
 def test_a_bad_argument_is_refused_at_the_call(options: Any, error: type[Exception]) -> None:

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 import trio
 
+from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     DurableState,
     KeyConflictError,
@@ -80,6 +81,29 @@ async def test_jobs_of_a_transaction_are_taken_in_in_order_with_all_their_option
     assert rows[0] == ("1", 9, retry)
 
 
+async def test_a_start_takes_the_cost_that_was_given_to_the_function(
+    server: Server, namespace: str, connection: psycopg.Connection
+) -> None:
+    rates = [RateLimit(10), RateLimit(10, unit="tokens")]
+    limits = {"main": LaneConfig(concurrency=0, rate=rates)}
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, limits) as lanes:
+        connection.execute("SELECT submit('a')")
+        connection.execute("SELECT submit('a', cost => '3')")
+        connection.execute("""SELECT submit('a', cost => '{"tokens": 5}')""")
+        connection.execute("""SELECT submit('a', cost => '{"requests": 0, "no unit": 5}')""")
+        connection.commit()
+        await lanes.pause_for("main", 0)
+        assert (await lanes.statistics()).waiting == 4
+    costs = connection.execute("SELECT cost FROM jobs ORDER BY id").fetchall()
+    assert [json.loads(cost) for (cost,) in costs] == [
+        {"requests": 1},
+        {"requests": 3},
+        {"requests": 1, "tokens": 5},
+        {"requests": 0, "no unit": 5},
+    ]
+
+
 async def test_a_key_that_is_known_is_the_same_job_and_a_conflict_is_kept_for_a_person(
     server: Server, namespace: str, connection: psycopg.Connection
 ) -> None:
@@ -109,6 +133,11 @@ async def test_a_key_that_is_known_is_the_same_job_and_a_conflict_is_kept_for_a_
         ("'a', delay => -1", "delay"),
         ("'a', delay => 'NaN'", "delay"),
         ("'a', timeout => 0", "timeout"),
+        ("'a', cost => NULL", "cost"),
+        ("'a', cost => '-1'", "cost"),
+        ("'a', cost => '0.5'", "cost"),
+        ("'a', cost => '[1]'", "cost"),
+        ("""'a', cost => '{"tokens": "5"}'""", "cost"),
         ("'a', to_json(repeat('x', 1048576))", "more than 1048576"),
     ],
 )

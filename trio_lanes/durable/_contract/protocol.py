@@ -123,6 +123,8 @@ class Store(Protocol):
 
         Raises:
           UnknownLaneError, LaneFullError, KeyConflictError: for the first job that is refused.
+          ValueError: if its cost names a unit, other than requests, that no rate of its lane and of
+            its group counts.
         """
 
     async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:

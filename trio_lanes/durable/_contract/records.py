@@ -37,6 +37,8 @@ class SubmittedJob:
     timeout: float = math.inf
     retry: str | None = None
     """JSON text of the job's own retry policy; None: the policy of the instance that runs it."""
+    cost: Mapping[str, int] | None = None
+    """What each start takes from the rates of its lane and group, by unit; None: one request."""
 
 
 @final

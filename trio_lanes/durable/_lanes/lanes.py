@@ -28,6 +28,7 @@ from .._contract.records import (
 )
 from .._contract.state import DurableState
 from .._contract.tickets import new_ticket
+from .._options.cost import checked_cost
 from .._options.json_text import encode
 from .._options.limits import (
     checked_crashes,
@@ -96,6 +97,7 @@ class DurableLanes(Endable):
         run_at: float | None = None,
         timeout: float = math.inf,
         retry: RetryPolicy | None = None,
+        cost: int | Mapping[str, int] = 1,
     ) -> DurableJob:
         """Submit a job. When this returns, the store has accepted it.
 
@@ -111,9 +113,13 @@ class DurableLanes(Endable):
           run_at: the Unix time at which it does, in place of ``delay``.
           timeout: seconds that an attempt may run.
           retry: the job's own policy, except ``retry_on``, which is always the worker's.
+          cost: what each start of the job, a retry included, takes from the rates of its lane and
+            group. A whole number is requests; a mapping is by unit, and costs one request unless it
+            names requests. An amount above the limit waits until nothing of the limit is in use.
 
         Raises:
-          TypeError, ValueError: for a bad argument; also for a ``retry`` with ``retry_on``.
+          TypeError, ValueError: for a bad argument; also for a ``retry`` with ``retry_on``, and for
+            a ``cost`` in a unit that no rate of the lane and its group counts.
           PayloadError: if the payload is not JSON, or larger than the store's ``max_payload``.
           UnknownHandlerError: if this instance has handlers, but none of that name.
           UnknownLaneError, LaneFullError: if the lane does not exist, or has no room.
@@ -131,6 +137,7 @@ class DurableLanes(Endable):
             run_at=run_at,
             timeout=timeout,
             retry=retry,
+            cost=cost,
         )
         (job,) = await self._enqueue([self._checked(submission)])
         return job
@@ -168,6 +175,7 @@ class DurableLanes(Endable):
             delay=delay,
             timeout=_check.seconds("timeout", given.timeout),
             retry=None if retry is None else retry.to_json(),
+            cost=checked_cost(given.cost),
         )
 
     def job(self, id: int) -> DurableJob:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-from ... import LaneConfig, LaneGroup, RateLimit
+from ... import LaneConfig, LaneGroup
 from ..._actors.plan import TEMPLATE_MARK, Plan
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX
-from ..._limits.rate import REQUESTS, rate_limits
+from ..._limits.rate import rate_limits
 from .._contract.records import GroupLimit, LaneLimit
 
 _NOT_DURABLE: Final[Mapping[str, object]] = {
@@ -49,9 +49,8 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
     for field, neutral in _NOT_DURABLE.items():
         if getattr(config, field) != neutral:
             raise ValueError(f"lane {name!r}: durable lanes have no {field}")
-    rates = _rates(f"lane {name!r}", config.rate)
     paused_until = math.inf if config.paused else None
-    return LaneLimit(config.concurrency, config.max_waiting, paused_until, rates)
+    return LaneLimit(config.concurrency, config.max_waiting, paused_until, rate_limits(config.rate))
 
 
 def group_limit(name: str, group: object) -> GroupLimit:
@@ -59,11 +58,10 @@ def group_limit(name: str, group: object) -> GroupLimit:
 
     Raises:
       TypeError: if ``group`` is not a `LaneGroup`.
-      ValueError: for a rate limit that durable lanes do not have.
     """
     if not isinstance(group, LaneGroup):
         raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
-    rates = _rates(f"group {name!r}", group.rate)
+    rates = rate_limits(group.rate)
     return GroupLimit(tuple(group.members), group.concurrency, dict(group.reserve), rates)
 
 
@@ -79,11 +77,3 @@ def checked_hold(on_dead: str) -> bool:
     if on_dead not in ("continue", "hold"):
         raise ValueError(f"on_dead must be 'continue' or 'hold', not {on_dead!r}")
     return on_dead == "hold"
-
-
-def _rates(whose: str, rate: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:
-    limits = rate_limits(rate)
-    for limit in limits:
-        if limit.unit != REQUESTS:
-            raise ValueError(f"{whose}: a durable lane's rate counts requests only, got {limit!r}")
-    return limits

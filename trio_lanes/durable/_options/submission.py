@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import final
 
 import attrs
@@ -28,3 +29,4 @@ class Submission:
     run_at: float | None = None
     timeout: float = math.inf
     retry: RetryPolicy | None = None
+    cost: int | Mapping[str, int] = 1

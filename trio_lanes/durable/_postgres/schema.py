@@ -52,6 +52,7 @@ CREATE TABLE jobs (
     digest text,
     timeout double precision NOT NULL,
     retry text,
+    cost text,
     state text NOT NULL,
     place bigint,
     ready bigint,
@@ -98,7 +99,7 @@ CREATE TABLE marks (                -- past starts, for rate limits
     meter text NOT NULL,
     number bigint NOT NULL,
     time double precision NOT NULL,
-    starts bigint NOT NULL,
+    starts bigint NOT NULL,         -- a sum of what they have cost; see `Meter`
     PRIMARY KEY (meter, number)
 );
 CREATE TABLE answers (              -- of acts that may be asked for again
@@ -118,6 +119,7 @@ CREATE TABLE submissions (          -- committed by their submitters, and not ta
     key text,
     timeout double precision NOT NULL,
     retry text,
+    cost text,
     due double precision NOT NULL
 );
 
@@ -133,7 +135,8 @@ CREATE FUNCTION submit(
     key text DEFAULT NULL,
     delay double precision DEFAULT 0,
     timeout double precision DEFAULT 'Infinity',
-    retry json DEFAULT NULL
+    retry json DEFAULT NULL,
+    cost json DEFAULT '1'
 ) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF submit.name IS NULL OR submit.payload IS NULL THEN
@@ -148,6 +151,16 @@ BEGIN
     IF submit.timeout IS NULL OR NOT (submit.timeout > 0 AND submit.timeout <= 'Infinity') THEN
         RAISE EXCEPTION 'timeout must be a positive number of seconds, not %', submit.timeout;
     END IF;
+    IF json_typeof(submit.cost) = 'number' THEN
+        submit.cost := json_build_object('requests', submit.cost);
+    END IF;
+    IF json_typeof(submit.cost) IS DISTINCT FROM 'object' OR EXISTS (
+        SELECT FROM json_each(submit.cost) WHERE value::text !~ '^[0-9]{{1,12}}$'
+    ) THEN
+        RAISE EXCEPTION
+            'cost must be a whole number from 0 up, or an object of such numbers by unit, not %',
+            submit.cost;
+    END IF;
     IF octet_length(submit.payload::text) > {max_payload} THEN
         RAISE EXCEPTION 'the payload has % bytes of JSON, more than {max_payload}',
             octet_length(submit.payload::text);
@@ -158,10 +171,12 @@ BEGIN
         RAISE EXCEPTION 'there is no lane %', quote_literal(submit.lane)
             USING HINT = 'a worker that has the lane writes it into the store at its start';
     END IF;
-    INSERT INTO submissions (name, lane, session, priority, payload, key, timeout, retry, due)
+    INSERT INTO submissions
+        (name, lane, session, priority, payload, key, timeout, retry, cost, due)
     VALUES (
         submit.name, submit.lane, submit.session, submit.priority, submit.payload::text,
-        submit.key, submit.timeout, submit.retry::text, store_time() + submit.delay
+        submit.key, submit.timeout, submit.retry::text,
+        submit.cost::text, store_time() + submit.delay
     );
     PERFORM pg_notify({channel}, 'look');
 END $$;

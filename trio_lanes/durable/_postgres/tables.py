@@ -21,6 +21,7 @@ become the primary. They stay below 2**53, which JSON and JavaScript keep exact,
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from .._contract.state import DEAD, ENDED, FAILED, RUNNING, WAITING, DurableStat
 from .._rules.claims import PRIORITIES, bytes_of
 from .._rules.engine_store import Hints
 from .._rules.job_record import WANTS_SLOT, JobRecord
+from .._rules.rates import ONE_REQUEST
 from .._tables.cache import NEVER, PAYLOADS, QUEUES_KEPT, Cache, place_of, ready_of
 from .._tables.list_front import ListFront
 from .rows import SELECTED, Rows, Values
@@ -65,7 +67,7 @@ _TIME: Final = (
 )
 _TAKE_IN: Final = (
     "DELETE FROM submissions WHERE id IN (SELECT id FROM submissions ORDER BY id LIMIT %s)"
-    " RETURNING id, name, lane, session, priority, payload, key, timeout, retry, due"
+    " RETURNING id, name, lane, session, priority, payload, key, timeout, retry, cost, due"
 )
 _HEADS: Final = (
     f"SELECT {SELECTED} FROM ({{}}) s CROSS JOIN LATERAL"
@@ -657,7 +659,7 @@ def _notice(me: str, look: bool, ended: Sequence[int]) -> str:
 
 
 def _submitted(row: tuple[Any, ...]) -> SubmittedJob:
-    _, name, lane, session, priority, payload, key, timeout, retry, _ = row
+    _, name, lane, session, priority, payload, key, timeout, retry, cost, _ = row
     return SubmittedJob(
         name=name,
         lane=lane,
@@ -667,4 +669,5 @@ def _submitted(row: tuple[Any, ...]) -> SubmittedJob:
         key=key,
         timeout=timeout,
         retry=retry,
+        cost={**ONE_REQUEST, **json.loads(cost)},
     )

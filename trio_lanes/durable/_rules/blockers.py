@@ -85,7 +85,7 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     for kind, name in budget.refused_by(lane):
         yield DurableBlocker(kind, name)
     if is_next:
-        for name, time in budget.rates_until(lane):
+        for name, time in budget.rates_until(job):
             yield DurableBlocker("rate", name, until=time)
 
 

@@ -77,18 +77,37 @@ class Budget:
                 found.append(("reservation", name))
         return found
 
-    def rates_allow(self, lane: str) -> bool:
-        """Whether the rates allow one more start now. Call it only when all else allows it."""
-        ready_at = rates.ready_at(self._tables, self._meters(lane))
+    def rates_allow(self, job: JobRecord) -> bool:
+        """Whether the rates allow a start of a job now. Call it only when all else allows it."""
+        meters = self._meters(job.lane)
+        if not meters:
+            return True
+        ready_at = rates.ready_at(self._tables, meters, rates.costs_of(job))
         if ready_at <= self._now:
             return True
         self.due = ready_at if self.due is None else min(self.due, ready_at)
         return False
 
-    def take(self, lane: str) -> None:
-        """Take a slot of a lane, and charge its rates."""
-        self._used[lane] += 1
-        rates.charge(self._tables, self._meters(lane), self._now)
+    def take(self, job: JobRecord) -> None:
+        """Take a slot for a job, and charge the rates."""
+        self._used[job.lane] += 1
+        meters = self._meters(job.lane)
+        if meters:
+            rates.charge(self._tables, meters, rates.costs_of(job), self._now)
+
+    def check_units(self, lane: str, costs: rates.Costs) -> None:
+        """Refuse costs in a unit that no rate of a lane and of its group counts.
+
+        Raises:
+          ValueError: it names the unit, and the units that are counted.
+        """
+        counted = {meter.unit for meter in self._meters(lane)}
+        for unit in costs.keys() - counted - {rates.REQUESTS}:
+            known = ", ".join(map(repr, sorted(counted))) or "none"
+            raise ValueError(
+                f"cost names {unit!r}, which no rate of lane {lane!r} or its group counts "
+                f"(counted: {known})"
+            )
 
     def _meters(self, lane: str) -> list[rates.Meter]:
         meters = self._meters_of.get(lane)
@@ -98,13 +117,14 @@ class Budget:
                 meters += rates.group_meters(*self._group_of[lane])
         return meters
 
-    def rates_until(self, lane: str) -> list[tuple[str, float]]:
-        """Return (the lane or its group, when its rates allow a start), of rates that refuse it."""
+    def rates_until(self, job: JobRecord) -> list[tuple[str, float]]:
+        """Return (lane or group, when its rates allow a start of a job) of rates that refuse it."""
+        lane, costs = job.lane, rates.costs_of(job)
         owned = [(lane, rates.lane_meters(lane, self.lanes[lane]))]
         if lane in self._group_of:
             name, group = self._group_of[lane]
             owned.append((name, rates.group_meters(name, group)))
-        times = [(name, rates.ready_at(self._tables, meters)) for name, meters in owned]
+        times = [(name, rates.ready_at(self._tables, meters, costs)) for name, meters in owned]
         return [(name, time) for name, time in times if time > self._now]
 
     def may_return(self, job: JobRecord) -> bool:

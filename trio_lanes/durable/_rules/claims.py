@@ -349,9 +349,9 @@ class LaneTurn:
         heads = self._heads()
         if not heads or not self._budget.free(self.lane):
             return None
-        if not self._budget.rates_allow(self.lane):
-            return None
         job = self._choose(heads)
+        if not self._budget.rates_allow(job):
+            return None
         chosen = job.priority
         if job.company and self._queues.together(job) < math.inf and not isolation.allows(job):
             self.needs_isolation = True
@@ -364,7 +364,7 @@ class LaneTurn:
                 passed = self._turns.passed(self.lane, head.priority)
                 self._turns.put_passed(self.lane, head.priority, passed + 1)
         self._turns.put_passed(self.lane, chosen, 0)
-        self._budget.take(self.lane)
+        self._budget.take(job)
         if self._fronts[chosen].pop():
             if self._budget.free(self.lane):
                 self._fronts[chosen].read(self._at_once)

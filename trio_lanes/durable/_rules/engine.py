@@ -249,6 +249,8 @@ class Engine(Queues):
                     _compare(item, known)
                     continue
                 keyed[item.key] = item
+            if item.cost is not None:
+                Budget(self.tables, self.now).check_units(item.lane, item.cost)
             most = lanes[item.lane].max_waiting
             if most != math.inf:
                 fresh[item.lane] += 1
@@ -398,6 +400,7 @@ def _record(item: SubmittedJob, now: float) -> JobRecord:
         digest=None if item.key is None else digest(item.payload),
         timeout=item.timeout,
         retry=item.retry,
+        cost=None if item.cost is None else json.dumps(dict(item.cost)),
         state=PARKED if item.delay > 0 else WAITING,
         due=now + item.delay if item.delay > 0 else None,
         why="delay" if item.delay > 0 else None,

@@ -35,6 +35,8 @@ class JobRecord:
     """A hash of the payload; only of a job with a key."""
     timeout: float
     retry: str | None
+    cost: str | None = None
+    """What each start takes from rates, as JSON text: {unit: amount}; None: one request."""
     state: DurableState
     place: int | None = None
     ready: int | None = None

@@ -1,79 +1,125 @@
 """Rate limits in a store: their marks of past starts, and the time of the next start.
 
-Every start is one request. The marks are kept in the store, in the store's time. So they hold for
-all instances, and survive restarts.
+A start takes the costs of its job, by unit: one request if the job names none. The marks are kept
+in the store, in the store's time. So they hold for all instances, and survive restarts.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Final, TypeAlias, final
 
 from ... import RateLimit
 from ..._limits.meters import NEVER_USED, bucket_shape, rounded_up
 from .._contract.records import GroupLimit, LaneLimit
+from .job_record import JobRecord
 from .tables import Tables
 
 Mark: TypeAlias = tuple[float, int]
-"""A time, and a number of starts."""
+"""A time, and a sum of charges."""
+Costs: TypeAlias = Mapping[str, int]
+"""{unit: amount}"""
+REQUESTS: Final = "requests"
+ONE_REQUEST: Final[Costs] = MappingProxyType({REQUESTS: 1})
 
 
 @final
 class Meter:
     """One rate limit, over the marks that it keeps in the store.
 
-    ``"sliding"`` keeps a mark of each start. ``"gcra"`` keeps one mark: since when the limit has
-    been in use without a break, and how many starts there were since; so its theoretical arrival
-    time is exact, however long that is.
+    All amounts are whole numbers, so sums are exact.
+
+    ``"sliding"`` keeps a mark of each start whose charge is still in the window, and of the last
+    start before these: (when, the sum of all charges up to and with this start). The sum begins
+    again at 0 when the window is empty. So the start that must leave the window before another
+    amount fits is found by a binary search.
+
+    ``"gcra"`` keeps one mark: (since when the limit has been in use without a break, the sum of the
+    charges since). So its theoretical arrival time is exact, however long that is.
+
+    An amount above the limit, or above the burst of ``"gcra"``, is admitted when nothing is in use,
+    as in the core.
 
     Attributes:
       key: the name under which the store keeps the marks.
-      keep: how many marks the store keeps.
+      unit: the unit that is counted.
     """
 
     def __init__(self, key: str, limit: RateLimit) -> None:
         self.key: Final = key
+        self.unit: Final = limit.unit
         self._sliding: Final = limit.algorithm == "sliding"
         if self._sliding:
-            # with a limit below 1, a start is admitted when the period holds no other
-            self.keep = max(1, math.floor(limit.limit))
-            self._ahead = Fraction(limit.per)
+            self._most = math.floor(limit.limit)
+            self._per = Fraction(limit.per)
         else:
-            burst, rate = bucket_shape(limit.limit, limit.per, limit.burst)
-            self.keep = 1
+            self._burst, rate = bucket_shape(limit.limit, limit.per, limit.burst)
             self._interval = 1 / rate
-            self._ahead = -max(burst - 1, Fraction(0)) * self._interval
 
     def _arrival(self, mark: Mark) -> Fraction:
-        time, number = mark
-        return Fraction(time) + (0 if self._sliding else number * self._interval)
+        time, amount = mark
+        return Fraction(time) + amount * self._interval
 
-    def ready_at(self, marks: Sequence[Mark]) -> float:
-        """Return the earliest time at which the limit admits the next start."""
-        if len(marks) < self.keep:
+    def ready_at(self, marks: Sequence[Mark], amount: int) -> float:
+        """Return the earliest time at which the limit admits an amount."""
+        if not marks:
             return NEVER_USED
-        return rounded_up(self._arrival(marks[-self.keep]) + self._ahead)
+        if not self._sliding:
+            ahead = max(self._burst - amount, Fraction(0)) * self._interval
+            return rounded_up(self._arrival(marks[-1]) - ahead)
+        # the charges up to this sum must have left the window
+        leaving = marks[-1][1] - max(self._most - amount, 0)
+        if leaving <= 0:
+            return NEVER_USED
+        time, _ = marks[bisect_left(marks, leaving, key=_sum)]
+        return rounded_up(Fraction(time) + self._per)
 
-    def charged(self, marks: Sequence[Mark], now: float) -> Mark:
-        """Return the mark of a start now."""
-        if not self._sliding and marks and self._arrival(marks[-1]) > now:
-            time, number = marks[-1]
-            return time, number + 1
-        return now, 1
+    def charged(self, marks: Sequence[Mark], amount: int, now: float) -> tuple[Mark, int]:
+        """Return the mark of a start now, and how many marks the store keeps with it."""
+        if self._sliding:
+            gone = self._gone(marks, now)
+            if gone == len(marks):
+                return (now, amount), 1
+            # one that has left stays: a later search may find it
+            return (now, marks[-1][1] + amount), len(marks) + 1 - max(gone - 1, 0)
+        if marks and self._arrival(marks[-1]) > now:
+            time, before = marks[-1]
+            return (time, before + amount), 1
+        return (now, amount), 1
+
+    def _gone(self, marks: Sequence[Mark], now: float) -> int:
+        """Return how many marks are of charges that have left the window."""
+        since = Fraction(now) - self._per
+        for number, (time, _) in enumerate(marks):
+            if time > since:
+                return number
+        return len(marks)
 
     def continued(self, marks: Sequence[Mark], old: Meter, now: float) -> Sequence[Mark]:
         """Return this limit's marks, when it replaces ``old``, whose marks are given.
 
-        Of ``"gcra"``, the used part stays the same, and leaks at the new rate from now on.
+        Of ``"gcra"``, the used part stays the same, and leaks at the new rate from now on. Of
+        ``"sliding"``, the charges that are in the old window stay.
         """
-        if self._sliding or not marks:
+        if self._sliding:
+            gone = old._gone(marks, now)
+            before = marks[gone - 1][1] if gone else 0
+            return [(time, total - before) for time, total in list(marks)[gone:]]
+        if not marks:
             return marks
         used = max(old._arrival(marks[-1]) - Fraction(now), Fraction(0)) / old._interval
         whole = math.floor(used)
         return [(rounded_up(Fraction(now) + (used - whole) * self._interval), whole)]
+
+
+def _sum(mark: Mark) -> int:
+    return mark[1]
 
 
 def lane_meters(name: str, limit: LaneLimit) -> list[Meter]:
@@ -87,23 +133,37 @@ def group_meters(name: str, limit: GroupLimit) -> list[Meter]:
 
 
 def _meters(owner: str, rates: Sequence[RateLimit]) -> Iterator[Meter]:
-    # numbered by algorithm, so that a changed limit inherits the marks of its own kind
-    numbers = {"gcra": 0, "sliding": 0}
+    # numbered by kind, so that a changed limit inherits the marks of its own kind
+    numbers = Counter[str]()
     for limit in rates:
-        yield Meter(f"{owner} {limit.algorithm} {numbers[limit.algorithm]}", limit)
-        numbers[limit.algorithm] += 1
+        unit = "" if limit.unit == REQUESTS else f" {limit.unit}"
+        kind = f"{limit.algorithm}{unit}"
+        yield Meter(f"{owner} {limit.algorithm} {numbers[kind]}{unit}", limit)
+        numbers[kind] += 1
 
 
-def charge(tables: Tables, meters: Sequence[Meter], now: float) -> None:
-    """Charge all meters with a start."""
+def costs_of(job: JobRecord) -> Costs:
+    """Return what a start of a job takes from rates, by unit."""
+    return ONE_REQUEST if job.cost is None else json.loads(job.cost)
+
+
+def charge(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float) -> None:
+    """Charge all meters with the costs of a start."""
     for meter in meters:
-        mark = meter.charged(tables.marks(meter.key), now)
-        tables.put_mark(meter.key, mark, meter.keep)
+        amount = costs.get(meter.unit)
+        if amount:
+            mark, keep = meter.charged(tables.marks(meter.key), amount, now)
+            tables.put_mark(meter.key, mark, keep)
 
 
-def ready_at(tables: Tables, meters: Sequence[Meter]) -> float:
-    """Return the earliest time at which all meters admit the next start."""
-    return max((meter.ready_at(tables.marks(meter.key)) for meter in meters), default=NEVER_USED)
+def ready_at(tables: Tables, meters: Iterable[Meter], costs: Costs) -> float:
+    """Return the earliest time at which all meters admit a start of these costs."""
+    times = (
+        meter.ready_at(tables.marks(meter.key), amount)
+        for meter in meters
+        if (amount := costs.get(meter.unit))
+    )
+    return max(times, default=NEVER_USED)
 
 
 def replace(tables: Tables, old: Sequence[Meter], new: Sequence[Meter], now: float) -> None:
@@ -115,21 +175,24 @@ def replace(tables: Tables, old: Sequence[Meter], new: Sequence[Meter], now: flo
             marks = meter.continued(tables.marks(meter.key), past, now)
             tables.forget_marks(meter.key)
             for mark in marks:
-                tables.put_mark(meter.key, mark, meter.keep)
+                tables.put_mark(meter.key, mark, len(marks))
     for key in before:
         tables.forget_marks(key)
 
 
 def to_json(rates: Sequence[RateLimit]) -> str:
     """Return the JSON text of rate limits, as a store keeps it."""
-    return json.dumps([[rate.limit, rate.per, rate.algorithm, rate.burst] for rate in rates])
+    return json.dumps(
+        [[rate.limit, rate.per, rate.algorithm, rate.burst, rate.unit] for rate in rates]
+    )
 
 
 def from_json(text: str) -> tuple[RateLimit, ...]:
     """Return the rate limits of a text from `to_json`."""
     return tuple(
-        RateLimit(limit, per, algorithm=algorithm, burst=burst)
-        for limit, per, algorithm, burst in json.loads(text)
+        # in a store of an earlier version a rate has no unit: it counts requests
+        RateLimit(limit, per, algorithm=algorithm, burst=burst, unit=(*unit, REQUESTS)[0])
+        for limit, per, algorithm, burst, *unit in json.loads(text)
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -72,6 +72,7 @@ CREATE TABLE jobs (
     digest TEXT,
     timeout REAL NOT NULL,
     retry TEXT,
+    cost TEXT,
     state TEXT NOT NULL,
     place INTEGER,
     ready INTEGER,
@@ -120,7 +121,7 @@ CREATE TABLE marks (            -- past starts, for rate limits
     meter TEXT NOT NULL,
     number INTEGER NOT NULL,
     time REAL NOT NULL,
-    starts INTEGER NOT NULL,
+    starts INTEGER NOT NULL,    -- a sum of what they have cost; see `Meter`
     PRIMARY KEY (meter, number)
 ) WITHOUT ROWID;
 CREATE TABLE pauses (session TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
@@ -153,6 +154,15 @@ DROP INDEX jobs_unhandled;
 CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
     WHERE ready IS NOT NULL AND shelf = 0;
 CREATE TABLE turns (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+""",
+    3: """
+ALTER TABLE jobs ADD COLUMN cost TEXT;
+CREATE TEMP TABLE sums AS
+    SELECT meter, number, row_number() OVER (PARTITION BY meter ORDER BY number) AS n FROM marks
+    WHERE meter GLOB '* sliding [0-9]' OR meter GLOB '* sliding [0-9][0-9]';
+UPDATE marks SET starts = sums.n FROM sums
+    WHERE marks.meter = sums.meter AND marks.number = sums.number;
+DROP TABLE sums;
 """,
 }
 """By schema version, the script that makes the next version."""

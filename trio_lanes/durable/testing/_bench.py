@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
@@ -256,6 +256,7 @@ def checked(one: Submission) -> SubmittedJob:
         delay=one.delay,
         timeout=one.timeout,
         retry=None if one.retry is None else one.retry.to_json(),
+        cost=one.cost if isinstance(one.cost, Mapping) else {"requests": one.cost},
     )
 
 

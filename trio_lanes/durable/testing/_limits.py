@@ -138,6 +138,58 @@ class LimitStories:
             await (await lanes.submit("echo", 4)).wait()  # the past ended with the limits
 
     @story
+    async def test_a_start_takes_the_cost_of_its_job_from_the_rates(self, bench: Bench) -> None:
+        rates = [
+            RateLimit(4, per=1.0, algorithm="sliding"),
+            RateLimit(100, per=1.0, unit="tokens", algorithm="sliding"),
+        ]
+        async with bench.lanes(lanes={"main": LaneConfig(concurrency=9, rate=rates)}) as lanes:
+            await lanes.submit("echo", "a", cost={"tokens": 60})
+            await lanes.submit("echo", "b", cost={"tokens": 60})  # too many tokens
+            await lanes.submit("echo", "c", cost=3)  # it waits behind b
+            await bench.settle(lanes)
+            assert bench.log == ["a"]
+            await bench.advance(1.1, lanes)
+            assert bench.log == ["a", "b", "c"]
+            await lanes.submit("echo", "d", cost={"requests": 0, "tokens": 40})
+            await lanes.submit("echo", "e")  # four requests are used
+            await bench.settle(lanes)
+            assert bench.log == ["a", "b", "c", "d"]
+            await bench.advance(1.1, lanes)
+            # more than the limit: when nothing is in use
+            await lanes.submit("echo", "f", cost={"requests": 0, "tokens": 150})
+            await bench.settle(lanes)
+            assert bench.log == ["a", "b", "c", "d", "e", "f"]
+            await lanes.submit("echo", "g", cost={"tokens": 1})
+            await bench.advance(0.5, lanes)
+            assert bench.log[-1] == "f"
+            await bench.advance(0.6, lanes)
+            assert bench.log[-1] == "g"
+
+    @story
+    async def test_a_cost_in_a_unit_that_no_rate_counts_is_refused(self, bench: Bench) -> None:
+        tokens = RateLimit(100, unit="tokens", burst=50)
+        groups = {"g": LaneGroup(["cron"], rate=tokens)}
+        async with bench.lanes(groups=groups) as lanes:
+            bad: Any
+            for bad in ("many", {"tokens": "many"}, {1: 1}):
+                with bench.raises(TypeError):
+                    await lanes.submit("echo", cost=bad)
+            for bad in (-1, 0.5, 10**13, {"tokens": -1}, {" ": 1}, {"tokens": 1}):
+                with bench.raises(ValueError):
+                    await lanes.submit("echo", cost=bad)
+            assert await lanes.jobs() == []
+            await (await lanes.submit("echo", 1, cost={"requests": 7})).wait()
+            await (await lanes.submit("echo", 2, lane="cron", cost={"tokens": 50})).wait()
+            third = await lanes.submit("echo", 3, lane="cron", cost={"tokens": 1})
+            await bench.settle(lanes)
+            assert bench.log == [1, 2]
+            (reason,) = await lanes.blocked_by(third.id)
+            assert (reason.kind, reason.lane) == ("rate", "g")
+            await lanes.configure({}, {})
+            await third.wait()  # nothing counts tokens any more
+
+    @story
     async def test_a_lent_slot_is_one_of_its_group_too(self, bench: Bench) -> None:
         async def parent(payload: Any) -> None:
             run = current_job()

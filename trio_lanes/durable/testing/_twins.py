@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, final
@@ -55,7 +55,12 @@ LANES: Final = {
     "main": LaneLimit(3, 12),
     "cron": LaneLimit(1),
     "rated": LaneLimit(
-        9, rates=(RateLimit(3, per=3.0, algorithm="sliding"), RateLimit(9, per=9.0))
+        9,
+        rates=(
+            RateLimit(3, per=3.0, algorithm="sliding"),
+            RateLimit(9, per=9.0),
+            RateLimit(5, per=5.0, unit="tokens", algorithm="sliding"),
+        ),
     ),
 }
 ACTS: Final = (
@@ -205,20 +210,25 @@ class _Life:
 
     # ---- a worker
 
-    async def do_submit(self) -> None:
+    def _submission(self) -> SubmittedJob:
         chance = self.chance
-        batch = [
-            SubmittedJob(
-                name=chance.choice(("echo", "echo", "other", "nobody's")),
-                payload=str(chance.randrange(3)),
-                session=chance.choice((None, "a", "b", "c")),
-                lane=chance.choice(("main", "main", "cron", "rated")),
-                priority=chance.choice((-1, 0, 0, 1)),
-                key=chance.choice((None, None, None, "k1", "k2")),
-                delay=chance.choice((0.0, 0.0, 0.0, 3.0)),
-            )
-            for _ in range(chance.randrange(1, 4))
-        ]
+        lane = chance.choice(("main", "main", "cron", "rated"))
+        costs: tuple[Mapping[str, int] | None, ...] = (None, {"requests": 2})
+        if lane == "rated":
+            costs = (*costs, {"requests": 0, "tokens": 3})
+        return SubmittedJob(
+            name=chance.choice(("echo", "echo", "other", "nobody's")),
+            payload=str(chance.randrange(3)),
+            session=chance.choice((None, "a", "b", "c")),
+            lane=lane,
+            priority=chance.choice((-1, 0, 0, 1)),
+            key=chance.choice((None, None, None, "k1", "k2")),
+            delay=chance.choice((0.0, 0.0, 0.0, 3.0)),
+            cost=chance.choice(costs),
+        )
+
+    async def do_submit(self) -> None:
+        batch = [self._submission() for _ in range(self.chance.randrange(1, 4))]
 
         async def submit(twin: _Twin) -> object:
             return [twin.job(id) for id in await twin.played.enqueue(batch)]

@@ -1,0 +1,37 @@
+"""The cost of a job: what each of its starts takes from rates, by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..._config import check as _check
+
+MOST: Final = 10**12
+"""The greatest amount. Sums of amounts stay whole numbers in every store."""
+REQUESTS: Final = "requests"
+
+
+def checked_cost(cost: Any) -> Mapping[str, int] | None:
+    """Return the amounts of a cost by unit, requests among them; None: one request alone.
+
+    Raises:
+      TypeError: if it is neither a whole number nor a mapping of units to whole numbers.
+      ValueError: for a blank unit, and an amount that is not whole, negative or above `MOST`.
+    """
+    if not isinstance(cost, Mapping):
+        cost = {REQUESTS: _amount("cost", cost)}
+    costs = {REQUESTS: 1}
+    for unit, amount in cost.items():
+        if not isinstance(unit, str):
+            raise TypeError(f"a unit of cost must be a string, not {unit!r}")
+        if not unit.strip():
+            raise ValueError(f"a unit of cost must not be blank, got {unit!r}")
+        costs[unit] = _amount(f"cost of {unit!r}", amount)
+    return None if costs == {REQUESTS: 1} else costs
+
+
+def _amount(field: str, value: Any) -> int:
+    if _check.natural(field, value) > MOST:
+        raise ValueError(f"{field} must be at most {MOST:,}, got {value!r}")
+    return value  # type: ignore[no-any-return]  # natural() has checked it
