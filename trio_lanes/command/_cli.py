@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Final
 
 import click
@@ -75,7 +76,7 @@ def _fail(error: BaseException, message: str, code: int, settings: dict[str, boo
 @click.option("--traceback", is_flag=True, help="Show where an error comes from.")
 @click.pass_context
 def cli(context: click.Context, traceback: bool) -> int:
-    """Run durable lanes, inspect and control their store, and replay recordings."""
+    """Run durable lanes, inspect and control their store; watch lanes; replay recordings."""
     context.obj["traceback"] = traceback
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
@@ -181,7 +182,33 @@ def worker(
     return trio.run(partial(supervise, options, processes, kill_after, log_level))
 
 
-# ---- recordings
+# ---- what lanes do now, and what they would have done
+
+
+@cli.command()
+@click.argument("url")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME:VALUE",
+    help="A header of each request, such as Cookie:key=...; may be given more than once.",
+)
+def top(url: str, headers: Sequence[str]) -> int:
+    """Show the lanes of an application that serves a monitor, until Ctrl-C.
+
+    URL is the address of the page of trio_lanes.monitor. A lost connection is made again. Without a
+    terminal, the present state is printed once.
+    """
+    if find_spec("httpx2") is None:
+        raise CommandError("this needs httpx2: pip install 'trio-lanes[command]'")
+    from rich.console import Console
+
+    from ._top import parse_headers
+    from ._top import top as show
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    return trio.run(show, url, parse_headers(headers), console)
 
 
 @cli.command()
