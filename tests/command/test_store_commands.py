@@ -265,8 +265,8 @@ def test_check_finds_and_repairs(shop: Shop) -> None:
 def test_dead_jobs_are_taken_back(shop: Shop) -> None:
     ids = shop.kill("a", "b", "c")
     assert shop.ask("requeue", str(ids[0])) == {"requeued": [ids[0]], "left": []}
-    assert shop.ask("requeue --of session:b") == {"requeued": [ids[1]], "left": []}
-    assert shop.ask("requeue --all") == {"requeued": [ids[2]], "left": []}
+    assert shop.ask("requeue --of session:b") == {"requeued": 1}
+    assert shop.ask("requeue --all") == {"requeued": 1}
     code, out, _ = shop.say("requeue", str(ids[0]))
     otherwise = "is neither dead nor failed, or is not known"
     assert (code, out) == (1, f"requeued 0 jobs\njob {ids[0]} {otherwise}\n")
@@ -299,7 +299,7 @@ def test_failed_jobs_are_listed_taken_back_and_forgotten(shop: Shop) -> None:
     assert shop.ask("requeue", str(ids[0])) == {"requeued": [ids[0]], "left": []}
     assert shop.say("requeue --all")[0] == 1
     assert shop.ask("purge", str(ids[1])) == {"purged": [ids[1]], "left": []}
-    assert shop.ask("requeue --all --failed") == {"requeued": [ids[2]], "left": []}
+    assert shop.ask("requeue --all --failed") == {"requeued": 1}
     assert sorted(shop.lanes(go, worker=True, retry=policy)) != ids
     assert shop.ask("purge --all --failed") == {"purged": 5}
 
@@ -323,11 +323,36 @@ def test_rules_are_shown_and_changed(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("command", ["requeue", "purge"])
-@pytest.mark.parametrize("which", ["", "5 --all", "5 --of main", "--all --of main"])
+@pytest.mark.parametrize(
+    "which",
+    ["", "5 --all", "5 --of main", "--all --of main", "5 --error KeyError", "--all --handler act"],
+)
 def test_of_dead_jobs_one_says_which(shop: Shop, command: str, which: str) -> None:
     code, out, err = shop.say(f"{command} {which}")
     assert (code, out) == (2, "")
-    assert err == "trio-lanes: say which: ids, or --of a lane or session, or --all\n"
+    assert err == "trio-lanes: say which: ids, or --of, --handler and --error, or --all\n"
+
+
+def test_dead_jobs_are_chosen_by_handler_and_error(shop: Shop) -> None:
+    ids = shop.kill("a", "b")
+    assert [job["id"] for job in shop.ask("dead --handler act --error ValueError")] == ids
+    assert shop.ask("dead --error KeyError") == []
+    assert shop.say("requeue --error KeyError")[0] == 1
+    assert shop.ask("requeue --error ValueError --of session:a") == {"requeued": 1}
+    assert shop.ask("purge --handler act") == {"purged": 1}
+
+
+def test_jobs_are_listed_by_handler_error_and_time(shop: Shop) -> None:
+    (dead,) = shop.kill("a")
+    (waiting,) = shop.submit(1)
+    assert [job["id"] for job in shop.ask("jobs --handler act")] == [dead, waiting]
+    assert shop.ask("jobs --handler other") == []
+    assert [job["id"] for job in shop.ask("jobs --error ValueError")] == [dead]
+    assert len(shop.ask("jobs --since 2020-01-01 --until 2120-01-01T09:30+01:00")) == 2
+    assert shop.ask("jobs --until 2020-01-01T00:00") == []
+    code, _, err = shop.say("jobs --since yesterday")
+    assert code == 2
+    assert "'yesterday' is not a time such as 2026-11-22T09:30 or 2026-11-22" in err
 
 
 def test_waiting_jobs_are_cancelled_and_cleared(shop: Shop) -> None:

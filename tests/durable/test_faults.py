@@ -24,8 +24,10 @@ import trio_lanes.durable._rules.engine as durable_engine
 from tests.support.programs import PATIENCE
 from trio_lanes import LaneConfig, RateLimit, UnknownLaneError
 from trio_lanes.durable import (
+    DurableJobError,
     DurableLanes,
     DurableState,
+    NoRetry,
     SqliteStore,
     StoreError,
     StoreLockedError,
@@ -179,7 +181,10 @@ def make_older(path: Path) -> None:
     for column in ("alone", "company", "cost"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("DROP TABLE turns")
-    connection.execute("DROP INDEX jobs_ready")
+    for index in ("jobs_ready", "jobs_name", "jobs_letters", "jobs_error"):
+        connection.execute(f"DROP INDEX {index}")
+    connection.execute("ALTER TABLE jobs DROP COLUMN error")
+    connection.execute("CREATE INDEX jobs_dead ON jobs (lane) WHERE state = 'dead'")
     ready = "jobs (lane, priority, ready) WHERE ready IS NOT NULL AND shelf = 0"
     connection.execute(f"CREATE INDEX jobs_ready ON {ready}")
     connection.execute("CREATE INDEX jobs_unhandled ON jobs (name) WHERE shelf = 1")
@@ -193,8 +198,14 @@ def make_older(path: Path) -> None:
 async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_there(
     tmp_path: Path,
 ) -> None:
+    async def refuse(payload: object) -> None:
+        raise NoRetry("no")
+
     path = tmp_path / "jobs.db"
-    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo, "refuse": refuse}) as lanes:
+        failed = await lanes.submit("refuse")
+        with pytest.raises(DurableJobError):
+            await failed.wait()
         await lanes.pause("main")
         job = await lanes.submit("echo", "x", session="s", key="k")
     async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
@@ -213,6 +224,8 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
         assert (await lanes.submit("echo", "x", session="s", key="k")).id == job.id
         assert len((await lanes.statistics()).store) == 32
+        (letter,) = await lanes.dead(error="trio_lanes.durable.NoRetry", failed=True)
+        assert letter.id == failed.id
         async with open_durable_lanes(SqliteStore(path), {}, worker=False) as asking:
             await asking.resume("main")
         assert await lanes.job(job.id).wait() == "x"

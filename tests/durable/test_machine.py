@@ -35,6 +35,7 @@ from trio_lanes.durable._contract.records import (
     Opening,
     Postponed,
     Released,
+    Selection,
     Step,
     Succeeded,
 )
@@ -367,7 +368,7 @@ class StoreMachine(RuleBasedStateMachine):
         number, before = clear(self.engine, lane, session, "{}", limit=3)
         while before is not None:  # others may do something in between, but nothing is lost
             self.commit()
-            more, before = clear(self.engine, lane, session, "{}", before=before, limit=3)
+            more, before = clear(self.engine, lane, session, "{}", after=before, limit=3)
             number += more
         assert number == len(gone)
         self.commit()
@@ -399,11 +400,11 @@ class StoreMachine(RuleBasedStateMachine):
         if job is None:
             return
         if data.draw(st.booleans()):
-            assert purge(self.engine, job.id, None, None, failed=False, limit=9) == 1
+            assert purge(self.engine, Selection(id=job.id), limit=9) == (1, None)
             self.leave(job, "purged")
             del self.jobs[job.id]
         else:
-            assert requeue(self.engine, job.id)
+            assert requeue(self.engine, Selection(id=job.id), limit=9) == (1, None)
             job.state, job.crashes, job.cancelling = "waiting", 0, False
             job.alone = job.company = 0
             if job.session is not None and job.id not in self.lines[job.session]:

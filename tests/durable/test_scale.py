@@ -7,9 +7,11 @@ promises are about: a million jobs.
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,19 @@ from trio_lanes.durable import (
     JobDeadError,
     MemoryStore,
     RetryPolicy,
+    Selection,
     SqliteStore,
     Store,
     Submission,
     open_durable_lanes,
 )
+from trio_lanes.durable._sqlite import schema
+from trio_lanes.durable._sqlite.tables import SqliteTables
 
 pytestmark = pytest.mark.real_processes
 
 MANY = 1_000_000 if os.environ.get("TRIO_LANES_LONG_TESTS") else 10_000
+LETTERS = frozenset({DurableState.DEAD, DurableState.FAILED})
 SMALL = 1_000 if MANY == 1_000_000 else 100
 CLOCK = "perf_counter" if MANY == 1_000_000 else "process_time"
 """What seconds are measured with; a machine that is busy must not fail the suite."""
@@ -215,3 +221,28 @@ async def test_very_many_dead_jobs_are_purged_in_portions(
         assert await lanes.purge() == 24
         assert await lanes.purge() == 0
         assert await lanes.dead() == []
+
+
+@pytest.mark.parametrize(
+    ("of", "index"),
+    [
+        (Selection(name="send"), "jobs_name (name=?"),
+        (Selection(name="send", states=LETTERS), "jobs_letters (id>?"),
+        (Selection(states=LETTERS), "jobs_letters (id>?"),
+        (Selection(states=LETTERS, name="send", error="KeyError"), "jobs_error (error=?"),
+        (Selection(states=frozenset({DurableState.RUNNING})), "jobs_running (id>?"),
+        (Selection(since=1.0, until=2.0), "PRIMARY KEY (rowid>? AND rowid<?)"),
+    ],
+    ids=["handler", "dead of a handler", "dead", "error", "running", "time"],
+)
+def test_a_listing_in_sqlite_goes_by_an_index_and_sorts_nothing(of: Selection, index: str) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    with closing(connection):
+        schema.fill(connection)
+        asked: list[str] = []
+        connection.set_trace_callback(asked.append)
+        assert SqliteTables(connection, "of a test").select(of, 0, 10, 0.0) == []
+        connection.set_trace_callback(None)
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}")]
+    assert len(plan) == 1
+    assert index in plan[0]

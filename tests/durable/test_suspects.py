@@ -23,6 +23,7 @@ from trio_lanes.durable._contract.records import (
     LaneLimit,
     Postponed,
     Released,
+    Selection,
     Succeeded,
 )
 from trio_lanes.durable.testing._bench import LEASE, Played, opening, ticket
@@ -126,8 +127,8 @@ async def test_a_requeued_job_is_no_suspect(mock_clock: MockClock) -> None:
     await submitted(memory, job(0))
     await crash(memory, mock_clock, 3)
     async with instance(memory) as store:
-        (dead,) = await store.dead(None, None, 9, 0, False)
-        assert await store.requeue(dead.id, ticket())
+        (dead,) = await store.jobs(Selection(states=frozenset({DurableState.DEAD})), 0, 9)
+        assert await store.requeue(Selection(id=dead.id), ticket()) == 1
     await submitted(memory, job(1))
     assert await crash(memory, mock_clock) == 2
 
@@ -238,8 +239,8 @@ async def test_a_run_that_has_lent_its_slot_is_no_company(mock_clock: MockClock)
 
 
 async def all_of(store: Played) -> list[DurableStatus]:
-    live = [DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING]
-    return await store.store.jobs(live, None, None, 0, 100)
+    live = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
+    return await store.store.jobs(Selection(states=live), 0, 100)
 
 
 async def test_a_suspect_that_waits_for_a_job_that_is_kept_off_gets_it_in_the_end(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
 from .. import UnknownLaneError, resolve_global_lane
@@ -109,10 +109,14 @@ async def jobs(
     ids: Sequence[int],
     name: str | None,
     states: Sequence[str],
+    handler: str | None,
+    error: str | None,
+    since: float | None,
+    until: float | None,
     after: int,
     limit: int,
 ) -> Answer:
-    """List jobs by id, or the first jobs of the store, a lane or a session, in some states."""
+    """List jobs by id, or the first jobs of the store that all options fit."""
     if ids:
         return await _jobs_by_id(lanes, ids)
     await _check_name(lanes, name)
@@ -121,7 +125,14 @@ async def jobs(
     async with progress("reading", limit) as advance:
         while len(found) < limit:
             page = await lanes.jobs(
-                name, states=wanted, after=after, limit=min(PAGE, limit - len(found))
+                name,
+                states=wanted,
+                handler=handler,
+                error=error,
+                since=since,
+                until=until,
+                after=after,
+                limit=min(PAGE, limit - len(found)),
             )
             if not page:
                 break
@@ -172,12 +183,20 @@ async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
 
 
 async def dead(
-    lanes: DurableLanes, name: str | None, failed: bool, after: int, limit: int
+    lanes: DurableLanes,
+    name: str | None,
+    handler: str | None,
+    error: str | None,
+    failed: bool,
+    after: int,
+    limit: int,
 ) -> Answer:
     """List the oldest dead jobs; with ``failed``, also failed jobs."""
     await _check_name(lanes, name)
     async with progress("reading"):
-        found = await lanes.dead(name, limit=limit + 1, after=after, failed=failed)
+        found = await lanes.dead(
+            name, handler=handler, error=error, failed=failed, after=after, limit=limit + 1
+        )
     more = []
     if len(found) > limit:
         del found[limit:]
@@ -236,42 +255,58 @@ async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) ->
 
 
 async def requeue(
-    lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool, failed: bool
+    lanes: DurableLanes,
+    ids: Sequence[int],
+    name: str | None,
+    handler: str | None,
+    error: str | None,
+    all_: bool,
+    failed: bool,
 ) -> Answer:
-    """Queue dead jobs again: by id, or all of a lane, a session, or the store."""
-    _check_selection(ids, name, all_)
-    if not ids:
-        await _check_name(lanes, name)
-        ids = [one.id for one in await lanes.dead(name, limit=-1, failed=failed)]
-    done = []
-    async with progress("taking back", len(ids)) as advance:
-        for id in ids:  # the oldest first, so that they keep their order
-            if await lanes.requeue(id):
-                done.append(id)
-            advance(1)
-    return _done("requeued", done, ids, NO_LETTER)
+    """Queue dead jobs again: by id, all of the store, or those that the options choose."""
+    return await _letters(
+        lanes, lanes.requeue, "requeued", ids, (name, handler, error), all_=all_, failed=failed
+    )
 
 
 async def purge(
-    lanes: DurableLanes, ids: Sequence[int], name: str | None, all_: bool, failed: bool
+    lanes: DurableLanes,
+    ids: Sequence[int],
+    name: str | None,
+    handler: str | None,
+    error: str | None,
+    all_: bool,
+    failed: bool,
 ) -> Answer:
-    """Forget dead jobs: by id, or all of a lane, a session, or the store."""
-    _check_selection(ids, name, all_)
+    """Forget dead jobs: by id, all of the store, or those that the options choose."""
+    return await _letters(
+        lanes, lanes.purge, "purged", ids, (name, handler, error), all_=all_, failed=failed
+    )
+
+
+async def _letters(
+    lanes: DurableLanes,
+    act: Callable[..., Awaitable[int]],
+    word: str,
+    ids: Sequence[int],
+    chosen: tuple[str | None, str | None, str | None],
+    *,
+    all_: bool,
+    failed: bool,
+) -> Answer:
+    if sum((bool(ids), chosen != (None, None, None), all_)) != 1:
+        raise CommandError("say which: ids, or --of, --handler and --error, or --all")
     if ids:
-        done = [id for id in ids if await lanes.purge(id)]
-        return _done("purged", done, ids, NO_LETTER)
+        done = [id for id in ids if await act(id)]
+        return _done(word, done, ids, NO_LETTER)
+    name, handler, error = chosen
     await _check_name(lanes, name)
-    async with progress("forgetting dead jobs"):
-        count = await lanes.purge(name=name, failed=failed)
-    return Answer({"purged": count}, [f"purged {counted(count, 'job')}"], DONE if count else NO)
+    async with progress("looking for dead jobs"):
+        count = await act(name=name, handler=handler, error=error, failed=failed)
+    return Answer({word: count}, [f"{word} {counted(count, 'job')}"], DONE if count else NO)
 
 
 NO_LETTER: Final = "is neither dead nor failed, or is not known"
-
-
-def _check_selection(ids: Sequence[int], name: str | None, all_: bool) -> None:
-    if sum((bool(ids), name is not None, all_)) != 1:
-        raise CommandError("say which: ids, or --of a lane or session, or --all")
 
 
 def _done(word: str, done: Sequence[int], asked: Sequence[int], otherwise: str) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 
 import click
 
@@ -18,6 +19,16 @@ def seconds(text: str | float) -> float:
     if not 0 <= value < math.inf:
         raise click.BadParameter(f"{text!r} is not a number of seconds")
     return value
+
+
+def moment(text: str) -> float:
+    """Parse a time: ISO 8601, in local time unless it has an offset. Return Unix time."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (OSError, OverflowError, ValueError):
+        raise click.BadParameter(
+            f"{text!r} is not a time such as 2026-11-22T09:30 or 2026-11-22"
+        ) from None
 
 
 def name(text: str) -> str:

@@ -11,7 +11,7 @@ import trio
 from ..durable import DurableState, open_durable_lanes
 from . import _ask
 from ._answer import Answer
-from ._parameters import count, name, seconds
+from ._parameters import count, moment, name, seconds
 from ._show import show
 from ._stores import find_store
 
@@ -28,6 +28,12 @@ ALL: Final = click.Option(["--all", "all_"], is_flag=True, help="All of the stor
 FAILED: Final = click.Option(
     ["--failed"], is_flag=True, help="Also jobs that failed for good and are still remembered."
 )
+HANDLER: Final = click.Option(
+    ["--handler"], metavar="NAME", help="Only jobs for the handler of this name."
+)
+ERROR: Final = click.Option(
+    ["--error"], metavar="TYPE", help="Only jobs whose error has this type, such as ValueError."
+)
 AFTER: Final = click.Option(
     ["--after"], type=click.IntRange(0), default=0, help="Only with ids greater than this."
 )
@@ -38,6 +44,10 @@ def _limit(default: int) -> click.Option:
     return click.Option(
         ["--limit"], type=click.IntRange(1), default=default, show_default=True, help="At most."
     )
+
+
+def _time(option: str, text: str) -> click.Option:
+    return click.Option([option], type=moment, metavar="TIME", help=f"{text} ISO 8601.")
 
 
 def _ids(required: bool) -> click.Argument:
@@ -60,21 +70,29 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
                 type=click.Choice([state.value for state in DurableState]),
                 help="Only in this state; may be given more than once.",
             ),
+            HANDLER,
+            ERROR,
+            _time("--since", "Only jobs that were submitted at this time or later."),
+            _time("--until", "Only jobs that were submitted before this time."),
             AFTER,
             _limit(50),
         ),
     ),
     (_ask.why, "Show why jobs do not go on.", (_ids(required=True),)),
-    (_ask.dead, "List dead jobs, the oldest first.", (OF, FAILED, AFTER, _limit(50))),
+    (
+        _ask.dead,
+        "List dead jobs, the oldest first.",
+        (OF, HANDLER, ERROR, FAILED, AFTER, _limit(50)),
+    ),
     (
         _ask.requeue,
         "Queue dead or failed jobs again, with attempts and crashes at 0.",
-        (_ids(required=False), OF, ALL, FAILED),
+        (_ids(required=False), OF, HANDLER, ERROR, ALL, FAILED),
     ),
     (
         _ask.purge,
         "Forget dead or failed jobs, and their keys.",
-        (_ids(required=False), OF, ALL, FAILED),
+        (_ids(required=False), OF, HANDLER, ERROR, ALL, FAILED),
     ),
     (
         _ask.pause,

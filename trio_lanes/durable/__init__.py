@@ -37,6 +37,7 @@ from .store import Opening as Opening
 from .store import PayloadError as PayloadError
 from .store import Postponed as Postponed
 from .store import Released as Released
+from .store import Selection as Selection
 from .store import Step as Step
 from .store import Store as Store
 from .store import StoreError as StoreError

@@ -9,6 +9,7 @@ from ._contract.errors import StoreError as StoreError
 from ._contract.errors import StoreLockedError as StoreLockedError
 from ._contract.errors import StoreUnavailableError as StoreUnavailableError
 from ._contract.errors import StoreVersionError as StoreVersionError
+from ._contract.protocol import PAGE as PAGE
 from ._contract.protocol import REMEMBERED_FOR as REMEMBERED_FOR
 from ._contract.protocol import STEP_BYTES as STEP_BYTES
 from ._contract.protocol import Store as Store
@@ -29,6 +30,7 @@ from ._contract.records import LaneLimit as LaneLimit
 from ._contract.records import Opening as Opening
 from ._contract.records import Postponed as Postponed
 from ._contract.records import Released as Released
+from ._contract.records import Selection as Selection
 from ._contract.records import Step as Step
 from ._contract.records import StoreRules as StoreRules
 from ._contract.records import SubmittedJob as SubmittedJob

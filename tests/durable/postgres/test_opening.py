@@ -8,6 +8,8 @@ import trio
 
 import trio_lanes.durable
 from trio_lanes.durable import (
+    DurableJobError,
+    NoRetry,
     PostgresStore,
     ResultGoneError,
     StoreError,
@@ -125,6 +127,40 @@ async def test_a_store_that_makes_no_tables_opens_the_tables_of_another(
         pass
     async with open_durable_lanes(looks, {}, worker=False) as lanes:
         assert (await lanes.statistics()).waiting == 0
+
+
+OLDER = """
+SET search_path = {};
+DROP INDEX jobs_name, jobs_letters, jobs_error;
+ALTER TABLE jobs DROP COLUMN error;
+CREATE INDEX jobs_dead ON jobs (id) WHERE state = 'dead';
+UPDATE meta SET schema_version = 1;
+"""
+
+
+async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_there(
+    server: Server, namespace: str
+) -> None:
+    async def refuse(payload: object) -> None:
+        raise NoRetry("no")
+
+    def store(*, make: bool = True) -> PostgresStore:
+        return PostgresStore(server.dsn(), namespace=namespace, make=make)
+
+    async with open_durable_lanes(store(), {"refuse": refuse}) as lanes:
+        job = await lanes.submit("refuse")
+        with pytest.raises(DurableJobError):
+            await job.wait()
+    server.run(OLDER.format(namespace))
+    error = await error_of(store(make=False))
+    assert isinstance(error, StoreVersionError)
+    assert "has version 1; start a worker of this version" in str(error)
+    async with open_durable_lanes(store(), {}, worker=False) as lanes:
+        (letter,) = await lanes.dead(error="trio_lanes.durable.NoRetry", failed=True)
+        assert letter.id == job.id
+        assert (await lanes.check()).problems == ()
+    async with open_durable_lanes(store(make=False), {}, worker=False) as lanes:
+        assert await lanes.purge(failed=True) == 1
 
 
 async def test_a_newer_schema_is_refused(server: Server, namespace: str) -> None:

@@ -48,16 +48,19 @@ from .records import (
     InstanceInfo,
     LaneLimit,
     Opening,
+    Selection,
     Step,
     StoreRules,
     SubmittedJob,
 )
-from .state import DurableState
 
 REMEMBERED_FOR: Final = 300.0
 """Seconds for which a store remembers the ticket of an act, and its answer."""
 STEP_BYTES: Final = 4 * 1024 * 1024
 """The most bytes of payloads and checkpoint data in the claims of one step."""
+
+PAGE: Final = 1_000
+"""The most jobs that one call lists."""
 
 
 class Store(Protocol):
@@ -193,19 +196,15 @@ class Store(Protocol):
             groups.
         """
 
-    async def requeue(self, id: int, ticket: str) -> bool:
-        """Queue a dead or failed job again, with its attempts and crashes at 0.
+    async def requeue(self, of: Selection, ticket: str) -> int:
+        """Queue dead and failed jobs again, with attempts and crashes at 0. Return how many.
 
-        Return False if the job is neither.
+        The oldest come first, in portions of at most 500, each in one atomic call. A job that dies
+        again meanwhile is not queued twice.
         """
 
-    async def purge(
-        self, id: int | None, lane: str | None, session: str | None, failed: bool, ticket: str
-    ) -> int:
-        """Forget dead jobs: all, or all of a lane or session; with ``failed`` also failed jobs.
-
-        With an ``id``, forget that dead or failed job. Return how many jobs were forgotten.
-        """
+    async def purge(self, of: Selection, ticket: str) -> int:
+        """Forget dead and failed jobs, in portions of at most 500. Return how many."""
 
     # ---- inspection
 
@@ -229,27 +228,11 @@ class Store(Protocol):
         the fronts of the lane's ready lists, and the limits and runs of the lanes of its group.
         """
 
-    async def jobs(
-        self,
-        states: Collection[DurableState],
-        lane: str | None,
-        session: str | None,
-        after: int,
-        limit: int,
-    ) -> list[DurableStatus]:
-        """Return the jobs in some states with ids greater than ``after``, in order of their ids."""
+    async def jobs(self, of: Selection, after: int, limit: int) -> list[DurableStatus]:
+        """Return the first ``limit`` jobs with ids above ``after``, in order of their ids.
 
-    async def dead(
-        self,
-        lane: str | None,
-        session: str | None,
-        limit: int,
-        after: int,
-        failed: bool,
-    ) -> list[DurableStatus]:
-        """Return the dead jobs with ids greater than ``after``, in order of their ids.
-
-        With ``failed``, failed jobs are among them.
+        Args:
+          limit: at most ``PAGE``; fewer jobs mean that there are no more.
         """
 
     async def statistics(self) -> DurableStatistics:

@@ -169,6 +169,26 @@ class Finish:
 
 Outcome: TypeAlias = Succeeded | Failed | Died | Postponed | Cancelled | Released
 
+
+@final
+@attrs.frozen(kw_only=True)
+class Selection:
+    """The jobs that a listing or an order is for: each field that is given narrows it."""
+
+    id: int | None = None
+    states: frozenset[DurableState] = frozenset(DurableState)
+    lane: str | None = None
+    session: str | None = None
+    name: str | None = None
+    """The handler's name."""
+    error: str | None = None
+    """The type of the error of a dead or failed job, as ``DurableJobError.type``."""
+    since: float | None = None
+    """Only jobs that were submitted at this Unix time or later."""
+    until: float | None = None
+    """Only jobs that were submitted before this Unix time."""
+
+
 # ---- from a store to lanes
 
 

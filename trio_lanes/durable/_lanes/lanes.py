@@ -15,7 +15,7 @@ from ..._actors.options import lane_config
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, session_key
 from .._contract.errors import ResultGoneError, UnknownHandlerError
-from .._contract.protocol import Store
+from .._contract.protocol import PAGE, Store
 from .._contract.records import (
     CheckReport,
     DurableBlocker,
@@ -23,6 +23,7 @@ from .._contract.records import (
     DurableStatus,
     InstanceInfo,
     LaneLimit,
+    Selection,
     StoreRules,
     SubmittedJob,
 )
@@ -274,44 +275,71 @@ class DurableLanes(Endable):
         self,
         name: str | None = None,
         *,
-        limit: int = 100,
-        after: int = 0,
+        handler: str | None = None,
+        error: str | None = None,
         failed: bool = False,
+        after: int = 0,
+        limit: int = 100,
     ) -> list[DurableStatus]:
         """Return the oldest dead jobs: of the store, or of a lane or session.
 
         Args:
-          after: only jobs with ids greater than this.
+          handler: only jobs for the handler of this name.
+          error: only jobs whose error has this type, as ``DurableJobError.type`` shows it:
+            ``"ValueError"``, ``"httpx.ConnectError"``, or ``"crash"``.
           failed: also failed jobs, which the store keeps for ``result_ttl``.
+          after: only jobs with ids greater than this.
+
+        Raises:
+          TypeError, ValueError: for a bad argument.
         """
-        lane, session = _target(name)
-        limit, after = _number("limit", limit), _number("after", after)
-        _check.boolean("failed", failed)
-        return await self._store.dead(lane, session, limit, after, failed)
+        of = _selection(name, handler=handler, error=error, states=_letters(failed))
+        return await self._list(of, after, limit)
 
-    async def requeue(self, id: int) -> bool:
-        """Queue a dead or failed job again; return False if it is neither.
-
-        Its attempts and crashes are counted from 0. It joins the tail of its session, or has its
-        old place if it kept its session closed. Its checkpoint data are kept: they may say which
-        effects must not be repeated.
-        """
-        return await self._store.requeue(_check.whole("id", id), new_ticket())
-
-    async def purge(
-        self, id: int | None = None, *, name: str | None = None, failed: bool = False
+    async def requeue(
+        self,
+        id: int | None = None,
+        *,
+        name: str | None = None,
+        handler: str | None = None,
+        error: str | None = None,
+        failed: bool = False,
     ) -> int:
-        """Forget a dead or failed job; or all dead jobs of the store, or of a lane or session.
+        """Queue a dead or failed job again; or all dead jobs of the store, or a part of them.
 
-        Their keys are free again, and sessions that they kept closed are open. Return how many.
+        Attempts and crashes are counted from 0. A job joins the tail of its session, or has its
+        old place if it kept its session closed; the oldest job comes first. Checkpoint data are
+        kept: they may say which effects must not be repeated. Return how many jobs were queued: 0
+        if the job is neither dead nor failed. Many jobs are queued in portions of 500, and it is
+        not cancelled between them.
 
         Args:
-          failed: without an ``id``, forget failed jobs as well.
+          name: without an ``id``, only jobs of this lane or session.
+          handler, error: without an ``id``, only these jobs; see `dead`.
+          failed: without an ``id``, failed jobs as well.
+
+        Raises:
+          TypeError, ValueError: for a bad argument.
         """
-        if id is not None:
-            _check.whole("id", id)
-        _check.boolean("failed", failed)
-        return await self._store.purge(id, *_target(name), failed, new_ticket())
+        of = _one_or_many(id, name, handler, error, failed)
+        return await self._store.requeue(of, new_ticket())
+
+    async def purge(
+        self,
+        id: int | None = None,
+        *,
+        name: str | None = None,
+        handler: str | None = None,
+        error: str | None = None,
+        failed: bool = False,
+    ) -> int:
+        """Forget a dead or failed job; or all dead jobs of the store, or a part of them.
+
+        Their keys are free again, and sessions that they kept closed are open. Return how many.
+        The arguments, the portions and the errors are those of `requeue`.
+        """
+        of = _one_or_many(id, name, handler, error, failed)
+        return await self._store.purge(of, new_ticket())
 
     # ---- inspection
 
@@ -324,18 +352,49 @@ class DurableLanes(Endable):
         name: str | None = None,
         *,
         states: Collection[DurableState] = tuple(DurableState),
+        handler: str | None = None,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
         after: int = 0,
         limit: int = 100,
     ) -> list[DurableStatus]:
         """Return up to ``limit`` jobs in order of their ids: of the store, or of a lane or session.
 
         For more, call it again with the last id as ``after``. Ended jobs are among them for
-        ``result_ttl``.
+        ``result_ttl``. The store is read in pages of 1,000 jobs, and may change between two.
+
+        Args:
+          handler: only jobs for the handler of this name.
+          error: only dead and failed jobs whose error has this type; see `dead`.
+          since: only jobs that were submitted at this Unix time or later.
+          until: only jobs that were submitted before this Unix time.
+
+        Raises:
+          TypeError, ValueError: for a bad argument.
         """
-        lane, session = _target(name)
+        of = _selection(
+            name,
+            handler=handler,
+            error=error,
+            states=frozenset(map(DurableState, states)),
+            since=since,
+            until=until,
+        )
+        return await self._list(of, after, limit)
+
+    async def _list(self, of: Selection, after: int, limit: int) -> list[DurableStatus]:
         after, limit = _number("after", after), _number("limit", limit)
-        wanted = frozenset(map(DurableState, states))
-        return await self._store.jobs(wanted, lane, session, after, limit)
+        if limit < 0:
+            limit = GREATEST
+        found: list[DurableStatus] = []
+        while True:
+            most = min(PAGE, limit - len(found))
+            page = await self._store.jobs(of, after, most)
+            found += page
+            if len(page) < most or len(found) == limit:
+                return found
+            after = page[-1].id
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...]:
         """Return why a job does not go on, as the next step would find it.
@@ -373,6 +432,44 @@ def _target(name: str | None) -> tuple[str | None, str | None]:
     if name.strip().startswith(SESSION_PREFIX):
         return None, text("session", session_key(name))
     return resolve_global_lane(name), None
+
+
+def _selection(
+    name: str | None,
+    *,
+    handler: str | None,
+    error: str | None,
+    states: frozenset[DurableState],
+    since: float | None = None,
+    until: float | None = None,
+) -> Selection:
+    """Check the arguments that choose jobs; return the record for the store."""
+    lane, session = _target(name)
+    return Selection(
+        states=states,
+        lane=lane,
+        session=session,
+        name=None if handler is None else text("handler", handler),
+        error=None if error is None else text("error", error),
+        since=None if since is None else _check.finite_seconds("since", since),
+        until=None if until is None else _check.finite_seconds("until", until),
+    )
+
+
+def _one_or_many(
+    id: int | None, name: str | None, handler: str | None, error: str | None, failed: bool
+) -> Selection:
+    of = _selection(name, handler=handler, error=error, states=_letters(failed))
+    if id is None:
+        return of
+    if of != Selection(states=of.states):
+        raise ValueError("give the id of a job, or a name, handler or error, not both")
+    return Selection(id=_number("id", id), states=_letters(True))
+
+
+def _letters(failed: bool) -> frozenset[DurableState]:
+    _check.boolean("failed", failed)
+    return frozenset({DurableState.DEAD, DurableState.FAILED} if failed else {DurableState.DEAD})
 
 
 def _policy(retry: object) -> RetryPolicy | None:

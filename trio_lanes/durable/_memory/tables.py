@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, final
 
-from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
-from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING, DurableState
+from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
+from .._contract.state import ENDED, PARKED, RUNNING, WAITING
 from .._rules.answers import Answers
 from .._rules.job_record import LENT_SLOT, ON_LIST, WANTS_SLOT, JobRecord
 from .._rules.tables import LastStep
@@ -152,30 +152,18 @@ class MemoryTables:
             jobs.sort(key=lambda job: job.place or 0)
         return jobs[-limit:]
 
-    def dead(
-        self, lane: str | None, session: str | None, after: int, limit: int
-    ) -> list[JobRecord]:
-        return self.beyond({DEAD}, lane, session, after, limit, 0.0)
-
-    def failed(
-        self, lane: str | None, session: str | None, after: int, limit: int, now: float
-    ) -> list[JobRecord]:
-        return self.beyond({FAILED}, lane, session, after, limit, now)
-
-    def beyond(
-        self,
-        states: Collection[DurableState],
-        lane: str | None,
-        session: str | None,
-        after: int,
-        limit: int,
-        now: float,
-    ) -> list[JobRecord]:
+    def select(self, of: Selection, after: int, limit: int, now: float) -> list[JobRecord]:
         jobs = [
             job
             for id, job in self._jobs.items()
-            if id > after and job.state in states and _of(job, lane, session)
-            if job.state not in ENDED or _due(job) > now
+            if id > after and (job.state not in ENDED or _due(job) > now)
+            if job.state in of.states
+            and _of(job, of.lane, of.session)
+            and of.id in (None, id)
+            and of.name in (None, job.name)
+            and of.error in (None, job.error)
+            and (of.since is None or of.since <= job.submitted_at)
+            and (of.until is None or of.until > job.submitted_at)
         ]
         return jobs if limit < 0 else jobs[:limit]
 

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -24,7 +24,7 @@ from .._contract.errors import StoreError, StoreVersionError
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 OLDEST_SERVER: Final = 130_000
 
 SCHEMA: Final = """
@@ -69,6 +69,7 @@ CREATE TABLE jobs (
     cancel text,
     checkpoint text,
     outcome text,
+    error text,                     -- the type of the error of a dead or failed job
     submitted_at double precision NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 -- a hash, since a key or a session may be longer than the entry of an index
@@ -80,7 +81,10 @@ CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
 CREATE INDEX jobs_parked ON jobs (due, id) WHERE state = 'parked';
 CREATE INDEX jobs_ended ON jobs (due) WHERE state IN ('succeeded', 'failed', 'cancelled');
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
-CREATE INDEX jobs_dead ON jobs (id) WHERE state = 'dead';
+-- a hash, since a name or an error may be longer than the entry of an index
+CREATE INDEX jobs_name ON jobs (md5(name), id);
+CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
+CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
 
 CREATE TABLE counts (               -- of jobs that have not ended
     lane text NOT NULL,
@@ -182,6 +186,19 @@ BEGIN
 END $$;
 """
 
+MIGRATIONS: Final[dict[int, LiteralString]] = {
+    1: """
+ALTER TABLE jobs ADD COLUMN error text;
+UPDATE jobs SET error = coalesce(outcome::json ->> 'type', 'crash')
+    WHERE state IN ('dead', 'failed');
+DROP INDEX jobs_dead;
+CREATE INDEX jobs_name ON jobs (md5(name), id);
+CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
+CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
+""",
+}
+"""By schema version, the script that makes the next version."""
+
 
 def channel_of(namespace: str) -> str:
     """Return the name of the channel on which the instances of a store notify each other."""
@@ -239,26 +256,43 @@ def prepare(
     *,
     make: bool = True,
 ) -> None:
-    """Make the tables of a namespace, unless they exist.
+    """Make the tables of a namespace, or bring them to the version of this library.
 
     Raises:
       StoreError: if they do not exist, and ``make`` is False.
-      StoreVersionError: if the schema has a newer version, or belongs to another program.
+      StoreVersionError: if the schema has a newer version, or belongs to another program; or if it
+        has an older version, and ``make`` is False.
     """
     if not make:
-        if not _version(connection, namespace, name):
+        version = _version(connection, namespace, name)
+        if not version:
             raise StoreError(
                 f"{name} has no store in the schema {namespace!r}: a worker makes it at its start"
+            )
+        if version != SCHEMA_VERSION:
+            raise StoreVersionError(
+                f"the schema {namespace!r} of {name} has version {version}; start a worker of this "
+                f"version of trio_lanes first, which brings it to version {SCHEMA_VERSION}"
             )
         return
     with connection.transaction():
         # several processes may make one store; the lock ends with the transaction
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (channel_of(namespace),))
-        if _version(connection, namespace, name):
+        version = _version(connection, namespace, name)
+        if version == SCHEMA_VERSION:
             return
-        if not _exists(connection, namespace):
+        if not version and not _exists(connection, namespace):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(namespace)))
         connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(namespace)))
+        if version:
+            connection.execute("SELECT FROM meta FOR UPDATE")  # no instance is in a transaction
+            for older in range(version, SCHEMA_VERSION):
+                connection.execute(sql.SQL(MIGRATIONS[older]))
+            # with another `version`, instances drop what they have cached
+            connection.execute(
+                "UPDATE meta SET schema_version = %s, version = version + 1", (SCHEMA_VERSION,)
+            )
+            return
         connection.execute(
             sql.SQL(SCHEMA).format(
                 program=sql.SQL(PROGRAM),
@@ -303,9 +337,9 @@ def _version(connection: psycopg.Connection, namespace: str, name: str) -> int:
             f"the schema {namespace!r} of {name} belongs to another program; "
             "choose another namespace"
         )
-    if row[1] != SCHEMA_VERSION:
+    if row[1] != SCHEMA_VERSION and row[1] not in MIGRATIONS:
         raise StoreVersionError(
             f"the schema {namespace!r} of {name} has version {row[1]}; this version of trio_lanes "
-            f"reads version {SCHEMA_VERSION}: install a newer version"
+            f"reads versions up to {SCHEMA_VERSION}: install a newer version"
         )
     return int(row[1])

@@ -30,8 +30,8 @@ from typing import Any, Final, LiteralString, final
 import psycopg
 
 from .._contract.protocol import STEP_BYTES
-from .._contract.records import Ended, SubmittedJob
-from .._contract.state import DEAD, ENDED, FAILED, RUNNING, WAITING, DurableState
+from .._contract.records import Ended, Selection, SubmittedJob
+from .._contract.state import DEAD, ENDED, FAILED, RUNNING, WAITING
 from .._rules.claims import PRIORITIES, bytes_of
 from .._rules.engine_store import Hints
 from .._rules.job_record import WANTS_SLOT, JobRecord
@@ -53,9 +53,12 @@ FORGET_EVERY: Final = 1.0
 NOTIFIED: Final = 300
 """How many ended jobs a notice names; with more it names none, and every waiter looks."""
 
+OUT_OF_ORDER: Final = 60.0
+"""Seconds by which the numbers may be ahead of the time, after very many in a second."""
 READ_AT_ONCE: Final = 500
 """How many jobs are in memory while all are read."""
 
+_LETTERS: Final = frozenset({DEAD, FAILED})
 _COUNTS: Final = "SELECT lane, state, name, n FROM counts WHERE n <> 0"
 _BY_ID: Final = f"SELECT {SELECTED} FROM jobs j WHERE j.id = ANY(%s)"
 _BY_KEY: Final = f"SELECT {SELECTED} FROM jobs j WHERE j.key = ANY(%s)"
@@ -508,40 +511,40 @@ class PostgresTables(SmallTables):
         )
         return queued + delayed
 
-    def dead(
-        self, lane: str | None, session: str | None, after: int, limit: int
-    ) -> list[JobRecord]:
-        return self.beyond((DEAD,), lane, session, after, limit, 0.0)
-
-    def failed(
-        self, lane: str | None, session: str | None, after: int, limit: int, now: float
-    ) -> list[JobRecord]:
-        return self.beyond((FAILED,), lane, session, after, limit, now)
-
-    def beyond(
-        self,
-        states: Collection[DurableState],
-        lane: str | None,
-        session: str | None,
-        after: int,
-        limit: int,
-        now: float,
-    ) -> list[JobRecord]:
+    def select(self, of: Selection, after: int, limit: int, now: float) -> list[JobRecord]:
         self._flush()
         # written out, so that the server can use the index of one state
-        named = ", ".join(f"'{state.value}'" for state in states)
-        conditions = [f"j.state IN ({named})", "j.id > %(after)s"] if states else ["false"]
-        if lane is not None:
-            conditions.append("j.lane = %(lane)s")
-        if session is not None:
-            conditions.append("j.session = %(session)s")
-        if not ENDED.isdisjoint(states):
+        named = ", ".join(f"'{state.value}'" for state in of.states)
+        conditions = [f"j.state IN ({named})", "j.id > %(after)s"] if of.states else ["false"]
+        values = {
+            "id": of.id,
+            "lane": of.lane,
+            "session": of.session,
+            "name": of.name,
+            "error": of.error,
+        }
+        for column, value in values.items():
+            if value is not None:
+                conditions.append(f"j.{column} = %({column})s")
+                if column in ("name", "error"):
+                    conditions.append(f"md5(j.{column}) = md5(%({column})s)")
+        # an id is greater than the microseconds of the time of its submission, by little
+        if of.since is not None:
+            conditions.append("j.submitted_at >= %(since)s")
+            after = max(after, _number_at(of.since) - 1)
+        if of.until is not None:
+            conditions.append("j.submitted_at < %(until)s AND j.id < %(before)s")
+        if of.states <= _LETTERS:
+            conditions.append("j.error IS NOT NULL")
+        if not ENDED.isdisjoint(of.states):
             conditions.append(f"(j.due > %(now)s OR {_LIVE})")
         return self._rows.select(
             f"{' AND '.join(conditions)} ORDER BY j.id LIMIT %(limit)s",
             {
-                "lane": lane,
-                "session": session,
+                **values,
+                "since": of.since,
+                "until": of.until,
+                "before": None if of.until is None else _number_at(of.until + OUT_OF_ORDER),
                 "after": after,
                 "now": now,
                 "limit": None if limit < 0 else limit,
@@ -650,6 +653,11 @@ def _is_all(jobs: Sequence[JobRecord], limit: int) -> bool:
 def _last_of(front: ListFront) -> int:
     last = front.last()
     return -(2**63) if last is None else last
+
+
+def _number_at(time: float) -> int:
+    """Return the number that a store gives out at a time, within the range of numbers."""
+    return int(max(0.0, min(time, 9e12)) * 1_000_000)
 
 
 def _notice(me: str, look: bool, ended: Sequence[int]) -> str:

@@ -293,8 +293,9 @@ class Engine(Queues):
                 job = _record(attrs.evolve(item, key=None, delay=0.0), self.now)
                 job.id = self.tables.next_number()
                 job.state = DEAD
+                job.error = type(error).__name__
                 job.outcome = json.dumps(
-                    {"type": type(error).__name__, "message": str(error), "traceback": ""}
+                    {"type": job.error, "message": str(error), "traceback": ""}
                 )
                 self.tables.insert(job)
             return

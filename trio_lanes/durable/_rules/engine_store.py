@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar, final
 
 import trio
 
+from .._contract.protocol import PAGE
 from .._contract.records import (
     CheckReport,
     DurableBlocker,
@@ -19,11 +20,11 @@ from .._contract.records import (
     GroupLimit,
     InstanceInfo,
     LaneLimit,
+    Selection,
     Step,
     StoreRules,
     SubmittedJob,
 )
-from .._contract.state import DurableState
 from . import inspection, orders
 from .blockers import blockers
 from .engine import Engine
@@ -35,7 +36,7 @@ MAX_PAYLOAD: Final = 1024 * 1024
 PATIENCE: Final = 5.0
 MOST_ALIVE: Final = 10_000
 AT_ONCE: Final = 500
-"""How many jobs one transaction clears or purges; other transactions can run between two."""
+"""How many jobs one transaction clears, requeues or purges; others can run between two."""
 
 
 @final
@@ -219,17 +220,8 @@ class EngineStore(ABC):
         return await self._once(ticket, lambda engine: orders.cancel(engine, id, outcome))
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        with trio.CancelScope(shield=True):  # a clear is done as a whole
-            act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
-            cleared, before = await self._once(ticket, act)
-            while before is not None:
-                # each portion is an act of its own, which has the same name if it is asked again
-                number, before = await self._once(
-                    f"{ticket} {cleared}", partial(act, before=before)
-                )
-                cleared += number
-        return cleared
+        act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
+        return await self._in_portions(act, ticket)
 
     async def pause(
         self, lane: str | None, session: str | None, seconds: float, ticket: str
@@ -248,19 +240,27 @@ class EngineStore(ABC):
     ) -> None:
         await self._once(ticket, lambda engine: orders.configure(engine, lanes, groups, rules))
 
-    async def requeue(self, id: int, ticket: str) -> bool:
-        return await self._once(ticket, lambda engine: orders.requeue(engine, id))
+    async def requeue(self, of: Selection, ticket: str) -> int:
+        return await self._in_portions(partial(orders.requeue, of=of, limit=AT_ONCE), ticket)
 
-    async def purge(
-        self, id: int | None, lane: str | None, session: str | None, failed: bool, ticket: str
-    ) -> int:
-        act = partial(orders.purge, id=id, lane=lane, session=session, failed=failed, limit=AT_ONCE)
-        purged = number = await self._once(ticket, act)
-        while number == AT_ONCE:
-            number = await self._once(f"{ticket} {purged}", act)
-            purged += number
+    async def purge(self, of: Selection, ticket: str) -> int:
+        purged = await self._in_portions(partial(orders.purge, of=of, limit=AT_ONCE), ticket)
         self._wake_waiters()
         return purged
+
+    async def _in_portions(self, act: Callable[..., tuple[int, int | None]], ticket: str) -> int:
+        """Do an act in portions, as a whole; other transactions can run between two.
+
+        It returns how many jobs a portion had, and where the next begins. Each portion is an act of
+        its own, which has the same name if it is asked again.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True):
+            done, after = await self._once(ticket, act)
+            while after is not None:
+                number, after = await self._once(f"{ticket} {done}", partial(act, after=after))
+                done += number
+        return done
 
     # ---- inspection
 
@@ -280,31 +280,9 @@ class EngineStore(ABC):
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
         return await self._read(lambda queues: blockers(queues, id))
 
-    async def jobs(
-        self,
-        states: Collection[DurableState],
-        lane: str | None,
-        session: str | None,
-        after: int,
-        limit: int,
-    ) -> list[DurableStatus]:
+    async def jobs(self, of: Selection, after: int, limit: int) -> list[DurableStatus]:
         jobs = await self._read(
-            lambda engine: engine.tables.beyond(states, lane, session, after, limit, engine.now),
-            long=True,
-        )
-        return [inspection.status_of(job) for job in jobs]
-
-    async def dead(
-        self,
-        lane: str | None,
-        session: str | None,
-        limit: int,
-        after: int,
-        failed: bool,
-    ) -> list[DurableStatus]:
-        jobs = await self._read(
-            lambda engine: orders.dead_letters(engine, lane, session, after, limit, failed=failed),
-            long=True,
+            lambda engine: engine.tables.select(of, after, min(limit, PAGE), engine.now), long=True
         )
         return [inspection.status_of(job) for job in jobs]
 

@@ -59,6 +59,8 @@ class JobRecord:
     """The recorded cancellation, as JSON text."""
     checkpoint: str | None = None
     outcome: str | None = None
+    error: str | None = None
+    """The type of the error of a dead or failed job; of every other job None."""
     submitted_at: float
 
 

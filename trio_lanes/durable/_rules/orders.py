@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
 
 from ... import UnknownLaneError
-from .._contract.records import GroupLimit, LaneLimit
+from .._contract.records import GroupLimit, LaneLimit, Selection
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, RUNNING, WAITING
 from . import rates
 from .job_record import SESSION_PAUSED, JobRecord
@@ -54,29 +54,29 @@ def clear(
     outcome: str,
     *,
     limit: int,
-    before: int | None = None,
+    after: int | None = None,
 ) -> tuple[int, int | None]:
     """End the waiting and parked jobs of a lane or session, at most ``limit`` of them.
 
-    Several transactions clear very many jobs, so that others can run between them. Each ends only
-    jobs with ids below ``before``: jobs that were accepted later are not cleared. The last of them
-    opens a session that a dead job held closed.
+    Several transactions clear very many jobs, so that others can run between them. Each begins
+    after the former, at the end: it ends only jobs with ids below ``after``. Jobs that were
+    accepted later are not cleared. The last of them opens a session that a dead job held closed.
 
-    Return how many jobs were ended, and ``before`` for the next call; None: there are no more.
+    Return how many jobs were ended, and ``after`` for the next call; None: there are no more.
     """
     tables = queues.tables
     if lane is not None:
         known_lane(queues, lane)
-    if before is None:
-        before = tables.next_number()
-    jobs = tables.clearable(lane, session, before, limit)
+    if after is None:
+        after = tables.next_number()
+    jobs = tables.clearable(lane, session, after, limit)
     # from the tail: if the head ended first, each of its successors would become ready in turn
     for job in sorted(jobs, key=lambda job: -(job.place or 0)):
         queues.end(job, CANCELLED, outcome)
     if len(jobs) == limit:
-        return limit, min(job.id for job in jobs) if session is None else before
+        return limit, min(job.id for job in jobs) if session is None else after
     if session is not None:
-        for job in tables.dead(None, session, 0, -1):
+        for job in tables.select(Selection(states=_DEAD, session=session), 0, -1, queues.now):
             _open_session(queues, job)
     return len(jobs), None
 
@@ -174,17 +174,18 @@ def _replace(
 _FORGETTABLE = {state.value for state in ENDED}
 
 
-def requeue(queues: Queues, id: int) -> bool:
-    """Queue a dead or failed job again: in its old place if it kept that, else at the tail.
+def requeue(queues: Queues, of: Selection, *, limit: int, after: int = 0) -> tuple[int, int | None]:
+    """Queue dead and failed jobs again: in their old places if they kept them, else at the tails.
 
-    Its attempts and crashes are counted from 0; it keeps its last checkpoint.
+    Attempts and crashes are counted from 0; a job keeps its last checkpoint. Return how many, and
+    ``after`` for the next call; None: there are no more. So a job that dies again while further
+    portions are queued is not queued twice.
     """
-    job = queues.known(id)
-    if job is None or job.state not in _REQUEUABLE:
-        return False
-    queues.tables.update(job, attempts=0, crashes=0, alone=0, company=0, cancel=None, due=None)
-    revive(queues, job)
-    return True
+    jobs = _letters(queues, of, after, limit)
+    for job in jobs:
+        queues.tables.update(job, attempts=0, crashes=0, alone=0, company=0, cancel=None, due=None)
+        revive(queues, job)
+    return _portion(jobs, limit)
 
 
 def revive(queues: Queues, job: JobRecord) -> None:
@@ -194,47 +195,40 @@ def revive(queues: Queues, job: JobRecord) -> None:
         if job.session is not None:
             queues.promote_session(job.session)
         queues.append(job)
-    queues.advance(job, WAITING, place=job.place, ready=job.ready, shelf=job.shelf, outcome=None)
+    queues.advance(
+        job,
+        WAITING,
+        place=job.place,
+        ready=job.ready,
+        shelf=job.shelf,
+        outcome=None,
+        error=None,
+    )
     if held:
         queues.list_next_head(job.session)
 
 
-def purge(
-    queues: Queues,
-    id: int | None,
-    lane: str | None,
-    session: str | None,
-    *,
-    failed: bool,
-    limit: int,
-) -> int:
-    """Forget dead jobs and their keys, at most ``limit`` of them. Return how many.
-
-    With an ``id``, forget that dead or failed job; with ``failed``, also failed jobs.
-    """
-    if id is not None:
-        job = queues.known(id)
-        jobs = [] if job is None or job.state not in _REQUEUABLE else [job]
-    else:
-        jobs = dead_letters(queues, lane, session, 0, limit, failed=failed)
+def purge(queues: Queues, of: Selection, *, limit: int, after: int = 0) -> tuple[int, int | None]:
+    """Forget dead and failed jobs and their keys. Return what `requeue` returns."""
+    jobs = _letters(queues, of, after, limit)
     for job in jobs:
         _open_session(queues, job)
         queues.tables.delete(job)
-    return len(jobs)
+    return _portion(jobs, limit)
 
 
-def dead_letters(
-    queues: Queues, lane: str | None, session: str | None, after: int, limit: int, *, failed: bool
-) -> list[JobRecord]:
-    """Return up to ``limit`` dead jobs, with ``failed`` also failed jobs, in order of their ids."""
-    jobs = queues.tables.dead(lane, session, after, limit)
-    if failed:
-        jobs += queues.tables.failed(lane, session, after, limit, queues.now)
-        jobs.sort(key=lambda job: job.id)
-    return jobs if limit < 0 else jobs[:limit]
+def _letters(queues: Queues, of: Selection, after: int, limit: int) -> list[JobRecord]:
+    """Return the first dead and failed jobs of a selection with ids above ``after``."""
+    of = attrs.evolve(of, states=of.states & _LETTERS)
+    return queues.tables.select(of, after, limit, queues.now)
 
 
-_REQUEUABLE = frozenset({DEAD, FAILED})
+def _portion(jobs: Sequence[JobRecord], limit: int) -> tuple[int, int | None]:
+    return len(jobs), jobs[-1].id if len(jobs) == limit else None
+
+
+_DEAD = frozenset({DEAD})
+_LETTERS = frozenset({DEAD, FAILED})
 
 
 def _open_session(queues: Queues, job: JobRecord) -> None:

@@ -34,6 +34,11 @@ PROMOTED_AT_ONCE: Final = 1_000
 """How many due jobs one query returns at most."""
 
 
+def error_type(outcome: str) -> str:
+    """Return the type of an error, of which the JSON text is given."""
+    return str(json.loads(outcome)["type"])
+
+
 class Queues:
     """The queues and ready lists of one store, inside of one transaction of one instance.
 
@@ -108,6 +113,10 @@ class Queues:
 
     def end(self, job: JobRecord, state: DurableState, outcome: str, *, attempt: int = 0) -> None:
         """End a job, and count ``attempt`` (0 or 1); the store keeps it for ``result_ttl``."""
+        # a failed job can be requeued until the store forgets it
+        kept: dict[str, object] = {"payload": "", "checkpoint": None}
+        if state is FAILED:
+            kept = {"error": error_type(outcome)}
         self.advance(
             job,
             state,
@@ -116,10 +125,8 @@ class Queues:
             ready=None,
             due=self.now + self.rules.result_ttl,
             why=None,
-            # a failed job can be requeued until the store forgets it
-            payload=job.payload if state is FAILED else "",
-            checkpoint=job.checkpoint if state is FAILED else None,
             outcome=outcome,
+            **kept,
         )
         self.ended.append((job.id, Ended(state, outcome)))
         self.list_next_head(job.session)
@@ -133,6 +140,7 @@ class Queues:
             attempts=job.attempts + attempt,
             place=job.place if held else None,
             outcome=error,
+            error=error_type(error),
         )
         self.ended.append((job.id, Ended(DEAD, error)))
         self.list_next_head(job.session)

@@ -7,13 +7,12 @@ Tables decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import attrs
 
-from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
-from .._contract.state import DurableState
+from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
 from .job_record import JobRecord
 
 
@@ -101,26 +100,11 @@ class Tables(Protocol):
         session.
         """
 
-    def dead(
-        self, lane: str | None, session: str | None, after: int, limit: int
-    ) -> list[JobRecord]:
-        """Return the dead jobs with ids greater than ``after``, by id."""
+    def select(self, of: Selection, after: int, limit: int, now: float) -> list[JobRecord]:
+        """Return the first jobs of a selection with ids above ``after``, by id; no forgotten job.
 
-    def failed(
-        self, lane: str | None, session: str | None, after: int, limit: int, now: float
-    ) -> list[JobRecord]:
-        """Return the failed jobs with ids greater than ``after``, by id; no forgotten job."""
-
-    def beyond(
-        self,
-        states: Collection[DurableState],
-        lane: str | None,
-        session: str | None,
-        after: int,
-        limit: int,
-        now: float,
-    ) -> list[JobRecord]:
-        """Return the jobs in some states with ids greater than ``after``; no forgotten job."""
+        With a negative ``limit``, return all.
+        """
 
     def all_live(self) -> Iterable[JobRecord]:
         """Return every job that has not ended, by session and place."""

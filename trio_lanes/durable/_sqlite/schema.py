@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -89,6 +89,7 @@ CREATE TABLE jobs (
     cancel TEXT,
     checkpoint TEXT,
     outcome TEXT,
+    error TEXT,                 -- the type of the error of a dead or failed job
     submitted_at REAL NOT NULL
 );
 CREATE UNIQUE INDEX jobs_key ON jobs (key) WHERE key IS NOT NULL;
@@ -98,7 +99,9 @@ CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
 CREATE INDEX jobs_due ON jobs (state, due) WHERE due IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (session) WHERE state = 'parked' AND place IS NULL;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
-CREATE INDEX jobs_dead ON jobs (lane) WHERE state = 'dead';
+CREATE INDEX jobs_name ON jobs (name);
+CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
+CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
 
 CREATE TABLE counts (           -- of jobs that have not ended
     lane TEXT NOT NULL,
@@ -163,6 +166,15 @@ CREATE TEMP TABLE sums AS
 UPDATE marks SET starts = sums.n FROM sums
     WHERE marks.meter = sums.meter AND marks.number = sums.number;
 DROP TABLE sums;
+""",
+    4: """
+ALTER TABLE jobs ADD COLUMN error TEXT;
+UPDATE jobs SET error = coalesce(json_extract(outcome, '$.type'), 'crash')
+    WHERE state = 'dead' OR state = 'failed';
+DROP INDEX jobs_dead;
+CREATE INDEX jobs_name ON jobs (name);
+CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
+CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
 """,
 }
 """By schema version, the script that makes the next version."""

@@ -23,12 +23,13 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, final
 
 from .._contract.errors import StoreLockedError
-from .._contract.state import ENDED, PARKED, WAITING, DurableState
+from .._contract.records import Selection
+from .._contract.state import DEAD, ENDED, FAILED, PARKED, WAITING, DurableState
 from .._rules.answers import Answers
 from .._rules.job_record import LENT_SLOT, JobRecord
 from .._rules.tables import LastStep
@@ -55,8 +56,15 @@ GAP: Final = 2**16
 It is less than the microseconds that the start of a worker takes, or the gaps would outrun the
 time.
 """
+OUT_OF_ORDER: Final = 60.0
+"""Seconds by which the times of two submissions may be out of the order of their ids.
+
+A process reads the time, and may then wait for the transaction of another.
+"""
+GREATEST: Final = 2**63 - 1
 CLOCK_STEP: Final = 1.0
 """Seconds by which the store's time may be ahead of the time in the file."""
+_LETTERS: Final = frozenset({DEAD, FAILED})
 _LIVE: Final = f"state IN ({', '.join(repr(state.value) for state in COUNTED)})"
 
 
@@ -395,43 +403,61 @@ class SqliteTables(SmallTables):
         )
         return queued + delayed
 
-    def dead(
-        self, lane: str | None, session: str | None, after: int, limit: int
-    ) -> list[JobRecord]:
+    def select(self, of: Selection, after: int, limit: int, now: float) -> list[JobRecord]:
         self._flush()
+        letters = of.states <= _LETTERS
+        columns = {
+            "id": of.id,
+            "lane": of.lane,
+            "session": of.session,
+            # with a plus, SQLite does not use the index: there are fewer dead jobs than of a name
+            "+name" if letters else "name": of.name,
+            "error": of.error,
+        }
+        given = {column: value for column, value in columns.items() if value is not None}
+        conditions = [f"{column} = ?" for column in given]
+        values: list[Any] = list(given.values())
+        last = GREATEST
+        if of.since is not None:
+            after = max(after, self._first_since(of.since - OUT_OF_ORDER) - 1)
+            conditions.append("submitted_at >= ?")
+            values.append(of.since)
+        if of.until is not None:
+            last = self._first_since(of.until + OUT_OF_ORDER)
+            conditions.append("submitted_at < ?")
+            values.append(of.until)
+        # written out, so that SQLite can use the index of one state
+        named = [repr(state.value) for state in of.states]
+        one_of = f"IN ({', '.join(named)})" if len(named) != 1 else f"= {named[0]}"
+        conditions.append(f"state {one_of}")
+        if letters:
+            conditions.append("error IS NOT NULL")
+        if not ENDED.isdisjoint(of.states):
+            conditions.append(f"(due > ? OR {_LIVE})")
+            values.append(now)
         return self._rows.select(
-            "state = 'dead' AND (?1 IS NULL OR lane = ?1) AND (?2 IS NULL OR session = ?2)"
-            " AND id > ?3 ORDER BY id LIMIT ?4",
-            (lane, session, after, limit),
+            f"{' AND '.join(conditions)} AND id > ? AND id <= ? ORDER BY id LIMIT ?",
+            (*values, after, last, limit),
         )
 
-    def failed(
-        self, lane: str | None, session: str | None, after: int, limit: int, now: float
-    ) -> list[JobRecord]:
-        self._flush()
-        return self._rows.select(
-            "state = 'failed' AND (?1 IS NULL OR lane = ?1) AND (?2 IS NULL OR session = ?2)"
-            " AND id > ?3 AND due > ?5 AND due IS NOT NULL ORDER BY id LIMIT ?4",
-            (lane, session, after, limit, now),
-        )
+    def _first_since(self, time: float) -> int:
+        """Return the least id of the jobs submitted at a time or later; or a greater number.
 
-    def beyond(
-        self,
-        states: Collection[DurableState],
-        lane: str | None,
-        session: str | None,
-        after: int,
-        limit: int,
-        now: float,
-    ) -> list[JobRecord]:
-        self._flush()
-        names = [state.value for state in states]
-        return self._rows.select(
-            "id > ?1 AND (?2 IS NULL OR lane = ?2) AND (?3 IS NULL OR session = ?3)"
-            f" AND state IN ({', '.join(f'?{n}' for n in range(6, 6 + len(names)))})"
-            f" AND (due > ?5 OR due IS NULL OR {_LIVE}) ORDER BY id LIMIT ?4",
-            (after, lane, session, limit, now, *names),
-        )
+        Ids are in the order of that time, so this is a binary search on the primary key.
+        """
+        least, most = self._execute(
+            "SELECT coalesce(min(id), 0), coalesce(max(id) + 1, 0) FROM jobs"
+        ).fetchone()
+        while least < most:
+            middle = (least + most) // 2
+            id, submitted_at = self._execute(
+                "SELECT id, submitted_at FROM jobs WHERE id >= ? ORDER BY id LIMIT 1", (middle,)
+            ).fetchone()
+            if submitted_at < time:
+                least = id + 1
+            else:
+                most = middle
+        return int(least)
 
     def all_live(self) -> Iterable[JobRecord]:
         self._flush()

@@ -39,11 +39,11 @@ from .._contract.records import (
     InstanceInfo,
     LaneLimit,
     Opening,
+    Selection,
     Step,
     StoreRules,
     SubmittedJob,
 )
-from .._contract.state import DurableState
 from .codec import decode, encode
 from .link import Link
 from .server import NOT_YET, WAITED_FOR
@@ -292,13 +292,11 @@ class ServedStoreClient(Store):
     ) -> None:
         await self._ask("configure", lanes, groups, rules, ticket)
 
-    async def requeue(self, id: int, ticket: str) -> bool:
-        return bool(await self._ask("requeue", id, ticket))
+    async def requeue(self, of: Selection, ticket: str) -> int:
+        return int(await self._ask("requeue", of, ticket, long=of.id is None))
 
-    async def purge(
-        self, id: int | None, lane: str | None, session: str | None, failed: bool, ticket: str
-    ) -> int:
-        return int(await self._ask("purge", id, lane, session, failed, ticket, long=True))
+    async def purge(self, of: Selection, ticket: str) -> int:
+        return int(await self._ask("purge", of, ticket, long=of.id is None))
 
     # ---- inspection
 
@@ -317,25 +315,8 @@ class ServedStoreClient(Store):
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
         return await self._ask("blocked_by", id)  # type: ignore[no-any-return]
 
-    async def jobs(
-        self,
-        states: Collection[DurableState],
-        lane: str | None,
-        session: str | None,
-        after: int,
-        limit: int,
-    ) -> list[DurableStatus]:
-        return list(await self._ask("jobs", list(states), lane, session, after, limit, long=True))
-
-    async def dead(
-        self,
-        lane: str | None,
-        session: str | None,
-        limit: int,
-        after: int,
-        failed: bool,
-    ) -> list[DurableStatus]:
-        return list(await self._ask("dead", lane, session, limit, after, failed, long=True))
+    async def jobs(self, of: Selection, after: int, limit: int) -> list[DurableStatus]:
+        return list(await self._ask("jobs", of, after, limit, long=True))
 
     async def statistics(self) -> DurableStatistics:
         return await self._ask("statistics", long=True)  # type: ignore[no-any-return]

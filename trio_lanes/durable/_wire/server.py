@@ -28,7 +28,7 @@ VERBS: Final = frozenset(
     {
         *("join", "leave", "beat", "enqueue", "step", "checkpoint", "lend_slot", "regain_slot"),
         *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
-        *("lanes", "groups", "rules", "status", "jobs", "dead", "statistics", "instances"),
+        *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
         *("blocked_by", "check", "wait"),
     }
 )

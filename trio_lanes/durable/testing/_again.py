@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import UnknownLaneError
-from .. import DurableState, Finish, Step, Submission, SubmittedJob, Succeeded
+from .. import DurableState, Finish, Selection, Step, Submission, SubmittedJob, Succeeded
 from ..store import STEP_BYTES
 from ._bench import Bench, all_of, opening, story, ticket
 
@@ -193,14 +193,14 @@ class AgainStories:
             await store.join()
             id = claims[0].id
             mine, again = ticket(), ticket()
-            assert await store.store.requeue(id, mine)
+            assert await store.store.requeue(Selection(id=id), mine) == 1
             (claim,) = (await store.step([], 1)).claims
             await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
-            assert await store.store.requeue(id, mine)
+            assert await store.store.requeue(Selection(id=id), mine) == 1
             status = await store.status(id)
             assert status is not None
             assert status.state is DurableState.SUCCEEDED
-            assert await store.store.purge(None, None, None, False, again) == 0
+            assert await store.store.purge(Selection(), again) == 0
             await store.leave()
 
     @story

@@ -8,8 +8,40 @@ from typing import Any
 import trio
 
 from ... import JobCancelledError, LaneClearedError, LaneConfig, LanesClosedError, UnknownLaneError
-from .. import DurableState, RetryPolicy, Submission, UnknownHandlerError, current_job
-from ._bench import Bench, story
+from .. import (
+    Died,
+    DurableState,
+    Finish,
+    NoRetry,
+    ResultGoneError,
+    RetryPolicy,
+    Selection,
+    Submission,
+    SubmittedJob,
+    UnknownHandlerError,
+    current_job,
+)
+from ..store import PAGE
+from ._bench import Bench, opening, story, ticket
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def failing(bench: Bench) -> dict[str, Any]:
+    """Return handlers that fail, each with an error of its own."""
+
+    def failure(error: Exception) -> Any:
+        async def fail(payload: Any) -> None:
+            bench.log.append(payload)
+            raise error
+
+        return fail
+
+    return {
+        "value": failure(ValueError("no")),
+        "key": failure(KeyError("no")),
+        "refused": failure(NoRetry("no")),
+    }
 
 
 class ControlStories:
@@ -195,6 +227,103 @@ class ControlStories:
             assert limits["main"].concurrency == 5
             assert limits["cron"].concurrency == math.inf
             assert sorted(limits) == ["cron", "main", "new"]
+
+    @story
+    async def test_jobs_are_listed_by_handler_error_and_time(self, bench: Bench) -> None:
+        async with bench.lanes(handlers=failing(bench), retry=ONCE) as lanes:
+            first = [await lanes.submit(name, "x") for name in ("echo", "value", "key")]
+            await bench.settle(lanes)
+            await bench.advance(1.0, lanes)
+            later = [await lanes.submit(name, "x") for name in ("value", "echo", "refused")]
+            await bench.settle(lanes)
+            since = (await later[0].status()).submitted_at
+
+            async def listed(**options: Any) -> list[int]:
+                return [status.id for status in await lanes.jobs(**options)]
+
+            assert await listed(handler="value") == [first[1].id, later[0].id]
+            assert await listed(handler="value", since=since) == [later[0].id]
+            assert await listed(until=since) == [job.id for job in first]
+            assert await listed(since=since, until=since) == []
+            assert await listed(handler="echo", states=[DurableState.DEAD]) == []
+            assert await listed(error="ValueError") == [first[1].id, later[0].id]
+            assert await listed(error="ValueError", until=since) == [first[1].id]
+            assert await listed(error="trio_lanes.durable.NoRetry") == [later[2].id]
+            assert await listed(since=since, limit=2) == [later[0].id, later[1].id]
+            assert await listed(since=since, limit=2, after=later[1].id) == [later[2].id]
+            dead = await lanes.dead(handler="key", error="KeyError")
+            assert [status.id for status in dead] == [first[2].id]
+            assert await lanes.dead(error="NoRetry") == []
+            for bad in ({"since": -1}, {"until": math.nan}, {"handler": ""}, {"error": "\ud800"}):
+                with bench.raises(ValueError):
+                    await lanes.jobs(**bad)
+
+    @story
+    async def test_dead_jobs_are_requeued_and_purged_by_handler_and_error(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes(handlers=failing(bench), retry=ONCE) as lanes:
+            jobs = {
+                name: [await lanes.submit(name, f"{name} {n}", key=f"{name} {n}") for n in range(2)]
+                for name in ("value", "key", "refused")
+            }
+            await bench.settle(lanes)
+            bench.log.clear()
+            assert await lanes.requeue(error="ValueError") == 2
+            await bench.settle(lanes)
+            assert bench.log == ["value 0", "value 1"]  # the oldest first, and each once
+            assert await lanes.requeue(handler="value", error="KeyError") == 0
+            assert await lanes.requeue(name="cron", error="ValueError") == 0
+            assert await lanes.requeue(handler="refused") == 0
+            assert await lanes.requeue(handler="refused", failed=True) == 2
+            await bench.settle(lanes)
+            assert await lanes.purge(handler="key") == 2
+            with bench.raises(ResultGoneError):
+                await jobs["key"][0].wait()
+            assert (await lanes.submit("key", "again", key="key 0")).id != jobs["key"][0].id
+            await bench.settle(lanes)
+            assert await lanes.requeue() == 3
+            await bench.settle(lanes)
+            assert await lanes.purge(jobs["value"][0].id) == 1
+            assert await lanes.purge(error="ValueError", failed=True) == 1
+            assert [status.name for status in await lanes.dead(failed=True)] == [
+                *("refused", "refused", "key")
+            ]
+            with bench.raises(ValueError):
+                await lanes.purge(7, error="ValueError")
+            with bench.raises(ValueError):
+                await lanes.requeue(7, name="main")
+            assert (await lanes.check()).problems == ()
+
+    @story
+    async def test_very_many_dead_jobs_are_requeued_once_each_and_listed_in_pages(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        error = '{"type": "ValueError", "message": "no", "traceback": ""}'
+        many = PAGE + 1
+        async with store.open(opening()):
+            await store.join()
+            await store.store.configure({"main": many}, None, {}, ticket())
+            ids = await store.enqueue([SubmittedJob(name="echo") for _ in range(many)])
+            claims = (await store.step([], many)).claims
+            await store.step([Finish(one.id, one.fence, Died(error)) for one in claims], 0)
+            of = Selection(error="ValueError")
+            page = await store.store.jobs(of, 0, many)
+            assert [status.id for status in page] == ids[:PAGE]
+            assert [one.id for one in await store.store.jobs(of, ids[-2], PAGE)] == ids[-1:]
+            mine = ticket()
+            assert await store.store.requeue(of, mine) == many
+            assert await store.store.requeue(of, mine) == many
+            assert (await store.statistics()).waiting == many
+            claims = (await store.step([], many)).claims
+            assert [claim.id for claim in claims] == ids
+            await store.step([Finish(one.id, one.fence, Died(error)) for one in claims], 0)
+            mine = ticket()
+            assert await store.store.purge(of, mine) == many
+            assert await store.store.purge(of, mine) == many
+            assert (await store.statistics()).dead == 0
+            await store.leave()
 
     @story
     async def test_statistics_and_status_say_how_things_stand(self, bench: Bench) -> None:

@@ -32,11 +32,13 @@ from .. import (
     Opening,
     Postponed,
     Released,
+    Selection,
     Step,
     Store,
     SubmittedJob,
     Succeeded,
 )
+from ..store import PAGE
 from ._bench import MakeStore, Played
 
 ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
@@ -66,7 +68,8 @@ LANES: Final = {
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
-    *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
+    *("cancel", "clear", "pause", "resume", "configure", "requeue", "requeue many", "purge"),
+    "list",
 )
 
 
@@ -85,6 +88,11 @@ class _Twin:
         if id not in self.ids:
             self.ids.append(id)
         return self.ids.index(id)
+
+    async def time_of(self, job: int | None) -> float | None:
+        """Return when a job was submitted; None if it is None, or forgotten."""
+        status = None if job is None else await self.played.store.status(self.ids[job])
+        return None if status is None else status.submitted_at
 
     def seen(self, step: Step) -> object:
         """Return the answer of a step without the numbers of this store."""
@@ -187,11 +195,11 @@ class _Life:
 
     async def look(self) -> None:
         async def all_of(twin: _Twin) -> object:
-            found = await twin.played.store.jobs(list(DurableState), None, None, 0, -1)
+            found = await twin.played.store.jobs(Selection(), 0, PAGE)
             return [twin.shown(status) for status in found]
 
         async def blocked(twin: _Twin) -> object:
-            found = await twin.played.store.jobs(list(DurableState), None, None, 0, -1)
+            found = await twin.played.store.jobs(Selection(), 0, PAGE)
             return [await twin.blocked_by(status) for status in found]
 
         async def sums(twin: _Twin) -> object:
@@ -337,16 +345,56 @@ class _Life:
     async def do_requeue(self) -> None:
         job = self._place()
         if job is not None:
+            ticket = f"requeue {len(self.told)}"
             await self.both(
-                "requeue", lambda twin: twin.played.requeue(twin.ids[job], self._ticket())
+                "requeue",
+                lambda twin: twin.played.store.requeue(Selection(id=twin.ids[job]), ticket),
             )
 
-    async def do_purge(self) -> None:
-        failed = self.chance.random() < 0.5
-        await self._order("purge", lambda store, t: store.purge(None, None, None, failed, t))
+    async def do_requeue_many(self) -> None:
+        of = self._letters()
+        await self._order("requeue many", lambda store, t: store.requeue(of, t))
 
-    def _ticket(self) -> str:
-        return f"{len(self.told)}"
+    async def do_purge(self) -> None:
+        of = self._letters()
+        await self._order("purge", lambda store, t: store.purge(of, t))
+
+    def _letters(self) -> Selection:
+        chance = self.chance
+        lane, session = chance.choice([(None, None), self._name()])
+        dead, failed = DurableState.DEAD, DurableState.FAILED
+        return Selection(
+            states=frozenset(chance.choice([(dead,), (dead, failed), (failed,)])),
+            lane=lane,
+            session=session,
+            name=chance.choice((None, None, "echo", "other")),
+            error=chance.choice((None, None, "ValueError", "crash")),
+        )
+
+    async def do_list(self) -> None:
+        chance = self.chance
+        lane, session = chance.choice([(None, None), self._name()])
+        states = chance.sample(list(DurableState), chance.randrange(1, 8))
+        ended = [job for job in range(len(self.twins[0].ids)) if chance.random() < 0.1]
+        first, last, after = (chance.choice([None, *ended]) for _ in range(3))
+        name = chance.choice((None, "echo", "other"))
+        error = chance.choice((None, None, "ValueError", "crash"))
+        limit = chance.choice((1, 3, PAGE))
+
+        async def listed(twin: _Twin) -> object:
+            of = Selection(
+                states=frozenset(states),
+                lane=lane,
+                session=session,
+                name=name,
+                error=error,
+                since=await twin.time_of(first),
+                until=await twin.time_of(last),
+            )
+            found = await twin.played.store.jobs(of, 0 if after is None else twin.ids[after], limit)
+            return [twin.shown(status) for status in found]
+
+        await self.both("list", listed)
 
     async def _order(self, what: str, ask: Callable[[Store, str], Awaitable[object]]) -> None:
         ticket = f"{what} {len(self.told)}"
