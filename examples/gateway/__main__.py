@@ -27,10 +27,13 @@ from ..chat_agent.shutdown import run_with_lanes
 from ..chat_agent.toolbox import PER_SERVER, Toolbox
 from ..chat_agent.upstream import open_upstream
 from ..chat_agent.web.server import listen, serve
+from ..deliveries.hooks import Hooks
 from ..openai_api.http import Bounded, guarded
+from ..openai_api.wire import Answer
+from .asks import Ask
+from .backlog import LANE, Backlog
 from .completions import Completions
 from .engine import TURNS, Engine
-from .hooks import Hooks
 from .responses import Responses
 from .threads import Threads
 
@@ -46,8 +49,9 @@ baseURL: '{url}', apiKey: 'x'}}).responses.create({{input: 'hello'}})).output_te
 class Api:
     """The endpoints as an ASGI application."""
 
-    def __init__(self, engine: Engine, hooks: Hooks) -> None:
-        responses, completions, threads = Responses(engine), Completions(engine), Threads(engine)
+    def __init__(self, engine: Engine, hooks: Hooks, backlog: Backlog | None) -> None:
+        responses = Responses(engine, backlog)
+        completions, threads = Completions(engine), Threads(engine)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
         table = [
             ("POST", "/v1/responses", responses.create),
@@ -89,6 +93,17 @@ class Api:
         }
 
 
+async def answer_text(engine: Engine, session: str, text: str) -> str:
+    """Answer a message of a chat, in a turn of its own; `ConnectionError` if the model does not."""
+    answer = Answer.begun(session, engine.upstream.name, {})
+    ask = Ask(answer, [{"role": "user", "content": text}])
+    turn = partial(engine.answer, session, [ask], lambda reason: None)
+    await engine.lanes.run(turn, session=f"hook-{session}", lane=TURNS)
+    if answer.status != "completed":
+        raise ConnectionError("the model did not answer")
+    return "".join(part["text"] for item in answer.output for part in item.get("content", ()))
+
+
 async def main(options: argparse.Namespace) -> int:
     """Serve until a signal comes and all turns have ended. Return the exit code."""
     rate = [] if options.rpm is None else [RateLimit(options.rpm, per=60.0)]
@@ -107,6 +122,7 @@ async def main(options: argparse.Namespace) -> int:
         )
         toolbox = Toolbox(options.tool_timeout)
         await toolbox.connect(dict(server.split("=", 1) for server in options.mcp), stack)
+        client = await stack.enter_async_context(httpx2.AsyncClient())
         listener = listen(options.port)
 
         async def work(opened: Lanes, beside: trio.Nursery) -> None:
@@ -114,16 +130,21 @@ async def main(options: argparse.Namespace) -> int:
             engine = Engine(
                 opened, beside, upstream, toolbox, store, options.turn_timeout, options.gate_timeout
             )
-            hooks = Hooks(engine, await stack.enter_async_context(httpx2.AsyncClient()))
-            jobs = SqliteStore(folder / "hooks.db") if options.durable else MemoryStore()
+            hooks = Hooks(partial(answer_text, engine), client)
+            backlog = Backlog(engine, folder / "responses")
+            jobs = SqliteStore(folder / "jobs.db") if options.durable else MemoryStore()
             async with open_durable_lanes(
                 jobs,
-                {"reply": hooks.reply},
-                {TURNS: options.limit},
+                {"reply": hooks.reply, "respond": backlog.respond},
+                {TURNS: options.limit, LANE: math.inf},
+                capacity=math.inf,
                 max_crashes=math.inf,
                 result_ttl=WEEK,
-            ) as hooks.durable:
-                url = await beside.start(serve, Api(engine, hooks), listener)
+            ) as durable:
+                hooks.durable = backlog.durable = durable
+                await backlog.recover()
+                api = Api(engine, hooks, backlog if options.durable else None)
+                url = await beside.start(serve, api, listener)
                 say(f"the gateway is at {url}v1 (model: {upstream.name}); Ctrl-C ends")
                 say(PASTE.format(url=f"{url}v1/"))
                 await opened.wait_closing()

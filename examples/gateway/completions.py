@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -12,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import Feed
 
-from ..chat_agent.model import Message, ModelError, ToolCall
-from ..openai_api.chat import completion, data_line, to_message, tool_call, usage_of
+from ..chat_agent.model import Message, ModelError
+from ..openai_api.chat import chunks, completion, to_message
 from ..openai_api.http import EventStream, Refused, body_of, field, unless_lost
 from ..openai_api.wire import Json, new_id
 from .engine import TURNS, Engine
@@ -47,7 +45,7 @@ class Completions:
         head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
         if field(body, "stream", bool, False):
             usage = (field(body, "stream_options", dict, {})).get("include_usage")
-            return EventStream(_chunks(head, feed, bool(usage)), lambda: job.cancel("hung up"))
+            return EventStream(chunks(head, feed, bool(usage)), lambda: job.cancel("hung up"))
         if not await unless_lost(request, job.wait_done):
             job.cancel("the client hung up")
             await job.wait_done()
@@ -64,27 +62,3 @@ class Completions:
                     feed.publish(event)
         except ModelError as error:
             feed.publish(error)
-
-
-async def _chunks(head: Json, feed: Feed[Any], with_usage: bool) -> AsyncIterator[str]:
-    def chunk(delta: Json, reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        return data_line(head | {"object": "chat.completion.chunk", "choices": [choice]})
-
-    calls = 0
-    yield chunk({"role": "assistant", "content": ""})
-    async with aclosing(feed.read()) as events:
-        async for _, event in events:
-            if isinstance(event, ToolCall):
-                yield chunk({"tool_calls": [{"index": calls, **tool_call(event)}]})
-                calls += 1
-            elif isinstance(event, ModelError):
-                yield data_line({"error": {"message": str(event), "type": "server_error"}})
-                return
-            elif isinstance(event, str):
-                yield chunk({"content": event})
-    yield chunk({}, "tool_calls" if calls else "stop")
-    if with_usage:
-        end = {"object": "chat.completion.chunk", "choices": [], "usage": usage_of(feed.since(-1))}
-        yield data_line(head | end)
-    yield "data: [DONE]\n\n"

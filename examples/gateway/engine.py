@@ -23,8 +23,8 @@ from ..chat_agent import model as chat
 from ..chat_agent.model import ModelBusyError, ModelError, ToolCall, Usage
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Upstream
-from ..openai_api.items import BadInputError, for_model, in_chain
-from ..openai_api.wire import Answer, Json, new_id
+from ..openai_api.items import BadInputError, for_model, in_chain, once
+from ..openai_api.wire import Answer, Json, new_id, session_of
 from .asks import Ask, Live, Pending
 
 TURNS: Final = "main"
@@ -114,7 +114,14 @@ class Engine:
 
     async def messages(self, session: str) -> list[parts.Message]:
         """Return the messages of a session."""
-        return await Conversation(session, self.store).messages()
+        return once(await Conversation(session, self.store).messages())
+
+    async def said(self, id: str) -> str | None:
+        """Return what a completed response said, from its conversation; None if there is none."""
+        for message in await self.messages(session_of(id)) if session_of(id) else []:
+            if message.usage and id in message.usage["responses"]:
+                return str(message.content)
+        return None
 
     # ---- turns
 
@@ -138,7 +145,7 @@ class Engine:
         status, why = "cancelled", ""
         try:
             with trio.move_on_after(self.turn_timeout) as limit:
-                contents = [{"input": ask.items} for ask in asks]
+                contents = [_content(ask) for ask in asks]
                 async with Conversation(session, self.store).turn(*contents) as exchange:
                     try:
                         await self._answer(exchange, asks[-1], live, session, take)
@@ -165,7 +172,7 @@ class Engine:
         take: Callable[[], list[Ask]],
     ) -> None:
         previous = ask.previous
-        history = for_model(in_chain(exchange.history, previous))
+        history = for_model(in_chain(once(exchange.history, live.ids), previous))
         for _ in range(MAX_ROUNDS):
             tools = [*ask.tools, *self.toolbox.schemas(ask.servers)]
             prompt = [*history, *for_model(exchange.prompt[len(exchange.history) :])]
@@ -180,7 +187,7 @@ class Engine:
             more = take()
             for steer in more:
                 live.join(steer)
-                await exchange.steer({"input": steer.items})
+                await exchange.steer(_content(steer))
             if not calls and not more:
                 tokens = max((answer.tokens for answer in live.answers), default=0)
                 usage = {"responses": live.ids, "previous": previous, "tokens": tokens}
@@ -278,6 +285,10 @@ async def _follow(answer: Answer, receipt: Receipt) -> None:
     """End the response of a message that no turn was started with."""
     if (await receipt.settled()).turn is None:
         answer.end("cancelled")
+
+
+def _content(ask: Ask) -> Json:
+    return {"input": ask.items, "response": ask.answer.id}
 
 
 def _current_job() -> Job[Any]:

@@ -11,24 +11,30 @@ from starlette.responses import JSONResponse, Response
 from trio_lanes.agents import FeedGapError, WhenBusy
 
 from ..openai_api.http import EventStream, Refused, body_of, field, named, unless_lost
-from ..openai_api.items import split_tools, to_items, to_messages
-from ..openai_api.wire import Answer, Json, new_id
+from ..openai_api.items import to_items
+from ..openai_api.requests import wanted
+from ..openai_api.wire import Answer, Json, new_id, session_of
 from .asks import Ask
+from .backlog import Backlog
 from .engine import BusyError, Engine
 
 
 class Responses:
     """The endpoints; a session is a conversation, named by the client or made for a response."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, backlog: Backlog | None) -> None:
         self._engine: Final = engine
+        self._backlog: Final = backlog
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         body = await body_of(request)
         ask, mode, group = self._ask(body)
         try:
-            self._engine.post(ask, mode, group)
+            if self._backlog is not None and body.get("background"):
+                await self._backlog.accept(ask, mode, group)
+            else:
+                self._engine.post(ask, mode, group)
         except BusyError:
             no_retry = {"x_should_retry": "false"}
             raise Refused(
@@ -44,9 +50,7 @@ class Responses:
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`, with `stream=true&starting_after=n`."""
-        answer = self._engine.answers.get(request.path_params["id"])
-        if answer is None:
-            return JSONResponse(await self._kept(request.path_params["id"]))
+        answer = await self._find(request.path_params["id"])
         if request.query_params.get("stream") != "true":
             return JSONResponse(answer.object())
         try:
@@ -58,10 +62,8 @@ class Responses:
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/responses/{id}/cancel`: returns when the slot is free."""
-        answer = self._engine.answers.get(request.path_params["id"])
-        if answer is None:
-            raise Refused(404, "there is no such response")
-        answer.stop("cancelled by the client")
+        answer = await self._find(request.path_params["id"])
+        answer.cancel("cancelled by the client")
         await answer.ended.wait()
         return JSONResponse(answer.object())
 
@@ -84,53 +86,34 @@ class Responses:
 
     def _ask(self, body: Json) -> tuple[Ask, WhenBusy | None, str | None]:
         """Return the request, its mode, and its group."""
-        given = body.get("input")
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        if not isinstance(items, list) or not items or not all(isinstance(i, dict) for i in items):
-            raise Refused(400, "input must be a string, or a list of items that is not empty")
-        items = [self._referred(item) for item in items]
-        to_messages(items)  # raises for an item that is not supported
-        previous = field(body, "previous_response_id", str)
-        conversation = body.get("conversation")
-        if isinstance(conversation, dict):
-            conversation = conversation.get("id")
-        if previous is not None and conversation is not None:
-            raise Refused(400, "either conversation or previous_response_id")
-        session = self._engine.session_of_calls(items)
-        if session is None and previous is not None:
-            session = named(previous).removeprefix("resp_").rpartition(".")[0]
+        want = wanted(body, self._item, self._engine.toolbox)
+        session = self._engine.session_of_calls(want.items)
         if session is None:
-            session = new_id("one") if conversation is None else named(str(conversation))
-        metadata = field(body, "metadata", dict, {})
-        mode = metadata.get("when_busy")
-        if mode is not None and mode not in [*WhenBusy]:
-            raise Refused(400, f"metadata.when_busy must be one of {', '.join(WhenBusy)}")
-        functions, servers = split_tools(field(body, "tools", list, []), self._engine.toolbox)
-        answer = Answer(session, self._engine.upstream.name, body)
-        instructions = field(body, "instructions", str, "")
-        ask = Ask(answer, items, instructions, functions, servers, previous)
-        return ask, None if mode is None else WhenBusy(mode), field(body, "user", str)
+            session = new_id("one") if want.session is None else want.session
+        answer = Answer.begun(session, self._engine.upstream.name, body)
+        ask = Ask(answer, want.items, want.instructions, want.functions, want.servers)
+        ask.previous = want.previous
+        return ask, want.when_busy, want.group
 
-    def _referred(self, item: Json) -> Json:
-        """Return the item that a reference names."""
-        if item.get("type") != "item_reference":
-            return item
-        for answer in reversed(self._engine.answers.values()):
-            for known in answer.output:
-                if known["id"] == item.get("id"):
-                    return known
-        raise Refused(404, f"there is no item {str(item.get('id'))[:60]}")
+    def _item(self, id: str) -> Json | None:
+        """Return an item of a response that is in memory."""
+        answers = reversed(self._engine.answers.values())
+        return next((item for a in answers for item in a.output if item["id"] == id), None)
 
-    async def _kept(self, id: str) -> Json:
-        """Return a completed response from the transcript of its session."""
-        session = named(id).removeprefix("resp_").rpartition(".")[0]
-        for message in await self._engine.messages(session) if session else []:
-            if message.usage and id in message.usage["responses"]:
-                answer = Answer(session, self._engine.upstream.name, {})
-                answer.text(str(message.content))
-                answer.end("completed")
-                return answer.object() | {"id": id}
-        raise Refused(404, "there is no such response")
+    async def _find(self, id: str) -> Answer:
+        """Return a response: from memory, from its file, or from its conversation."""
+        answer = self._engine.answers.get(named(id))
+        if answer is None and self._backlog is not None:
+            answer = self._backlog.find(id)
+        if answer is not None:
+            return answer
+        said = await self._engine.said(id)
+        if said is None:
+            raise Refused(404, "there is no such response")
+        answer = Answer.begun(session_of(id), self._engine.upstream.name, {}, id)
+        answer.text(said)
+        answer.end("completed")
+        return answer
 
 
 def _conversation(id: str, metadata: Any) -> Json:

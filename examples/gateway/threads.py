@@ -93,7 +93,7 @@ class Threads:
         items = self._posted.get(id)
         if not items:
             raise BadInputError("no message was posted since the last run")
-        ask = Ask(Answer(id, "", {}), items, field(body, "instructions", str, ""))
+        ask = Ask(Answer.begun(id, "", {}), items, field(body, "instructions", str, ""))
         ask.tools = field(body, "tools", list, [])
         run = Run(id, ask)
         run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=id)
@@ -123,7 +123,7 @@ class Threads:
         outputs = [o for o in field(body, "tool_outputs", list, []) if isinstance(o, dict)]
         items = [{"type": "function_call_output", "call_id": o.get("tool_call_id"),
                   "output": o.get("output")} for o in outputs]  # fmt: skip
-        ask = attrs.evolve(run.ask, answer=Answer(run.thread, "", {}), items=items)
+        ask = attrs.evolve(run.ask, answer=Answer.begun(run.thread, "", {}), items=items)
         if run.status is not RunStatus.REQUIRES_ACTION or not self._engine.resume(ask):
             raise BadInputError("the run does not wait for these outputs")
         run.ask = ask

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
+from trio_lanes.agents import Feed
 from trio_lanes.agents import Message as Kept
 
-from ..chat_agent.model import Message, ToolCall, Usage
+from ..chat_agent.model import Message, ModelError, ToolCall, Usage
 from .http import Refused
 from .items import text_of
 from .wire import Json
@@ -91,3 +93,29 @@ def completion(events: Sequence[Any]) -> Json:
     reason = "tool_calls" if calls else "stop"
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
     return {"object": "chat.completion", "choices": [choice], "usage": usage_of(events)}
+
+
+async def chunks(head: Json, feed: Feed[Any], with_usage: bool) -> AsyncIterator[str]:
+    """Yield the events of a model as the stream of a chat completion."""
+
+    def chunk(delta: Json, reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return data_line(head | {"object": "chat.completion.chunk", "choices": [choice]})
+
+    calls = 0
+    yield chunk({"role": "assistant", "content": ""})
+    async with aclosing(feed.read()) as events:
+        async for _, event in events:
+            if isinstance(event, ToolCall):
+                yield chunk({"tool_calls": [{"index": calls, **tool_call(event)}]})
+                calls += 1
+            elif isinstance(event, ModelError):
+                yield data_line({"error": {"message": str(event), "type": "server_error"}})
+                return
+            elif isinstance(event, str):
+                yield chunk({"content": event})
+    yield chunk({}, "tool_calls" if calls else "stop")
+    if with_usage:
+        end = {"object": "chat.completion.chunk", "choices": [], "usage": usage_of(feed.since(-1))}
+        yield data_line(head | end)
+    yield "data: [DONE]\n\n"

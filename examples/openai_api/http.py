@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -14,11 +15,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trio_lanes import LaneError, LanesClosedError
+from trio_lanes.durable import PayloadError, StoreError
 
 from ..chat_agent.web.server import is_ours
 from .items import BadInputError
 from .wire import Json
 
+logger: Final = logging.getLogger(__name__)
 MAX_BODY: Final = 4_000_000  # bytes
 MAX_REQUESTS: Final = 2_000  # open at once
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -61,6 +64,12 @@ def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]]) -> Endpoint:
             return error(Refused(400, str(bad)))
         except LanesClosedError as closed:
             return error(Refused(503, str(closed), "shutting_down"))
+        except PayloadError as large:
+            return error(Refused(413, str(large)))
+        except (StoreError, OSError):
+            logger.exception("a request was refused, because it could not be stored")
+            text = "what has to be stored cannot be stored now; try again later"
+            return error(Refused(503, text, "store_unavailable"))
         except LaneError:
             text = "too much work waits; try again later"
             return error(Refused(429, text, "rate_limit_exceeded", **full()))

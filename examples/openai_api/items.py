@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import attrs
@@ -63,6 +63,27 @@ def to_messages(items: Sequence[Json]) -> list[Message]:
             case _:
                 raise BadInputError(f"an input item is not supported: {str(item)[:60]}")
     return messages
+
+
+def once(messages: Sequence[Kept], again: Collection[str] = ()) -> list[Kept]:
+    """Return the messages without exchanges that were begun again after a crash.
+
+    Args:
+      again: responses whose answer begins now.
+    """
+    last: dict[str, str | None] = {}  # {response: the exchange that counts}
+    for message in messages:
+        if message.role == "user" and message.content.get("response"):
+            last[message.content["response"]] = message.id.partition(".")[0]
+    last |= dict.fromkeys(again)
+    old = {
+        exchange
+        for message in messages
+        if message.role == "user"
+        and last.get(message.content.get("response"), exchange := message.id.partition(".")[0])
+        != exchange
+    }
+    return [message for message in messages if message.id.partition(".")[0] not in old]
 
 
 def in_chain(history: Sequence[Kept], previous: str | None) -> Sequence[Kept]:

@@ -2,15 +2,19 @@
 
 Output is a list of items. Text grows one message item; a call is an item of its own. `end` is the
 only way into a terminal state, and only its first call counts.
+
+The events are all that there is to know about a response: `learn` makes the response again from
+its events, in another process or after a crash.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -20,6 +24,7 @@ from trio_lanes.agents import Feed
 
 from ..chat_agent.model import ToolCall
 
+logger: Final = logging.getLogger(__name__)
 Json = dict[str, Any]
 TERMINAL: Final = ("completed", "failed", "cancelled", "incomplete")
 ECHOED: Final[Json] = {  # the fields of a request that its response repeats, with their defaults
@@ -45,30 +50,57 @@ def new_id(prefix: str) -> str:
 
 
 class Answer:
-    """One response. All methods are synchronous, and have no effect after `end`."""
+    """One response. All methods are synchronous, and have no effect after `end`.
 
-    def __init__(self, session: str, model: str, body: Json) -> None:
-        # The id names the session, so a response is found after a restart without an index.
-        self.id: Final = f"resp_{session}.{secrets.token_hex(6)}"
-        self.session: Final = session
+    Attributes:
+      record: keeps an event; called before any reader of the feed gets it.
+      is_closing: whether the process ends. Then a cancelled response that is recorded does not end:
+        it is suspended, and the next process goes on with it.
+      stop: stops what the answer waits for.
+    """
+
+    def __init__(self, head: Json) -> None:
+        self.id: Final[str] = head["id"]
+        self.session: Final = session_of(self.id)
         self.status = "queued"
         self.output: Final[list[Json]] = []
         self.feed: Final[Feed[Json]] = Feed(math.inf)
         self.ended: Final = trio.Event()
-        self.stop: Callable[[str], object] = lambda reason: None  # stops what the answer waits for
+        self.stop: Callable[[str], object] = lambda reason: None
         self.tokens = 0
         self.error: Json | None = None
+        self.record: Callable[[Json], None] | None = None
+        self.is_closing: Callable[[], bool] = bool
         self._message: Json | None = None  # the item that grows
         self._pieces: list[str] = []
-        self._head: Final[Json] = {
-            "id": self.id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": body.get("model") or model,
-            "conversation": {"id": session} if body.get("conversation") else None,
-            **{name: body.get(name, default) for name, default in ECHOED.items()},
-        }
-        self._publish("response.created", response=self.object())
+        self._head: Final = head
+
+    @classmethod
+    def begun(cls, session: str, model: str, body: Json, id: str = "") -> Answer:
+        """Return a new response to a request with this body."""
+        answer = cls(
+            {
+                # The id names the session, so a response is found after a restart without an index.
+                "id": id or f"resp_{session}.{secrets.token_hex(6)}",
+                "object": "response",
+                "created_at": int(time.time()),
+                "model": body.get("model") or model,
+                "conversation": {"id": session} if body.get("conversation") else None,
+                **{name: body.get(name, default) for name, default in ECHOED.items()},
+            }
+        )
+        answer._publish("response.created", response=answer.object())
+        return answer
+
+    @classmethod
+    def again(cls, events: Iterable[Json]) -> Answer:
+        """Return the response that told these events; the first is `response.created`."""
+        first, *more = events
+        answer = cls(first["response"])
+        answer.feed.publish(first)
+        for event in more:
+            answer.learn(event)
+        return answer
 
     def object(self) -> Json:
         """Return the response as it is now."""
@@ -150,8 +182,49 @@ class Answer:
             item |= {"arguments": arguments, **fields}
             self._item_done(item)
 
+    def start_over(self) -> None:
+        """Take back the items of a run whose process has died: they are incomplete, and empty."""
+        self._message, self._pieces = None, []
+        for item in self.output:
+            item["status"] = "incomplete"
+            if item["type"] == "message":
+                item["content"] = []
+            self._item_done(item)
+
+    def learn(self, event: Json) -> None:
+        """Take in the next event that another process has told."""
+        kind, item = event["type"], event.get("item")
+        if kind == "response.output_item.added":
+            self.output.append(dict(item or {}))
+            self._message = self.output[-1] if self.output[-1]["type"] == "message" else None
+        elif kind == "response.output_text.delta":
+            self._pieces.append(event["delta"])
+        elif kind == "response.output_item.done":
+            self.output[event["output_index"]] = dict(item or {})
+            self._message, self._pieces = None, []
+        elif "response" in event:
+            self.status, self.error = event["response"]["status"], event["response"]["error"]
+            if self.status in TERMINAL:
+                self.output[:] = event["response"]["output"]
+                self.tokens = event["response"]["usage"]["total_tokens"]
+        self.feed.publish(event)
+        if self.status in TERMINAL:
+            self._over()
+
+    def suspend(self) -> None:
+        """End the feed without a terminal state; another process goes on."""
+        if not self.ended.is_set():
+            self._over()
+
+    def cancel(self, reason: str) -> None:
+        """The client does not want the response any more."""
+        self.is_closing = bool
+        self.stop(reason)
+
     def end(self, status: str, why: str = "") -> None:
         """Enter a terminal state; only the first call counts."""
+        if status == "cancelled" and self.record is not None and self.is_closing():
+            self.suspend()
         if self.ended.is_set():
             return
         self.end_text("completed" if status == "completed" else "incomplete")
@@ -162,6 +235,9 @@ class Answer:
         if status == "failed":
             self.error = {"code": "server_error", "message": why}
         self._publish(f"response.{status}", response=self.object())
+        self._over()
+
+    def _over(self) -> None:
         self.feed.close()
         self.stop = lambda reason: None  # what it would stop is over, and need not be kept
         self.ended.set()
@@ -195,7 +271,19 @@ class Answer:
                 fields |= {"item_id": at["id"]}
                 if at["type"] == "message":
                     fields |= {"content_index": 0}
-        self.feed.publish({"type": kind, **fields, "sequence_number": self.feed.last + 1})
+        event = {"type": kind, **fields, "sequence_number": self.feed.last + 1}
+        if self.record is not None:
+            try:
+                self.record(event)
+            except OSError as error:  # for example a full disk
+                logger.error("%s will not outlive this process: %s", self.id, error)
+                self.record = None
+        self.feed.publish(event)
+
+
+def session_of(id: str) -> str:
+    """Return the session in the id of a response; "" if there is none."""
+    return id.removeprefix("resp_").rpartition(".")[0]
 
 
 def _part(text: str) -> Json:

@@ -206,7 +206,7 @@ def status(folder: Path) -> list[str]:
     from trio_lanes.durable import DurableState, SqliteStore, open_durable_lanes
 
     async def main() -> list[str]:
-        store = SqliteStore(folder / "hooks.db")
+        store = SqliteStore(folder / "jobs.db")
         async with open_durable_lanes(store, {}, worker=False) as lanes:
             open_states = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
             waiting = await lanes.jobs(states=open_states)

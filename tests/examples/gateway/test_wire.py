@@ -18,6 +18,7 @@ import trio
 from examples.chat_agent.model import Event, Message, Usage
 from examples.chat_agent.openai_server import Endpoint, serve
 from tests.support.chaos import examples
+from tests.support.programs import ROOT
 
 from .gateways import program
 
@@ -27,6 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning"),
 ]
 
+SOURCE = ROOT / "examples" / "gateway"
 LIMIT = 3
 TERMINAL = ("completed", "failed", "cancelled")
 
@@ -83,6 +85,12 @@ async def follow(client: httpx2.AsyncClient, id: str, rng: random.Random) -> dic
     assert numbers == [*range(len(numbers))]  # no gap, and none twice
     result: dict[str, Any] = event["response"]
     return result
+
+
+def test_the_gateway_is_short() -> None:
+    lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in SOURCE.glob("*.py")}
+    assert max(lengths.values()) < 300, lengths
+    assert sum(lengths.values()) < 1_000, lengths
 
 
 @pytest.mark.slow

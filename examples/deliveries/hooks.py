@@ -1,7 +1,7 @@
 """`POST /hooks/slack`, `/telegram`, `/discord`: messages of chats, answered once and in order.
 
 A delivery is checked, accepted as a durable job with the id of its event as key, and acknowledged.
-The jobs of a thread run one by one; each is a turn like any other, and sends its answer.
+The jobs of a thread run one by one, and each sends its answer.
 
 Sending cannot be undone, and a process may die between sending and remembering it. So the intent to
 send is a checkpoint. A later run that finds it repeats a reply that replaces itself (Discord), and
@@ -11,6 +11,7 @@ never another: that job fails, and a person decides.
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import httpx2
@@ -18,28 +19,24 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from trio_lanes import Lanes
 from trio_lanes.durable import DurableLanes, NoRetry, current_job
 
-from ..deliveries import CHECKS, READERS
 from ..openai_api.http import Refused, json_of, raw_of
-from ..openai_api.wire import Answer, Json
-from .asks import Ask
-from .engine import TURNS, Engine
+from .shapes import APIS, CHECKS, READERS, Json, reply_request
 
-APIS: Final = {
-    "slack": "https://slack.com/api",
-    "telegram": "https://api.telegram.org",
-    "discord": "https://discord.com/api/v10",
-}
+Answer = Callable[[str, str], Awaitable[str]]  # from the session and the text
 
 
 class Hooks:
-    """The endpoints, and the handler of their jobs. Secrets come from the environment."""
+    """The endpoint, and the handler of its jobs. Secrets come from the environment.
 
-    def __init__(self, engine: Engine, client: httpx2.AsyncClient) -> None:
+    Args:
+      answer: answers a text in a session; `ConnectionError` if that may be tried again.
+    """
+
+    def __init__(self, answer: Answer, client: httpx2.AsyncClient) -> None:
         self.durable: DurableLanes  # set when it is open, before the first request
-        self._engine: Final = engine
+        self._answer: Final = answer
         self._client: Final = client
 
     async def receive(self, request: Request) -> Response:
@@ -77,34 +74,14 @@ class Hooks:
         # Without a crash, a person has queued the job again, and wants it sent.
         if known is not None and run.crashes and payload["chat"] != "discord":
             raise NoRetry("the process died while it sent the reply; it may have arrived")
-        text = known or await self._answer(self._engine.lanes, run.session, payload["text"])
+        text = known or await self._answer(run.session, payload["text"])
         with trio.CancelScope(shield=True):  # a drain does not come between the two
             await run.checkpoint(text)
             await self._send(payload["chat"], payload["to"], text)
 
-    async def _answer(self, lanes: Lanes, session: str, text: str) -> str:
-        answer = Answer(session, self._engine.upstream.name, {})
-        ask = Ask(answer, [{"role": "user", "content": text}])
-        abort = lambda reason: None  # noqa: E731
-        await lanes.run(
-            self._engine.answer, session, [ask], abort, session=f"hook-{session}", lane=TURNS
-        )
-        if answer.status != "completed":
-            raise ConnectionError("the model did not answer")  # tried again
-        return "".join(part["text"] for item in answer.output for part in item.get("content", ()))
-
     async def _send(self, chat: str, to: Json, text: str) -> None:
         token = os.environ.get(f"{chat.upper()}_TOKEN", "")
         base = os.environ.get(f"{chat.upper()}_API", APIS[chat])
-        method, body = "POST", to | {"text": text}
-        headers = {}
-        if chat == "slack":
-            url, headers = f"{base}/chat.postMessage", {"Authorization": f"Bearer {token}"}
-        elif chat == "telegram":
-            url = f"{base}/bot{token}/sendMessage"
-        else:
-            method, body = "PATCH", {"content": text}
-            url = f"{base}/webhooks/{to['application']}/{to['token']}/messages/@original"
-        response = await self._client.request(method, url, json=body, headers=headers)
+        response = await self._client.request(**reply_request(chat, to, text, base, token))
         if response.is_error:
             raise NoRetry(f"the reply was refused with status {response.status_code}")

@@ -1,4 +1,4 @@
-"""Webhooks of Slack, Telegram and Discord: check the signature of a delivery, and read it."""
+"""Check the signature of a delivery, read it, and make the request that replies to it."""
 
 from __future__ import annotations
 
@@ -71,6 +71,29 @@ def _read_discord(body: Json) -> Found:
     text = " ".join(str(option["value"]) for option in body["data"]["options"])
     to = {"application": body["application_id"], "token": body["token"]}
     return body["id"], f"discord-{body['channel_id']}", text, to
+
+
+APIS: Final = {
+    "slack": "https://slack.com/api",
+    "telegram": "https://api.telegram.org",
+    "discord": "https://discord.com/api/v10",
+}
+
+
+def reply_request(chat: str, to: Json, text: str, base: str, token: str) -> Json:
+    """Return the arguments of the HTTP request that replies; ``base`` is the API of the chat."""
+    if chat == "discord":
+        url = f"{base}/webhooks/{to['application']}/{to['token']}/messages/@original"
+        return {"method": "PATCH", "url": url, "json": {"content": text}}
+    if chat == "telegram":
+        return {
+            "method": "POST",
+            "url": f"{base}/bot{token}/sendMessage",
+            "json": to | {"text": text},
+        }
+    headers = {"Authorization": f"Bearer {token}"}
+    url = f"{base}/chat.postMessage"
+    return {"method": "POST", "url": url, "json": to | {"text": text}, "headers": headers}
 
 
 CHECKS: Final[dict[str, Callable[[str, Mapping[str, str], bytes], bool]]] = {

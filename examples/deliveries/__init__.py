@@ -1,0 +1,1 @@
+"""Messages of Slack, Telegram and Discord: deliveries that are checked, and replies."""
