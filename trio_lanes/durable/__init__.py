@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ._contract.errors import DurableJobError as DurableJobError
 from ._contract.errors import JobDeadError as JobDeadError
+from ._contract.errors import JobTakenError as JobTakenError
 from ._contract.errors import ResultGoneError as ResultGoneError
 from ._contract.errors import UnknownHandlerError as UnknownHandlerError
 from ._lanes.job import DurableJob as DurableJob
@@ -36,6 +37,7 @@ from .store import LaneLimit as LaneLimit
 from .store import Opening as Opening
 from .store import PayloadError as PayloadError
 from .store import Postponed as Postponed
+from .store import QueuedJob as QueuedJob
 from .store import Released as Released
 from .store import Selection as Selection
 from .store import Step as Step

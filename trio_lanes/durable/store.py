@@ -29,6 +29,7 @@ from ._contract.records import InstanceInfo as InstanceInfo
 from ._contract.records import LaneLimit as LaneLimit
 from ._contract.records import Opening as Opening
 from ._contract.records import Postponed as Postponed
+from ._contract.records import QueuedJob as QueuedJob
 from ._contract.records import Released as Released
 from ._contract.records import Selection as Selection
 from ._contract.records import Step as Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ... import LaneError
+from ... import JobCancelledError, LaneError
 
 
 class PayloadError(LaneError, ValueError):
@@ -73,6 +73,22 @@ class DurableJobError(LaneError):
 
 class JobDeadError(DurableJobError):
     """The job is dead: its attempts or crashes are used up. It is kept until requeue or purge."""
+
+
+class JobTakenError(JobCancelledError):
+    """Another job of the session has taken this job, which was waiting; see `DurableRun.take`.
+
+    Attributes:
+      by: the number of the job that has taken it.
+    """
+
+    def __init__(self, by: int, reason: str | None = None) -> None:
+        self.by: Final = by
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        why = "" if self.reason is None else f": {self.reason}"
+        return f"job {self.by} of the same session has taken it{why}"
 
 
 class ResultGoneError(LaneError, LookupError):

@@ -48,6 +48,7 @@ from .records import (
     InstanceInfo,
     LaneLimit,
     Opening,
+    QueuedJob,
     Selection,
     Step,
     StoreRules,
@@ -144,6 +145,18 @@ class Store(Protocol):
     async def checkpoint(self, id: int, fence: int, data: str, ticket: str) -> bool:
         """Keep ``data`` for the next attempt; False if the fence is no longer the run's."""
 
+    async def take(
+        self, id: int, fence: int, taken: Mapping[int, str], data: str, ticket: str
+    ) -> bool | None:
+        """Keep ``data`` for the next attempt, and end jobs of the run's session; all or nothing.
+
+        Args:
+          taken: the outcome, as JSON text, of each job that ends, by its id.
+
+        Return True if it is done; False if one of the jobs neither waits nor is parked in the
+        session; None if the fence is no longer the run's.
+        """
+
     async def lend_slot(self, id: int, fence: int, ticket: str) -> bool:
         """Free the run's slot; False if the fence is no longer the run's."""
 
@@ -158,10 +171,10 @@ class Store(Protocol):
 
     # ---- control
 
-    async def cancel(self, id: int, outcome: str, ticket: str) -> bool:
+    async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
         """End a job that does not run; record the cancellation of a job that runs.
 
-        Return False if the job had ended.
+        Return False if the job had ended; with ``running=False`` also if it runs.
         """
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
@@ -216,6 +229,12 @@ class Store(Protocol):
 
     async def rules(self) -> StoreRules:
         """Return the rules that hold for all instances."""
+
+    async def queue(self, session: str, limit: int) -> list[QueuedJob]:
+        """Return the oldest waiting, parked and running jobs of a session, in order of their ids.
+
+        They are at most ``PAGE``, and have at most ``STEP_BYTES`` of payloads, or are a single job.
+        """
 
     async def status(self, id: int) -> DurableStatus | None:
         """Return the state of a job; None if it is unknown."""

@@ -304,6 +304,24 @@ class DurableBlocker:
 
 @final
 @attrs.frozen
+class QueuedJob:
+    """A job of a session that has not ended, with its payload."""
+
+    id: int
+    name: str
+    key: str | None
+    state: DurableState
+    """WAITING, PARKED or RUNNING."""
+    payload: str
+    """JSON text."""
+    begun: bool
+    """Whether an attempt or a crash of it was counted, or it has checkpoint data."""
+    age: float
+    """Seconds since its acceptance, by the store's clock."""
+
+
+@final
+@attrs.frozen
 class DurableLaneStatistics:
     """The state of one lane of a store at one moment."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, final
 
 from ... import JobCancelledError, LaneClearedError
-from .._contract.errors import DurableJobError, JobDeadError, ResultGoneError
+from .._contract.errors import DurableJobError, JobDeadError, JobTakenError, ResultGoneError
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
 from .._contract.state import CANCELLED, DEAD, SUCCEEDED
@@ -42,7 +42,8 @@ class DurableJob:
           LaneDeadlockError: inside a handler, if the job needs the session or the slot of this run,
             or of runs that wait in the same way, and so can never start or end.
           DurableJobError: if the job failed; `JobDeadError` if its attempts or crashes are used up.
-          JobCancelledError: if the job was cancelled; `LaneClearedError` if it was cleared.
+          JobCancelledError: if the job was cancelled; `LaneClearedError` if it was cleared;
+            `JobTakenError` if another job of its session has taken it.
           ResultGoneError: if the store does not know the job.
         """
         run = current_job()
@@ -73,6 +74,8 @@ class DurableJob:
 def _error(ended: Ended) -> DurableJobError | JobCancelledError:
     told = decode(ended.outcome)
     if ended.state is CANCELLED:
+        if "by" in told:
+            return JobTakenError(told["by"], told["reason"])
         if "lane" in told:
             return LaneClearedError(told["lane"], told["reason"])
         return JobCancelledError(told.get("reason"))

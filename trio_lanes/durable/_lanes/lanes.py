@@ -23,6 +23,7 @@ from .._contract.records import (
     DurableStatus,
     InstanceInfo,
     LaneLimit,
+    QueuedJob,
     Selection,
     StoreRules,
     SubmittedJob,
@@ -188,14 +189,18 @@ class DurableLanes(Endable):
 
     # ---- control
 
-    async def cancel(self, id: int, reason: str | None = None) -> bool:
+    async def cancel(self, id: int, reason: str | None = None, *, running: bool = True) -> bool:
         """Cancel a job; return True if it had not ended and is not dead.
 
         A job that does not run has ended when this returns. If the job runs, the cancellation is
         recorded, so that the job is never claimed again; then its instance cancels the run.
+
+        Args:
+          running: False: a job that runs is not touched, and the result is False.
         """
         outcome = json.dumps({"reason": reason})
-        return await self._store.cancel(_check.whole("id", id), outcome, new_ticket())
+        _check.boolean("running", running)
+        return await self._store.cancel(_check.whole("id", id), outcome, new_ticket(), running)
 
     async def clear(self, name: str, reason: str | None = None) -> int:
         """Cancel the jobs of a lane or session that wait, are delayed, or are between attempts.
@@ -412,6 +417,15 @@ class DurableLanes(Endable):
         runs = () if self._worker is None else self._worker.running
         waits = (wait.job for run in runs if run.id == id for wait in run._waits)
         return (*found, *(DurableBlocker("job", job.lane, job.id) for job in waits))
+
+    async def queue(self, session: str, limit: int = 100) -> list[QueuedJob]:
+        """Return the oldest waiting, parked and running jobs of a session, with their payloads.
+
+        They are in order of their ids. They are fewer than ``limit`` if their payloads are more
+        than 4 MiB together.
+        """
+        key = text("session", session_key(session))
+        return await self._store.queue(key, max(0, _number("limit", limit)))
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the instances that claim jobs from the store."""

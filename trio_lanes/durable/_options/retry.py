@@ -22,12 +22,18 @@ class Retry(Exception):
     Args:
       after: the seconds.
       counts: whether the run counts as an attempt; False suits an answer like HTTP 429.
+      order: ``"keep"`` or ``"requeue"``, in place of the order of the job's `RetryPolicy`.
     """
 
-    def __init__(self, after: float, counts: bool = True) -> None:
+    def __init__(
+        self, after: float, counts: bool = True, order: Literal["keep", "requeue"] | None = None
+    ) -> None:
         self.after: float = _check.finite_seconds("after", after)
         self.counts: bool = _check.boolean("counts", counts)
-        super().__init__(after, counts)
+        if order is not None:
+            _order(self, None, order)
+        self.order: Literal["keep", "requeue"] | None = order
+        super().__init__(after, counts, order)
 
     def __str__(self) -> str:
         return f"retry in {self.after} s"
@@ -122,31 +128,39 @@ class RetryPolicy:
         )
 
 
-def again(policy: RetryPolicy, error: BaseException, attempt: int) -> tuple[float, bool] | None:
-    """Return when a job that raised ``error`` is retried: (seconds, whether the attempt counts).
+def again(
+    policy: RetryPolicy, error: BaseException, attempt: int
+) -> tuple[float, bool, bool] | None:
+    """Return (seconds, whether the attempt counts, whether the job gives up its place).
 
+    The seconds are those until the next attempt of a job that raised ``error``.
     None: it is not retried. A nursery raises a group, so each exception in a group is examined: the
     job is retried if all of them allow it, after the longest of their delays.
     """
     types = policy.retry_on if isinstance(policy.retry_on, tuple) else (policy.retry_on,)
     # if a type of groups is retried, so is each exception in such a group
     of_group = isinstance(error, tuple(one for one in types if issubclass(one, ExceptionGroup)))
-    answers: list[tuple[float, bool]] = []
+    answers: list[tuple[float, bool, str | None]] = []
     for one in leaves(error):
         if isinstance(one, Retry):
-            answers.append(_asked(one) or (policy.delay(attempt), True))
+            answers.append(_asked(one) or (policy.delay(attempt), True, None))
         elif isinstance(one, NoRetry) or not (of_group or isinstance(one, types)):
             return None
         else:
-            answers.append((policy.delay(attempt), True))
-    return max(delay for delay, _ in answers), any(counts for _, counts in answers)
+            answers.append((policy.delay(attempt), True, None))
+    return (
+        max(delay for delay, _, _ in answers),
+        any(counts for _, counts, _ in answers),
+        any((order or policy.order) == "requeue" for _, _, order in answers),
+    )
 
 
-def _asked(error: Retry) -> tuple[float, bool] | None:
+def _asked(error: Retry) -> tuple[float, bool, str | None] | None:
     """Return the delay in ``error``; None if its class did not call the constructor of `Retry`."""
     try:
         after = _check.finite_seconds("after", getattr(error, "after", None))
-        return after, _check.boolean("counts", getattr(error, "counts", None))
+        counts = _check.boolean("counts", getattr(error, "counts", None))
+        return after, counts, getattr(error, "order", None)
     except (TypeError, ValueError) as bad:
         logger.error(
             "a handler raised %s, which lacks the attributes of Retry (%s): the job is retried by"

@@ -48,7 +48,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeVar, final
 
 import attrs
@@ -366,6 +366,28 @@ class Engine(Queues):
         if job is not None:
             self.tables.update(job, checkpoint=data)
         return job is not None
+
+    def take(
+        self, instance: str, id: int, fence: int, taken: Mapping[int, str], data: str
+    ) -> bool | None:
+        """Keep data for the next attempt, and end jobs that wait in the session of the run."""
+        job = self._run_of(instance, id, fence)
+        if job is None:
+            return None
+        others = [self.tables.get(other) for other in taken]
+        for other in others:
+            if (
+                other is None
+                or other.session is None
+                or other.session != job.session
+                or other.state not in (WAITING, PARKED)
+            ):
+                return False
+        self.tables.update(job, checkpoint=data)
+        for other in others:
+            assert other is not None
+            self.end(other, CANCELLED, taken[other.id])
+        return True
 
     def lend_slot(self, instance: str, id: int, fence: int) -> bool:
         """Free the slot of a run; False if the fence is no longer the run's."""

@@ -20,6 +20,7 @@ from .._contract.records import (
     GroupLimit,
     InstanceInfo,
     LaneLimit,
+    QueuedJob,
     Selection,
     Step,
     StoreRules,
@@ -156,6 +157,16 @@ class EngineStore(ABC):
         me = self.instance
         return await self._once(ticket, lambda engine: engine.checkpoint(me, id, fence, data))
 
+    async def take(
+        self, id: int, fence: int, taken: Mapping[int, str], data: str, ticket: str
+    ) -> bool | None:
+        me = self.instance
+        return await self._once(
+            ticket,
+            lambda engine: engine.take(me, id, fence, taken, data),
+            Hints(ticket, ids=[id, *taken]),
+        )
+
     async def lend_slot(self, id: int, fence: int, ticket: str) -> bool:
         me = self.instance
         return await self._once(ticket, lambda engine: engine.lend_slot(me, id, fence))
@@ -216,8 +227,10 @@ class EngineStore(ABC):
 
     # ---- control
 
-    async def cancel(self, id: int, outcome: str, ticket: str) -> bool:
-        return await self._once(ticket, lambda engine: orders.cancel(engine, id, outcome))
+    async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
+        return await self._once(
+            ticket, lambda engine: orders.cancel(engine, id, outcome, running=running)
+        )
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
@@ -272,6 +285,9 @@ class EngineStore(ABC):
 
     async def rules(self) -> StoreRules:
         return await self._read(lambda engine: engine.rules)
+
+    async def queue(self, session: str, limit: int) -> list[QueuedJob]:
+        return await self._read(lambda engine: inspection.queue(engine, session, limit), long=True)
 
     async def status(self, id: int) -> DurableStatus | None:
         job = await self._read(lambda engine: engine.known(id))

@@ -9,6 +9,7 @@ from itertools import groupby
 
 import attrs
 
+from .._contract.protocol import PAGE, STEP_BYTES
 from .._contract.records import (
     CheckReport,
     DurableLaneStatistics,
@@ -16,9 +17,11 @@ from .._contract.records import (
     DurableStatus,
     Ended,
     InstanceInfo,
+    QueuedJob,
+    Selection,
 )
 from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
-from .claims import is_paused
+from .claims import bytes_of, is_paused
 from .job_record import ON_LIST, JobRecord
 from .queues import Queues
 from .tables import Tables
@@ -47,6 +50,30 @@ def status_of(job: JobRecord) -> DurableStatus:
         error=error,
         submitted_at=job.submitted_at,
     )
+
+
+def queue(queues: Queues, session: str, limit: int) -> list[QueuedJob]:
+    """Return the oldest jobs of a session that have not ended, with their payloads."""
+    unended = Selection(states=frozenset({WAITING, PARKED, RUNNING}), session=session)
+    found = queues.tables.select(unended, 0, min(limit, PAGE), queues.now)
+    jobs: list[QueuedJob] = []
+    size = 0
+    for job in found:
+        size += bytes_of(job)
+        if jobs and size > STEP_BYTES:
+            break
+        jobs.append(
+            QueuedJob(
+                id=job.id,
+                name=job.name,
+                key=job.key,
+                state=job.state,
+                payload=job.payload,
+                begun=bool(job.attempts or job.crashes or job.checkpoint is not None),
+                age=max(0.0, queues.now - job.submitted_at),
+            )
+        )
+    return jobs
 
 
 def ended_of(job: JobRecord) -> Ended | None:

@@ -30,13 +30,15 @@ def known_lane(queues: Queues, lane: str) -> LaneLimit:
     return lanes[lane]
 
 
-def cancel(queues: Queues, id: int, outcome: str) -> bool:
-    """End a job that does not run; record the cancellation of a job that runs.
+def cancel(queues: Queues, id: int, outcome: str, *, running: bool = True) -> bool:
+    """End a job that does not run; record the cancellation of a job that runs, if ``running``.
 
     It is recorded before the run is cancelled, so the job is never claimed again.
     """
     job = queues.tables.get(id)
     if job is None or job.state in ENDED or job.state is DEAD:
+        return False
+    if job.state is RUNNING and not running:
         return False
     if job.state is RUNNING:
         if job.cancel is None:

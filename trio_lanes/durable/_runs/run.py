@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
@@ -10,8 +11,9 @@ import trio
 
 from ... import JobCancelledError
 from ... import current_job as _current_core_job
+from ..._config import check as _check
 from .._contract.protocol import Store
-from .._contract.records import Claim
+from .._contract.records import Claim, QueuedJob
 from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode
 from .deadlock import Wait
@@ -87,6 +89,54 @@ class DurableRun:
         if not await self._store.checkpoint(self.id, self.fence, text, new_ticket()):
             await self._lost()
         self.checkpoint_data = decode(text)
+
+    async def queue(self, limit: int = 100) -> list[QueuedJob]:
+        """Return the oldest jobs of this run's session, with their payloads. A checkpoint.
+
+        They wait, are parked or run, and are in order of their ids; this run's job is among them.
+        They are fewer than ``limit`` if their payloads are more than 4 MiB together. A run without
+        a session gets an empty list.
+
+        Raises:
+          StoreUnavailableError: if the store could not be read.
+        """
+        limit = _check.whole("limit", limit)
+        if self.session is None or limit < 1:
+            await trio.lowlevel.checkpoint()
+            return []
+        return await self._store.queue(self.session, limit)
+
+    async def take(self, jobs: Mapping[int, str], data: object) -> bool:
+        """Take jobs that wait in this run's session, and store ``data`` as `checkpoint` does.
+
+        Both happen in one act of the store, or nothing does. The jobs are cancelled: `wait` of
+        their handles raises `JobTakenError`. So what this run has read of their payloads belongs
+        to this job from now on, also in its next attempt, which finds ``data``. A checkpoint.
+
+        Args:
+          jobs: the reason for each job, by its number.
+          data: JSON for the next attempt.
+
+        Returns:
+          False if one of the jobs neither waits nor is parked in this session. Nothing has changed
+          then, and the caller may look at the queue again.
+
+        Raises:
+          PayloadError: if ``data`` is not JSON, or larger than the store's ``max_payload``.
+          StoreUnavailableError: if the store could not do it.
+          JobCancelledError: if this run was lost, and the code is shielded from cancellation.
+        """
+        text = encode("checkpoint data", data, self._store.max_payload)
+        taken = {
+            _check.whole("id", id): json.dumps({"by": self.id, "reason": reason})
+            for id, reason in jobs.items()
+        }
+        done = await self._store.take(self.id, self.fence, taken, text, new_ticket())
+        if done is None:
+            await self._lost()
+        if done:
+            self.checkpoint_data = decode(text)
+        return bool(done)
 
     def progress(self) -> None:
         """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""

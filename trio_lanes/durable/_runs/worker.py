@@ -346,10 +346,10 @@ class Worker:
         when = again(policy, error, run.attempt)
         if when is None:
             return Failed(self._told(run, error))
-        delay, counts = when
+        delay, counts, requeue = when
         if counts and run.attempt >= policy.max_attempts:
             return Died(self._told(run, error))
-        return Postponed(delay, counts, policy.order == "requeue")
+        return Postponed(delay, counts, requeue)
 
     def _told(self, run: DurableRun, error: BaseException) -> str:
         """Return the JSON text of an error that ends a job, and give the error to its handles."""

@@ -39,6 +39,7 @@ from .._contract.records import (
     InstanceInfo,
     LaneLimit,
     Opening,
+    QueuedJob,
     Selection,
     Step,
     StoreRules,
@@ -243,6 +244,11 @@ class ServedStoreClient(Store):
     async def checkpoint(self, id: int, fence: int, data: str, ticket: str) -> bool:
         return bool(await self._ask("checkpoint", id, fence, data, ticket))
 
+    async def take(
+        self, id: int, fence: int, taken: Mapping[int, str], data: str, ticket: str
+    ) -> bool | None:
+        return await self._ask("take", id, fence, taken, data, ticket)  # type: ignore[no-any-return]
+
     async def lend_slot(self, id: int, fence: int, ticket: str) -> bool:
         return bool(await self._ask("lend_slot", id, fence, ticket))
 
@@ -269,8 +275,8 @@ class ServedStoreClient(Store):
 
     # ---- control
 
-    async def cancel(self, id: int, outcome: str, ticket: str) -> bool:
-        return bool(await self._ask("cancel", id, outcome, ticket))
+    async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
+        return bool(await self._ask("cancel", id, outcome, ticket, running))
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         return int(await self._ask("clear", lane, session, outcome, ticket, long=True))
@@ -308,6 +314,9 @@ class ServedStoreClient(Store):
 
     async def rules(self) -> StoreRules:
         return await self._ask("rules")  # type: ignore[no-any-return]
+
+    async def queue(self, session: str, limit: int) -> list[QueuedJob]:
+        return list(await self._ask("queue", session, limit, long=True))
 
     async def status(self, id: int) -> DurableStatus | None:
         return await self._ask("status", id)  # type: ignore[no-any-return]

@@ -26,7 +26,8 @@ NOT_YET: Final = "not yet"
 """The answer to a wait for a job that has not ended."""
 VERBS: Final = frozenset(
     {
-        *("join", "leave", "beat", "enqueue", "step", "checkpoint", "lend_slot", "regain_slot"),
+        *("join", "leave", "beat", "enqueue", "step", "checkpoint"),
+        *("take", "lend_slot", "regain_slot", "queue"),
         *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
         *("blocked_by", "check", "wait"),

@@ -21,6 +21,7 @@ from ._life import Life as Life
 from ._life import shrink as shrink
 from ._life import simulate as simulate
 from ._limits import LimitStories
+from ._take import TakeStories
 from ._twins import compare_stores as compare_stores
 from ._work import WorkStories
 
@@ -53,6 +54,7 @@ def durable_store_suite(
         ControlStories,
         LimitStories,
         BlockerStories,
+        TakeStories,
         CrashStories,
     ):
         make_store = staticmethod(make)

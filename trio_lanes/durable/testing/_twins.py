@@ -39,7 +39,7 @@ from .. import (
     Succeeded,
 )
 from ..store import PAGE
-from ._bench import MakeStore, Played
+from ._bench import MakeStore, Played, ticket
 
 ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 OUTCOMES: Final = (
@@ -52,6 +52,7 @@ OUTCOMES: Final = (
     Released(),
     Cancelled(),
 )
+STOP: Final = '{"reason": null}'
 LEASE: Final = 1e6
 LANES: Final = {
     "main": LaneLimit(3, 12),
@@ -68,6 +69,7 @@ LANES: Final = {
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
+    *("take", "take", "withdraw"),
     *("cancel", "clear", "pause", "resume", "configure", "requeue", "requeue many", "purge"),
     "list",
 )
@@ -112,7 +114,7 @@ class _Twin:
 
     def shown(self, status: DurableStatus) -> object:
         """Return a status without the numbers and times of this store."""
-        until = None if status.until is None else round(status.until - status.submitted_at, 2)
+        until = None if status.until is None else round(status.until - status.submitted_at, 3)
         return (
             *(self.job(status.id), status.name, status.session, status.lane, status.priority),
             *(status.key, status.state, status.why, until, status.attempt, status.crashes),
@@ -126,7 +128,7 @@ class _Twin:
         return [
             (
                 *(one.kind, one.lane, None if one.job is None else self.job(one.job)),
-                None if one.until is None else round(one.until - status.submitted_at, 2),
+                None if one.until is None else round(one.until - status.submitted_at, 3),
             )
             for one in reasons
         ]
@@ -209,7 +211,15 @@ class _Life:
         async def check(twin: _Twin) -> object:
             return (await twin.played.store.check(False)).problems
 
+        async def queues(twin: _Twin) -> object:
+            return [
+                (twin.job(job.id), job.name, job.key, job.state, job.payload, job.begun)
+                for session in ("a", "b", "c")
+                for job in await twin.played.store.queue(session, 9)
+            ]
+
         await self.both("jobs", all_of)
+        await self.both("queues", queues)
         await self.both("blocked by", blocked)
         await self.both("statistics", sums)
         problems = await self.both("check", check)
@@ -296,6 +306,33 @@ class _Life:
         await self._of_claim(
             "checkpoint", lambda store, id, fence: store.checkpoint(id, fence, data)
         )
+
+    async def do_take(self) -> None:
+        chance = self.chance
+        most, data = chance.randrange(4), str(chance.randrange(9))
+        wrong = chance.random() < 0.2
+
+        async def take(store: Played, id: int, fence: int) -> object:
+            status = await store.status(id)
+            others = (
+                []
+                if status is None or status.session is None
+                else [job.id for job in await store.queue(status.session, 20) if job.id != id]
+            )
+            taken = dict.fromkeys(others[:most], STOP)
+            if wrong:
+                taken[id] = STOP  # it runs, or has ended: nothing is taken
+            return await store.store.take(id, fence, taken, data, ticket())
+
+        await self._of_claim("take", take)
+
+    async def do_withdraw(self) -> None:
+        job = self._place()
+        if job is not None:
+            await self.both(
+                "withdraw",
+                lambda twin: twin.played.store.cancel(twin.ids[job], STOP, ticket(), False),
+            )
 
     async def do_crash(self) -> None:
         for twin in self.twins:

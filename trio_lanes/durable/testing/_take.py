@@ -1,0 +1,203 @@
+"""Tests of the queue of a session as its run sees it, and of the jobs that a run takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ... import JobCancelledError
+from .. import (
+    DurableState,
+    Finish,
+    JobTakenError,
+    PayloadError,
+    Postponed,
+    Retry,
+    RetryPolicy,
+    Submission,
+    Succeeded,
+    current_job,
+)
+from ..store import STEP_BYTES
+from ._bench import Bench, opening, story, ticket
+
+TAKEN = json.dumps({"by": 1, "reason": "collected"})
+WAITING, PARKED, RUNNING = DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING
+
+
+def one(payload: str = "1", session: str = "s", **options: Any) -> Submission:
+    return Submission(name="echo", payload=payload, session=session, **options)
+
+
+class TakeStories:
+    """Tests of the queue of a session, and of taking jobs from it."""
+
+    @story
+    async def test_the_queue_of_a_session_has_its_jobs_with_their_payloads(
+        self, bench: Bench
+    ) -> None:
+        async with bench.doomed(
+            one("a"), one("b", key="k"), one("x", session="t"), one("c", delay=9.0)
+        ) as claims:
+            assert [claim.payload for claim in claims] == ['"a"', '"x"']
+            async with bench.lanes(worker=False) as lanes:
+                queue = await lanes.queue("session:s")
+                assert [(job.name, job.payload, job.key) for job in queue] == [
+                    ("echo", '"a"', None),
+                    ("echo", '"b"', "k"),
+                    ("echo", '"c"', None),
+                ]
+                assert [job.state for job in queue] == [RUNNING, WAITING, PARKED]
+                assert all(0 <= job.age < 60 for job in queue)
+                assert [job.payload for job in await lanes.queue("s", limit=2)] == ['"a"', '"b"']
+                assert await lanes.queue("s", limit=0) == []
+                assert await lanes.queue("nobody's") == []
+
+    @story
+    async def test_a_queue_has_at_most_the_bytes_of_a_step(self, bench: Bench) -> None:
+        text = "x" * (STEP_BYTES // 5)
+        async with bench.lanes(worker=False) as lanes:
+            await lanes.submit_many([one(text) for _ in range(6)])
+            assert len(await lanes.queue("s")) == 4
+
+    @story
+    async def test_a_job_of_a_queue_has_begun_if_an_attempt_or_a_crash_was_counted(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening()), bench.lanes(worker=False) as lanes:
+            await store.join()
+            for session in "abcd":
+                await lanes.submit("echo", session=session)
+            claims = (await store.step([], 4)).claims
+            await store.checkpoint(claims[0].id, claims[0].fence, "1")
+            outcomes = [Postponed(9.0, n == 1, False) for n in range(3)]
+            finishes = [
+                Finish(claim.id, claim.fence, outcome)
+                for claim, outcome in zip(claims[:3], outcomes, strict=True)
+            ]
+            await store.step(finishes, 0)
+            await store.leave()
+            begun = [[job.begun for job in await lanes.queue(session)] for session in "abcd"]
+            assert begun == [[True], [True], [False], [True]]
+
+    @story
+    async def test_a_run_takes_jobs_that_wait_in_its_session_and_keeps_data_in_one_act(
+        self, bench: Bench
+    ) -> None:
+        async def taker(payload: Any) -> Any:
+            run = current_job()
+            assert run is not None
+            if run.checkpoint_data is None:
+                queue = await run.queue()
+                assert queue[0].id == run.id
+                assert await run.take(
+                    {job.id: "collected" for job in queue[1:3]},
+                    [json.loads(job.payload) for job in queue[1:3]],
+                )
+                assert run.checkpoint_data == ["b", "c"]
+                raise ValueError("again")
+            return run.checkpoint_data
+
+        async with bench.lanes(handlers={"taker": taker}, lanes={"main": 1}) as lanes:
+            await lanes.pause("main")
+            first = await lanes.submit("taker", session="s", retry=RetryPolicy(backoff=(0.0, 0.0)))
+            others = await lanes.submit_many([one("b"), one("c", delay=60.0), one("d")])
+            await lanes.resume("main")
+            assert await first.wait() == ["b", "c"]
+            for other in others[:2]:
+                with bench.raises(JobTakenError) as caught:
+                    await other.wait()
+                assert (caught[0].by, caught[0].reason) == (first.id, "collected")
+                assert isinstance(caught[0], JobCancelledError)
+                assert str(caught[0]) == (
+                    f"job {first.id} of the same session has taken it: collected"
+                )
+            assert await others[2].wait() == "d"
+            assert (await lanes.check()).problems == ()
+
+    @story
+    async def test_a_run_takes_all_jobs_or_none(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.open(opening()), bench.lanes(worker=False) as lanes:
+            await store.join()
+            jobs = await lanes.submit_many([one("a"), one("b"), one("c"), one("d", session="t")])
+            ids = [job.id for job in jobs]
+            run, other = (await store.step([], 9)).claims
+            assert (run.id, other.id) == (ids[0], ids[3])
+            await lanes.cancel(ids[2])
+            for wrong in (ids[0], ids[2], ids[3], 10**15):
+                taken = {ids[1]: TAKEN, wrong: TAKEN}
+                assert await store.store.take(run.id, run.fence, taken, "1", ticket()) is False
+            assert await bench.state(lanes, ids[1]) is WAITING
+            assert not (await lanes.queue("s"))[0].begun
+            mine = ticket()
+            for _ in range(2):  # the second time it does nothing
+                assert await store.store.take(run.id, run.fence, {ids[1]: TAKEN}, "2", mine)
+            assert await bench.state(lanes, ids[1]) is DurableState.CANCELLED
+            assert (await lanes.queue("s"))[0].begun
+            ends = [Finish(run.id, run.fence, Succeeded("1"))]
+            assert (await store.step(ends, 9)).claims == ()
+            assert await store.store.take(run.id, run.fence, {}, "3", ticket()) is None
+            await store.leave()
+
+    @story
+    async def test_jobs_without_a_session_are_not_taken(self, bench: Bench) -> None:
+        seen: list[Any] = []
+
+        async def taker(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            seen.append(await run.queue())
+            seen.append(await run.take({payload: "mine"}, None))
+            with bench.raises(PayloadError):
+                await run.take({}, object())
+            with bench.raises(TypeError):
+                await run.take({"1": "mine"}, None)  # type: ignore[dict-item]
+
+        async with bench.lanes(handlers={"taker": taker}, lanes={"main": 4, "cron": 1}) as lanes:
+            await lanes.pause("cron")
+            waiting = await lanes.submit("echo", lane="cron")
+            await (await lanes.submit("taker", waiting.id)).wait()
+            assert seen == [[], False]
+            assert await bench.state(lanes, waiting.id) is WAITING
+
+    @story
+    async def test_a_cancel_that_spares_running_jobs_ends_only_jobs_that_wait(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes() as lanes:
+            running = await lanes.submit("gate", "a", session="s")
+            waiting = await lanes.submit("echo", session="s")
+            await bench.settle(lanes)
+            assert not await lanes.cancel(running.id, running=False)
+            assert await lanes.cancel(waiting.id, running=False)
+            assert not await lanes.cancel(waiting.id, running=False)
+            bench.gate("a").set()
+            assert await running.wait() == "a"
+
+    @story
+    async def test_a_retry_says_whether_its_job_keeps_its_place(self, bench: Bench) -> None:
+        async def turns(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            bench.log.append(payload)
+            if payload == "tail" and bench.log.count("tail") == 1:
+                raise Retry(0, counts=False, order="requeue")
+            if payload == "place" and bench.log.count("place") == 1:
+                raise Retry(0, order="keep")
+
+        async with bench.lanes(handlers={"turns": turns}, lanes={"main": 1}) as lanes:
+            await lanes.pause("main")
+            policy = RetryPolicy(order="requeue")
+            jobs = [
+                await lanes.submit("turns", payload, session="s", retry=policy)
+                for payload in ("tail", "place", "last")
+            ]
+            await lanes.resume("main")
+            for job in jobs:
+                await job.wait()
+            assert bench.log == ["tail", "place", "place", "last", "tail"]
+            assert (await jobs[0].status()).attempt == 1
+        with bench.raises(ValueError):
+            Retry(0, order="first")  # type: ignore[arg-type]
