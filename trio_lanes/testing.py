@@ -58,6 +58,7 @@ from ._replay.recording import Step, write_recording
 from ._replay.recording import read_recording as read_recording
 from .durable.testing import NO_FAULTS as NO_FAULTS
 from .durable.testing import Cluster as Cluster
+from .durable.testing import ClusterStore as ClusterStore
 from .durable.testing import Faults as Faults
 from .durable.testing import Life as Life
 from .durable.testing import compare_stores as compare_stores
@@ -75,7 +76,14 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-_durable: tuple[Any, ...] = (Cluster, Faults, Life, compare_stores, durable_store_suite)
+_durable: tuple[Any, ...] = (
+    Cluster,
+    ClusterStore,
+    Faults,
+    Life,
+    compare_stores,
+    durable_store_suite,
+)
 _replay = (LimitChange, RecordedRun, Recording, RecordingError, Replayed, Waits)
 _functions = (as_recorded, open_cluster, read_recording, replay, shrink, simulate)
 for _value in (*_durable, *_replay, *_functions):

@@ -13,8 +13,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
-from tests.support.chaos import examples
+from tests.support.chaos import examples, number
 from trio_lanes.durable import JobDeadError
 from trio_lanes.durable.testing import _life
 from trio_lanes.testing import (
@@ -33,6 +34,12 @@ def test_nothing_is_wrong_in_a_life(seed: int) -> None:
     assert simulate(Life(seed)) == []
 
 
+@pytest.mark.parametrize("seed", range(examples(3)))
+def test_nothing_is_wrong_in_a_life_on_a_served_file(seed: int) -> None:
+    with in_loop():
+        assert simulate(Life(seed), served_sqlite) == []
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_wrong_where_half_of_all_messages_are_lost(seed: int) -> None:
     assert simulate(Life(seed, jobs=12, orders=6, faults=attrs.evolve(NO_FAULTS, lost=0.5))) == []
@@ -42,7 +49,7 @@ def test_nothing_is_wrong_where_half_of_all_messages_are_lost(seed: int) -> None
 @pytest.mark.real_processes
 def test_nothing_is_wrong_in_a_thousand_lives() -> None:
     """In processes of their own: two cores share the work, and no coverage is measured."""
-    each = examples(500)
+    each = number("LIVES", examples(1_000)) // 2
     command = [sys.executable, "-m", "tests.durable.lives"]
     processes = [
         subprocess.Popen([*command, f"{first}", f"{each}"], stdout=subprocess.PIPE, text=True)

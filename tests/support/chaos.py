@@ -10,3 +10,8 @@ TIMES = float(os.environ.get("CHAOS", "1"))
 def examples(usual: int) -> int:
     """Return the number of examples or seeds to try, of which a usual run tries ``usual``."""
     return max(1, round(usual * TIMES))
+
+
+def number(name: str, usual: int) -> int:
+    """Return a number from the environment: `make chaos` sets it; a usual run has ``usual``."""
+    return int(os.environ.get(name, usual))

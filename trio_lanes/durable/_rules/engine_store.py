@@ -129,9 +129,8 @@ class EngineStore(ABC):
             for waiter in self._waiters.pop(id, ()):
                 waiter.see(None)
 
-    async def wake(self) -> AsyncIterator[None]:
-        async for poke in self._pokes:
-            yield poke
+    def wake(self) -> AsyncIterator[None]:
+        return self._pokes  # no generator: a caller that is cancelled has nothing to clean up
 
     # ---- jobs
 

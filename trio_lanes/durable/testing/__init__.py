@@ -13,6 +13,7 @@ from ._bench import REAL_PAUSE, MakeStore
 from ._blockers import BlockerStories
 from ._cluster import NO_FAULTS as NO_FAULTS
 from ._cluster import Cluster as Cluster
+from ._cluster import ClusterStore as ClusterStore
 from ._cluster import Faults as Faults
 from ._cluster import open_cluster as open_cluster
 from ._control import ControlStories

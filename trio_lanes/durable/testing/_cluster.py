@@ -2,12 +2,13 @@
 
 Theory of operation
 
-The store is a `MemoryStore`. Each instance reaches it by the calls of a served store, over a
-`_Wire`: the same messages, the same numbers and tickets as between processes. A wire loses
-messages, delays them, doubles them and is cut. An instance can be killed: nothing that it sends
-from then on arrives, and its tasks are cancelled; a new instance takes its place. An instance can
-be stopped, as by SIGSTOP: its messages are held up in both directions for longer than a lease. The
-clock of the store can jump. One generator of random numbers decides on all of it.
+The store is a `MemoryStore`, or another store whose time is Trio's. Each instance reaches it by the
+calls of a served store, over a `_Wire`: the same messages, the same numbers and tickets as between
+processes. A wire loses messages, delays them, doubles them and is cut. An instance can be killed:
+nothing that it sends from then on arrives, and its tasks are cancelled; a new instance takes its
+place. An instance can be stopped, as by SIGSTOP: its messages are held up in both directions for
+longer than a lease. The clock of the store can jump. One generator of random numbers decides on all
+of it.
 
 Faults begin when the block is entered and end when `Cluster.end_faults` is called. After that every
 accepted job must end: a cluster is a test of what is left behind by what went wrong.
@@ -19,7 +20,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import attrs
 import trio
@@ -55,6 +56,19 @@ class Faults:
 NO_FAULTS: Final = Faults(
     lost=0, late=0, doubled=0, cuts=math.inf, kills=math.inf, stops=math.inf, jumps=math.inf
 )
+
+
+class ClusterStore(Protocol):
+    """The data that all instances of a cluster share."""
+
+    def another(self) -> Any:
+        """Return a `trio_lanes.durable.Store` over these data for one connection, not open.
+
+        Its attribute ``instance`` is the id of the incarnation that makes the next call.
+        """
+
+    def jump(self, seconds: float) -> None:
+        """Set the clock of the store ahead."""
 
 
 @final
@@ -174,8 +188,9 @@ class Cluster:
         seed: int,
         faults: Faults,
         nursery: trio.Nursery,
+        store: ClusterStore,
     ) -> None:
-        self.store: Final = MemoryStore()
+        self.store: Final = store
         self.random: Final = random.Random(seed)
         self.faults: Faults = faults
         self.nursery: Final = nursery
@@ -274,6 +289,7 @@ async def open_cluster(
     instances: int = 3,
     seed: int = 0,
     faults: Faults = Faults(),  # frozen
+    store: ClusterStore | None = None,
     **options: Any,
 ) -> AsyncIterator[Cluster]:
     """Open durable lanes on several instances in this Trio run, over faulty connections.
@@ -298,10 +314,13 @@ async def open_cluster(
       instances: how many instances work; besides them, ``Cluster.lanes`` only asks.
       seed: of all faults.
       faults: how much goes wrong.
+      store: the data that the instances share, whose time is Trio's; by default a
+        `trio_lanes.durable.MemoryStore`.
     """
     async with trio.open_nursery() as nursery:
         limits = {"main": 4} if lanes is None else lanes
-        cluster = Cluster(handlers, limits, options, seed, faults, nursery)
+        shared = MemoryStore() if store is None else store
+        cluster = Cluster(handlers, limits, options, seed, faults, nursery, shared)
         for number in range(instances):
             nursery.start_soon(cluster.keep, number)
         while len(cluster._instances) < instances:

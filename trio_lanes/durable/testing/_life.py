@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from typing import Any, Final, final
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, TypeAlias, final
 
 import attrs
 import trio
@@ -26,12 +28,15 @@ from .. import (
     DurableRun,
     DurableState,
     JobDeadError,
+    MemoryStore,
     Retry,
     RetryPolicy,
     StoreUnavailableError,
     current_job,
 )
-from ._cluster import NO_FAULTS, Cluster, Faults, open_cluster
+from ._cluster import NO_FAULTS, Cluster, ClusterStore, Faults, open_cluster
+
+OpenStore: TypeAlias = Callable[[], AbstractAsyncContextManager[ClusterStore]]
 
 LANES: Final = {"main": 3, "cron": 1}
 SESSIONS: Final = (None, "a", "b", "c", "d")
@@ -170,7 +175,12 @@ class _Story:
                 await trio.sleep(self.chance.random())
 
 
-async def _play(life: Life) -> list[str]:
+async def _play(life: Life, open_store: OpenStore) -> list[str]:
+    async with open_store() as store:
+        return await _play_on(life, store)
+
+
+async def _play_on(life: Life, store: ClusterStore) -> list[str]:
     story = _Story(life)
     handlers = {name: getattr(story, name) for name in HANDLERS}
     retry = RetryPolicy(max_attempts=1_000, backoff=(0.5, 4.0))
@@ -180,6 +190,7 @@ async def _play(life: Life) -> list[str]:
         instances=life.instances,
         seed=life.seed,
         faults=life.faults,
+        store=store,
         retry=retry,
         max_crashes=1_000,
         result_ttl=1e6,
@@ -261,10 +272,19 @@ async def _check_end(story: _Story, job: Any, payload: Any) -> None:
         story.say(f"job {job.id} has the result {result!r} of another job, not {payload!r}")
 
 
-def simulate(life: Life) -> list[str]:
+@asynccontextmanager
+async def _in_memory() -> AsyncIterator[ClusterStore]:
+    yield MemoryStore()
+
+
+def simulate(life: Life, open_store: OpenStore = _in_memory) -> list[str]:
     """Play a life on virtual time; return what was wrong, one line each.
 
     The same life is the same every time, as long as the code is.
+
+    Args:
+      open_store: opens the data that the instances share. It must do each call in Trio's thread,
+        or virtual time passes meanwhile.
     """
     # Trio offers no public way to make the order of its tasks come back.
     scheduler: Any = trio._core._run
@@ -273,7 +293,7 @@ def simulate(life: Life) -> list[str]:
     scheduler._r.seed(life.seed)
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
     try:
-        return trio.run(_play, life, clock=trio.testing.MockClock(autojump_threshold=0))
+        return trio.run(_play, life, open_store, clock=trio.testing.MockClock(autojump_threshold=0))
     finally:
         random.setstate(before[0])
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before[1]

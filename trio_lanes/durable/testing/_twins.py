@@ -439,7 +439,14 @@ class _Life:
             await self.both(what, lambda twin: ask(twin.played.store, ticket))
 
 
-def compare_stores(one: MakeStore, other: MakeStore, *, seed: int, acts: int = 60) -> list[str]:
+def compare_stores(
+    one: MakeStore,
+    other: MakeStore,
+    *,
+    seed: int,
+    acts: int = 60,
+    clock: Callable[[], trio.testing.MockClock] = trio.testing.MockClock,
+) -> list[str]:
     """Tell two stores the same random life; return in what their answers differ.
 
     Args:
@@ -447,10 +454,11 @@ def compare_stores(one: MakeStore, other: MakeStore, *, seed: int, acts: int = 6
         both must be Trio's clock.
       seed: of the life.
       acts: how many acts the life has.
+      clock: makes a clock for Trio and the stores, on which time passes by ``jump(seconds)`` alone.
     """
-    clock = trio.testing.MockClock()
+    time = clock()
     with tempfile.TemporaryDirectory() as folder:
         twins = [_Twin(make(Path(folder))) for make in (one, other)]
-        life = _Life(twins, seed, clock)
-        trio.run(life.live, acts, clock=clock)
+        life = _Life(twins, seed, time)
+        trio.run(life.live, acts, clock=time)
     return life.wrong

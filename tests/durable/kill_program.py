@@ -1,0 +1,97 @@
+"""Forks workers that are killed: ``python -m tests.durable.kill_program KIND ADDRESS LOG``.
+
+It reads lines: ``start`` forks a worker and prints its pid, ``reap PID`` waits for its end. A fork
+costs milliseconds, where a new interpreter costs a second. At the end of its input it kills the
+workers that are left.
+
+A worker writes a line into the log when a body begins and when it ends: ``begin``, or ``end``, or
+``late``, or ``cut`` if it was cancelled; job, fence, session, payload, lane, pid, and the monotonic
+time, which is the same for all processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import trio
+
+from trio_lanes.durable import PostgresStore, Store, current_job, open_durable_lanes
+from trio_lanes.durable._wire.client import ServedStoreClient
+from trio_lanes.durable._wire.sockets import connect_unix
+
+LANES = {"main": 120, "few": 2}
+LEASE = 6.0
+STALLED = 0.05 * LEASE
+"""Seconds by which the end of a body is late only if its process has stood still: its lease may be
+over then, and its job may run elsewhere."""
+CAPACITY = 4
+
+
+def store_of(kind: str, address: str) -> Store:
+    if kind == "postgres":
+        dsn, _, namespace = address.rpartition("#")
+        return PostgresStore(dsn, namespace=namespace)
+    return ServedStoreClient(lambda: connect_unix(address), name="the served file")
+
+
+async def work(kind: str, address: str, log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(what: str, payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        words = (run.id, run.fence, run.session, payload, run._claim.lane, os.getpid())
+        line = " ".join(map(str, (what, *words, time.monotonic())))
+        os.write(file, f"{line}\n".encode())
+
+    async def job(payload: Any) -> Any:
+        note("begin", payload)
+        how, seconds, began = "cut", 0.02 + payload % 7 * 0.02, time.monotonic()
+        try:
+            await trio.sleep(seconds)
+            how = "end" if time.monotonic() - began < seconds + STALLED else "late"
+        finally:
+            note(how, payload)
+        return payload
+
+    async with open_durable_lanes(
+        store_of(kind, address),
+        {"job": job},
+        LANES,
+        capacity=CAPACITY,
+        lease_ttl=LEASE,
+        max_crashes=1_000_000,
+    ):
+        await trio.sleep_forever()
+
+
+def main(kind: str, address: str, log: str) -> None:
+    children: set[int] = set()
+    try:
+        for line in sys.stdin:
+            command, *pids = line.split()
+            if command == "start":
+                child = os.fork()
+                if not child:
+                    try:
+                        trio.run(work, kind, address, log)
+                    finally:
+                        os._exit(1)
+                children.add(child)
+                print(child, flush=True)
+            else:
+                os.waitpid(int(pids[0]), 0)
+                children.remove(int(pids[0]))
+                print(pids[0], flush=True)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,287 @@
+"""Kills workers again and again while they run jobs, and looks at what they have noted."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from tests.durable.kill_program import LANES, LEASE
+from trio_lanes.durable import DurableLanes, DurableState
+
+PROCESSES = 4
+SESSIONS = 240
+BACKLOG = {"main": 120, "few": 6}
+LONG = 300
+"""Seconds for a busy machine to come to the end of the jobs that are left."""
+SOON = 5
+"""Seconds for which a kill waits for a run of its victim."""
+STOP_EVERY = 40
+"""A process is stopped for longer than its lease once in so many kills."""
+
+
+@attrs.define
+class Run:
+    """What is known of one run of a job."""
+
+    job: int
+    fence: int
+    session: str
+    payload: int
+    lane: str
+    pid: int
+    begun: float
+    ended: float | None = None
+    cut: bool = False
+    """It was cancelled, or its process stood still: it may overlap the next run."""
+    killed: bool = False
+
+
+class Log:
+    """What the workers have noted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.touch()
+        self._read = 0
+        self.runs: dict[int, Run] = {}
+        self.done: set[int] = set()  # payloads
+        self._running: defaultdict[int, dict[int, Run]] = defaultdict(dict)
+
+    def read(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read().splitlines(keepends=True)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            self._read += len(line)
+            what, job, fence, session, payload, lane, pid, now = line.decode().split()
+            if what == "begin":
+                assert int(fence) not in self.runs
+                run = Run(int(job), int(fence), session, int(payload), lane, int(pid), float(now))
+                self.runs[run.fence] = self._running[run.pid][run.fence] = run
+            else:
+                run = self.runs[int(fence)]
+                self._running[run.pid].pop(run.fence, None)
+                run.cut = run.cut or what != "end"
+                if what != "cut":
+                    run.ended = float(now)
+                    self.done.add(run.payload)
+
+    def running(self, pid: int) -> list[Run]:
+        self.read()
+        return list(self._running[pid].values())
+
+    def died(self, pid: int, when: float) -> int:
+        """Note that a process was killed; return how many runs that hit."""
+        hit = self.running(pid)
+        for run in hit:
+            run.ended, run.killed = when, True
+        del self._running[pid]
+        return len(hit)
+
+    def stopped(self, pid: int, when: float) -> None:
+        for run in self.running(pid):
+            run.ended, run.cut = when, True
+
+
+class Workers:
+    """The process that forks workers."""
+
+    def __init__(self, kind: str, address: str, log: Path) -> None:
+        command = [sys.executable, "-m", "tests.durable.kill_program", kind, address, log]
+        with log.with_suffix(".errors").open("wb") as errors:
+            self._program = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+
+    async def _ask(self, line: str) -> int:
+        def ask() -> int:
+            assert self._program.stdin is not None
+            assert self._program.stdout is not None
+            self._program.stdin.write(f"{line}\n")
+            self._program.stdin.flush()
+            return int(self._program.stdout.readline())
+
+        return await trio.to_thread.run_sync(ask)
+
+    async def start(self) -> int:
+        return await self._ask("start")
+
+    async def reap(self, pid: int) -> None:
+        await self._ask(f"reap {pid}")
+
+    def close(self) -> None:
+        self._program.communicate(timeout=LONG)
+
+
+@attrs.define
+class Story:
+    """One series of kills."""
+
+    lanes: DurableLanes
+    workers: Workers
+    log: Log
+    dice: random.Random
+    bury: Callable[[int], Awaitable[None]]
+    submitted: int = 0
+    kills: int = 0
+    kills_that_hit: int = 0
+    runs_hit: int = 0
+    stops: int = 0
+    pids: list[int] = attrs.Factory(list)
+
+    async def submit(self) -> None:
+        """Keep some jobs waiting, in each lane."""
+        waiting: Counter[str] = Counter()
+        lane_of: dict[int, str] = {}
+        while True:
+            self.log.read()
+            for payload in self.log.done & lane_of.keys():
+                waiting[lane_of.pop(payload)] -= 1
+            for lane, most in BACKLOG.items():
+                while waiting[lane] < most:
+                    n = self.submitted
+                    session = f"{lane}-{n % SESSIONS}"
+                    await self.lanes.submit("job", n, session=session, lane=lane, key=str(n))
+                    self.submitted += 1
+                    lane_of[n] = lane
+                    waiting[lane] += 1
+            await trio.sleep(0.02)
+
+    async def kill(self) -> None:
+        place = self.dice.randrange(len(self.pids))
+        pid = self.pids.pop(place)
+        if self.dice.random() < 0.8:  # else at any moment
+            with trio.move_on_after(SOON):
+                while not self.log.running(pid):  # noqa: ASYNC110 - another process
+                    await trio.sleep(0.005)
+        await trio.sleep(self.dice.random() * 0.02)
+        when = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        await self.workers.reap(pid)
+        hit = self.log.died(pid, when)
+        self.kills += 1
+        self.kills_that_hit += hit > 0
+        self.runs_hit += hit
+        await self.bury(pid)
+        self.pids.append(await self.workers.start())
+
+    async def stop(self) -> None:
+        """Stop a process for longer than its lease."""
+        pid = self.pids.pop(0)
+        os.kill(pid, signal.SIGSTOP)
+        self.log.stopped(pid, time.monotonic())
+        self.stops += 1
+        await trio.sleep(LEASE * 1.5)
+        self.log.stopped(pid, time.monotonic())
+        os.kill(pid, signal.SIGCONT)
+        self.pids.append(pid)
+
+    async def go_on(self, kills: int) -> None:
+        """Kill, and then let all jobs end."""
+        for _ in range(PROCESSES):
+            self.pids.append(await self.workers.start())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.submit)
+            async with trio.open_nursery() as stopping:
+                for n in range(kills):
+                    if n % STOP_EVERY == STOP_EVERY // 8:
+                        stopping.start_soon(self.stop)
+                    await self.kill()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(LONG):
+            while True:
+                now = await self.lanes.statistics()
+                if not (now.waiting or now.parked or now.running):
+                    break
+                await trio.sleep(0.1)
+        self.log.read()
+
+    # ---- what must hold
+
+    async def check(self) -> None:
+        jobs = await self.lanes.jobs(limit=-1)
+        assert [job.key for job in jobs] == [str(n) for n in range(self.submitted)]  # not doubled
+        assert {job.state for job in jobs} == {DurableState.SUCCEEDED}  # nor lost
+        assert (await self.lanes.check()).problems == ()
+        assert self.log.done == set(range(self.submitted))
+        runs: defaultdict[int, list[Run]] = defaultdict(list)
+        for run in self.log.runs.values():
+            runs[run.job].append(run)
+        for job in jobs:
+            of = runs[job.id]
+            # a run more only for a crash, or for a lease that was lost
+            assert len(of) <= 1 + job.crashes + sum(run.cut for run in of), (job, of)
+            assert job.crashes >= sum(run.killed and not run.cut for run in of), (job, of)
+        self._check_order()
+        for lane, limit in LANES.items():
+            together = most_at_once(run for run in self.log.runs.values() if run.lane == lane)
+            assert together <= limit, (lane, together)
+        assert self.kills_that_hit >= self.kills / 2, (self.kills_that_hit, self.kills)
+
+    def _check_order(self) -> None:
+        by_session: defaultdict[str, list[Run]] = defaultdict(list)
+        for _, run in sorted(self.log.runs.items()):
+            by_session[run.session].append(run)
+        for session, of in by_session.items():
+            payloads = [run.payload for run in of]
+            assert payloads == sorted(payloads), session
+            assert most_at_once(of) == 1, session
+
+    def told(self) -> str:
+        return (
+            f"{self.kills} kills, {self.kills_that_hit} of them of processes that ran jobs "
+            f"({self.runs_hit} runs), {self.stops} stops; {self.submitted} jobs"
+        )
+
+
+def most_at_once(runs: Iterable[Run]) -> int:
+    """Return how many of the runs, except cut ones, overlapped."""
+    moments: list[tuple[float, int]] = []
+    for run in runs:
+        if not run.cut:
+            assert run.ended is not None, run
+            moments += [(run.begun, 1), (run.ended, -1)]
+    now = most = 0
+    for _, step in sorted(moments):
+        now += step
+        most = max(most, now)
+    return most
+
+
+async def nothing(pid: int) -> None:
+    """Leave a dead process to the end of its lease."""
+
+
+@asynccontextmanager
+async def killing(
+    lanes: DurableLanes,
+    kind: str,
+    address: str,
+    folder: Path,
+    bury: Callable[[int], Awaitable[Any]] = nothing,
+) -> AsyncIterator[Story]:
+    """Make workers, and end them."""
+    log = folder / "runs"
+    workers = Workers(kind, address, log)
+    story = Story(lanes, workers, Log(log), random.Random(1), bury)
+    try:
+        yield story
+    finally:
+        for pid in story.pids:
+            os.kill(pid, signal.SIGCONT)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(workers.close)

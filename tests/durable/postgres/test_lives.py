@@ -1,0 +1,49 @@
+"""Simulated lives over a real server, and the same life told to PostgreSQL and to the memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.durable.planted import memory
+from tests.support.chaos import examples
+from trio_lanes.durable import PostgresStore
+from trio_lanes.testing import Life, compare_stores, simulate
+
+from . import in_loop
+from .clock import StoreClock
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+
+
+@pytest.fixture
+def lives(server: Server) -> Iterator[in_loop.Life]:
+    lives = in_loop.Life(server.dsn())
+    yield lives
+    lives.close()
+
+
+@pytest.mark.parametrize("seed", range(examples(3)))
+def test_nothing_is_wrong_in_a_life_on_postgresql(lives: in_loop.Life, seed: int) -> None:
+    with lives.in_loop():
+        assert simulate(Life(seed), lives.open) == []
+
+
+@pytest.mark.parametrize("seed", range(examples(4)))
+def test_the_store_in_memory_and_postgresql_answer_the_same(server: Server, seed: int) -> None:
+    clocks: list[StoreClock] = []
+
+    def clock() -> StoreClock:
+        clocks.append(StoreClock(server.dsn()))
+        return clocks[0]
+
+    def store(folder: Path) -> PostgresStore:
+        namespace = f"twin_{seed}"
+        clocks[0].prepare(namespace)
+        return PostgresStore(server.dsn(), namespace=namespace)
+
+    try:
+        assert compare_stores(memory(), store, seed=seed, clock=clock) == []  # type: ignore[arg-type]
+    finally:
+        clocks[0].close()
