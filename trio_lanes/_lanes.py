@@ -193,6 +193,14 @@ class Lanes(Submitter):
         """
         return SessionLane._create(self._scheduler, session_key(key))
 
+    def lanes(self) -> list[Lane]:
+        """Return the global lanes that are alive, also lanes of templates.
+
+        This may be called in any thread, as may `Lane.label`, `Lane.waiting` and `Lane.active`.
+        """
+        scheduler = self._scheduler
+        return [Lane._create(scheduler, a.name, a) for a in [*scheduler.lanes.values()]]
+
     def jobs(self) -> list[AnyJob]:
         """Return the jobs that wait or run, in the order of submission."""
         return _control.all_jobs(self._scheduler)

@@ -139,8 +139,8 @@ class LaneRecorder(LaneInstrument):
         self._records: Final[weakref.WeakKeyDictionary[AnyJob, RecordedJob]] = (
             weakref.WeakKeyDictionary()
         )
-        # The jobs that have not settled are kept here, and only they. Dicts are ordered sets.
-        self._unsettled: Final[dict[AnyJob, None]] = {}
+        # The jobs that have not settled are kept here, and only they.
+        self._unsettled: Final[dict[AnyJob, SessionActor | None]] = {}  # with their sessions
         self._waiting: Final[_Places[SessionActor]] = _Places()
         self._in_line: Final[_Places[LaneActor]] = _Places()  # and some that were taken back
         self._running: Final[_Places[Actor]] = _Places()
@@ -273,12 +273,12 @@ class LaneRecorder(LaneInstrument):
         if job.finished_at is None or told != sorted(told):
             self._blame(job, "was submitted, started and finished at {}, {}, {}".format(*times))
         self.finished.append(record)
-        self._unsettled.pop(job, None)
+        session = self._unsettled.pop(job, None)
         self._facts.append(self._facts_of(job))
         for table in (self._parents, self._waited_from, self._steps):
             table.pop(job.id, None)
-        self._waits_no_more(job)
-        for actor in _actors(job):
+        self._waits_no_more(job, session)
+        for actor in _actors(job, session):
             self._running.discard(actor, job)
 
     # ---- keeping record
@@ -297,7 +297,7 @@ class LaneRecorder(LaneInstrument):
                 job=weakref.ref(job),
             )
             self.submitted.append(record)
-            self._unsettled[job] = None
+            self._unsettled[job] = job._session_lane
             if job.parent is not None:
                 self._parents[job.id] = job.parent.id
             if job._session_lane is None:
@@ -311,8 +311,9 @@ class LaneRecorder(LaneInstrument):
         record.started_at = job.started_at
         self._waited_from[job.id] = job.waiting_since
         self.started.append(record)
-        self._waits_no_more(job)
-        for actor in _actors(job):
+        session = self._unsettled.get(job)
+        self._waits_no_more(job, session)
+        for actor in _actors(job, session):
             self._running.add(actor, job)
 
     def _follow(self, job: AnyJob, record: RecordedJob) -> None:
@@ -321,10 +322,10 @@ class LaneRecorder(LaneInstrument):
         record.state = job.state
         record.priority = job.priority
 
-    def _waits_no_more(self, job: AnyJob) -> None:
+    def _waits_no_more(self, job: AnyJob, session: SessionActor | None) -> None:
         self._in_line.discard(job._lane, job)
-        if job._session_lane is not None:
-            self._waiting.discard(job._session_lane, job)
+        if session is not None:
+            self._waiting.discard(session, job)
 
     def _blame(self, job: AnyJob, what: str) -> None:
         self.violations.append(f"{_said(job)} {what}")
@@ -449,9 +450,9 @@ class _Places(dict[A, dict[AnyJob, None]]):
             self.pop(place, None)
 
 
-def _actors(job: AnyJob) -> list[Actor]:
+def _actors(job: AnyJob, session: SessionActor | None) -> list[Actor]:
     """The lanes in which ``job`` holds a slot while it runs."""
-    return [job._lane] if job._session_lane is None else [job._lane, job._session_lane]
+    return [job._lane] if session is None else [job._lane, session]
 
 
 def _in_session(job: AnyJob) -> tuple[int, int]:

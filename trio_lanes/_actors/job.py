@@ -283,6 +283,11 @@ class Job(Generic[T_co]):
         return self._costs
 
     @property
+    def delay(self) -> float:
+        """Seconds after its submission at which it takes its place in its queue; 0 unless given."""
+        return self._options.delay
+
+    @property
     def parent(self) -> AnyJob | None:
         """The job that submitted it; None if no job did, or if that job is not in memory any more.
 

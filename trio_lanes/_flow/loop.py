@@ -697,17 +697,14 @@ class Scheduler:
             unretrieved = None if job._unhandled else watch_failure(job)
             if unretrieved is not None:
                 self.unretrieved.add(unretrieved)
-        if self.hooks.job_finished:
-            self._effects.append((self._tell_finished, (job,)))
-        else:
-            job._context = job._session_lane = None
+        hooks = self.hooks
+        if hooks.job_finished:
+            assert job._context is not None
+            args = hooks.job_finished, job, job._context
+            self._effects.append((hooks.call_in_context, args))
+        job._context = job._session_lane = None
         if job._waiters:
             self.after_act(self._wake, job)
-
-    def _tell_finished(self, job: AnyJob) -> None:
-        assert job._context is not None
-        self.hooks.call_in_context(self.hooks.job_finished, job, job._context)
-        job._context = job._session_lane = None
 
     def withdraw(self, job: AnyJob, error: Exception) -> None:
         """Settle ``job``, which waits, with ``error``, and cancel its scope. It never starts."""

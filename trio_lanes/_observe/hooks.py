@@ -141,13 +141,13 @@ class Hooks:
 
     def call_in_context(self, hooks: list[Hook], job: AnyJob, context: Context) -> None:
         """`call` them with ``job``: in its own context, but for those that need no context."""
-        for hook in tuple(hooks):
-            instrument, method, needs_context = hook
+        for instrument, method, needs_context in tuple(hooks):
             if needs_context:
+                hook = [(instrument, method, True)]
                 try:
-                    context.run(self.call, [hook], job)
+                    context.run(self.call, hook, job)
                 except RuntimeError:  # the context is entered already; `call` itself never raises
-                    self.call([hook], job)
+                    self.call(hook, job)
             else:  # as in `call`, which is dear for a hook of every job
                 try:
                     method(job)

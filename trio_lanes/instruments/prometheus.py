@@ -26,17 +26,20 @@ The label ``lane`` is a name or a template from the configuration, or ``session:
 of a session. ``outcome`` is ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``,
 ``queue_timeout``, ``cleared``, ``reset``, ``closed`` or ``cancelled``.
 
-The hooks count in plain numbers, and the metrics are made when they are scraped: a job pays little
-for them. A scrape may come from another thread.
+A job pays for one hook, when it has settled: it is counted there, with its wait and its run. The
+levels, and with them the number of submitted jobs, are read from the lanes when they are scraped,
+which may be in another thread. A job has the label of its lane at that time: the label of a
+template's lane changes if the lane gets a configuration of its own.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, final
+from weakref import ref
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -44,7 +47,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from trio_lanes import Job, JobState, Lane, LaneInstrument, SessionLane, context_free
+from trio_lanes import Job, JobState, Lane, LaneInstrument, Lanes, SessionLane, context_free
 
 from ._figures import (
     ABANDONED,
@@ -71,8 +74,8 @@ _BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300
 class PrometheusInstrument(LaneInstrument):
     """An instrument with metrics in ``registry``.
 
-    One object may be an instrument of several `open_lanes`; it adds up their figures. Of an
-    instrument that is added to open lanes, jobs that were submitted before are not counted.
+    One object may be an instrument of several `open_lanes`; it adds up their figures. Of lanes to
+    which it is added while they are open, jobs that have settled before are not counted.
 
     Args:
       registry: the registry of the metrics; two instruments in a registry need two namespaces.
@@ -97,46 +100,42 @@ class PrometheusInstrument(LaneInstrument):
         if bounds[-1] != math.inf:
             bounds.append(math.inf)
         self._by_label: Final[dict[str, _Figures]] = {}
-        # Kept until the job has settled: the label of a lane changes if the lane gets a
-        # configuration of its own, but the level that a job has raised must fall again.
-        self._of_job: Final[dict[Job[Any], _Figures]] = {}
+        self._lanes: Final[list[ref[Lanes]]] = []  # those that are open, and some that were
         self._bounds: Final = bounds
-        registry.register(_Scrape(self._by_label, bounds, namespace))
+        registry.register(_Scrape(self._of, self._by_label, self._lanes, bounds, namespace))
 
     def _of(self, label: str) -> _Figures:
         found = self._by_label.get(label)
         if found is None:
-            found = self._by_label[label] = _Figures(self._bounds)
+            found = self._by_label[label] = _Figures(len(self._bounds))
         return found
 
-    def job_submitted(self, job: Job[Any]) -> None:
+    def lanes_opened(self, lanes: Lanes) -> None:
         """A hook; see `LaneInstrument`."""
-        figures = self._of_job[job] = self._of(job.lane_label)
-        figures.submitted += 1
-
-    @context_free
-    def job_started(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
-        figures = self._of_job.get(job)
-        if figures is not None:
-            figures.started += 1
-            # It is set: the job has started.
-            figures.waits.add(job.started_at - job.waiting_since)  # type: ignore[operator]
+        self._lanes[:] = [*(known for known in self._lanes if known() is not None), ref(lanes)]
 
     @context_free
     def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
-        figures = self._of_job.pop(job, None)
-        if figures is not None:
-            if job.started_at is None:
-                figures.withdrawn += 1
-            else:
-                figures.ended += 1
-                figures.runs.add(job.finished_at - job.started_at)  # type: ignore[operator]
-            if job.state is _SUCCEEDED:
-                figures.succeeded += 1
-            else:
-                figures.otherwise[outcome_label(job)] += 1
+        # The only code that each job pays for: it is written for few instructions.
+        try:
+            figures = self._by_label[job.lane_label]
+        except KeyError:
+            figures = self._of(job.lane_label)
+        started = job.started_at
+        if started is not None:
+            bounds = self._bounds
+            # Not `waiting_since`: a job that is readmitted begins to wait anew.
+            waited = started - (job.submitted_at + job.delay)
+            ran = job.finished_at - started  # type: ignore[operator]
+            figures.waited += waited
+            figures.waits[bisect_left(bounds, waited)] += 1
+            figures.ran += ran
+            figures.runs[bisect_left(bounds, ran)] += 1
+        if job.state is _SUCCEEDED:
+            figures.succeeded += 1
+        else:
+            figures.otherwise[outcome_label(job)] += 1
 
     def job_waiting_long(self, job: Job[Any], waited: float) -> None:
         """A hook; see `LaneInstrument`."""
@@ -160,43 +159,27 @@ class PrometheusInstrument(LaneInstrument):
 
 
 @final
-class _Durations:
-    """A histogram."""
-
-    __slots__ = ("_bounds", "counts", "total")
-
-    def __init__(self, bounds: list[float]) -> None:
-        self._bounds = bounds
-        self.counts = [0] * len(bounds)
-        self.total = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(self._bounds, seconds)] += 1
-        self.total += seconds
-
-
-@final
 class _Figures:
     """The figures of one label."""
 
     __slots__ = (
-        "ended",
         "events",
         "otherwise",
+        "ran",
         "runs",
-        "started",
         "submitted",
         "succeeded",
+        "waited",
         "waits",
-        "withdrawn",
     )
 
-    def __init__(self, bounds: list[float]) -> None:
-        self.submitted = self.started = self.ended = self.withdrawn = self.succeeded = 0
+    def __init__(self, buckets: int) -> None:
+        self.succeeded = 0
         self.otherwise: Counter[str] = Counter()  # jobs that did not succeed, by outcome
         self.events: Counter[Figure] = Counter()
-        self.waits = _Durations(bounds)
-        self.runs = _Durations(bounds)
+        self.waits, self.runs = [0] * buckets, [0] * buckets  # jobs, by bucket
+        self.waited = self.ran = 0.0  # seconds of all of them
+        self.submitted = 0  # as it was scraped last
 
     @property
     def by_outcome(self) -> dict[str, int]:
@@ -208,18 +191,44 @@ class _Figures:
 class _Scrape(Collector):
     """Makes the metrics when they are scraped, maybe in another thread."""
 
-    def __init__(self, by_label: dict[str, _Figures], bounds: list[float], namespace: str) -> None:
+    def __init__(
+        self,
+        of: Callable[[str], _Figures],
+        by_label: dict[str, _Figures],
+        lanes: list[ref[Lanes]],
+        bounds: list[float],
+        namespace: str,
+    ) -> None:
+        self._of: Final = of
         self._by_label: Final = by_label
+        self._lanes: Final = lanes
         self._bounds: Final = [str(floatToGoString(bound)) for bound in bounds]  # type: ignore[no-untyped-call]
         self._namespace: Final = namespace
 
     def describe(self) -> Iterable[Metric]:
-        return self._metrics([])
+        return self._metrics([], {})
 
     def collect(self) -> Iterable[Metric]:
-        return self._metrics([*self._by_label.items()])  # a copy in one step of the interpreter
+        # What is counted is read before the levels: a job that settles in between is then missing
+        # in the number of submitted jobs until the next scrape, and never counted twice.
+        settled = {label: sum(f.by_outcome.values()) for label, f in [*self._by_label.items()]}
+        levels: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for lanes in [known() for known in [*self._lanes]]:
+            for lane in () if lanes is None else lanes.lanes():
+                level = levels[lane.label]
+                level[0] += lane.waiting
+                level[1] += lane.active
+        for label, level in levels.items():
+            figures = self._of(label)
+            figures.submitted = max(figures.submitted, settled.get(label, 0) + sum(level))
+        for label in settled.keys() - levels.keys():
+            figures = self._of(label)
+            figures.submitted = max(figures.submitted, settled[label])
+        return self._metrics([*self._by_label.items()], levels)
 
-    def _metrics(self, each: list[tuple[str, _Figures]]) -> Iterable[Metric]:
+    def _metrics(
+        self, each: list[tuple[str, _Figures]], levels: Mapping[str, list[int]]
+    ) -> Iterable[Metric]:
         waiting, running = self._gauge(WAITING), self._gauge(RUNNING)
         submitted, finished = self._counter(SUBMITTED), self._counter(FINISHED, "outcome")
         wait, run = self._histogram(WAIT), self._histogram(RUN)
@@ -228,21 +237,21 @@ class _Scrape(Collector):
             for figure in (WAITING_LONG, OVERDUE, ABANDONED, PAUSED, RATE_LIMITED)
         }
         for label, figures in each:
-            # In this order, no job can make a level negative that changes in between.
-            ended, started = figures.ended, figures.started
-            withdrawn, came = figures.withdrawn, figures.submitted
-            if came:
-                waiting.add_metric([label], came - started - withdrawn)
-                running.add_metric([label], started - ended)
-                submitted.add_metric([label], came)
+            if figures.submitted:
+                waits, runs = levels.get(label, (0, 0))
+                waiting.add_metric([label], waits)
+                running.add_metric([label], runs)
+                submitted.add_metric([label], figures.submitted)
             for outcome, count in sorted(figures.by_outcome.items()):
                 finished.add_metric([label, outcome], count)
             for figure, count in dict(figures.events).items():
                 events[figure].add_metric([label], count)
-            for metric, durations in ((wait, figures.waits), (run, figures.runs)):
-                counts = [*durations.counts]
+            for metric, counts, total in (
+                (wait, [*figures.waits], figures.waited),
+                (run, [*figures.runs], figures.ran),
+            ):
                 if any(counts):
-                    metric.add_metric([label], self._cumulated(counts), durations.total)
+                    metric.add_metric([label], self._cumulated(counts), total)
         return [waiting, running, submitted, finished, wait, run, *events.values()]
 
     def _cumulated(self, counts: list[int]) -> list[tuple[str, float]]:
