@@ -29,6 +29,7 @@ from .commands import (
     ShowSessions,
     Stop,
     SwitchTo,
+    Tour,
     Why,
     parse,
 )
@@ -40,6 +41,7 @@ from .sessions import FailuresTold, Sessions
 from .shutdown import resume_all, run_with_lanes
 from .terminal import Lines
 from .tools import bundled_tools
+from .tour import CARDS, play
 from .why import why
 
 
@@ -69,6 +71,7 @@ class Chat:
         self._may_begin: Final = may_begin
         self._known: Final = {session}  # the sessions that this user has named
         self._paused: Final[set[str]] = set()  # lanes and sessions
+        self._card = 0  # of the tour: the last one
 
     async def talk(self, lines: Lines) -> None:
         """Run commands until the lines end; then resume the lanes that were paused here."""
@@ -90,13 +93,15 @@ class Chat:
     async def obey(self, line: str) -> bool:
         """Run the command of a line, or show an error. Return False after the last line.
 
-        Only `/abort` waits, so a message has its place in the queue before the next line is
-        read.
+        Only `/abort` and `/tour` wait, so a message has its place in the queue before the next line
+        is read.
         """
         try:
             command = parse(line)
             if isinstance(command, Abort):
                 await self._abort(self._named(command.session))
+            elif isinstance(command, Tour):
+                await self._tour(command.number)
             elif command is not None:
                 self._do(command)
         except (CommandError, LaneError, NothingAskedError) as error:
@@ -156,6 +161,12 @@ class Chat:
     async def _abort(self, session: str) -> None:
         count = await self._sessions.abort(session, "/abort")
         self._screen.say(f"aborted {session}, with {count} waiting")
+
+    async def _tour(self, number: int | None) -> None:
+        self._card = self._card % len(CARDS) + 1 if number is None else number
+        self._screen.say(await play(self._card))
+        if number is None and self._card < len(CARDS):
+            self._screen.say(f"/tour plays card {self._card + 1}")
 
     def _pause(self, name: str | None) -> None:
         if name is None:

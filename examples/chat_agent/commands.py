@@ -11,6 +11,7 @@ from trio_lanes.agents import WhenBusy
 
 MAX_LINE: Final = 10_000  # characters
 MAX_LIMIT: Final = 1_000
+TOUR: Final = tuple(map(str, range(1, 11)))  # the cards
 NAME: Final = re.compile(r"[\w.@+-]{1,40}")
 
 HELP: Final = """\
@@ -29,6 +30,7 @@ text                      post the text in the current session
 /limit LANE NUMBER        set the number of jobs that a lane runs at once
 /pause [LANE or NAME]     start no jobs there until /resume (no name: all lanes)
 /resume [LANE or NAME]    end a pause (no name: all pauses)
+/tour [NUMBER]            play the next card of the tour, or a card by its number
 /help                     show this list
 /quit                     answer all messages, then end
 Begin with // to post a text that begins with a slash."""
@@ -107,6 +109,11 @@ class Resume:
 
 
 @attrs.frozen
+class Tour:
+    number: int | None  # None: the next
+
+
+@attrs.frozen
 class Help:
     pass
 
@@ -117,7 +124,9 @@ class Quit:
 
 
 OfSession = Why | Stop | Clear | Abort | Approve | Deny
-Command = Say | SwitchTo | ShowSessions | OfSession | Queue | Limit | Pause | Resume | Help | Quit
+Command = (
+    Say | SwitchTo | ShowSessions | OfSession | Queue | Limit | Pause | Resume | Tour | Help | Quit
+)
 
 # Commands with the name of a session, or without a name.
 OF_SESSION: Final[dict[str, type[OfSession]]] = {
@@ -137,6 +146,7 @@ USAGE: Final = {
     "/limit": "/limit LANE NUMBER",
     "/pause": "/pause [LANE or NAME]",
     "/resume": "/resume [LANE or NAME]",
+    "/tour": "/tour [NUMBER from 1 to 10]",
     "/help": "/help",
     "/quit": "/quit",
 }
@@ -182,6 +192,10 @@ def _parse_command(word: str, arguments: list[str]) -> Command:
             return Pause(_optional_name(arguments))
         case "/resume", [] | [_]:
             return Resume(_optional_name(arguments))
+        case "/tour", []:
+            return Tour(None)
+        case "/tour", [number] if number in TOUR:
+            return Tour(int(number))
         case "/help", []:
             return Help()
         case "/quit", []:

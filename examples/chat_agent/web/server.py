@@ -42,6 +42,7 @@ from ..screen import Screen
 from ..sessions import FailuresTold, Sessions
 from ..shutdown import run_with_lanes
 from ..tools import bundled_tools
+from ..tour import CARDS, play
 from .board import Board, Window
 from .feed import FRAME_SECONDS, Fact, Feed, view
 
@@ -114,7 +115,7 @@ class Page:
                 names = viewer.socket.query_params.get("open", "").split(",")
                 await window.open(filter(NAME.fullmatch, names[:MAX_OPEN]), after is not None)
                 nursery.start_soon(self._show, viewer, window, after)
-                await self._listen(viewer, window)
+                await self._listen(viewer, window, nursery)
                 nursery.cancel_scope.cancel()
         finally:
             window.close()
@@ -136,19 +137,23 @@ class Page:
                 await trio.sleep(FRAME_SECONDS)
 
     async def _show(self, viewer: Viewer, window: Window, after: int | None) -> None:
-        await viewer.send({"hello": self._model_name})
+        cards = [{"name": card.name, "says": card.says} for card in CARDS]
+        await viewer.send({"hello": self._model_name, "tour": cards})
         try:
             await view(self._feed, window, viewer.send, after=after)
         except trio.TooSlowError:
             await viewer.close(TRY_LATER)
 
-    async def _listen(self, viewer: Viewer, window: Window) -> None:
+    async def _listen(self, viewer: Viewer, window: Window, nursery: trio.Nursery) -> None:
         """Run the commands of a viewer until it disconnects."""
         lines: list[str] = []
         chat = self._new_chat(Screen(lines.append))
         while (message := await viewer.receive()) is not None:
             if isinstance(message, list):
                 await window.open(message)
+                continue
+            if isinstance(message, int):
+                nursery.start_soon(self._play, viewer, message)
                 continue
             session, line = message
             chat.session = session
@@ -160,6 +165,11 @@ class Page:
                 await viewer.send(said)
                 lines.clear()
 
+    async def _play(self, viewer: Viewer, number: int) -> None:
+        """Play a card of the tour, one at a time."""
+        async with viewer.touring:
+            await viewer.send({"card": number, "shown": await play(number)})
+
 
 class Viewer:
     """A WebSocket: it sends whole messages, and checks received messages."""
@@ -167,6 +177,7 @@ class Viewer:
     def __init__(self, socket: WebSocket) -> None:
         self.socket: Final = socket
         self.came_to = 0
+        self.touring: Final = trio.Lock()
         self._sending: Final = trio.Lock()
 
     async def send(self, frame: Fact) -> None:
@@ -178,9 +189,10 @@ class Viewer:
             except (WebSocketDisconnect, RuntimeError):  # `receive` gets the disconnect, too
                 await trio.sleep_forever()
 
-    async def receive(self) -> tuple[str, str] | list[str] | None:
-        """Return the next session and line, or the sessions that the viewer has open now.
+    async def receive(self) -> tuple[str, str] | list[str] | int | None:
+        """Return the next session and line.
 
+        Or the sessions that the viewer has open now, or the number of a card of the tour.
         None after a disconnect or an invalid message.
         """
         try:
@@ -190,6 +202,8 @@ class Viewer:
                     return session, well_formed(line)
                 case {"open": [*names]} if len(names) <= MAX_OPEN and all(map(_is_name, names)):
                     return [*names]
+                case {"card": int(number)} if 1 <= number <= len(CARDS):
+                    return number
         except WebSocketDisconnect:
             return None
         except (LookupError, TypeError, ValueError, RecursionError):  # not text, or not JSON

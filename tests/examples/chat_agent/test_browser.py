@@ -18,8 +18,10 @@ import trio
 from playwright.sync_api import ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from examples.chat_agent.limits import Limits
+from examples.chat_agent.tour import CARDS
 from examples.chat_agent.web.server import listen, run_web
 from tests.examples.chat_agent.held_model import HeldModel
+from tests.examples.chat_agent.test_tour import SEEN
 
 pytestmark = pytest.mark.real_processes
 
@@ -410,5 +412,29 @@ async def test_what_users_write_is_shown_as_they_wrote_it_and_never_run() -> Non
         for page in (tab.page, other.page):
             assert page.title() == "trio-lanes · chat agent"
             assert page.locator("main script, main img, aside script, aside img").count() == 0
+
+    await browse(drive)
+
+
+async def test_the_tour_plays_on_the_page_beside_a_running_answer() -> None:
+    def drive(browser: Browser) -> None:
+        tab = browser.open("ann")
+        tab.say("ann", "one")
+        tab.shows("ann", "one", "begun one")
+        tab.page.get_by_role("button", name="tour", exact=True).click()
+        cards = tab.page.get_by_role("dialog").get_by_role("listitem")
+        expect(cards).to_have_count(len(CARDS))
+        for number, card in enumerate(CARDS):
+            expect(cards.nth(number)).to_contain_text(card.says)
+            cards.nth(number).get_by_role("button", name=f"play {card.name}").click()
+            words, last = SEEN[card.name][1].strip().splitlines(), cards.nth(number).locator("pre")
+            expect(last).to_contain_text(words[-1].strip())
+        tab.page.evaluate(AXE.read_text("utf-8") if AXE.exists() else in_ci("axe-core"))
+        found = tab.page.evaluate("() => axe.run('#tour')")["violations"]
+        assert not [(f["id"], n["html"], n["any"][:1]) for f in found for n in f["nodes"]]
+        tab.page.get_by_role("button", name="close the tour").click()
+        expect(tab.page.get_by_role("dialog")).to_be_hidden()
+        browser.let_on("one")
+        tab.shows("ann", "one", "begun one ended one")
 
     await browse(drive)

@@ -192,7 +192,7 @@ async def test_a_line_is_a_message_or_a_command_as_in_the_terminal() -> None:
 async def test_the_first_frame_says_everything_and_one_with_a_number_goes_on_behind_it() -> None:
     async with open_server() as url:
         async with open_socket(url) as socket:
-            assert await frame_from(socket) == {"hello": "built-in"}
+            assert (await frame_from(socket))["hello"] == "built-in"
             first = await frame_from(socket)
             assert first["snapshot"]
             assert first["open"] == ["me", "ann", "bob"]
@@ -225,6 +225,7 @@ async def test_the_first_frame_says_everything_and_one_with_a_number_goes_on_beh
         '{"open": "me"}',
         '{"open": ["a b"]}',
         '{"open": [3]}',
+        '{"card": 11}',
         json.dumps({"open": [f"s{n}" for n in range(51)]}),
         "[" * 50_000,
         b"bytes",
