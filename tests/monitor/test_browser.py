@@ -25,6 +25,7 @@ from playwright.sync_api import (
 )
 
 from trio_lanes import Job, LaneConfig, Lanes, current_job, open_lanes
+from trio_lanes.durable import DurableLanes, MemoryStore, RetryPolicy, open_durable_lanes
 from trio_lanes.monitor import Role, serve_monitor
 
 pytestmark = pytest.mark.real_processes
@@ -94,6 +95,15 @@ class Stage:
 
 async def browse(drive: Callable[[Stage], None], **lanes: int | LaneConfig) -> None:
     """Have ``drive`` use a browser, in a thread, while a server serves."""
+    with trio.fail_after(PATIENCE):
+        async with open_lanes(lanes) as opened:
+            await browse_over(drive, opened)
+
+
+async def browse_over(
+    drive: Callable[[Stage], None], opened: Lanes, durable: DurableLanes | None = None
+) -> None:
+    """Have ``drive`` use a browser over lanes that are open; then end their jobs."""
     executable = chromium()
 
     def who(connection: Any) -> Role:
@@ -112,26 +122,25 @@ async def browse(drive: Callable[[Stage], None], **lanes: int | LaneConfig) -> N
             browser.close()
             assert stage.troubles == []
 
-    with trio.fail_after(PATIENCE):
-        async with open_lanes(lanes) as opened, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
 
-            async def serve(task_status: trio.TaskStatus[str]) -> None:
-                with socket.create_server(("127.0.0.1", 0)) as free:
-                    port = free.getsockname()[1]
-                while True:
-                    with trio.CancelScope() as scope:
-                        cuts.append(scope)
-                        await serve_monitor(
-                            opened, port=port, authorize=who, task_status=task_status
-                        )
-                    task_status = trio.TASK_STATUS_IGNORED
+        async def serve(task_status: trio.TaskStatus[str]) -> None:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            while True:
+                with trio.CancelScope() as scope:
+                    cuts.append(scope)
+                    await serve_monitor(
+                        opened, durable=durable, port=port, authorize=who, task_status=task_status
+                    )
+                task_status = trio.TASK_STATUS_IGNORED
 
-            url = await nursery.start(serve)
-            await trio.to_thread.run_sync(in_thread, opened, url)
-            nursery.cancel_scope.cancel()
-            opened.resume()
-            opened.clear()
-            opened.reset()
+        url = await nursery.start(serve)
+        await trio.to_thread.run_sync(in_thread, opened, url)
+        nursery.cancel_scope.cancel()
+        opened.resume()
+        opened.clear()
+        opened.reset()
 
 
 async def lend(reason: str) -> None:
@@ -383,3 +392,56 @@ async def test_a_checker_of_accessibility_finds_nothing_in_any_look() -> None:
             page.context.close()
 
     await browse(drive, main=3, cron=1)
+
+
+async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why() -> None:
+    """Over durable lanes: also the checker of accessibility looks at what is theirs."""
+    if not AXE.exists():
+        in_ci("axe-core")
+    heals: list[bool] = []
+
+    async def fragile(payload: Any) -> None:
+        if not heals:
+            raise ValueError(HOSTILE)
+
+    async def long(payload: Any) -> None:
+        await trio.sleep_forever()
+
+    def drive(stage: Stage) -> None:
+        page = stage.open(operates=True)
+        store = page.locator("lanes-durable")
+        expect(store).to_contain_text("2 × ValueError in fragile")
+        expect(store).to_contain_text(HOSTILE)
+        row = store.get_by_role("row").filter(has_text="main")
+        expect(row).to_contain_text("1 of 1")
+        waiting = store.locator("li button.link")
+        expect(waiting).to_have_count(1)
+        waiting.click()
+        expect(store).to_contain_text("main runs as many as it may")
+        page.evaluate(AXE.read_text("utf-8"))
+        assert page.evaluate("() => axe.run()")["violations"] == []
+        heals.append(True)
+        store.get_by_role("button", name="Requeue…").click()
+        expect(page.locator("#ask-text")).to_contain_text("Queue 2 dead jobs of fragile again")
+        page.get_by_role("button", name="Do it").click()
+        expect(page.locator(".toast")).to_contain_text("Requeued 2 jobs of fragile")
+        expect(store).not_to_contain_text("Dead letters")
+        reader = stage.open()
+        expect(reader.locator("lanes-durable")).to_contain_text("Instances")
+        assert reader.locator("lanes-durable button:not(.link)").count() == 0
+
+    with trio.fail_after(PATIENCE):
+        async with open_durable_lanes(
+            MemoryStore(),
+            {"fragile": fragile, "long": long},
+            {"main": 1, "other": 4},
+            retry=RetryPolicy(max_attempts=1),
+            grace=0,
+        ) as lanes:
+            for number in range(2):
+                await lanes.submit("fragile", number, lane="other")
+            await lanes.submit("long", None)
+            await lanes.submit("long", None)
+            assert lanes.local is not None
+            await browse_over(drive, lanes.local, lanes)
+            await lanes.clear("main")

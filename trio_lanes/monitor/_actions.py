@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, final
 
 import trio
@@ -51,7 +51,7 @@ class Actions:
         self._undos: Final[dict[str, _Undo]] = {}
         self._budget = _BURST
         self._counted_at = -math.inf
-        self._verbs: Final[Mapping[str, Callable[[Mapping[str, Any]], Frame]]] = {
+        self.verbs: Final[dict[str, Callable[[Mapping[str, Any]], Frame | Awaitable[Frame]]]] = {
             "pause": self._pause,
             "resume": self._resume,
             "limit": self._limit,
@@ -61,16 +61,19 @@ class Actions:
             "reset": self._reset,
             "undo": self._undo,
         }
+        """What can be done, by the word for it; other modules add to it."""
 
-    def do(self, asked: object) -> Frame:
+    async def do(self, asked: object) -> Frame:
         """Do what ``asked``, decoded JSON, says; return what to tell the operator.
+
+        It is a checkpoint only for an action on a store.
 
         Raises:
           RefusedError: if it was not done, and nothing has changed.
         """
         if not isinstance(asked, dict) or not isinstance(asked.get("do"), str):
             raise RefusedError(400, "the request is not an action")
-        verb = self._verbs.get(asked["do"])
+        verb = self.verbs.get(asked["do"])
         if verb is None:
             raise RefusedError(400, f"there is no action {clipped(asked['do'])!r}")
         now = trio.current_time()
@@ -80,7 +83,8 @@ class Actions:
             raise RefusedError(429, "too many actions; wait a second")
         self._budget -= 1
         try:
-            return verb(asked)
+            told = verb(asked)
+            return await told if isinstance(told, Awaitable) else told
         except (UnknownLaneError, TypeError, ValueError) as error:
             raise RefusedError(400, clipped(error, 300)) from error
 
@@ -127,7 +131,7 @@ class Actions:
 
     def _limit(self, asked: Mapping[str, Any]) -> Frame:
         name = self._name(asked)
-        lane, limit = self._lanes.lane(name), _whole(asked, "value")
+        lane, limit = self._lanes.lane(name), whole(asked, "value")
         if limit < 0:
             raise RefusedError(400, "a limit is not below 0")
         old = lane.concurrency
@@ -139,7 +143,7 @@ class Actions:
         return self._done(f"Limit of {clipped(name)}: {old} → {limit}", undo)
 
     def _priority(self, asked: Mapping[str, Any]) -> Frame:
-        job, priority = self._job(asked), _whole(asked, "value")
+        job, priority = self._job(asked), whole(asked, "value")
         if job.state is not JobState.WAITING:
             raise RefusedError(409, f"job {job.id} does not wait any more")
         old, job.priority = job.priority, priority
@@ -173,7 +177,7 @@ class Actions:
         return {"text": f"Reset {clipped(name)}; {self._lanes.reset(name)} jobs were given up"}
 
     def _check_seen(self, asked: Mapping[str, Any], there: int, what: str) -> None:
-        if there > _whole(asked, "seen"):  # fewer is what was seen, and less
+        if there > whole(asked, "seen"):  # fewer is what was seen, and less
             raise RefusedError(409, f"{there} jobs {what} by now; look again")
 
     # ---- of what
@@ -185,7 +189,7 @@ class Actions:
         return name
 
     def _job(self, asked: Mapping[str, Any]) -> Any:
-        job = self._frames.find(_whole(asked, "job"))
+        job = self._frames.find(whole(asked, "job"))
         if job is None:
             raise RefusedError(404, "there is no such job any more")
         return job
@@ -214,7 +218,12 @@ class Actions:
         return row or [self._lanes.lane(name).statistics()]
 
 
-def _whole(asked: Mapping[str, Any], field: str) -> int:
+def whole(asked: Mapping[str, Any], field: str) -> int:
+    """Return a whole number of a request.
+
+    Raises:
+      RefusedError: if it is something else, or is far too big.
+    """
     value = asked.get(field)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _HIGHEST * 1000:
         raise RefusedError(400, f"{field} must be a whole number")

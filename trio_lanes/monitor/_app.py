@@ -17,8 +17,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trio_lanes import Lanes
+from trio_lanes.durable import DurableLanes
 
 from ._actions import Actions, RefusedError
+from ._durable import Durable
 from ._frames import Frames
 from ._guard import HEADERS, Authorize, Guard, Role, policy
 from ._notes import Notes
@@ -36,12 +38,19 @@ FILES: Final = {
     "elements.js": "text/javascript",
     "timeline.js": "text/javascript",
     "story.js": "text/javascript",
+    "durable.js": "text/javascript",
     "tools.js": "text/javascript",
     "page.css": "text/css",
 }
 
 
-def monitor(lanes: Lanes, *, authorize: Authorize | None = None, title: str = "lanes") -> Starlette:
+def monitor(
+    lanes: Lanes,
+    *,
+    durable: DurableLanes | None = None,
+    authorize: Authorize | None = None,
+    title: str = "lanes",
+) -> Starlette:
     """Return the page over ``lanes`` as an ASGI application, to be mounted or served.
 
     ::
@@ -52,23 +61,30 @@ def monitor(lanes: Lanes, *, authorize: Authorize | None = None, title: str = "l
     recorded while no page is open.
 
     Args:
+      durable: durable lanes whose store is shown as well: its instances, its retries, and its dead
+        letters by error. ``lanes`` may be its `DurableLanes.local`.
       authorize: says what a connection may do: None, ``"read"`` or ``"operate"``; it may be async.
         Without it, connections from this machine may read, and all others are refused.
       title: the name of the application, for people.
 
     Raises:
-      TypeError: if ``lanes`` are no `Lanes`, or ``authorize`` cannot be called.
+      TypeError: if ``lanes`` are no `Lanes`, ``durable`` no `DurableLanes`, or ``authorize`` cannot
+        be called.
     """
     if not isinstance(lanes, Lanes):
         raise TypeError(f"lanes must be Lanes, not {lanes!r}")
+    if durable is not None and not isinstance(durable, DurableLanes):
+        raise TypeError(f"durable must be DurableLanes or None, not {durable!r}")
     if authorize is not None and not callable(authorize):
         raise TypeError(f"authorize must be a function or None, not {authorize!r}")
-    return _Page(lanes, Guard(authorize), title).app()
+    return _Page(lanes, durable, Guard(authorize), title).app()
 
 
 @final
 class _Page:
-    def __init__(self, lanes: Lanes, guard: Guard, title: str) -> None:
+    def __init__(
+        self, lanes: Lanes, durable: DurableLanes | None, guard: Guard, title: str
+    ) -> None:
         self._lanes: Final = lanes
         self._guard: Final = guard
         self._title: Final = title
@@ -76,6 +92,9 @@ class _Page:
         self._records: Final = Records(lanes)
         self._frames: Final = Frames(lanes, self._notes, self._records)
         self._actions: Final = Actions(lanes, self._frames, self._notes)
+        self._store: Final = None if durable is None else Durable(durable, self._notes)
+        if self._store is not None:
+            self._actions.verbs["requeue"] = self._store.requeue
         folder = files(__package__).joinpath("static")
         self._html: Final = folder.joinpath("page.html").read_text(encoding="utf-8")
         self._files: Final = {name: folder.joinpath(name).read_bytes() for name in FILES}
@@ -91,6 +110,8 @@ class _Page:
                 Route("/history", self._history),
                 Route("/job/{number:int}", self._story),
                 Route("/session/{key:path}", self._session),
+                Route("/durable", self._durable),
+                Route("/durable/{number:int}", self._durable_story),
                 Route("/act", self._act, methods=["POST"]),
             ]
         )
@@ -116,6 +137,7 @@ class _Page:
             ("role", role),
             ("token", token),
             ("title", self._title),
+            ("durable", "" if self._store is None else "yes"),
         ):
             text = text.replace(f"{{{{{name}}}}}", html.escape(value))
         headers = {**HEADERS, "Content-Security-Policy": policy(nonce)}
@@ -173,6 +195,19 @@ class _Page:
         except ValueError:
             return _refusal(404, "there is no such session")
 
+    async def _durable(self, request: Request) -> Response:
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        return _json(None if self._store is None else await self._store.view())
+
+    async def _durable_story(self, request: Request) -> Response:
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        number = request.path_params["number"]
+        return _json(None if self._store is None else await self._store.story(number))
+
     async def _act(self, request: Request) -> Response:
         role = await self._role(request, operates=True)
         if isinstance(role, Response):
@@ -184,7 +219,7 @@ class _Page:
         if asked is None:
             return _refusal(413, "the request is too long, or too slow")
         try:
-            return _json(self._actions.do(asked))
+            return _json(await self._actions.do(asked))
         except RefusedError as error:
             return _refusal(error.status, str(error))
 

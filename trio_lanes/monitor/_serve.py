@@ -12,6 +12,7 @@ import hypercorn.trio
 import trio
 
 from trio_lanes import Lanes
+from trio_lanes.durable import DurableLanes
 
 from ._app import monitor
 from ._guard import Authorize, is_loopback_host
@@ -22,6 +23,7 @@ logger: Final = logging.getLogger("trio_lanes.monitor")
 async def serve_monitor(
     lanes: Lanes,
     *,
+    durable: DurableLanes | None = None,
     host: str = "127.0.0.1",
     port: int = 8765,
     authorize: Authorize | None = None,
@@ -36,7 +38,7 @@ async def serve_monitor(
 
     Args:
       port: 0 takes a free one; ``nursery.start`` returns the URL.
-      authorize, title: as for `monitor`.
+      durable, authorize, title: as for `monitor`.
 
     Raises:
       ValueError: if ``host`` is not loopback and there is no ``authorize``.
@@ -46,7 +48,7 @@ async def serve_monitor(
         raise ValueError(
             f"a monitor on {host!r} can be reached from other machines: give it authorize="
         )
-    app = monitor(lanes, authorize=authorize, title=title)
+    app = monitor(lanes, durable=durable, authorize=authorize, title=title)
     listener = socket.create_server(
         (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
     )

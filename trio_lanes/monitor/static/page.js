@@ -1,5 +1,6 @@
 // The page: it follows the frames, hands them to the elements, and sends the actions.
 import { Noticed, Sessions, Table, Totals } from "./elements.js";
+import { Durable } from "./durable.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
 import { called, h, say } from "./tools.js";
@@ -100,6 +101,25 @@ async function find(text) {
       const pick = h("button", { type: "button", class: "link", click: () => pick.dispatchEvent(new CustomEvent("lanes-pick", { bubbles: true, detail: { id: job.id } })) }, `${called(job)} ${job.state}`);
       return h("li", {}, pick);
     })));
+}
+
+// ---- the store of durable lanes
+
+if (meta("lanes-durable")) {
+  const store = one("lanes-durable", Durable);
+  store.hidden = false;
+  store.operates = operates;
+  const look = async () => {
+    if (document.hidden) return;
+    const answer = await fetch("durable").catch(() => null);
+    if (answer?.ok) store.view = await answer.json();
+  };
+  store.addEventListener("lanes-durable", async (event) => {
+    const answer = await fetch(`durable/${/** @type {CustomEvent} */ (event).detail}`).catch(() => null);
+    if (answer?.ok) store.told = await answer.json();
+  });
+  setInterval(() => void look(), 2000);
+  void look();
 }
 
 // ---- actions

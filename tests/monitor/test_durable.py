@@ -1,0 +1,176 @@
+"""The store of durable lanes on the page: instances, retries, dead letters, why a job waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.monitor.web import Operator, ask, operator
+from trio_lanes import LaneConfig, open_lanes
+from trio_lanes.durable import (
+    DurableLanes,
+    MemoryStore,
+    Retry,
+    RetryPolicy,
+    StoreUnavailableError,
+    open_durable_lanes,
+)
+from trio_lanes.monitor import monitor
+
+
+async def fail(payload: Any) -> None:
+    if payload == "again":
+        raise Retry(after=300, counts=False)
+    raise ValueError(f"no {payload}")
+
+
+async def wait(payload: Any) -> None:
+    await trio.sleep_forever()
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[DurableLanes, Any, Operator]]:
+    """Durable lanes, the page over them, and an operator."""
+    async with open_durable_lanes(
+        MemoryStore(),
+        {"fail": fail, "wait": wait},
+        {"main": 1, "free": math.inf, "cron": LaneConfig(paused=True)},
+        retry=RetryPolicy(max_attempts=1),
+        grace=0,
+    ) as lanes:
+        assert lanes.local is not None
+        app = monitor(lanes.local, durable=lanes, authorize=lambda connection: "operate")
+        yield lanes, app, await operator(app)
+
+
+async def view(app: Any) -> Any:
+    """The state of the store, as a page that looks again after two seconds gets it."""
+    await trio.sleep(2)
+    return (await ask(app, "/durable")).json
+
+
+async def test_the_page_tells_of_instances_retries_and_dead_letters_by_error(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as (lanes, app, _):
+        for number in range(3):
+            await lanes.submit("fail", number, lane="free")
+        retried = await lanes.submit("fail", "again", lane="free", session="ann")
+        await lanes.submit("wait", None)
+        waiting = await lanes.submit("wait", None, session="ben")
+        told = await view(app)
+        assert told["totals"] == {"waiting": 1, "parked": 1, "running": 1, "dead": 3}
+        rows = {row["name"]: row for row in told["lanes"]}
+        assert (rows["free"]["dead"], rows["free"]["parked"], rows["free"]["limit"]) == (3, 1, None)
+        assert (rows["main"]["running"], rows["main"]["limit"]) == (1, 1)
+        assert rows["cron"]["paused"]
+        (instance,) = told["instances"]
+        assert (instance["running"], instance["handlers"]) == (1, "fail, wait")
+        (group,) = told["dead"]
+        assert (group["handler"], group["error"], group["count"]) == ("fail", "ValueError", 3)
+        assert group["example"] == "ValueError: no 0"
+        assert told["more_dead"] == 0
+        parked, queued = told["jobs"]
+        assert (parked["id"], parked["why_parked"], parked["attempt"]) == (retried.id, "retry", 0)
+        assert (queued["id"], queued["session"], queued["left"]) == (waiting.id, "ben", None)
+
+
+async def test_the_store_is_asked_every_two_seconds_however_many_look(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    statistics = DurableLanes.statistics
+
+    async def counted(self: DurableLanes) -> Any:
+        nonlocal asked
+        asked += 1
+        return await statistics(self)
+
+    monkeypatch.setattr(DurableLanes, "statistics", counted)
+    async with opened() as (_, app, _), trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(ask, app, "/durable")
+            await trio.sleep(0.1)
+    assert asked == 1
+
+
+async def test_a_job_of_the_store_says_why_it_waits(autojump_clock: MockClock) -> None:
+    async with opened() as (lanes, app, _):
+        first = await lanes.submit("wait", None)
+        second = await lanes.submit("wait", None, session="ann")
+        third = await lanes.submit("wait", None, session="ann")
+        late = await lanes.submit("wait", None, lane="cron", delay=60)
+        await trio.sleep(1)
+
+        async def why(id: int) -> list[str]:
+            found = (await ask(app, f"/durable/{id}")).json
+            assert found["id"] == id
+            return [reason["text"] for reason in found["why"]]
+
+        assert await why(first.id) == []
+        assert await why(second.id) == ["main runs as many as it may"]
+        assert await why(third.id) == [f"job {second.id} is before it in session:ann"]
+        assert "it is not due" in await why(late.id)
+        assert (await ask(app, "/durable/99")).json is None
+        assert (await ask(app, "/durable/0")).json is None
+
+
+async def test_an_operator_requeues_the_dead_letters_that_were_seen(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as (lanes, app, person):
+        for number in range(2):
+            await lanes.submit("fail", number, lane="free")
+        await trio.sleep(1)
+        group = (await view(app))["dead"][0]
+        action = {"do": "requeue", "handler": "fail", "error": "ValueError"}
+        await lanes.pause("free")
+        refused = await person.act(409, **action, seen=1)
+        assert "more than 1 jobs are dead by now" in refused["error"]
+        done = await person.act(**action, seen=group["count"])
+        assert done == {"text": "Requeued 2 jobs of fail that ended in ValueError"}
+        assert (await ask(app, "/durable")).json["totals"]["dead"] == 0
+        assert (await lanes.statistics()).waiting == 2
+        assert "names no handler" in (await person.act(400, do="requeue", seen=1))["error"]
+        assert "seen must be" in (await person.act(400, **action))["error"]
+
+
+async def test_a_store_that_is_away_is_shown_and_is_no_trouble(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*args: Any, **options: Any) -> Any:
+        raise StoreUnavailableError("the disk is full")
+
+    async with opened() as (lanes, app, person):
+        job = await lanes.submit("wait", None)
+        for name in ("statistics", "blocked_by", "dead"):
+            monkeypatch.setattr(DurableLanes, name, away)
+        assert await view(app) == {"error": "the disk is full"}
+        assert (await ask(app, f"/durable/{job.id}")).json == {"error": "the disk is full"}
+        action = {"do": "requeue", "handler": "fail", "error": "ValueError", "seen": 1}
+        assert (await person.act(503, **action))["error"] == "the disk is full"
+
+
+async def test_only_who_may_read_sees_the_store_and_without_a_store_there_is_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as (lanes, _, _):
+        assert lanes.local is not None
+        app = monitor(lanes.local, durable=lanes, authorize=lambda connection: None)
+        for url in ("/durable", "/durable/1"):
+            assert (await ask(app, url)).status == 403
+    async with open_lanes({"main": 1}) as plain:
+        app = monitor(plain, authorize=lambda connection: "operate")
+        for url in ("/durable", "/durable/1"):
+            assert (await ask(app, url)).json is None
+        person = await operator(app)
+        assert "there is no action" in (await person.act(400, do="requeue"))["error"]
+        wrong: Any = plain
+        with pytest.raises(TypeError, match="durable must be DurableLanes or None"):
+            monitor(plain, durable=wrong)

@@ -1,0 +1,185 @@
+"""What a store of durable lanes holds: its instances, its retries, its dead letters by error.
+
+The store is asked while a page looks, at most every two seconds and once for all pages; nothing in
+an answer grows with the number of jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+import trio
+
+from trio_lanes.durable import (
+    DurableBlocker,
+    DurableLanes,
+    DurableState,
+    DurableStatus,
+    ResultGoneError,
+    StoreError,
+)
+
+from ._actions import RefusedError, whole
+from ._frames import Frame
+from ._notes import Notes, clipped
+
+EVERY: Final = 2.0  # seconds
+_MOST_LETTERS: Final = 500  # that are grouped
+_MOST_JOBS: Final = 20
+_MOST_ROWS: Final = 60
+
+_WHY: Final[Mapping[str, str]] = {
+    "delay": "it is not due",
+    "retry": "it is between two attempts",
+    "pause": "{lane} is paused",
+    "session": "{lane} runs job {job}",
+    "order": "job {job} is before it in {lane}",
+    "dead": "job {job} is dead and keeps {lane} closed",
+    "handler": "no live instance has its handler",
+    "suspect": "one more crash could make it dead, so it waits for an instance that runs few jobs",
+    "concurrency": "{lane} runs as many as it may",
+    "group": "the group {lane} runs as many as it may",
+    "reservation": "the free slots of the group {lane} are reserved",
+    "rate": "the rate limit of {lane} is used up",
+    "lent": "it runs, and has lent its slot",
+    "job": "it runs, and waits for job {job}",
+}
+
+
+@final
+class Durable:
+    """Answers what a page asks about a store."""
+
+    def __init__(self, lanes: DurableLanes, notes: Notes) -> None:
+        self._lanes: Final = lanes
+        self._notes: Final = notes
+        self._asking: Final = trio.Lock()
+        self._view: Frame = {}
+        self._asked_at = -math.inf
+
+    async def view(self) -> Frame:
+        """Return the state of the store, which may be two seconds old. A checkpoint."""
+        async with self._asking:
+            if trio.current_time() >= self._asked_at + EVERY:
+                try:
+                    self._view = await self._look()
+                except StoreError as error:
+                    self._view = {"error": clipped(error, 300)}
+                self._asked_at = trio.current_time()
+            return self._view
+
+    async def _look(self) -> Frame:
+        lanes = self._lanes
+        now = await lanes.statistics()
+        instances = await lanes.instances()
+        letters = await lanes.dead(limit=_MOST_LETTERS)
+        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MOST_JOBS)
+        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MOST_JOBS)
+        groups = Counter((job.name, _type(job)) for job in letters)
+        return {
+            "totals": {
+                name: getattr(now, name) for name in ("waiting", "parked", "running", "dead")
+            },
+            "lanes": [
+                {
+                    "name": clipped(name),
+                    "waiting": lane.waiting,
+                    "parked": lane.parked,
+                    "running": lane.running,
+                    "dead": lane.dead,
+                    "unhandled": lane.unhandled,
+                    "limit": None if lane.concurrency == math.inf else lane.concurrency,
+                    "paused": lane.paused,
+                }
+                for name, lane in list(now.lanes.items())[:_MOST_ROWS]
+            ],
+            "instances": [
+                {
+                    "host": clipped(one.host),
+                    "pid": one.pid,
+                    "age": round(time.time() - one.since),
+                    "running": one.running,
+                    "handlers": clipped(", ".join(one.names)),
+                }
+                for one in instances[:_MOST_ROWS]
+            ],
+            "dead": [
+                {
+                    "handler": clipped(name),
+                    "error": clipped(error),
+                    "count": count,
+                    "example": clipped(next(j.error for j in letters if _type(j) == error)),
+                }
+                for (name, error), count in groups.most_common(_MOST_ROWS)
+            ],
+            "more_dead": now.dead - len(letters),
+            "jobs": [_brief(job) for job in (*parked, *waiting)],
+        }
+
+    async def story(self, id: int) -> Frame | None:
+        """Return a job of the store and why it waits; None if the store does not know it."""
+        try:
+            status = await self._lanes.job(id).status()
+            blockers = await self._lanes.blocked_by(id)
+        except (ResultGoneError, ValueError):
+            return None
+        except StoreError as error:
+            return {"error": clipped(error, 300)}
+        why = [{"text": _words(b), "left": _left(b.until)} for b in blockers]
+        return {**_brief(status), "why": why}
+
+    async def requeue(self, asked: Mapping[str, Any]) -> Frame:
+        """Queue the dead jobs of one handler and one error again: as many as were seen, or fewer.
+
+        Raises:
+          RefusedError: if there are more than were seen; then nothing has changed.
+        """
+        handler, error = asked.get("handler"), asked.get("error")
+        if not (isinstance(handler, str) and isinstance(error, str)):
+            raise RefusedError(400, "the request names no handler and no error")
+        seen = whole(asked, "seen")
+        try:
+            there = await self._lanes.dead(handler=handler, error=error, limit=max(seen, 0) + 1)
+            if len(there) > seen:
+                raise RefusedError(409, f"more than {seen} jobs are dead by now; look again")
+            count = await self._lanes.requeue(handler=handler, error=error)
+        except StoreError as trouble:
+            raise RefusedError(503, clipped(trouble, 300)) from trouble
+        self._asked_at = -math.inf
+        text = f"Requeued {count} jobs of {clipped(handler)} that ended in {clipped(error)}"
+        self._notes.add("warning", "requeued", "", text)
+        return {"text": text}
+
+
+def _type(job: DurableStatus) -> str:
+    """The type of the error of a dead job, by which `DurableLanes.requeue` chooses."""
+    return (job.error or "").partition(":")[0]
+
+
+def _brief(job: DurableStatus) -> Frame:
+    return {
+        "id": job.id,
+        "name": clipped(job.name),
+        "session": None if job.session is None else clipped(job.session),
+        "lane": clipped(job.lane),
+        "state": job.state.value,
+        "why_parked": job.why,
+        "left": _left(job.until),
+        "attempt": job.attempt,
+        "crashes": job.crashes,
+        "error": None if job.error is None else clipped(job.error),
+        "age": round(max(0.0, time.time() - job.submitted_at)),
+    }
+
+
+def _left(until: float | None) -> float | None:
+    """Seconds until that Unix time."""
+    return None if until is None else round(max(0.0, until - time.time()), 1)
+
+
+def _words(blocker: DurableBlocker) -> str:
+    return _WHY[blocker.kind].format(lane=clipped(blocker.lane), job=blocker.job)

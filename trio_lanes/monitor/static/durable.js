@@ -1,0 +1,62 @@
+// The store of durable lanes: instances, waiting jobs and why they wait, dead letters by error.
+import { h, limit, seconds, tell } from "./tools.js";
+
+/** @typedef {{id: number, name: string, session: string | null, lane: string, state: string,
+ *   why_parked: string | null, left: number | null, attempt: number, crashes: number,
+ *   error: string | null, age: number}} Stored */
+/** @typedef {{error?: string, totals: Record<string, number>, more_dead: number, jobs: Stored[],
+ *   lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
+ *     unhandled: number, limit: number | null, paused: boolean}[],
+ *   instances: {host: string, pid: number, age: number, running: number, handlers: string}[],
+ *   dead: {handler: string, error: string, count: number, example: string}[]}} View */
+/** @typedef {Stored & {error?: string, why: {text: string, left: number | null}[]}} Told */
+
+class Durable extends HTMLElement {
+  operates = false;
+  last = "";
+  #why = h("div", { "aria-live": "polite" });
+
+  /** @param {View} view */
+  set view(view) {
+    const now = JSON.stringify(view, (key, value) => key === "age" || key === "left" ? undefined : value);
+    if (now === this.last) return;
+    this.last = now;
+    const focus = /** @type {HTMLElement | null} */ (this.contains(document.activeElement) ? document.activeElement : null)?.dataset.key;
+    const card = h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"));
+    this.replaceChildren(card);
+    if (view.error !== undefined) { card.append(h("p", { class: "error" }, view.error)); return; }
+    card.append(this.#table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], view.lanes.map((lane) =>
+      [lane.name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
+        `${lane.running} of ${limit(lane.limit)}`, String(lane.waiting), String(lane.parked), String(lane.dead)])));
+    card.append(this.#table("Instances", ["instance", "running", "since"], view.instances.map((one) =>
+      [`${one.host} ${one.pid}`, String(one.running), seconds(one.age)])));
+    if (view.dead.length) card.append(h("h3", {}, `Dead letters: ${view.totals.dead}`), h("ul", { class: "notes" }, ...view.dead.map((group) => {
+      const line = h("li", { class: "error" }, `${group.count} × ${group.error} in ${group.handler} `, h("small", {}, group.example));
+      if (this.operates) line.append(" ", h("button", { type: "button", "data-key": `${group.handler} ${group.error}`, click: () => tell(this, "lanes-act", { do: "requeue",
+        handler: group.handler, error: group.error, seen: group.count,
+        ask: `Queue ${group.count} dead jobs of ${group.handler} again, which ended in ${group.error}? This cannot be undone.` }) }, "Requeue…"));
+      return line;
+    }), ...(view.more_dead > 0 ? [h("li", {}, `and ${view.more_dead} more`)] : [])));
+    if (view.jobs.length) card.append(h("h3", {}, "Waiting jobs"), h("ul", { class: "notes" }, ...view.jobs.map((job) => h("li", {},
+      h("button", { type: "button", class: "link", "data-key": String(job.id), click: () => tell(this, "lanes-durable", job.id) }, `${job.id} ${job.session ?? job.name}`),
+      ` ${job.why_parked ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")))), this.#why);
+    if (focus) /** @type {HTMLElement | null} */ (this.querySelector(`[data-key="${CSS.escape(focus)}"]`))?.focus();
+  }
+
+  /** @param {Told | null} told */
+  set told(told) {
+    const lines = told === null ? ["it is not in the store any more"] : told.why?.length ? told.why.map((reason) =>
+      reason.text + (reason.left === null ? "" : ` — ${seconds(reason.left)} more`)) : ["nothing: it runs, or starts next"];
+    this.#why.replaceChildren(h("h3", {}, told?.id === undefined ? "The job" : `Why does job ${told.id} wait?`),
+      h("ul", { class: "why" }, ...(told?.error && !told.why ? [told.error] : lines).map((line) => h("li", {}, line))));
+  }
+
+  /** @param {string} caption @param {string[]} head @param {string[][]} rows */
+  #table(caption, head, rows) {
+    return h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+      h("tbody", {}, ...rows.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), ...cells.map((text) => h("td", {}, text))))));
+  }
+}
+
+customElements.define("lanes-durable", Durable);
+export { Durable };
