@@ -62,13 +62,14 @@ def monitor(
 
     Args:
       durable: durable lanes whose store is shown as well: its instances, its retries, and its dead
-        letters by error. ``lanes`` may be its `DurableLanes.local`.
+        letters by error. ``lanes`` may be ``durable.local``.
       authorize: says what a connection may do: None, ``"read"`` or ``"operate"``; it may be async.
         Without it, connections from this machine may read, and all others are refused.
       title: the name of the application, for people.
 
     Raises:
-      TypeError: if ``lanes`` are no `Lanes`, ``durable`` no `DurableLanes`, or ``authorize`` cannot
+      TypeError: if ``lanes`` are no `Lanes`, ``durable`` no
+        `trio_lanes.durable.DurableLanes`, or ``authorize`` cannot
         be called.
     """
     if not isinstance(lanes, Lanes):
