@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import trio
@@ -23,7 +24,11 @@ from .shutdown import INTERRUPTED
 from .terminal import open_terminal, plain_screen
 from .tools import bundled_tools
 
+if TYPE_CHECKING:
+    from .simulate import Crowd
+
 USAGE_ERROR = 2
+WEB_STEPS = 1_000  # of each simulated user: until Ctrl-C, nearly
 
 
 def main() -> int:
@@ -37,7 +42,7 @@ def main() -> int:
             from .crash import run_crash
 
             return trio.run(run_crash, plain_screen().say)
-        return trio.run(_simulate if options.users else _chat, options)
+        return trio.run(_simulate if options.users and not options.web else _chat, options)
     except KeyboardInterrupt:  # Ctrl-C before the lanes were open, or a third Ctrl-C
         return INTERRUPTED
     except BaseExceptionGroup as group:
@@ -70,14 +75,16 @@ async def _chat(options: argparse.Namespace) -> int:
             except OSError as error:
                 print(f"port {options.port}: {error.strerror}", file=sys.stderr)
                 return USAGE_ERROR
+            crowd = _crowd(options) if options.users else None
             return await run_web(
-                model,
+                model if crowd is None else crowd.model,
                 plain_screen().say,
                 listener,
                 limits=limits,
                 read_limits=read_limits,
                 turn_timeout=options.turn_timeout,
                 grace=options.grace,
+                crowd=crowd,
             )
         with open_terminal() as (screen, lines):
             if sys.stdin.isatty():
@@ -131,13 +138,24 @@ async def _simulate(options: argparse.Namespace) -> int:
 
     return await run_simulation(
         users=options.users,
-        steps=options.steps,
+        steps=3 if options.steps is None else options.steps,
         seed=options.seed,
         limit=options.limit,
         word_delay=0.01 if options.word_delay is None else options.word_delay,
         grace=options.grace,
         say=plain_screen().say,
         live=sys.stdout.isatty(),
+    )
+
+
+def _crowd(options: argparse.Namespace) -> Crowd:
+    from .simulate import Crowd
+
+    return Crowd(
+        users=options.users,
+        steps=WEB_STEPS if options.steps is None else options.steps,
+        seed=options.seed,
+        word_delay=0.03 if options.word_delay is None else options.word_delay,
     )
 
 
@@ -176,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = partial(parser.add_argument, metavar="N")
     add("--users", type=_whole(1, 1_000), default=0, help="simulated users (built-in model)")
-    add("--steps", type=_whole(1, 1_000), default=3, help="steps of each user (default: 3)")
+    add("--steps", type=_whole(1, 1_000), help="steps of each user (default: 3; with --web: 1000)")
     add("--seed", type=_whole(0, 2**63), default=0, help="random seed of the users (default: 0)")
     add("--limit", type=_whole(1, MAX_LIMIT), default=4, help="turns at once (default: 4)")
     seconds = partial(parser.add_argument, metavar="SECONDS", type=_seconds)

@@ -50,7 +50,7 @@ class Chat:
 
     Args:
       session: the session of plain text, until `/as NAME` changes it.
-      may_begin: whether a session with that name exists or may be created.
+      refusal: why this user may not use a session of that name; "" if that is allowed.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Chat:
         screen: Screen,
         *,
         session: str,
-        may_begin: Callable[[str], bool] = lambda session: True,
+        refusal: Callable[[str], str] = lambda session: "",
     ) -> None:
         self.session = session
         self._lanes: Final = lanes
         self._sessions: Final = sessions
         self._approvals: Final = approvals
         self._screen: Final = screen
-        self._may_begin: Final = may_begin
+        self._refusal: Final = refusal
         self._known: Final = {session}  # the sessions that this user has named
         self._paused: Final[set[str]] = set()  # lanes and sessions
         self._card = 0  # of the tour: the last one
@@ -210,8 +210,8 @@ class Chat:
         return session
 
     def _admit(self, session: str) -> None:
-        if not self._may_begin(session):
-            raise CommandError(f"there are too many sessions: {session!r} cannot be begun")
+        if why_not := self._refusal(session):
+            raise CommandError(why_not)
 
 
 async def run_chat(

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from trio_lanes import Lanes
+from trio_lanes import Lane, LaneInstrument, Lanes, SessionLane
 from trio_lanes.agents import Message, MessageState, Receipt, SettledKind, WhenBusy
 from trio_lanes.testing import LaneRecorder
 
@@ -43,23 +43,27 @@ IN_CONVERSATION: Final = {  # status of the answer, by outcome, for messages tha
 }
 
 
-class Crowd:
-    """The users, the operator, and their records."""
+class Crowd(LaneInstrument):
+    """The users, the operator, their records, and the check of the results."""
 
-    def __init__(self, lanes: Lanes, *, users: int, steps: int, seed: int) -> None:
+    def __init__(self, *, users: int, steps: int, seed: int, word_delay: float) -> None:
+        self.model: Final = Counted(BuiltinModel(word_delay))
         self.sent: Final[dict[str, list[Receipt]]] = {
             f"user-{n:02}": [] for n in range(1, users + 1)
         }
         self.modes: Final[dict[Receipt, WhenBusy]] = {}
         self.overlaps: Final[list[str]] = []
-        self.highest_limit = lanes.lane(TURNS).concurrency
-        self._lanes: Final = lanes
+        self.highest_limit = 0.0
+        self.recorder: Final = LaneRecorder()
+        self._began: Final = trio.current_time()
         self._steps: Final = steps
         self._seed: Final = seed
         self._answering: Final[Counter[str]] = Counter()
 
-    async def run(self, sessions: Sessions) -> None:
+    async def run(self, lanes: Lanes, sessions: Sessions) -> None:
         """Run all steps of every user."""
+        self._lanes, self._sessions = lanes, sessions
+        self.highest_limit = lanes.lane(TURNS).concurrency
         async with trio.open_nursery() as helpers:
             helpers.start_soon(self._operator)
             async with trio.open_nursery() as users:
@@ -75,6 +79,35 @@ class Crowd:
                 self.overlaps.append(f"{event.session} had two turns at once")
         elif isinstance(event, Ended):
             self._answering[event.session] -= 1
+
+    def lane_configured(self, lane: Lane | SessionLane) -> None:
+        if isinstance(lane, Lane) and lane.name == TURNS:  # also by a person on the page
+            self.highest_limit = max(self.highest_limit, lane.concurrency)
+
+    async def verdict(self, say: Callable[[str], None]) -> int:
+        """Say the results, when the lanes have ended. Return the exit code."""
+        took = trio.current_time() - self._began
+        say(f"{summary(self.sent)}, at most {self.model.peak} at once, {took:.1f} s")
+        violations = [*self.overlaps]
+        for key, sent in self.sent.items():
+            if not sent:  # Ctrl-C was faster
+                continue
+            messages = await self._sessions.conversation(key).messages()
+            violations += check_conversation(key, sent, self.modes, messages)
+        if self.model.peak > self.highest_limit:
+            violations.append(
+                f"{self.model.peak} calls of the model at once, with a limit of"
+                f" {self.highest_limit:g}"
+            )
+        try:
+            self.recorder.check()
+        except AssertionError as error:
+            violations += str(error).splitlines()
+        if violations:
+            say(f"check: VIOLATED: {'; '.join(violations)}")
+            return VIOLATED
+        say(f"check: ok: {len(self.sent)} sessions, all in order, no limit exceeded")
+        return 0
 
     async def _user(self, sessions: Sessions, key: str) -> None:
         rng = random.Random(f"{self._seed} {key}")
@@ -105,7 +138,6 @@ class Crowd:
             while True:
                 await trio.sleep(OPERATOR_SECONDS)
                 main.concurrency = rng.choice((3, 4, 8, 12))
-                self.highest_limit = max(self.highest_limit, main.concurrency)
                 name = rng.choice((TURNS, TOOLS, *self.sent))
                 lane = self._lanes.session(name) if name in self.sent else self._lanes.lane(name)
                 lane.pause()
@@ -239,23 +271,16 @@ async def run_simulation(
     live: bool = False,
 ) -> int:
     """Run the crowd, show it if `live`, print the results. Return the exit code."""
-    recorder = LaneRecorder()
-    model = Counted(BuiltinModel(word_delay))
-    crowd: Crowd | None = None
-    sessions: Sessions | None = None
-    began = trio.current_time()
+    crowd = Crowd(users=users, steps=steps, seed=seed, word_delay=word_delay)
 
     async def work(lanes: Lanes, _: trio.Nursery) -> None:
-        nonlocal crowd, sessions
-        crowd = Crowd(lanes, users=users, steps=steps, seed=seed)
-        agent = Agent(lanes, model, bundled_tools())
-        sessions = Sessions(lanes, agent, crowd.watch)
+        sessions = Sessions(lanes, Agent(lanes, crowd.model, bundled_tools()), crowd.watch)
         async with trio.open_nursery() as nursery:
             if live:
                 from .live_view import live_view
 
                 nursery.start_soon(live_view, lanes, sessions)
-            await crowd.run(sessions)
+            await crowd.run(lanes, sessions)
             nursery.cancel_scope.cancel()
 
     limits = Limits().with_turns(limit)
@@ -265,28 +290,9 @@ async def run_simulation(
         limits.groups(),
         say=say,
         grace=grace,
-        instruments=[recorder, FailuresTold()],
+        instruments=[crowd, crowd.recorder, FailuresTold()],
     )
-    assert crowd is not None
-    assert sessions is not None
-    say(f"{summary(crowd.sent)}, at most {model.peak} at once, {trio.current_time() - began:.1f} s")
-    violations = [*crowd.overlaps]
-    for key, sent in crowd.sent.items():
-        messages = await sessions.conversation(key).messages()
-        violations += check_conversation(key, sent, crowd.modes, messages)
-    if model.peak > crowd.highest_limit:
-        violations.append(
-            f"{model.peak} calls of the model at once, with a limit of {crowd.highest_limit}"
-        )
-    try:
-        recorder.check()
-    except AssertionError as error:
-        violations += str(error).splitlines()
-    if violations:
-        say(f"check: VIOLATED: {'; '.join(violations)}")
-        return VIOLATED
-    say(f"check: ok: {len(crowd.sent)} sessions, all in order, no limit exceeded")
-    return code
+    return await crowd.verdict(say) or code
 
 
 def summary(sent: Mapping[str, Sequence[Receipt]]) -> str:

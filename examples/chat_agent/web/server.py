@@ -36,11 +36,13 @@ from ..agent import Agent
 from ..approvals import Approvals
 from ..chat import Chat
 from ..commands import MAX_LINE, NAME
+from ..events import Event
 from ..limits import Limits, reload
 from ..model import Model, well_formed
 from ..screen import Screen
 from ..sessions import FailuresTold, Sessions
 from ..shutdown import run_with_lanes
+from ..simulate import Crowd
 from ..tools import bundled_tools
 from ..tour import CARDS, play
 from .board import Board, Window
@@ -297,36 +299,51 @@ async def run_web(
     read_limits: Callable[[], Limits] | None = None,
     turn_timeout: float = 300.0,
     grace: float = 30.0,
+    crowd: Crowd | None = None,
 ) -> int:
     """Serve the page until a signal comes and all turns have ended.
 
     Return the exit code. The arguments are the same as of `run_chat`.
+
+    Args:
+      crowd: simulated users in the same lanes. The results are checked at the end.
     """
     feed = Feed()
     board = Board(feed)
     new_chat: Callable[[Screen], Chat]
     page = Page(feed, board, lambda screen: new_chat(screen), model.name)
 
-    def may_begin(session: str) -> bool:
-        return session in board or len(board) < MAX_SESSIONS
+    def refusal(session: str) -> str:
+        if crowd is not None and session in crowd.sent:
+            return f"{session} is a simulated user, who speaks alone: open the chat to read along"
+        if session in board or len(board) < MAX_SESSIONS:
+            return ""
+        return f"there are too many sessions: {session!r} cannot be begun"
+
+    def tell(event: Event) -> None:
+        board.tell(event)
+        if crowd is not None:
+            crowd.watch(event)
 
     async def work(lanes: Lanes, beside: trio.Nursery) -> None:
         nonlocal new_chat
         approvals = Approvals(board.tell)
-        agent = Agent(lanes, model, bundled_tools(), board.tell, approvals)
+        agent = Agent(lanes, model, bundled_tools(), tell, approvals)
         sessions = Sessions(
             lanes,
             agent,
-            board.tell,
+            tell,
             turn_timeout=turn_timeout,
             cap=CAP,
             overflow=Overflow.SUMMARIZE,
         )
         board.attach(lanes, sessions, approvals)
-        new_chat = partial(Chat, lanes, sessions, approvals, session="me", may_begin=may_begin)
+        new_chat = partial(Chat, lanes, sessions, approvals, session="me", refusal=refusal)
         url = await beside.start(serve, page, listener)
         say(f"the page is at {url} (model: {model.name}); Ctrl-C ends")
         try:
+            if crowd is not None:
+                await crowd.run(lanes, sessions)
             await lanes.wait_closing()
         finally:
             approvals.close()
@@ -336,13 +353,15 @@ async def run_web(
         say(reload(lanes, read_limits))
         board.look()
 
-    return await run_with_lanes(
+    watching = [] if crowd is None else [crowd, crowd.recorder]
+    code = await run_with_lanes(
         work,
         limits.lanes(),
         limits.groups(),
         say=say,
         grace=grace,
-        instruments=[board, FailuresTold()],
+        instruments=[board, *watching, FailuresTold()],
         on_hangup=None if read_limits is None else hang_up,
         farewell=page.all_told,
     )
+    return code if crowd is None else await crowd.verdict(say) or code

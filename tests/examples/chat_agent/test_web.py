@@ -400,6 +400,33 @@ async def test_a_hangup_has_the_limits_read_again_which_pages_see(tmp_path: Path
         assert await process.wait() == 0
 
 
+async def test_a_crowd_and_people_on_a_page_share_the_lanes_and_the_crowd_is_checked() -> None:
+    async with (
+        open_process("--users", "40", "--word-delay", "0.005") as (process, url),
+        open_socket(url, "?open=me,user-07") as socket,
+    ):
+        users: set[str] = set()
+        while len(users) < 20:
+            facts = (await frame_from(socket)).get("facts", ())
+            users |= {fact["session"] for fact in facts if fact["what"] == "session"}
+        await say(socket, "me", "what is 6*7?")
+        assert await answer(socket, "me") == "6*7 = 42"
+        assert await reply_to(socket, "/limit main 2") == "main runs at most 2 at once"
+        assert await reply_to(socket, "hello", "user-07") == (
+            "! user-07 is a simulated user, who speaks alone: open the chat to read along"
+        )
+        await facts_until(socket, lambda f: f["what"] == "item" and f["session"] == "user-07")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        text = ""
+        while data := await process.stdout.receive_some():
+            text += data.decode()
+        assert await process.wait() == 0
+    lines = text.splitlines()
+    assert re.match(r"\d+ messages of 40 users: ", lines[-2]), text
+    assert lines[-1] == "check: ok: 40 sessions, all in order, no limit exceeded"
+
+
 async def test_a_port_that_is_in_use_is_one_line_and_exit_code_2() -> None:
     with listen(0) as taken:
         port = str(taken.getsockname()[1])
