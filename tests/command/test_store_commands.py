@@ -212,6 +212,17 @@ def test_jobs_by_id_say_which_are_not_known(shop: Shop) -> None:
     assert out.endswith("or it never existed\n")
 
 
+def test_a_job_by_id_comes_with_its_last_runs(shop: Shop) -> None:
+    (dead,) = shop.kill("a")
+    (run,) = shop.ask("jobs", str(dead))[0]["history"]
+    assert (run["number"], run["how"], run["pid"]) == (1, "dead", os.getpid())
+    code, out, _ = shop.say("jobs", str(dead))
+    assert code == 0
+    row = next(" ".join(row) for row in words(out) if f"{os.getpid()}" in row)
+    where = rf"{os.getpid()} on {re.escape(socket.gethostname())}"
+    assert re.match(rf"1 \S+ \S+ \S+ s dead {where} ValueError: this one fails", row)
+
+
 def test_a_running_job_that_is_cancelled_says_so(shop: Shop) -> None:
     async def deaf(payload: Any) -> None:
         with trio.CancelScope(shield=True):

@@ -151,7 +151,26 @@ async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
             found.append(await lanes.job(id).status())
         except ResultGoneError as error:
             lines.append(str(error))
-    return Answer(found, [_jobs_table(found), *lines], NO if lines else DONE)
+    runs = [_runs_table(one) for one in found if one.history]
+    return Answer(found, [_jobs_table(found), *runs, *lines], NO if lines else DONE)
+
+
+def _runs_table(one: DurableStatus) -> Table:
+    return Table(
+        (f"runs of {one.id}", "began", "took", "ended", "where", ""),
+        [
+            (
+                number(run.number),
+                moment(run.started_at),
+                "" if run.ended_at is None else f"{run.ended_at - run.started_at:.3g} s",
+                run.how or "runs",
+                f"{run.pid} on {run.host}",
+                "" if run.error is None else shortened(run.error),
+            )
+            for run in one.history
+        ],
+        frozenset({"took"}),
+    )
 
 
 async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:

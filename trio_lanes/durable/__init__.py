@@ -22,6 +22,7 @@ from .store import Cancelled as Cancelled
 from .store import CheckReport as CheckReport
 from .store import Claim as Claim
 from .store import Died as Died
+from .store import DurableAttempt as DurableAttempt
 from .store import DurableBlocker as DurableBlocker
 from .store import DurableLaneStatistics as DurableLaneStatistics
 from .store import DurableState as DurableState

@@ -17,6 +17,7 @@ from ._contract.records import Cancelled as Cancelled
 from ._contract.records import CheckReport as CheckReport
 from ._contract.records import Claim as Claim
 from ._contract.records import Died as Died
+from ._contract.records import DurableAttempt as DurableAttempt
 from ._contract.records import DurableBlocker as DurableBlocker
 from ._contract.records import DurableLaneStatistics as DurableLaneStatistics
 from ._contract.records import DurableStatistics as DurableStatistics

@@ -132,7 +132,7 @@ async def test_a_store_that_makes_no_tables_opens_the_tables_of_another(
 OLDER = """
 SET search_path = {};
 DROP INDEX jobs_name, jobs_letters, jobs_error;
-ALTER TABLE jobs DROP COLUMN error;
+ALTER TABLE jobs DROP COLUMN error, DROP COLUMN history;
 CREATE INDEX jobs_dead ON jobs (id) WHERE state = 'dead';
 UPDATE meta SET schema_version = 1;
 """

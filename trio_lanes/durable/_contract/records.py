@@ -143,6 +143,8 @@ class Postponed:
     """Whether the run counts as an attempt."""
     requeue: bool
     """Whether the job gives up its place, and joins the tail of its session when it is due."""
+    error: str | None = None
+    """Why the run failed, in one line, for `DurableStatus.history`."""
 
 
 @final
@@ -237,6 +239,29 @@ class Ended:
 
 @final
 @attrs.frozen
+class DurableAttempt:
+    """One run of a job, from its claim to its end."""
+
+    number: int
+    """The number of the attempt. A run that does not count has the number of the next run too."""
+    fence: int
+    host: str
+    pid: int
+    """The process of the instance that ran it."""
+    started_at: float
+    """Unix time of the claim."""
+    ended_at: float | None
+    """Unix time; None: it runs."""
+    how: str | None
+    """How it ended: ``"succeeded"``, ``"failed"``, ``"dead"``, ``"cancelled"``, ``"retried"``,
+    ``"released"`` (given back by a drain, a reset or a lost lease), ``"crashed"`` (its process
+    died); None: it runs."""
+    error: str | None
+    """Why it failed, in one line."""
+
+
+@final
+@attrs.frozen
 class DurableStatus:
     """The state of one job at one moment."""
 
@@ -263,6 +288,8 @@ class DurableStatus:
     """The error of a dead or failed job, in one line."""
     submitted_at: float
     """Unix time."""
+    history: tuple[DurableAttempt, ...] = ()
+    """The last ten runs of the job, the oldest first; the running one is among them."""
 
 
 @final

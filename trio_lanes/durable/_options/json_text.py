@@ -11,6 +11,7 @@ from .._contract.errors import PayloadError
 
 LONGEST_TRACEBACK: Final = 16_000
 LONGEST_MESSAGE: Final = 4_000
+LONGEST_LINE: Final = 300
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -76,15 +77,23 @@ def encode_error(error: BaseException) -> str:
     A group with a single exception, as nurseries raise it, gives the type and message of that
     exception; the message of another group lists its exceptions.
     """
+    kind, message = _type_and_message(error)
+    text = _said(lambda: "".join(traceback.format_exception(error)))
+    told = {"type": kind, "message": message, "traceback": text[-LONGEST_TRACEBACK:]}
+    return json.dumps(told)  # escapes characters that UTF-8 cannot encode
+
+
+def error_line(error: BaseException) -> str:
+    """Return the type and the message of an exception in one line, which UTF-8 can encode."""
+    kind, message = _type_and_message(error)
+    line = " ".join(f"{kind}: {message}".split())[:LONGEST_LINE]
+    return line.encode(errors="backslashreplace").decode()
+
+
+def _type_and_message(error: BaseException) -> tuple[str, str]:
     inner = leaves(error)
     shown = inner[0] if len(inner) == 1 else error
     message = _said(lambda: str(shown))
     if len(inner) > 1:
         message += ": " + "; ".join(f"{_type_name(one)}: {_message(one)}" for one in inner)
-    text = _said(lambda: "".join(traceback.format_exception(error)))
-    told = {
-        "type": _type_name(shown),
-        "message": message[:LONGEST_MESSAGE],
-        "traceback": text[-LONGEST_TRACEBACK:],
-    }
-    return json.dumps(told)  # escapes characters that UTF-8 cannot encode
+    return _type_name(shown), message[:LONGEST_MESSAGE]

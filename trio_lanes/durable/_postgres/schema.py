@@ -24,7 +24,7 @@ from .._contract.errors import StoreError, StoreVersionError
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 OLDEST_SERVER: Final = 130_000
 
 SCHEMA: Final = """
@@ -70,6 +70,7 @@ CREATE TABLE jobs (
     checkpoint text,
     outcome text,
     error text,                     -- the type of the error of a dead or failed job
+    history text NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
     submitted_at double precision NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 -- a hash, since a key or a session may be longer than the entry of an index
@@ -196,6 +197,7 @@ CREATE INDEX jobs_name ON jobs (md5(name), id);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
 """,
+    2: "ALTER TABLE jobs ADD COLUMN history text NOT NULL DEFAULT '';",
 }
 """By schema version, the script that makes the next version."""
 

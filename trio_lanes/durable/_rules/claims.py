@@ -32,6 +32,7 @@ from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
 from .budget import Budget
+from .history import begun, place
 from .job_record import HOLDS_SLOT, JobRecord
 from .queues import Queues
 from .tables import Tables
@@ -119,6 +120,7 @@ class Claims:
     def __init__(self, queues: Queues) -> None:
         self._queues: Final = queues
         self._isolation: Final = _Isolation(queues)
+        self._here: Final = place(queues.opening.host, queues.opening.pid)
         self.due: float | None = None
         """When a job may start that a rate or a suspect kept out of the last `take`; or None."""
         self.unfinished = False
@@ -167,13 +169,15 @@ class Claims:
 
     def _claim(self, job: JobRecord, instance: str) -> Claim:
         queues = self._queues
+        fence = queues.tables.next_number()
         queues.advance(
             job,
             RUNNING,
             ready=None,
             instance=instance,
-            fence=queues.tables.next_number(),
+            fence=fence,
             lent=HOLDS_SLOT,
+            history=begun(job.history, job.attempts + 1, fence, self._here, queues.now),
         )
         return claim_of(job)
 

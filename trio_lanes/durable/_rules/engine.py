@@ -71,6 +71,7 @@ from .._contract.records import (
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, RUNNING, SUCCEEDED, WAITING
 from .budget import Budget
 from .claims import Claims, claim_of
+from .history import forgiven
 from .job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
 from .orders import revive
 from .queues import Queues
@@ -220,6 +221,7 @@ class Engine(Queues):
             crashes=max(0, job.crashes - 1),
             alone=job.alone - (job.company == 1),
             company=0,
+            history=forgiven(job.history, fence),
         )
         if job.fence == fence and job.state is DEAD:  # this crash made it dead
             revive(self, job)
@@ -349,7 +351,7 @@ class Engine(Queues):
         elif isinstance(outcome, Died):
             self.mark_dead(job, outcome.error, attempt=1)
         elif isinstance(outcome, Postponed):
-            self.postpone(job, outcome.delay, counts=outcome.counts, requeue=outcome.requeue)
+            self.postpone(job, outcome)
         elif isinstance(outcome, Released):
             self.give_back(job)
         else:

@@ -22,6 +22,7 @@ from .._contract.records import (
 )
 from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
 from .claims import bytes_of, is_paused
+from .history import attempts
 from .job_record import ON_LIST, JobRecord
 from .queues import Queues
 from .tables import Tables
@@ -49,6 +50,7 @@ def status_of(job: JobRecord) -> DurableStatus:
         cancelling=job.state is RUNNING and job.cancel is not None,
         error=error,
         submitted_at=job.submitted_at,
+        history=attempts(job.history),
     )
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from .._contract.records import Ended, Opening, StoreRules
+from .._contract.records import Ended, Opening, Postponed, StoreRules
 from .._contract.state import (
     CANCELLED,
     DEAD,
@@ -27,16 +27,12 @@ from .._contract.state import (
     DurableState,
     check_transition,
 )
+from .history import ended, error_type, in_one_line
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, SESSION_PAUSED, JobRecord
 from .tables import Tables
 
 PROMOTED_AT_ONCE: Final = 1_000
 """How many due jobs one query returns at most."""
-
-
-def error_type(outcome: str) -> str:
-    """Return the type of an error, of which the JSON text is given."""
-    return str(json.loads(outcome)["type"])
 
 
 class Queues:
@@ -111,32 +107,54 @@ class Queues:
         check_transition(job.state, state)
         self.tables.update(job, state=state, **changes)
 
+    def leave(
+        self,
+        job: JobRecord,
+        state: DurableState,
+        how: str,
+        failure: str | None = None,
+        **changes: object,
+    ) -> None:
+        """Take a job out of RUNNING, and note in its history how the run ended, and its failure."""
+        history = ended(job.history, how, self.now, failure)
+        self.advance(job, state, history=history, **changes)
+
     def end(self, job: JobRecord, state: DurableState, outcome: str, *, attempt: int = 0) -> None:
         """End a job, and count ``attempt`` (0 or 1); the store keeps it for ``result_ttl``."""
-        # a failed job can be requeued until the store forgets it
-        kept: dict[str, object] = {"payload": "", "checkpoint": None}
-        if state is FAILED:
-            kept = {"error": error_type(outcome)}
+        changes: dict[str, object] = {}
+        failure = None
+        if state is FAILED:  # it can be requeued until the store forgets it
+            changes["error"] = error_type(outcome)
+            failure = in_one_line(outcome)
+        else:
+            changes["payload"] = ""
+            if job.checkpoint is not None:
+                changes["checkpoint"] = None
+        if job.state is RUNNING:
+            changes["history"] = ended(job.history, state._value_, self.now, failure)
+        else:
+            changes["ready"] = changes["why"] = None
+        if job.place is not None:
+            changes["place"] = None
         self.advance(
             job,
             state,
             attempts=job.attempts + attempt,
-            place=None,
-            ready=None,
             due=self.now + self.rules.result_ttl,
-            why=None,
             outcome=outcome,
-            **kept,
+            **changes,
         )
         self.ended.append((job.id, Ended(state, outcome)))
         self.list_next_head(job.session)
 
-    def mark_dead(self, job: JobRecord, error: str, *, attempt: int = 0) -> None:
+    def mark_dead(self, job: JobRecord, error: str, *, attempt: int = 0, how: str = "dead") -> None:
         """Make a job dead. With the rule ``hold`` it keeps its place, which closes its session."""
         held = self.rules.hold and job.session is not None
-        self.advance(
+        self.leave(
             job,
             DEAD,
+            how,
+            in_one_line(error),
             attempts=job.attempts + attempt,
             place=job.place if held else None,
             outcome=error,
@@ -145,12 +163,12 @@ class Queues:
         self.ended.append((job.id, Ended(DEAD, error)))
         self.list_next_head(job.session)
 
-    def give_back(self, job: JobRecord) -> None:
+    def give_back(self, job: JobRecord, how: str = "released") -> None:
         """Put a running job back to WAITING, at the front of the ready list."""
         if job.cancel is not None:
             self.end(job, CANCELLED, job.cancel)
         else:
-            self.advance(job, WAITING, lent=HOLDS_SLOT)
+            self.leave(job, WAITING, how, lent=HOLDS_SLOT)
             self.list_ready(job, first=True)
 
     def crash(self, runs: Collection[JobRecord]) -> None:
@@ -176,22 +194,25 @@ class Queues:
         if job.cancel is None and job.alone >= self.rules.max_crashes:
             times = "once" if job.alone == 1 else f"{job.alone} times"
             message = f"the process died while it ran this job alone, {times}"
-            self.mark_dead(job, json.dumps({"type": "crash", "message": message, "traceback": ""}))
+            error = json.dumps({"type": "crash", "message": message, "traceback": ""})
+            self.mark_dead(job, error, how="crashed")
         else:
-            self.give_back(job)
+            self.give_back(job, "crashed")
 
-    def postpone(self, job: JobRecord, delay: float, *, counts: bool, requeue: bool) -> None:
+    def postpone(self, job: JobRecord, outcome: Postponed) -> None:
         """Park a running job until its next attempt."""
         if job.cancel is not None:
             self.end(job, CANCELLED, job.cancel)
             return
-        leaves = requeue and job.session is not None
-        self.advance(
+        leaves = outcome.requeue and job.session is not None
+        self.leave(
             job,
             PARKED,
+            "retried",
+            outcome.error,
             why="retry",
-            due=self.now + delay,
-            attempts=job.attempts + counts,
+            due=self.now + outcome.delay,
+            attempts=job.attempts + outcome.counts,
             company=0,
             place=None if leaves else job.place,
             lent=HOLDS_SLOT,

@@ -35,7 +35,7 @@ from .._contract.records import (
     Released,
     Succeeded,
 )
-from .._options.json_text import decode, encode, encode_error
+from .._options.json_text import decode, encode, encode_error, error_line
 from .._options.retry import RetryPolicy, again
 from . import events
 from .run import DurableRun
@@ -349,7 +349,7 @@ class Worker:
         delay, counts, requeue = when
         if counts and run.attempt >= policy.max_attempts:
             return Died(self._told(run, error))
-        return Postponed(delay, counts, requeue)
+        return Postponed(delay, counts, requeue, error_line(error))
 
     def _told(self, run: DurableRun, error: BaseException) -> str:
         """Return the JSON text of an error that ends a job, and give the error to its handles."""

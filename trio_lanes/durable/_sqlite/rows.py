@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from operator import attrgetter
 from typing import Any, Final, final
 from weakref import WeakValueDictionary
@@ -26,6 +27,11 @@ _STATES: Final = {state.value: state for state in DurableState}
 _STATE: Final = COLUMNS.index("state")
 _ID: Final = COLUMNS.index("id")
 _BITS: Final = {column: 1 << number for number, column in enumerate(COLUMNS)}
+
+
+@cache
+def _bits_of(columns: tuple[str, ...]) -> int:
+    return sum(_BITS[column] for column in columns)
 
 
 def _values_of(columns: Iterable[str]) -> Callable[[JobRecord], Any]:
@@ -83,9 +89,7 @@ class Rows:
         self.writes += 1
         if job.id not in self._new:
             _, bits = self._changed.get(job.id, (job, 0))
-            for column in columns:
-                bits |= _BITS[column]
-            self._changed[job.id] = job, bits
+            self._changed[job.id] = job, bits | _bits_of(tuple(columns))
             self.touched.add(job.session)
 
     def delete(self, job: JobRecord) -> None:

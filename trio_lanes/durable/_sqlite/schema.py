@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -90,6 +90,7 @@ CREATE TABLE jobs (
     checkpoint TEXT,
     outcome TEXT,
     error TEXT,                 -- the type of the error of a dead or failed job
+    history TEXT NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
     submitted_at REAL NOT NULL
 );
 CREATE UNIQUE INDEX jobs_key ON jobs (key) WHERE key IS NOT NULL;
@@ -176,6 +177,7 @@ CREATE INDEX jobs_name ON jobs (name);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
 """,
+    5: "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '';\n",
 }
 """By schema version, the script that makes the next version."""
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 from typing import Any
 
 import trio
 
 from ... import JobCancelledError, LaneClearedError, LaneConfig, LanesClosedError, UnknownLaneError
 from .. import (
+    Cancelled,
     Died,
     DurableState,
+    Failed,
     Finish,
     NoRetry,
+    Postponed,
+    Released,
     ResultGoneError,
     RetryPolicy,
     Selection,
@@ -227,6 +233,90 @@ class ControlStories:
             assert limits["main"].concurrency == 5
             assert limits["cron"].concurrency == math.inf
             assert sorted(limits) == ["cron", "main", "new"]
+
+    @story
+    async def test_status_has_the_history_of_the_last_runs(self, bench: Bench) -> None:
+        async def flaky(payload: Any) -> str:
+            run = current_job()
+            assert run is not None
+            if run.attempt == 1:
+                raise ExceptionGroup("in a nursery", [ValueError("two\nlines")])
+            if run.crashes == 0:
+                await trio.sleep_forever()
+            return "done"
+
+        policy = RetryPolicy(backoff=(1.0, 1.0), jitter=0)
+        async with bench.lanes(handlers={"flaky": flaky}, retry=policy) as lanes:
+            job = await lanes.submit("flaky")
+            waiting = await lanes.submit("echo", delay=50)
+            assert (await waiting.status()).history == ()
+            await bench.settle(lanes)
+            status = await job.status()
+            (first,) = status.history
+            assert (first.number, first.how, first.error) == (1, "retried", "ValueError: two lines")
+            assert (first.host, first.pid) == (socket.gethostname(), os.getpid())
+            assert first.ended_at is not None
+            assert status.submitted_at <= first.started_at <= first.ended_at
+            await bench.advance(1.1, lanes)
+        async with bench.doomed(names=["flaky"]) as claims:
+            async with bench.lanes(worker=False) as asker:
+                running = (await asker.job(job.id).status()).history[-1]
+                assert (running.number, running.fence) == (2, claims[0].fence)
+                assert (running.ended_at, running.how, running.error) == (None, None, None)
+        async with bench.lanes(handlers={"flaky": flaky}, retry=policy) as lanes:
+            assert await lanes.job(job.id).wait() == "done"
+            history = (await lanes.job(job.id).status()).history
+            assert [(run.number, run.how) for run in history] == [
+                *((1, "retried"), (2, "released"), (2, "crashed"), (2, "succeeded"))
+            ]
+            fences = [run.fence for run in history]
+            assert fences == sorted(set(fences))
+
+    @story
+    async def test_history_is_bounded_and_says_how_each_run_ended(self, bench: Bench) -> None:
+        store = bench.played()
+        error = '{"type": "ValueError", "message": "no", "traceback": ""}'
+        async with store.open(opening()):
+            await store.join()
+            ids = await store.enqueue([SubmittedJob(name="echo") for _ in range(4)])
+            claims = list((await store.step([], 9)).claims)
+            assert await store.cancel(ids[3])
+            outcomes: list[Any] = [Died(error), Failed(error), Released(), Cancelled()]
+            finishes = [
+                Finish(claim.id, claim.fence, outcome)
+                for claim, outcome in zip(claims, outcomes, strict=True)
+            ]
+            for n in range(12):
+                (claim,) = (await store.step(finishes, 1)).claims
+                outcome = Postponed(0.0, True, False, f"error {n}")
+                finishes = [Finish(claim.id, claim.fence, outcome)]
+            await store.step(finishes, 0)
+            runs = [status.history for status in await store.store.jobs(Selection(), 0, 9)]
+            assert [(run.how, run.error) for one in (0, 1, 3) for run in runs[one]] == [
+                ("dead", "ValueError: no"),
+                ("failed", "ValueError: no"),
+                ("cancelled", None),
+            ]
+            assert [run.error for run in runs[2]] == [f"error {n}" for n in range(2, 12)]
+            assert [run.number for run in runs[2]] == list(range(3, 13))
+            await store.leave()
+
+    @story
+    async def test_a_run_that_a_lost_lease_ended_was_not_a_crash_in_the_history(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            (id,) = await store.enqueue([SubmittedJob(name="echo")])
+            (claim,) = (await store.step([], 1)).claims
+            await store.leave()
+            status = await store.status(id)
+            assert [run.how for run in status.history] == ["crashed"]
+            await store.join([(id, claim.fence)])
+            status = await store.status(id)
+            assert ([run.how for run in status.history], status.crashes) == (["released"], 0)
+            await store.leave()
 
     @story
     async def test_jobs_are_listed_by_handler_error_and_time(self, bench: Bench) -> None:

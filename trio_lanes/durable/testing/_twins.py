@@ -23,6 +23,7 @@ from ... import LaneError, RateLimit
 from .. import (
     Cancelled,
     Died,
+    DurableAttempt,
     DurableState,
     DurableStatus,
     Failed,
@@ -119,7 +120,13 @@ class _Twin:
             *(self.job(status.id), status.name, status.session, status.lane, status.priority),
             *(status.key, status.state, status.why, until, status.attempt, status.crashes),
             *(status.cancelling, status.error, status.instance is None),
+            *(self.run(run, status.submitted_at) for run in status.history),
         )
+
+    def run(self, run: DurableAttempt, since: float) -> object:
+        """Return a run without the numbers and times of this store."""
+        ended = None if run.ended_at is None else round(run.ended_at - since, 3)
+        return run.number, round(run.started_at - since, 3), ended, run.how, run.error
 
     async def blocked_by(self, status: DurableStatus) -> object:
         """Return the reasons why a job waits, without the numbers and times of this store."""

@@ -1,0 +1,70 @@
+"""The history of a job's runs, as a store of tables keeps it: a line of JSON for each run.
+
+A claim adds a line, in which the end is open; the end of the run completes it. So a run costs no
+parsing. The lines of the last `KEPT` runs are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from .._contract.records import DurableAttempt
+
+KEPT: Final = 10
+"""How many runs of a job are remembered."""
+LONGEST_ERROR: Final = 300
+"""The most characters of an error that are remembered."""
+_OPEN: Final = ",null,null,null]"
+
+
+def place(host: str, pid: int) -> str:
+    """Return the part of a line that says where a run is."""
+    return f"{json.dumps(host)},{pid}"
+
+
+def begun(history: str, number: int, fence: int, where: str, now: float) -> str:
+    """Add a run that begins now.
+
+    Args:
+      number: the number of the attempt.
+      where: from `place`.
+    """
+    line = f"[{number},{fence},{where},{now!r}{_OPEN}"
+    if not history:
+        return line
+    return "\n".join([*history.split("\n")[1 - KEPT :], line])
+
+
+def ended(history: str, how: str, now: float, error: str | None) -> str:
+    """Complete the last run, which ends now."""
+    if not history.endswith(_OPEN):
+        return history  # an older version claimed the job
+    told = "null" if error is None else json.dumps(error[:LONGEST_ERROR])
+    return f'{history.removesuffix(_OPEN)},{now!r},"{how}",{told}]'
+
+
+def forgiven(history: str, fence: int) -> str:
+    """Note that a run did not end by a crash, as another instance took it to have ended."""
+    lines = [json.loads(line) for line in history.splitlines()]
+    for line in lines:
+        if line[1] == fence and line[6] == "crashed":
+            line[6] = "released"
+    return "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
+
+
+def attempts(history: str) -> tuple[DurableAttempt, ...]:
+    """Return the runs, the oldest first."""
+    return tuple(DurableAttempt(*json.loads(line)) for line in history.splitlines())
+
+
+def error_type(outcome: str) -> str:
+    """Return the type of an error, of which the JSON text is given, as every store can keep it."""
+    kind = str(json.loads(outcome)["type"])
+    return kind.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:LONGEST_ERROR]
+
+
+def in_one_line(outcome: str) -> str:
+    """Return the JSON text of an error as one line."""
+    told = json.loads(outcome)
+    return " ".join(f"{told['type']}: {told['message']}".split())
