@@ -150,7 +150,6 @@ class LaneRecorder(LaneInstrument):
         self._facts: Final[list[RunFacts]] = []  # of the jobs that have settled
         # {id of a job that has not settled: ...}
         self._parents: Final[dict[int, int]] = {}
-        self._waited_from: Final[dict[int, float | None]] = {}
         self._steps: Final[defaultdict[int, list[Step]]] = defaultdict(list)
 
     def __repr__(self) -> str:
@@ -192,8 +191,7 @@ class LaneRecorder(LaneInstrument):
         write_recording(self._limits.recording(facts), path)
 
     def _facts_of(self, job: AnyJob) -> RunFacts:
-        parent, waited_from = self._parents.get(job.id), self._waited_from.get(job.id)
-        return facts_of(job, parent, waited_from, self._steps.get(job.id, ()))
+        return facts_of(job, self._parents.get(job.id), self._steps.get(job.id, ()))
 
     # ---- hooks
 
@@ -275,8 +273,8 @@ class LaneRecorder(LaneInstrument):
         self.finished.append(record)
         session = self._unsettled.pop(job, None)
         self._facts.append(self._facts_of(job))
-        for table in (self._parents, self._waited_from, self._steps):
-            table.pop(job.id, None)
+        self._parents.pop(job.id, None)
+        self._steps.pop(job.id, None)
         self._waits_no_more(job, session)
         for actor in _actors(job, session):
             self._running.discard(actor, job)
@@ -309,7 +307,6 @@ class LaneRecorder(LaneInstrument):
     def _start(self, job: AnyJob, record: RecordedJob) -> None:
         self._follow(job, record)
         record.started_at = job.started_at
-        self._waited_from[job.id] = job.waiting_since
         self.started.append(record)
         session = self._unsettled.get(job)
         self._waits_no_more(job, session)

@@ -168,11 +168,21 @@ def pick(page: Page, job: Job[Any]) -> None:
 
 
 async def test_each_state_of_a_job_is_seen_on_the_time_line() -> None:
+    given_back = trio.Event()
+
+    async def wants() -> None:
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            await given_back.wait()
+
     def drive(stage: Stage) -> None:
         lanes = stage.lanes
         page = stage.open()
 
         def begin() -> None:
+            lanes.submit_nowait(wants, lane="narrow", session="wants")
+            lanes.submit_nowait(trio.sleep_forever, lane="narrow")
             lanes.submit_nowait(lend, "approval", session="lends")
             lanes.submit_nowait(fail, session="fails")
             stops = lanes.submit_nowait(stubborn, session="stops")
@@ -182,6 +192,7 @@ async def test_each_state_of_a_job_is_seen_on_the_time_line() -> None:
             stops.cancel("late")
 
         stage.do(begin)
+        stage.do(given_back.set)
         states = """() => {
             const line = document.querySelector('lanes-timeline');
             return [...new Set([...line.rows().values()].flat().flatMap(
@@ -190,7 +201,7 @@ async def test_each_state_of_a_job_is_seen_on_the_time_line() -> None:
         page.evaluate(
             "import('./static/timeline.js').then(module => { window.pieces = module.pieces; })"
         )
-        wanted = ["failed", "lane", "lent", "runs", "session", "stops"]
+        wanted = ["failed", "lane", "lent", "runs", "session", "stops", "wants"]
         page.wait_for_function(
             f"wanted => JSON.stringify(({states})()) === JSON.stringify(wanted)", arg=wanted
         )
@@ -204,7 +215,7 @@ async def test_each_state_of_a_job_is_seen_on_the_time_line() -> None:
         assert "main 1" in shown
 
     main = LaneConfig(concurrency=4, log_failures=False)
-    await browse(drive, main=main, cron=LaneConfig(concurrency=1, paused=True))
+    await browse(drive, main=main, narrow=1, cron=LaneConfig(concurrency=1, paused=True))
 
 
 async def test_the_numbers_of_the_page_are_those_of_the_lanes() -> None:
@@ -337,6 +348,74 @@ async def test_the_keyboard_searches_and_freezes() -> None:
         expect(waiting).to_have_text("4")
 
     await browse(drive, main=9)
+
+
+async def test_the_time_line_is_zoomed_and_frozen() -> None:
+    def drive(stage: Stage) -> None:
+        page = stage.open()
+        stage.do(lambda: stage.lanes.submit_nowait(trio.sleep_forever, session="ann"))
+        line = page.locator("lanes-timeline canvas")
+
+        def shows(seconds: int) -> None:
+            expect(line).to_have_attribute(
+                "aria-label", f"Time line: 1 jobs in 1 rows over {seconds} seconds"
+            )
+
+        shows(60)
+        page.keyboard.press("+")
+        shows(30)
+        pressed = page.locator("#span button[aria-pressed=true]")
+        expect(pressed).to_have_count(0)
+        page.keyboard.press("-")
+        shows(60)
+        expect(pressed).to_have_text("1 min")
+        page.get_by_role("button", name="10 min").click()
+        shows(600)
+        line.dispatch_event("wheel", {"deltaY": -100, "ctrlKey": True})
+        shows(480)
+        line.dispatch_event("wheel", {"deltaY": -100})
+        page.get_by_role("button", name="Freeze").click()
+        now = "document.querySelector('lanes-timeline').now"
+        before, number = page.evaluate(now), page.locator("#who").text_content()
+        page.wait_for_function(
+            "before => document.querySelector('#who').textContent !== before", arg=number
+        )
+        assert page.evaluate(now) == before
+        page.locator("h1").click()
+        page.keyboard.press("+")
+        shows(240)
+
+    await browse(drive, main=1)
+
+
+async def test_the_slider_shows_what_another_limit_would_have_done() -> None:
+    def drive(stage: Stage) -> None:
+        page = stage.open()
+        box = page.locator("lanes-replay")
+        slider = box.get_by_label("Limit")
+        expect(box.locator("output")).to_have_text("1")
+
+        def slide(limit: int) -> None:
+            slider.fill(str(limit))
+
+        slide(4)
+        expect(box).to_contain_text("too few jobs have ended while a page was open")
+
+        async def work() -> None:
+            for _ in range(6):
+                stage.lanes.submit_nowait(trio.sleep, 0.2)
+            await stage.lanes.wait_idle()
+
+        trio.from_thread.run(work)
+        slide(6)
+        expect(box.get_by_role("row").filter(has_text="with 6")).to_contain_text("0.0 s")
+        expect(box.get_by_role("row").filter(has_text="as it was")).to_contain_text("1.0 s")
+        page.evaluate(AXE.read_text("utf-8"))
+        assert page.evaluate("() => axe.run('lanes-replay')")["violations"] == []
+
+    if not AXE.exists():
+        in_ci("axe-core")
+    await browse(drive, main=1)
 
 
 async def test_a_page_that_lost_its_server_connects_again() -> None:

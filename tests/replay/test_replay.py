@@ -182,6 +182,17 @@ def test_a_child_comes_as_long_after_the_start_of_its_parent_as_it_did() -> None
     assert played[4].submitted == 8
 
 
+def test_a_slot_that_is_wanted_back_is_waited_for() -> None:
+    steps = ((1.0, "lent"), (3.0, "wanted"), (5.0, "held"), (6.0, "wanted"), (6.0, "held"))
+    before = recording(
+        run(1, finished=8.0, steps=steps),
+        run(2, started=1.0, finished=5.0),
+    )
+    # 1 s, a loan of 2 s, 2 s for the slot, 1 s, a readmission, 2 s
+    assert [job.finished for job in replay(before).jobs] == [8, 5]
+    assert [job.finished for job in replay(before, {"main": 2}).jobs] == [6, 4]
+
+
 def test_a_job_without_an_end_goes_on_as_is_likely() -> None:
     before = recording(
         run(1, finished=2.0),

@@ -52,20 +52,15 @@ class RunFacts(NamedTuple):
     steps: Sequence[Step]
 
 
-def facts_of(
-    job: Job[Any], parent: int | None, waited_from: float | None, steps: Sequence[Step]
-) -> RunFacts:
+def facts_of(job: Job[Any], parent: int | None, steps: Sequence[Step]) -> RunFacts:
     """Return what a recording needs of ``job``.
 
     Args:
       parent: the id of the job that submitted it. `Job.parent` is None once that job has gone.
-      waited_from: when its wait began, as `Job.waiting_since` was at its start; None if it has not
-        started. A readmission changes `Job.waiting_since`.
     """
-    if waited_from is None:
-        # If its delay was never over, it waited for nothing.
-        not_due = job.submitted_at if job.finished_at is None else job.finished_at
-        waited_from = not_due if job.waiting_since is None else job.waiting_since
+    # Not `Job.waiting_since`: a job that is readmitted begins to wait anew.
+    due = job.submitted_at + job.delay
+    ends = [time for time in (job.started_at, job.finished_at) if time is not None]
     return RunFacts(
         job.id,
         job.name,
@@ -77,7 +72,7 @@ def facts_of(
         job.priority,
         job.cost,
         job.submitted_at,
-        waited_from,
+        min([due, *ends]),
         job.started_at,
         job.finished_at,
         job.state.value,

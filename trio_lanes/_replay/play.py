@@ -265,18 +265,20 @@ class _Player:
             return
         now = run.started
         end = self._plan.recording.seconds if run.finished is None else run.finished
-        queued = False
+        queued = lends = False
         for at, what in self._script(run):
             if queued and what == "held":
-                queued = False  # `readmit` has waited for it
+                queued = False  # this has been waited for
             else:
                 await trio.sleep(max(0, at - now))
             now = max(now, at)
             if isinstance(what, RecordedRun):
                 self._submit(what)
             elif what == "lent":
+                lends = True
                 await loan.enter_async_context(job.yield_slot())
-            elif what == "held":
+            elif what == "held" or lends:  # it wants its slot back
+                queued, lends = what != "held", False
                 await loan.aclose()
             else:
                 queued = True

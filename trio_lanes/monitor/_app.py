@@ -26,10 +26,12 @@ from ._guard import HEADERS, Authorize, Guard, Role, policy
 from ._notes import Notes
 from ._records import Records
 from ._story import story
+from ._whatif import WhatIf
 
 MOST_VIEWERS: Final = 32
 _MOST_BYTES: Final = 4096  # of an action
 _MOST_HISTORY: Final = 1000
+_LIMIT_DIGITS: Final = 6
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
 _PATIENCE: Final = 10.0  # seconds that the body of an action may take
 
@@ -39,6 +41,7 @@ FILES: Final = {
     "timeline.js": "text/javascript",
     "story.js": "text/javascript",
     "durable.js": "text/javascript",
+    "replay.js": "text/javascript",
     "tools.js": "text/javascript",
     "page.css": "text/css",
 }
@@ -96,6 +99,7 @@ class _Page:
         self._store: Final = None if durable is None else Durable(durable, self._notes)
         if self._store is not None:
             self._actions.verbs["requeue"] = self._store.requeue
+        self._what_if: Final = WhatIf(lanes, self._records)
         folder = files(__package__).joinpath("static")
         self._html: Final = folder.joinpath("page.html").read_text(encoding="utf-8")
         self._files: Final = {name: folder.joinpath(name).read_bytes() for name in FILES}
@@ -111,6 +115,7 @@ class _Page:
                 Route("/history", self._history),
                 Route("/job/{number:int}", self._story),
                 Route("/session/{key:path}", self._session),
+                Route("/replay", self._replay),
                 Route("/durable", self._durable),
                 Route("/durable/{number:int}", self._durable_story),
                 Route("/act", self._act, methods=["POST"]),
@@ -195,6 +200,20 @@ class _Page:
             return _json(self._frames.session(request.path_params["key"]))
         except ValueError:
             return _refusal(404, "there is no such session")
+
+    async def _replay(self, request: Request) -> Response:
+        """What another limit of a lane would have done in the last minutes."""
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        limit = request.query_params.get("limit", "")
+        if not (limit.isascii() and limit.isdecimal() and len(limit) <= _LIMIT_DIGITS):
+            return _refusal(400, "limit must be a whole number")
+        try:
+            lane = request.query_params.get("lane", "")
+            return _json(await self._what_if.ask(lane, int(limit)))
+        except RefusedError as error:
+            return _refusal(error.status, str(error))
 
     async def _durable(self, request: Request) -> Response:
         role = await self._role(request)

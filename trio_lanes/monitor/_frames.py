@@ -185,6 +185,7 @@ class Frames:
         lane = self._lanes.lane(name)
         for job in lane.running(MOST_RUNNING):
             self._notice_running(job, now)
+            self._records.see(job)
             yield self.brief(job)
         for job in lane.head(MOST_HEAD):
             if job.state is JobState.WAITING:  # else it is readmitted, and was shown
@@ -325,16 +326,17 @@ def _rate(rate: RateStatistics) -> Frame:
 
 
 def _ended(record: Ended) -> Frame:
+    run = record.run
     return {
-        "id": record.id,
-        "name": clipped(record.name),
-        "session": None if record.session is None else clipped(record.session),
-        "lane": clipped(record.lane),
-        "label": clipped(record.label),
-        "submitted": round(record.submitted, 3),
-        "started": _time(record.started),
-        "finished": round(record.finished, 3),
-        "state": record.state,
+        "id": run.id,
+        "name": clipped(run.name),
+        "session": None if run.session is None else clipped(run.session),
+        "lane": clipped(run.lane),
+        "label": clipped(run.label),
+        "submitted": round(run.submitted, 3),
+        "started": _time(run.started),
+        "finished": _time(run.finished),
+        "state": run.state,
         "steps": [(round(at, 3), state) for at, state in record.steps],
     }
 
@@ -344,12 +346,14 @@ def _quantiles(records: Records, now: float) -> dict[str, tuple[float, float, fl
     waits: dict[str, list[float]] = defaultdict(list)
     runs: dict[str, list[float]] = defaultdict(list)
     for record in reversed(records.ring):
-        if record.finished < now - _PAST:
+        run = record.run
+        assert run.finished is not None
+        if run.finished < now - _PAST:
             break
-        if record.started is not None:
-            for label in ("", record.label):
+        if run.started is not None:
+            for label in ("", run.label):
                 waits[label].append(record.waited)
-                runs[label].append(record.finished - record.started)
+                runs[label].append(run.finished - run.started)
     return {label: (*_p50_p95(waits[label]), *_p50_p95(runs[label])) for label in waits}
 
 

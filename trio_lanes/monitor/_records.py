@@ -7,6 +7,7 @@ short jobs pays for it no longer. What was left out is in the statistics of the 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from itertools import takewhile
@@ -15,6 +16,8 @@ from typing import Any, Final, NamedTuple, final
 import trio
 
 from trio_lanes import Job, LaneInstrument, Lanes, context_free
+
+from .._replay.capture import RunFacts, facts_of
 
 MOST: Final = 100
 KEPT: Final = 4000
@@ -28,21 +31,14 @@ class Ended(NamedTuple):
     """A job that has ended."""
 
     seq: int
-    id: int
-    name: str
-    session: str | None
-    lane: str
-    label: str
-    submitted: float
-    started: float | None
-    finished: float
-    state: str
+    run: RunFacts
     steps: tuple[Step, ...]
+    """Also its cancellation, which is no state of its slot."""
 
     @property
     def waited(self) -> float:
         """Seconds from its submission to its start."""
-        return 0.0 if self.started is None else self.started - self.submitted
+        return 0.0 if self.run.started is None else self.run.started - self.run.submitted
 
 
 @final
@@ -55,6 +51,8 @@ class Records:
         """The number of the last record."""
         self.steps: Final[dict[int, list[Step]]] = {}
         """{id of a job that has not ended: its steps}"""
+        self.since = math.inf
+        """Since when each job that has ended is in the ring."""
         self._lanes: Final = lanes
         self._left = MOST
         self._ends: Final = _Ends(self)
@@ -80,6 +78,7 @@ class Records:
         self._left = MOST
         if self._looks and not self._listens:
             self._listens = True
+            self.since = trio.current_time()
             self._lanes.add_instrument(self._ends)
 
     def after(self, seq: int) -> Iterable[Ended]:
@@ -93,33 +92,37 @@ class Records:
 
     def add(self, job: Job[Any]) -> None:
         """Record ``job``, which has ended."""
+        run = facts_of(job, _parent(job), tuple(self.slots(job.id)))
         steps = self.steps.pop(job.id, ())
+        if len(self.ring) == KEPT:
+            self.since = max(self.since, self.ring[0].run.finished or 0.0)
         self.last += 1
-        assert job.finished_at is not None
-        self.ring.append(
-            Ended(
-                self.last,
-                job.id,
-                job.name,
-                job.session,
-                job.lane,
-                job.lane_label,
-                job.submitted_at,
-                job.started_at,
-                job.finished_at,
-                job.state.value,
-                tuple(steps),
-            )
-        )
+        self.ring.append(Ended(self.last, run, tuple(steps)))
         self._left -= 1
         if self._left <= 0:
             self._mute()
+
+    def slots(self, id: int) -> Iterable[Step]:
+        """Yield the states of the slot of a job that has not ended."""
+        return [step for step in self.steps.get(id, ()) if step[1] != "cancelling"]
+
+    def see(self, job: Job[Any]) -> None:
+        """A frame shows ``job``, which runs. No hook tells when a job wants a lent slot back."""
+        if job.slot == "wanted":
+            steps = [*self.slots(job.id)]
+            if not steps or steps[-1][1] != "wanted":
+                self.step(job, "wanted")
 
     def step(self, job: Job[Any], state: str) -> None:
         """``job``, which runs, is in ``state`` from now on."""
         if job.id not in self.steps and len(self.steps) >= _MOST_TRACKED:
             self.steps.pop(next(iter(self.steps)))
         self.steps.setdefault(job.id, []).append((trio.current_time(), state))
+
+
+def _parent(job: Job[Any]) -> int | None:
+    parent = job.parent
+    return None if parent is None else parent.id
 
 
 def _remove(lanes: Lanes, instrument: LaneInstrument) -> None:

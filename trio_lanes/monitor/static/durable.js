@@ -1,15 +1,8 @@
 // The store of durable lanes: instances, waiting jobs and why they wait, dead letters by error.
 import { h, limit, seconds, tell } from "./tools.js";
 
-/** @typedef {{id: number, name: string, session: string | null, lane: string, state: string,
- *   why_parked: string | null, left: number | null, attempt: number, crashes: number,
- *   error: string | null, age: number}} Stored */
-/** @typedef {{error?: string, totals: Record<string, number>, more_dead: number, jobs: Stored[],
- *   lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
- *     unhandled: number, limit: number | null, paused: boolean}[],
- *   instances: {host: string, pid: number, age: number, running: number, handlers: string}[],
- *   dead: {handler: string, error: string, count: number, example: string}[]}} View */
-/** @typedef {Stored & {error?: string, why: {text: string, left: number | null}[]}} Told */
+/** @typedef {import("./types").View} View */
+/** @typedef {import("./types").ToldOfStore} Told */
 
 class Durable extends HTMLElement {
   operates = false;

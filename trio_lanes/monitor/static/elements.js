@@ -1,9 +1,9 @@
 // The custom elements of numbers: totals, lanes, what is noticed, sessions. Each takes `frame`.
 import { clock, h, limit, say, seconds, svg, tell } from "./tools.js";
 
-/** @typedef {import("./tools.js").Frame} Frame */
-/** @typedef {import("./tools.js").Row} Row */
-/** @typedef {import("./tools.js").Rate} Rate */
+/** @typedef {import("./types").Frame} Frame */
+/** @typedef {import("./types").Row} Row */
+/** @typedef {import("./types").Rate} Rate */
 
 const POINTS = 240; // of a line: a minute
 

@@ -1,12 +1,13 @@
 // The page: it follows the frames, hands them to the elements, and sends the actions.
 import { Noticed, Sessions, Table, Totals } from "./elements.js";
 import { Durable } from "./durable.js";
+import { Replay } from "./replay.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
 import { called, h, say } from "./tools.js";
 
-/** @typedef {import("./tools.js").Frame} Frame */
-/** @typedef {import("./tools.js").Job} Job */
+/** @typedef {import("./types").Frame} Frame */
+/** @typedef {import("./types").Job} Job */
 
 /** @template {Element} T @param {string} selector @param {new () => T} type @returns {T} */
 function one(selector, type) {
@@ -19,7 +20,7 @@ const meta = (/** @type {string} */ name) => one(`meta[name=${name}]`, HTMLMetaE
 const operates = meta("lanes-role") === "operate", token = meta("lanes-token");
 const table = one("lanes-table", Table), timeline = one("lanes-timeline", Timeline), told = one("lanes-story", Story);
 const sessions = one("lanes-sessions", Sessions), search = one("#search", HTMLInputElement);
-const showing = [one("lanes-totals", Totals), table, one("lanes-noticed", Noticed), sessions];
+const showing = [one("lanes-totals", Totals), table, one("lanes-noticed", Noticed), sessions, one("lanes-replay", Replay)];
 const link = one("#link", HTMLElement), freeze = one("#freeze", HTMLButtonElement), dialog = one("#ask", HTMLDialogElement);
 table.operates = told.operates = operates;
 
@@ -171,10 +172,13 @@ freeze.addEventListener("click", () => {
 for (const button of document.querySelectorAll("#span button")) {
   button.addEventListener("click", () => {
     timeline.span = Number(/** @type {HTMLButtonElement} */ (button).value);
-    for (const other of document.querySelectorAll("#span button")) other.setAttribute("aria-pressed", String(other === button));
-    timeline.draw();
+    timeline.zoom(1);
   });
 }
+
+timeline.addEventListener("lanes-zoom", () => {
+  for (const button of document.querySelectorAll("#span button")) button.setAttribute("aria-pressed", String(Number(/** @type {HTMLButtonElement} */ (button).value) === timeline.span));
+});
 
 search.addEventListener("input", () => { sessions.search = search.value; if (latest) sessions.frame = latest; });
 search.addEventListener("keydown", (event) => { if (event.key === "Enter" && search.value.trim()) void find(search.value.trim()); });
@@ -182,6 +186,8 @@ document.addEventListener("keydown", (event) => {
   const on = event.target instanceof Element ? event.target.closest("input, button, summary, dialog") : null;
   if (on || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") { event.preventDefault(); search.focus(); }
+  if (event.key === "+") timeline.zoom(0.5);
+  if (event.key === "-") timeline.zoom(2);
   if (event.key === " ") { event.preventDefault(); freeze.click(); }
 });
 

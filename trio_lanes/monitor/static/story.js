@@ -1,12 +1,9 @@
 // The story of one job: what it is, why it waits as a tree and as a graph, and what would help.
 import { called, h, seconds, svg, tell } from "./tools.js";
 
-/** @typedef {import("./tools.js").Job} Job */
-/** @typedef {Job & {why: Reason[]}} Holder */
-/** @typedef {{kind: string, lane: string, until: number | null, reason: string | null,
- *   text: string, jobs: Holder[], more: number}} Reason */
-/** @typedef {Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
- *   line?: number, why: Reason[], too_long: boolean, help: string[]}} Told */
+/** @typedef {import("./types").Job} Job */
+/** @typedef {import("./types").Reason} Reason */
+/** @typedef {import("./types").Told} Told */
 
 class Story extends HTMLElement {
   operates = false;

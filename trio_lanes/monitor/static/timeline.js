@@ -4,9 +4,9 @@
 // each state, each with a pattern of its own. It is one canvas, drawn once a frame.
 import { called, h, tell } from "./tools.js";
 
-/** @typedef {import("./tools.js").Frame} Frame */
-/** @typedef {import("./tools.js").Job} Job */
-/** @typedef {import("./tools.js").Note} Note */
+/** @typedef {import("./types").Frame} Frame */
+/** @typedef {import("./types").Job} Job */
+/** @typedef {import("./types").Note} Note */
 /** @typedef {{job: Job, forwarded: number | null, seen: number}} Known */
 /** @typedef {{from: number, to: number, state: string}} Piece */
 
@@ -61,7 +61,8 @@ class Timeline extends HTMLElement {
 
   connectedCallback() {
     if (this.firstChild) return;
-    this.canvas = h("canvas", { role: "img", "aria-label": "Time line of jobs", click: (/** @type {MouseEvent} */ event) => this.#click(event) });
+    this.canvas = h("canvas", { role: "img", "aria-label": "Time line of jobs", click: (/** @type {MouseEvent} */ event) => this.#click(event),
+      wheel: (/** @type {WheelEvent} */ event) => { if (event.ctrlKey) { event.preventDefault(); this.zoom(event.deltaY > 0 ? 1.25 : 0.8); } } });
     const choices = ["sessions", "slots"].map((name) => h("button", { type: "button", value: name,
       "aria-pressed": String(name === this.by), click: () => {
         this.by = name;
@@ -138,6 +139,13 @@ class Timeline extends HTMLElement {
     return new Map([...rows].sort(([a], [b]) => a < b ? -1 : 1).slice(0, MOST_ROWS));
   }
 
+  /** Show another length of time, up to now. @param {number} factor */
+  zoom(factor) {
+    this.span = Math.min(3600, Math.max(5, this.span * factor));
+    this.draw();
+    tell(this, "lanes-zoom", this.span);
+  }
+
   draw() {
     const canvas = this.canvas, pen = canvas?.getContext("2d");
     if (!canvas || !pen) return;
@@ -160,7 +168,7 @@ class Timeline extends HTMLElement {
     pen.textAlign = "center";
     for (let i = 0; i <= 6; i += 1) {
       const at = now - span + i * span / 6;
-      pen.fillText(i === 6 ? "now" : `−${span - i * span / 6 >= 120 ? `${Math.round((span - i * span / 6) / 60)} min` : `${span - i * span / 6} s`}`, Math.min(x(at), width - 14), 12);
+      pen.fillText(i === 6 ? "now" : `−${span - i * span / 6 >= 120 ? `${Math.round((span - i * span / 6) / 60)} min` : `${+(span - i * span / 6).toFixed(1)} s`}`, Math.min(x(at), width - 14), 12);
       pen.fillRect(x(at), TOP - 4, 0.5, height - TOP - 14);
     }
     this.bars = [];
@@ -185,7 +193,7 @@ class Timeline extends HTMLElement {
       }
       y += ROW;
     }
-    canvas.setAttribute("aria-label", `Time line: ${this.bars.length} jobs in ${rows.size} rows over ${span} seconds`);
+    canvas.setAttribute("aria-label", `Time line: ${this.bars.length} jobs in ${rows.size} rows over ${Math.round(span)} seconds`);
   }
 
   /** @param {CanvasRenderingContext2D} pen @param {(at: number) => number} x @param {number} height

@@ -1,27 +1,4 @@
-// What all modules use: the shapes of frames, elements made of text only, and numbers in words.
-
-/** @typedef {[number, string]} Step */
-/** @typedef {{id: number, name: string, session: string | null, lane: string, label: string,
- *   state: string, slot?: string | null, cancel?: boolean, priority?: number, submitted: number,
- *   since?: number | null, started: number | null, finished: number | null, steps: Step[]}} Job */
-/** @typedef {{unit: string, left: number, most: number, full_at: number | null}} Rate */
-/** @typedef {{name: string, template: boolean, alive: number, limit: number | null, slots: number,
- *   active: number, lent: number, cancelling: number, abandoned: number, waiting: number,
- *   in_sessions: number, in_lane: number, oldest: number, paused: boolean,
- *   paused_until: number | null, rate_until: number | null, rates: Rate[], finished: number,
- *   failed: number, quantiles: number[] | null}} Row */
-/** @typedef {{name: string, members: string[], slots: number, limit: number | null,
- *   rates: Rate[]}} Group */
-/** @typedef {{seq: number, at: number, wall: number, level: string, kind: string, lane: string,
- *   text: string, count: number}} Note */
-/** @typedef {{key: string, waiting: number, active: number, paused: boolean,
- *   oldest: number | null, next: Job[]}} Session */
-/** @typedef {{active: number, waiting: number, sessions: number, abandoned: number,
- *   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
- *   finished: number, failed: number, cancelled: number, quantiles: number[] | null}} Totals */
-/** @typedef {{n: number, at: number, wall: number, pid: number, totals: Totals, lanes: Row[],
- *   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
- *   notes: Note[]}} Frame */
+// What all modules use: elements made of text only, and numbers in words.
 
 /**
  * Make an element. Strings become text, never markup.

@@ -1,0 +1,38 @@
+// The shapes of what the server sends. For the type checker alone: it is not served.
+
+export type Step = [number, string];
+export type Job = {id: number, name: string, session: string | null, lane: string, label: string,
+  state: string, slot?: string | null, cancel?: boolean, priority?: number, submitted: number,
+  since?: number | null, started: number | null, finished: number | null, steps: Step[]};
+export type Rate = {unit: string, left: number, most: number, full_at: number | null};
+export type Row = {name: string, template: boolean, alive: number, limit: number | null, slots: number,
+  active: number, lent: number, cancelling: number, abandoned: number, waiting: number,
+  in_sessions: number, in_lane: number, oldest: number, paused: boolean,
+  paused_until: number | null, rate_until: number | null, rates: Rate[], finished: number,
+  failed: number, quantiles: number[] | null};
+export type Group = {name: string, members: string[], slots: number, limit: number | null,
+  rates: Rate[]};
+export type Note = {seq: number, at: number, wall: number, level: string, kind: string, lane: string,
+  text: string, count: number};
+export type Session = {key: string, waiting: number, active: number, paused: boolean,
+  oldest: number | null, next: Job[]};
+export type Totals = {active: number, waiting: number, sessions: number, abandoned: number,
+  oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
+  finished: number, failed: number, cancelled: number, quantiles: number[] | null};
+export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, lanes: Row[],
+  groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
+  notes: Note[]};
+export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
+  why_parked: string | null, left: number | null, attempt: number, crashes: number,
+  error: string | null, age: number};
+export type View = {error?: string, totals: Record<string, number>, more_dead: number, jobs: Stored[],
+  lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
+  unhandled: number, limit: number | null, paused: boolean}[],
+  instances: {host: string, pid: number, age: number, running: number, handlers: string}[],
+  dead: {handler: string, error: string, count: number, example: string}[]};
+export type ToldOfStore = Stored & {error?: string, why: {text: string, left: number | null}[]};
+export type Holder = Job & {why: Reason[]};
+export type Reason = {kind: string, lane: string, until: number | null, reason: string | null,
+  text: string, jobs: Holder[], more: number};
+export type Told = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
+  line?: number, why: Reason[], too_long: boolean, help: string[]};
