@@ -399,7 +399,7 @@ def test_limits_are_set_made_and_removed(shop: Shop) -> None:
         ("limit main 5 --remove", "say how many may run at once, or --remove"),
         ("limit main --new --remove", "say how many may run at once, or --remove"),
         ("limit main --remove", "lane 'main' cannot be removed: it has 1 jobs"),
-        ("limit session:a 5 --new", "a durable lane is neither a session nor a template"),
+        ("limit session:a 5 --new", "the limits of a durable lane are not for sessions"),
     ):
         code, _, err = shop.say(command)
         assert code == 2

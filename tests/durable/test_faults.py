@@ -177,7 +177,9 @@ def make_older(path: Path) -> None:
     connection = sqlite3.connect(path)
     for column in ("store", "result_ttl", "max_crashes", "hold"):
         connection.execute(f"ALTER TABLE meta DROP COLUMN {column}")
-    connection.execute("ALTER TABLE lanes DROP COLUMN proposed")
+    for column in ("proposed", "pause_only"):
+        connection.execute(f"ALTER TABLE lanes DROP COLUMN {column}")
+    connection.execute("ALTER TABLE marks DROP COLUMN until")
     for column in ("alone", "company", "cost"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("DROP TABLE turns")

@@ -68,7 +68,6 @@ async def echo(payload: Any) -> Any:
         ({"worker": "yes"}, TypeError),
         ({"lanes": {"main": -1}}, ValueError),
         ({"lanes": {"session:x": 1}}, ValueError),
-        ({"lanes": {"sub:*": 1}}, ValueError),
         ({"lanes": {"main": LaneConfig(fair=True)}}, ValueError),
         ({"lanes": {"main": LaneConfig(aging=5)}}, ValueError),
         ({"lanes": {"main": LaneConfig(timeout=5)}}, ValueError),

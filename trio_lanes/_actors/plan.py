@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, final
+from collections.abc import Mapping
+from typing import Any, final
 
 import attrs
 
 from .._config.errors import UnknownLaneError
-from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
+from .._config.names import (
+    SESSION_PREFIX,
+    is_template,
+    resolve_global_lane,
+    session_key,
+    template_of,
+)
 from .options import LaneConfig, LaneGroup, lane_config, session_config
-
-TEMPLATE_MARK: Final = "*"
 
 
 @final
@@ -91,29 +95,19 @@ class Plan:
     def label_of(self, name: str) -> str | None:
         """Return the configured name, or the longest template, that ``name`` matches, if any."""
         if name in self.lanes:
-            return None if name.endswith(TEMPLATE_MARK) else name
-        return _template_of(name, self.lanes)
+            return None if is_template(name) else name
+        return template_of(name, self.lanes)
 
     def of_session(self, key: str) -> LaneConfig:
         """Return the configuration of the session ``key``."""
         if not self.sessions:
             return self.others
-        label = key if key in self.sessions else _template_of(key, self.sessions)
+        label = key if key in self.sessions else template_of(key, self.sessions)
         return self.others if label is None else self.sessions[label]
 
     def group_of(self, label: str) -> str | None:
         """The name of the group that the lanes of ``label`` are in, if any."""
         return next((name for name, group in self.groups.items() if label in group.members), None)
-
-
-def _template_of(name: str, configured: Iterable[str]) -> str | None:
-    """Return the longest template of the names ``configured`` that ``name`` matches, if any."""
-    templates = (
-        label
-        for label in configured
-        if label.endswith(TEMPLATE_MARK) and name.startswith(label[:-1])
-    )
-    return max(templates, key=len, default=None)
 
 
 def _lane_name(given: Any) -> str:

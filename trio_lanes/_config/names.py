@@ -5,10 +5,12 @@ The name of a session lane begins with ``session:``. Any other name is that of a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 SESSION_PREFIX: Final = "session:"
 DEFAULT_LANE: Final = "main"
+TEMPLATE_MARK: Final = "*"
 _PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
 
 
@@ -66,3 +68,16 @@ def session_key(key: object) -> str:
     if not bare:
         raise ValueError(f"session must not be blank, got {key!r}; leave it out for no session")
     return bare
+
+
+def is_template(name: str) -> bool:
+    """Whether ``name`` is the name of a template of lanes: it ends with ``*``."""
+    return name.endswith(TEMPLATE_MARK)
+
+
+def template_of(name: str, configured: Iterable[str]) -> str | None:
+    """The longest template of the names ``configured`` that ``name`` matches, if any."""
+    templates = (
+        label for label in configured if is_template(label) and name.startswith(label[:-1])
+    )
+    return max(templates, key=len, default=None)

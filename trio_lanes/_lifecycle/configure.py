@@ -10,8 +10,9 @@ import attrs
 from .._actors.actor import Actor, Pausable
 from .._actors.lane import LaneActor
 from .._actors.options import LaneConfig, LaneGroup
-from .._actors.plan import TEMPLATE_MARK, Plan
+from .._actors.plan import Plan
 from .._config.check import count
+from .._config.names import is_template
 from .._flow.loop import Scheduler
 from .control import pause, resume
 
@@ -88,7 +89,7 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
     for name in registry.templates.keys() - plan.lanes.keys():
         resume(scheduler, (registry.templates.pop(name),))
     for name, config in plan.lanes.items():
-        if not name.endswith(TEMPLATE_MARK):
+        if not is_template(name):
             if name not in scheduler.lanes:
                 scheduler.lanes[name] = registry.new_lane(name, name)
         elif name not in registry.templates:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
 from .. import UnknownLaneError, resolve_global_lane
-from .._config.names import SESSION_PREFIX
+from .._config.names import SESSION_PREFIX, is_template, template_of
 from ..durable import DurableLanes, DurableState, DurableStatus, InstanceInfo, ResultGoneError
 from ._answer import Answer, Table, counted, moment, number, shortened
 from ._exits import DONE, NO, CommandError
@@ -46,11 +46,13 @@ async def status(lanes: DurableLanes) -> Answer:
         ],
         frozenset({*counts, "limit"}),
     )
+    templates = {name: limit for name, limit in (await lanes.limits()).items() if is_template(name)}
     document = {
         **{what: getattr(now, what) for what in counts},
         "sessions": now.sessions,
         "store": now.store,
         "lanes": now.lanes,
+        "templates": {name: one.concurrency for name, one in templates.items()},
         "instances": [_instance(one) for one in instances],
     }
     workers = Table(
@@ -69,6 +71,7 @@ async def status(lanes: DurableLanes) -> Answer:
     sessions = counted(now.sessions, "session")
     shown: list[Table | str] = [
         of_lanes,
+        *(f"{name}: each lane runs {number(one.concurrency)}" for name, one in templates.items()),
         f"{sessions} with queued jobs",
         workers if instances else "no worker",
     ]
@@ -363,7 +366,7 @@ async def limit(
     """Set how many jobs of a lane run at once; or remove the lane."""
     if (concurrency is None) != remove or (new and remove):
         raise CommandError("say how many may run at once, or --remove")
-    known = (await lanes.statistics()).lanes
+    known = await lanes.limits()
     name = resolve_global_lane(name)
     if new and name in known:
         raise CommandError(f"there is a lane {name!r} already")
@@ -417,6 +420,6 @@ async def _check_name(lanes: DurableLanes, name: str | None) -> None:
     """Refuse the name of a lane that does not exist; a session need not exist."""
     if name is None or name.strip().startswith(SESSION_PREFIX):
         return
-    known = (await lanes.statistics()).lanes
-    if resolve_global_lane(name) not in known:
-        raise UnknownLaneError(resolve_global_lane(name), known)
+    lane, known = resolve_global_lane(name), await lanes.limits()
+    if lane not in known and template_of(lane, known) is None:
+        raise UnknownLaneError(lane, known)

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 import trio_lanes.durable
+from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     DurableJobError,
     NoRetry,
@@ -132,7 +133,12 @@ async def test_a_store_that_makes_no_tables_opens_the_tables_of_another(
 OLDER = """
 SET search_path = {};
 DROP INDEX jobs_name, jobs_letters, jobs_error;
-ALTER TABLE jobs DROP COLUMN error, DROP COLUMN history;
+ALTER TABLE jobs DROP COLUMN error, DROP COLUMN history, DROP COLUMN cost;
+ALTER TABLE submissions DROP COLUMN cost;
+ALTER TABLE marks DROP COLUMN until;
+UPDATE marks SET starts = 1;
+UPDATE settings SET told = regexp_replace(told, ', [a-z]+]$', ']') WHERE kind = 'lane';
+DROP FUNCTION submit;
 CREATE INDEX jobs_dead ON jobs (id) WHERE state = 'dead';
 UPDATE meta SET schema_version = 1;
 """
@@ -147,7 +153,14 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
     def store(*, make: bool = True) -> PostgresStore:
         return PostgresStore(server.dsn(), namespace=namespace, make=make)
 
-    async with open_durable_lanes(store(), {"refuse": refuse}) as lanes:
+    async def echo(payload: object) -> None:
+        pass
+
+    rate = RateLimit(3, per=3600.0, algorithm="sliding")
+    limits = {"main": 1, "rated": LaneConfig(concurrency=9, rate=rate)}
+    async with open_durable_lanes(store(), {"refuse": refuse, "echo": echo}, limits) as lanes:
+        for _ in range(2):
+            await (await lanes.submit("echo", lane="rated")).wait()
         job = await lanes.submit("refuse")
         with pytest.raises(DurableJobError):
             await job.wait()
@@ -159,8 +172,14 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_ther
         (letter,) = await lanes.dead(error="trio_lanes.durable.NoRetry", failed=True)
         assert letter.id == job.id
         assert (await lanes.check()).problems == ()
-    async with open_durable_lanes(store(make=False), {}, worker=False) as lanes:
+    server.run(f"SELECT {namespace}.submit('echo', lane => 'rated', cost => '1')")
+    async with open_durable_lanes(store(make=False), {"echo": echo}, limits) as lanes:
         assert await lanes.purge(failed=True) == 1
+        await (await lanes.submit("echo", lane="main")).wait()  # the third start was before it
+        fourth = await lanes.submit("echo", lane="rated")
+        while (await lanes.statistics()).running:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert [reason.kind for reason in await lanes.blocked_by(fourth.id)] == ["rate"]
 
 
 async def test_a_newer_schema_is_refused(server: Server, namespace: str) -> None:

@@ -104,6 +104,21 @@ async def test_a_start_takes_the_cost_that_was_given_to_the_function(
     ]
 
 
+async def test_a_job_for_a_lane_of_a_template_is_accepted(
+    server: Server, namespace: str, connection: psycopg.Connection
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {}, {"tenant:*": 1}) as lanes:
+        connection.execute("SELECT submit('a', lane => 'tenant:a')")
+        connection.commit()
+        for lane in ("tenant:*", "tenant", "other"):
+            with pytest.raises(psycopg.Error, match="there is no lane"):
+                connection.execute("SELECT submit('a', lane => %s)", (lane,))
+            connection.rollback()
+        await lanes.pause_for("tenant:*", 0)
+        assert (await lanes.statistics()).lanes["tenant:a"].waiting == 1
+
+
 async def test_a_key_that_is_known_is_the_same_job_and_a_conflict_is_kept_for_a_person(
     server: Server, namespace: str, connection: psycopg.Connection
 ) -> None:

@@ -178,18 +178,22 @@ class Store(Protocol):
         """
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
-        """End the waiting and parked jobs of a lane or a session. Return how many they were."""
+        """End the waiting and parked jobs of a lane or a session. Return how many they were.
+
+        The name of a template means all its lanes, here and in `pause`, `resume`.
+        """
 
     async def pause(
         self, lane: str | None, session: str | None, seconds: float, ticket: str
     ) -> None:
         """Claim no job of a lane or session for some seconds; `math.inf`: until `resume`.
 
-        It can prolong a pause, never shorten it.
+        It can prolong a pause, never shorten it. A lane of a template is paused while the template
+        is, whatever its own pause.
         """
 
     async def resume(self, lane: str | None, session: str | None, ticket: str) -> None:
-        """End a pause."""
+        """End a pause; with the name of a template, also the pauses of its lanes."""
 
     async def configure(
         self,
@@ -205,8 +209,8 @@ class Store(Protocol):
           rules: the fields of `StoreRules` to change, by name.
 
         Raises:
-          ValueError: for the removal of a lane that has jobs or is in a group; for a lane in two
-            groups.
+          ValueError: for the removal of a lane or template of whose lanes jobs have not ended,
+            unless a template matches them, or that is in a group; for a lane in two groups.
         """
 
     async def requeue(self, of: Selection, ticket: str) -> int:
@@ -222,7 +226,7 @@ class Store(Protocol):
     # ---- inspection
 
     async def lanes(self) -> Mapping[str, LaneLimit]:
-        """Return the lanes and their limits."""
+        """Return the limits of lanes and templates, by name."""
 
     async def groups(self) -> Mapping[str, GroupLimit]:
         """Return the groups and their limits."""

@@ -44,7 +44,13 @@ class SubmittedJob:
 @final
 @attrs.frozen
 class LaneLimit:
-    """The limits of one lane, as a store keeps them."""
+    """The limits of one lane, or of each lane of a template, as a store keeps them.
+
+    A name that ends with ``*`` is a template: its limits hold for each lane that no limits of its
+    own, and no longer template, match. A lane of a template exists while the store has jobs for it
+    that have not ended, or while it is paused. What its rates remember outlives it until they are
+    as new.
+    """
 
     concurrency: int | float
     max_waiting: int | float = math.inf
@@ -53,6 +59,9 @@ class LaneLimit:
     rates: tuple[RateLimit, ...] = ()
     proposed: bool = False
     """Whether an instance with ``worker=False`` wrote it: the first worker's limits replace it."""
+    pause_only: bool = False
+    """Whether it is the pause of a lane of a template, whose other limits are the template's. Only
+    a store writes it, and `Store.lanes` leaves it out."""
 
 
 @final

@@ -59,7 +59,8 @@ class DurableLanes(Endable):
     """Lanes whose jobs are kept in a store. Only `open_durable_lanes` makes one.
 
     An argument ``name`` is the name of a global lane, or of a session if it begins with
-    ``session:``. Every async method is a checkpoint. A method that calls the store raises
+    ``session:``. For `clear`, `pause`, `pause_for` and `resume` the name of a template means all
+    its lanes. Every async method is a checkpoint. A method that calls the store raises
     `StoreUnavailableError`, having changed nothing, if the store cannot do the call now; when it is
     cancelled, it ends the call first.
     """
@@ -240,13 +241,13 @@ class DurableLanes(Endable):
         """Set limits and rules for all instances: all of them, or none if an argument is bad.
 
         A number changes only the lane's concurrency, a `LaneConfig` all of its limits, a new name
-        is a new lane, None removes the lane; ``groups``, if given, replaces all groups. Running
-        jobs are not touched, and rates remember past starts. The rules hold for jobs that end or
-        die from now on; None leaves a rule as it is.
+        is a new lane, None removes the lane; a template is named as a lane is. ``groups``, if
+        given, replaces all groups. Running jobs are not touched, and rates remember past starts.
+        The rules hold for jobs that end or die from now on; None leaves a rule as it is.
 
         Raises:
-          TypeError, ValueError: for a bad limit, or the removal of a lane that has jobs or is in a
-            group.
+          TypeError, ValueError: for a bad limit, or the removal of a lane that has jobs, unless a
+            template matches it, or that is in a group.
         """
         limits: dict[str, LaneLimit | int | float | None] = {}
         present = {name: value for name, value in lanes.items() if value is not None}
@@ -269,6 +270,10 @@ class DurableLanes(Endable):
         if on_dead is not None:
             rules["hold"] = checked_hold(on_dead)
         await self._store.configure(limits, shared, rules, new_ticket())
+
+    async def limits(self) -> Mapping[str, LaneLimit]:
+        """Return the limits of the lanes and templates that are configured, by name."""
+        return await self._store.lanes()
 
     async def rules(self) -> StoreRules:
         """Return the rules of the store, which hold for all instances."""

@@ -14,6 +14,7 @@ import trio
 
 from ... import LaneConfig, LaneGroup, LaneInstrument, open_lanes
 from ..._config import check as _check
+from ..._config.names import TEMPLATE_MARK
 from ..._lanes import DEFAULT_LANES
 from .._contract.protocol import Store
 from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
@@ -68,7 +69,8 @@ def open_durable_lanes(
     Args:
       store: the store that keeps the jobs.
       handlers: by name, an async function that is called with a job's payload and returns JSON.
-      lanes: limits over all instances. A lane that the store lacks is written to it; else the
+      lanes: limits over all instances, of lanes and of templates: ``{"tenant:*": 2}`` is the limit
+        of each lane whose name begins so. A lane that the store lacks is written to it; else the
         store's limits win, and a difference is logged. `DurableLanes.configure` and ``trio-lanes
         limit`` change the limits in the store. With ``worker=False`` the limits are a proposal,
         so that jobs can be submitted before the first worker starts; its limits replace them.
@@ -132,7 +134,8 @@ def open_durable_lanes(
         name: attrs.evolve(
             config, concurrency=math.inf, max_waiting=math.inf, paused=False, rate=()
         )
-        for name, config in configs.items()
+        # the store may get lanes that this instance does not know
+        for name, config in {TEMPLATE_MARK: LaneConfig(), **configs}.items()
     }
     return _working(durable, durable._worker, opening, local, tuple(instruments))
 

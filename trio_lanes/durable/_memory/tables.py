@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, final
 
@@ -28,6 +28,7 @@ class MemoryTables:
         self._lanes: Final[dict[str, LaneLimit]] = {}
         self._groups: Final[dict[str, GroupLimit]] = {}
         self._marks: Final[defaultdict[str, list[tuple[float, int]]]] = defaultdict(list)
+        self._refilled_at: Final[dict[str, float]] = {}  # {meter with marks: when it is as new}
         self._pauses: Final[dict[str, float]] = {}
         self._instances: Final[dict[str, InstanceInfo]] = {}
         self._numbers: Final = count(1)
@@ -84,11 +85,19 @@ class MemoryTables:
             for job in self._jobs.values()
         )
 
+    def waiting_lanes(self, names: Collection[str]) -> Iterable[str]:
+        return {
+            job.lane for job in self._jobs.values() if job.state is WAITING and job.name in names
+        }
+
     def turns(self) -> Mapping[str, str | int]:
         return dict(self._turns)
 
-    def put_turn(self, key: str, value: str | int) -> None:
-        self._turns[key] = value
+    def put_turn(self, key: str, value: str | int | None) -> None:
+        if value is None:
+            del self._turns[key]
+        else:
+            self._turns[key] = value
 
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         due = [
@@ -131,6 +140,13 @@ class MemoryTables:
             job.state is RUNNING and job.lane == lane and not job.lent
             for job in self._jobs.values()
         )
+
+    def running_lanes(self) -> Iterable[str]:
+        return {
+            job.lane
+            for job in self._jobs.values()
+            if job.state is RUNNING and job.lent != LENT_SLOT
+        }
 
     def wanting(self, lane: str) -> list[JobRecord]:
         wanting = (
@@ -216,11 +232,16 @@ class MemoryTables:
     def marks(self, meter: str) -> Sequence[tuple[float, int]]:
         return self._marks[meter]
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int) -> None:
+    def meters(self) -> Collection[str]:
+        return list(self._refilled_at)
+
+    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
         self._marks[meter] = [*self._marks[meter], mark][-keep:]
+        self._refilled_at[meter] = until
 
     def forget_marks(self, meter: str) -> None:
         self._marks.pop(meter, None)
+        self._refilled_at.pop(meter, None)
 
     def pause_of(self, session: str) -> float | None:
         return self._pauses.get(session)
@@ -260,6 +281,10 @@ class MemoryTables:
 
     def put_answer(self, ticket: str, answer: Any, now: float) -> None:
         self._answers.put(ticket, answer, now)
+
+    def forget_unused(self, now: float) -> None:
+        for meter in [meter for meter, until in self._refilled_at.items() if until <= now]:
+            self.forget_marks(meter)
 
     def inspect(self) -> list[str]:
         return []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ... import LaneConfig, LaneGroup
-from ..._actors.plan import TEMPLATE_MARK, Plan
+from ..._actors.plan import Plan
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX
 from ..._limits.rate import rate_limits
@@ -28,15 +28,15 @@ _NOT_DURABLE: Final[Mapping[str, object]] = {
 def lane_configs(
     lanes: Mapping[str, int | float | LaneConfig], groups: Mapping[str, LaneGroup] | None = None
 ) -> Mapping[str, LaneConfig]:
-    """Return the configurations of lanes, by full name.
+    """Return the configurations of lanes and templates, by full name.
 
     Raises:
       TypeError, ValueError: for a bad lane, or a bad group of these lanes.
     """
     plan = Plan().changed(lanes, groups, opening=True)
     for name in (*(f"{SESSION_PREFIX}{key}" for key in plan.sessions), *plan.lanes):
-        if name.startswith(SESSION_PREFIX) or name.endswith(TEMPLATE_MARK):
-            raise ValueError(f"a durable lane is neither a session nor a template, got {name!r}")
+        if name.startswith(SESSION_PREFIX):
+            raise ValueError(f"the limits of a durable lane are not for sessions, got {name!r}")
     return plan.lanes
 
 

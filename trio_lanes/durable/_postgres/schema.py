@@ -24,8 +24,69 @@ from .._contract.errors import StoreError, StoreVersionError
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 OLDEST_SERVER: Final = 130_000
+
+SUBMIT: Final = """
+CREATE OR REPLACE FUNCTION submit(
+    name text,
+    payload json DEFAULT 'null',
+    session text DEFAULT NULL,
+    lane text DEFAULT 'main',
+    priority integer DEFAULT 0,
+    key text DEFAULT NULL,
+    delay double precision DEFAULT 0,
+    timeout double precision DEFAULT 'Infinity',
+    retry json DEFAULT NULL,
+    cost json DEFAULT '1'
+) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF submit.name IS NULL OR submit.payload IS NULL THEN
+        RAISE EXCEPTION 'the name and the payload of a job must not be NULL';
+    END IF;
+    IF submit.priority IS NULL OR submit.priority NOT IN (-1, 0, 1) THEN
+        RAISE EXCEPTION 'priority must be -1, 0 or 1, not %', submit.priority;
+    END IF;
+    IF submit.delay IS NULL OR NOT (submit.delay >= 0 AND submit.delay < 'Infinity') THEN
+        RAISE EXCEPTION 'delay must be a finite number of seconds, at least 0, not %', submit.delay;
+    END IF;
+    IF submit.timeout IS NULL OR NOT (submit.timeout > 0 AND submit.timeout <= 'Infinity') THEN
+        RAISE EXCEPTION 'timeout must be a positive number of seconds, not %', submit.timeout;
+    END IF;
+    IF json_typeof(submit.cost) = 'number' THEN
+        submit.cost := json_build_object('requests', submit.cost);
+    END IF;
+    IF json_typeof(submit.cost) IS DISTINCT FROM 'object' OR EXISTS (
+        SELECT FROM json_each(submit.cost) WHERE value::text !~ '^[0-9]{{1,12}}$'
+    ) THEN
+        RAISE EXCEPTION
+            'cost must be a whole number from 0 up, or an object of such numbers by unit, not %',
+            submit.cost;
+    END IF;
+    IF octet_length(submit.payload::text) > {max_payload} THEN
+        RAISE EXCEPTION 'the payload has % bytes of JSON, more than {max_payload}',
+            octet_length(submit.payload::text);
+    END IF;
+    IF NOT EXISTS (
+        SELECT FROM settings WHERE kind = 'lane' AND NOT submit.lane LIKE '%*' AND (
+            settings.name = submit.lane OR (
+                settings.name LIKE '%*' AND starts_with(submit.lane, left(settings.name, -1))
+            )
+        )
+    ) THEN
+        RAISE EXCEPTION 'there is no lane %', quote_literal(submit.lane)
+            USING HINT = 'a worker that has the lane writes it into the store at its start';
+    END IF;
+    INSERT INTO submissions
+        (name, lane, session, priority, payload, key, timeout, retry, cost, due)
+    VALUES (
+        submit.name, submit.lane, submit.session, submit.priority, submit.payload::text,
+        submit.key, submit.timeout, submit.retry::text,
+        submit.cost::text, store_time() + submit.delay
+    );
+    PERFORM pg_notify({channel}, 'look');
+END $$;
+"""
 
 SCHEMA: Final = """
 CREATE TABLE meta (
@@ -105,6 +166,7 @@ CREATE TABLE marks (                -- past starts, for rate limits
     number bigint NOT NULL,
     time double precision NOT NULL,
     starts bigint NOT NULL,         -- a sum of what they have cost; see `Meter`
+    until double precision NOT NULL,  -- when the limit is as new
     PRIMARY KEY (meter, number)
 );
 CREATE TABLE answers (              -- of acts that may be asked for again
@@ -130,61 +192,6 @@ CREATE TABLE submissions (          -- committed by their submitters, and not ta
 
 CREATE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
     $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
-
-CREATE FUNCTION submit(
-    name text,
-    payload json DEFAULT 'null',
-    session text DEFAULT NULL,
-    lane text DEFAULT 'main',
-    priority integer DEFAULT 0,
-    key text DEFAULT NULL,
-    delay double precision DEFAULT 0,
-    timeout double precision DEFAULT 'Infinity',
-    retry json DEFAULT NULL,
-    cost json DEFAULT '1'
-) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
-BEGIN
-    IF submit.name IS NULL OR submit.payload IS NULL THEN
-        RAISE EXCEPTION 'the name and the payload of a job must not be NULL';
-    END IF;
-    IF submit.priority IS NULL OR submit.priority NOT IN (-1, 0, 1) THEN
-        RAISE EXCEPTION 'priority must be -1, 0 or 1, not %', submit.priority;
-    END IF;
-    IF submit.delay IS NULL OR NOT (submit.delay >= 0 AND submit.delay < 'Infinity') THEN
-        RAISE EXCEPTION 'delay must be a finite number of seconds, at least 0, not %', submit.delay;
-    END IF;
-    IF submit.timeout IS NULL OR NOT (submit.timeout > 0 AND submit.timeout <= 'Infinity') THEN
-        RAISE EXCEPTION 'timeout must be a positive number of seconds, not %', submit.timeout;
-    END IF;
-    IF json_typeof(submit.cost) = 'number' THEN
-        submit.cost := json_build_object('requests', submit.cost);
-    END IF;
-    IF json_typeof(submit.cost) IS DISTINCT FROM 'object' OR EXISTS (
-        SELECT FROM json_each(submit.cost) WHERE value::text !~ '^[0-9]{{1,12}}$'
-    ) THEN
-        RAISE EXCEPTION
-            'cost must be a whole number from 0 up, or an object of such numbers by unit, not %',
-            submit.cost;
-    END IF;
-    IF octet_length(submit.payload::text) > {max_payload} THEN
-        RAISE EXCEPTION 'the payload has % bytes of JSON, more than {max_payload}',
-            octet_length(submit.payload::text);
-    END IF;
-    IF NOT EXISTS (
-        SELECT FROM settings WHERE kind = 'lane' AND settings.name = submit.lane
-    ) THEN
-        RAISE EXCEPTION 'there is no lane %', quote_literal(submit.lane)
-            USING HINT = 'a worker that has the lane writes it into the store at its start';
-    END IF;
-    INSERT INTO submissions
-        (name, lane, session, priority, payload, key, timeout, retry, cost, due)
-    VALUES (
-        submit.name, submit.lane, submit.session, submit.priority, submit.payload::text,
-        submit.key, submit.timeout, submit.retry::text,
-        submit.cost::text, store_time() + submit.delay
-    );
-    PERFORM pg_notify({channel}, 'look');
-END $$;
 """
 
 MIGRATIONS: Final[dict[int, LiteralString]] = {
@@ -198,6 +205,20 @@ CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
 """,
     2: "ALTER TABLE jobs ADD COLUMN history text NOT NULL DEFAULT '';",
+    3: """
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS cost text;
+ALTER TABLE submissions ADD COLUMN IF NOT EXISTS cost text;
+ALTER TABLE marks ADD COLUMN until double precision NOT NULL DEFAULT 'Infinity';
+UPDATE marks SET starts = sums.n FROM (
+    SELECT meter, number, row_number() OVER (PARTITION BY meter ORDER BY number) AS n,
+        max(starts) OVER (PARTITION BY meter) AS most
+    FROM marks WHERE meter ~ ' sliding [0-9]+$'
+) AS sums WHERE marks.meter = sums.meter AND marks.number = sums.number AND sums.most = 1;
+DROP FUNCTION IF EXISTS submit(
+    text, json, text, text, integer, text, double precision, double precision, json
+);
+"""
+    + SUBMIT,
 }
 """By schema version, the script that makes the next version."""
 
@@ -286,24 +307,23 @@ def prepare(
         if not version and not _exists(connection, namespace):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(namespace)))
         connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(namespace)))
+        names = {
+            "program": sql.SQL(PROGRAM),
+            "version": sql.Literal(SCHEMA_VERSION),
+            "schema": sql.Identifier(namespace),
+            "channel": sql.Literal(channel_of(namespace)),
+            "max_payload": sql.Literal(max_payload),
+        }
         if version:
             connection.execute("SELECT FROM meta FOR UPDATE")  # no instance is in a transaction
             for older in range(version, SCHEMA_VERSION):
-                connection.execute(sql.SQL(MIGRATIONS[older]))
+                connection.execute(sql.SQL(MIGRATIONS[older]).format(**names))
             # with another `version`, instances drop what they have cached
             connection.execute(
                 "UPDATE meta SET schema_version = %s, version = version + 1", (SCHEMA_VERSION,)
             )
             return
-        connection.execute(
-            sql.SQL(SCHEMA).format(
-                program=sql.SQL(PROGRAM),
-                version=sql.Literal(SCHEMA_VERSION),
-                schema=sql.Identifier(namespace),
-                channel=sql.Literal(channel_of(namespace)),
-                max_payload=sql.Literal(max_payload),
-            )
-        )
+        connection.execute(sql.SQL(SCHEMA + SUBMIT).format(**names))
 
 
 def _exists(connection: psycopg.Connection, namespace: str) -> bool:

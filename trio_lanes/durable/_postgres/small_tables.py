@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -34,7 +34,7 @@ class SmallTables:
         self._unwritten: Final[dict[tuple[str, str], str | None]] = {}
         self._new_answers: Final[dict[str, tuple[float, Any]]] = {}
         self._answers: Final[dict[str, tuple[float, str]]] = {}
-        self._new_marks: Final[list[tuple[str, float, int]]] = []
+        self._new_marks: Final[list[tuple[str, float, int, float]]] = []
         self._kept: Final[dict[str, int]] = {}  # {meter of a new mark: how many marks it keeps}
         self._forget_small()
 
@@ -127,7 +127,10 @@ class SmallTables:
         if limit is not None:
             most, room = limit.concurrency, limit.max_waiting
             told = json.dumps(
-                [most, room, limit.paused_until, to_json(limit.rates), limit.proposed]
+                [
+                    *(most, room, limit.paused_until, to_json(limit.rates), limit.proposed),
+                    limit.pause_only,
+                ]
             )
         self._copy("lane")
         self._put("lane", name, limit, told)
@@ -149,8 +152,8 @@ class SmallTables:
     def turns(self) -> Mapping[str, str | int]:
         return dict(self._of("turn"))
 
-    def put_turn(self, key: str, value: str | int) -> None:
-        self._put("turn", key, value, json.dumps(value))
+    def put_turn(self, key: str, value: str | int | None) -> None:
+        self._put("turn", key, value, None if value is None else json.dumps(value))
 
     def pauses(self) -> Mapping[str, float]:
         """Return {session: when its pause ends}."""
@@ -224,13 +227,17 @@ class SmallTables:
             marks = self._marks[meter] = deque(self._execute(statement, (meter,)))
         return marks
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int) -> None:
+    def meters(self) -> Collection[str]:
+        self._flush_marks()
+        return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM marks")]
+
+    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
         marks = self.marks(meter)
         assert isinstance(marks, deque)
         marks.append(mark)
         while len(marks) > keep:
             marks.popleft()
-        self._new_marks.append((meter, *mark))
+        self._new_marks.append((meter, *mark, until))
         self._kept[meter] = keep
         self._small_writes += 1
 
@@ -239,14 +246,15 @@ class SmallTables:
             return
         order = Counter[str]()  # of the new marks of a meter
         rows = []
-        for meter, time, starts in self._new_marks:
+        for meter, time, starts, until in self._new_marks:
             order[meter] += 1
-            rows.append((meter, order[meter], time, starts))
+            rows.append((meter, order[meter], time, starts, until))
         self._execute(
             "INSERT INTO marks SELECT v.meter, v.n + coalesce("
-            "(SELECT max(number) FROM marks WHERE marks.meter = v.meter), 0), v.time, v.starts"
-            " FROM unnest(%s::text[], %s::bigint[], %s::float8[], %s::bigint[])"
-            " AS v(meter, n, time, starts)",
+            "(SELECT max(number) FROM marks WHERE marks.meter = v.meter), 0), v.time, v.starts,"
+            " v.until"
+            " FROM unnest(%s::text[], %s::bigint[], %s::float8[], %s::bigint[], %s::float8[])"
+            " AS v(meter, n, time, starts, until)",
             [list(column) for column in zip(*rows, strict=True)],
         )
         self._execute(
@@ -258,6 +266,16 @@ class SmallTables:
         self._new_marks.clear()
         self._kept.clear()
 
+    def forget_unused(self, now: float) -> None:
+        self._flush_marks()
+        self._marks.clear()  # read again when they are needed
+        self._small_writes += 1
+        self._execute(
+            "DELETE FROM marks WHERE meter IN"
+            " (SELECT meter FROM marks GROUP BY meter HAVING max(until) <= %s)",
+            (now,),
+        )
+
     def forget_marks(self, meter: str) -> None:
         self._flush_marks()
         self._marks.pop(meter, None)
@@ -266,8 +284,9 @@ class SmallTables:
 
 
 def _lane(name: str, told: str) -> LaneLimit:
-    most, room, paused_until, rates, proposed = json.loads(told)
-    return LaneLimit(most, room, paused_until, from_json(rates), proposed)
+    # an older version wrote no `pause_only`
+    most, room, paused_until, rates, proposed, *pause_only = json.loads(told)
+    return LaneLimit(most, room, paused_until, from_json(rates), proposed, *pause_only)
 
 
 def _instance(id: str, told: str) -> InstanceInfo:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, LiteralString, final
 
@@ -31,12 +30,13 @@ import psycopg
 
 from .._contract.protocol import STEP_BYTES
 from .._contract.records import Ended, Selection, SubmittedJob
-from .._contract.state import DEAD, ENDED, FAILED, RUNNING, WAITING
+from .._contract.state import DEAD, ENDED, FAILED, RUNNING
 from .._rules.claims import PRIORITIES, bytes_of
 from .._rules.engine_store import Hints
 from .._rules.job_record import WANTS_SLOT, JobRecord
 from .._rules.rates import ONE_REQUEST
 from .._tables.cache import NEVER, PAYLOADS, QUEUES_KEPT, Cache, place_of, ready_of
+from .._tables.counts import Counts
 from .._tables.list_front import ListFront
 from .rows import SELECTED, Rows, Values
 from .running import SETS, SPECIAL, Running
@@ -256,7 +256,7 @@ class PostgresTables(SmallTables):
     ) -> None:
         cache = self._cache
         self._read_settings(settings.fetchall())
-        cache.counts = Counter({(lane, state, name): n for lane, state, name, n in counts})
+        cache.counts = Counts(((lane, state, name), n) for lane, state, name, n in counts)
         self._running = Running(sets.fetchall(), self._rows.records(special.fetchall()))
         (parked,) = _row(due)
         cache.parked_until = NEVER if parked is None else parked
@@ -264,8 +264,8 @@ class PostgresTables(SmallTables):
             return
         lists: dict[tuple[str, int, str], list[JobRecord]] = {
             (lane, priority, name): []
-            for (lane, state, name) in cache.counts
-            if state == WAITING.value and name in self._names
+            for lane, name in cache.counts.waiting
+            if name in self._names
             for priority in PRIORITIES
         }
         for job in self._rows.records(fronts.fetchall()):
@@ -419,7 +419,10 @@ class PostgresTables(SmallTables):
         return found
 
     def has_waiting(self, lane: str, name: str) -> bool:
-        return self._counts().get((lane, WAITING.value, name), 0) > 0
+        return (lane, name) in self._counts().waiting
+
+    def waiting_lanes(self, names: Collection[str]) -> Collection[str]:
+        return {lane for lane, name in self._counts().waiting if name in names}
 
     # ---- times
 
@@ -478,7 +481,12 @@ class PostgresTables(SmallTables):
         return [job for job in special if job.cancel is not None and job.instance == instance]
 
     def slots_used(self, lane: str) -> int:
-        return len(self._runs().holding[lane])
+        return len(self._runs().holding.get(lane, ()))
+
+    def running_lanes(self) -> Collection[str]:
+        runs = self._runs()
+        wanting = (job.lane for job in runs.special.values() if job.lent == WANTS_SLOT)
+        return {*(lane for lane, ids in runs.holding.items() if ids), *wanting}
 
     def wanting(self, lane: str) -> list[JobRecord]:
         special = self._runs().special.values()
@@ -565,16 +573,12 @@ class PostgresTables(SmallTables):
     # ---- sums
 
     def waiting_for(self, lane: str) -> int:
-        return sum(
-            n
-            for (of, state, _), n in self._counts().items()
-            if of == lane and state in ("waiting", "parked")
-        )
+        return self._counts().bound.get(lane, 0)
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        return {sums: n for sums, n in self._counts().items() if n}
+        return self._counts().all()
 
-    def _counts(self) -> Counter[tuple[str, str, str]]:
+    def _counts(self) -> Counts:
         counts = self._cache.counts
         assert counts is not None  # each transaction begins with it
         return counts
@@ -594,6 +598,13 @@ class PostgresTables(SmallTables):
 
     # ---- consistency
 
+    def forget_unused(self, now: float) -> None:
+        self._flush()
+        self._small_writes += 1
+        self._counts().forget_zeros()
+        self._execute("DELETE FROM counts WHERE n = 0")
+        super().forget_unused(now)
+
     def inspect(self) -> list[str]:
         self._flush()
         problems = []
@@ -608,7 +619,7 @@ class PostgresTables(SmallTables):
         true = self._true_counts()
         if true == self._live_counts():
             return False
-        self._cache.counts = Counter(true)
+        self._cache.counts = Counts(true.items())
         self._cache.uncounted.update(true)
         self._small_writes += 1
         self._execute("DELETE FROM counts")

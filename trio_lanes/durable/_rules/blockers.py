@@ -63,7 +63,10 @@ def _of_waiting(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
 
 def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     tables, now, lane = queues.tables, queues.now, job.lane
-    limit = tables.lanes()[lane]
+    budget = Budget(tables, now)
+    limit = budget.limit(lane)
+    if limit is None:  # only in a store that `inspection.check` finds wrong
+        return
     if is_paused(limit, now):
         yield DurableBlocker("pause", lane, until=_known(limit.paused_until))
     live = [
@@ -74,7 +77,6 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     most = queues.together(job)
     if live and all(tables.beside(info.id)[0] >= most for info in live):
         yield DurableBlocker("suspect", lane)
-    budget = Budget(tables, now)
     is_next = True
     if job.ready is not None and job.shelf == ON_LIST:
         names = {name for info in live for name in info.names}

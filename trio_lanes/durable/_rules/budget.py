@@ -1,21 +1,26 @@
-"""Budgets: the free slots and the rates of all lanes, while jobs are being claimed.
+"""Budgets: the free slots and the rates of lanes, while jobs are being claimed.
 
 A job starts only if three limits allow it: the slots of its lane; the slots of the lane's group,
-less the reservations of other lanes; the rates of both. They are checked and charged together.
+less the reservations of other members; the rates of both. They are checked and charged together.
 
 A run that wants back a slot that it has lent is counted as if it held one, so it goes ahead of all
 waiting jobs. Such runs return in the order of their fences; reservations and rates do not hold
 them up.
+
+A member of a group is a lane, or a template: then all lanes of the template share the slots and
+the reservation of that member.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, final
 
 from .._contract.records import GroupLimit, LaneLimit
 from . import rates
 from .job_record import JobRecord
+from .lane_limits import label_of, limit_of
 from .tables import Tables
 
 Refusal: TypeAlias = Literal["concurrency", "group", "reservation"]
@@ -23,7 +28,7 @@ Refusal: TypeAlias = Literal["concurrency", "group", "reservation"]
 
 @final
 class Budget:
-    """The limits of all lanes, less their use, inside of one transaction.
+    """The limits of lanes, less their use, inside of one transaction.
 
     Attributes:
       due: when a rate allows the next start of a lane that only a rate has refused; or None.
@@ -32,50 +37,73 @@ class Budget:
     def __init__(self, tables: Tables, now: float) -> None:
         self._tables: Final = tables
         self._now: Final = now
-        self.lanes: Final[Mapping[str, LaneLimit]] = tables.lanes()
-        self._used: Final = {
-            name: tables.slots_used(name) + len(tables.wanting(name)) for name in self.lanes
-        }
-        self._group_of: Final[dict[str, tuple[str, GroupLimit]]] = {
-            member: (name, group)
-            for name, group in tables.groups().items()
-            for member in group.members
+        self._lanes: Final[Mapping[str, LaneLimit]] = tables.lanes()
+        self._limits: Final[dict[str, LaneLimit | None]] = {}
+        self._used: Final[dict[str, int]] = {}
+        self._groups: Final[dict[str, _Group]] = {
+            member: group
+            for group in (_Group(*item) for item in tables.groups().items())
+            for member in group.limit.members
         }
         self._meters_of: Final[dict[str, list[rates.Meter]]] = {}
         self.due: float | None = None
 
+    def limit(self, lane: str) -> LaneLimit | None:
+        """Return the limits of a lane; None: it does not exist."""
+        if lane not in self._limits:
+            self._limits[lane] = limit_of(self._lanes, lane)
+        return self._limits[lane]
+
+    def _limit(self, lane: str) -> LaneLimit:
+        limit = self.limit(lane)
+        assert limit is not None
+        return limit
+
+    def _use(self, lane: str) -> int:
+        """Return how many slots of a lane are used."""
+        used = self._used.get(lane)
+        if used is None:
+            used = self._tables.slots_used(lane) + len(self._tables.wanting(lane))
+            self._used[lane] = used
+        return used
+
+    def _group(self, lane: str) -> tuple[_Group, str] | None:
+        """Return the group of a lane, its use counted, and the member that the lane belongs to."""
+        member = label_of(self._lanes, lane) or lane
+        group = self._groups.get(member)
+        if group is None:
+            return None
+        if not group.lanes:
+            used = {*self._tables.running_lanes(), lane}
+            for other in used:
+                its_member = label_of(self._lanes, other)
+                if its_member is not None and its_member in group.limit.members:
+                    group.lanes.append(other)
+                    group.used[its_member] += self._use(other)
+        return group, member
+
     def free(self, lane: str) -> int | float:
         """Return how many more jobs of a lane may take a slot."""
-        free = self.lanes[lane].concurrency - self._used[lane]
-        if lane in self._group_of:
-            _, group = self._group_of[lane]
-            free = min(free, self._left(group) - self._kept(group, lane))
-        return max(0, free)
-
-    def _kept(self, group: GroupLimit, lane: str) -> int:
-        """Return how many free slots of a group are reserved for other lanes than ``lane``."""
-        return sum(
-            max(0, tokens - self._used[member])
-            for member, tokens in group.reserve.items()
-            if member != lane
-        )
-
-    def _left(self, group: GroupLimit) -> int | float:
-        return group.concurrency - sum(self._used[member] for member in group.members)
+        free = self._limit(lane).concurrency - self._use(lane)
+        found = self._group(lane) if self._groups else None
+        if found is not None:
+            group, member = found
+            free = min(free, group.left - group.kept(member))
+        return free if free > 0 else 0
 
     def refused_by(self, lane: str) -> list[tuple[Refusal, str]]:
         """Return which limits leave no slot to a lane: (kind, the lane or its group)."""
-        found: list[tuple[Refusal, str]] = []
-        if self._used[lane] >= self.lanes[lane].concurrency:
-            found.append(("concurrency", lane))
-        if lane in self._group_of:
-            name, group = self._group_of[lane]
-            left = self._left(group)
-            if left <= 0:
-                found.append(("group", name))
-            elif left <= self._kept(group, lane):
-                found.append(("reservation", name))
-        return found
+        refused: list[tuple[Refusal, str]] = []
+        if self._use(lane) >= self._limit(lane).concurrency:
+            refused.append(("concurrency", lane))
+        found = self._group(lane)
+        if found is not None:
+            group, member = found
+            if group.left <= 0:
+                refused.append(("group", group.name))
+            elif group.left <= group.kept(member):
+                refused.append(("reservation", group.name))
+        return refused
 
     def rates_allow(self, job: JobRecord) -> bool:
         """Whether the rates allow a start of a job now. Call it only when all else allows it."""
@@ -90,7 +118,11 @@ class Budget:
 
     def take(self, job: JobRecord) -> None:
         """Take a slot for a job, and charge the rates."""
-        self._used[job.lane] += 1
+        found = self._group(job.lane) if self._groups else None
+        self._used[job.lane] = self._use(job.lane) + 1
+        if found is not None:
+            group, member = found
+            group.used[member] += 1
         meters = self._meters(job.lane)
         if meters:
             rates.charge(self._tables, meters, rates.costs_of(job), self._now)
@@ -112,20 +144,26 @@ class Budget:
     def _meters(self, lane: str) -> list[rates.Meter]:
         meters = self._meters_of.get(lane)
         if meters is None:
-            meters = self._meters_of[lane] = rates.lane_meters(lane, self.lanes[lane])
-            if lane in self._group_of:
-                meters += rates.group_meters(*self._group_of[lane])
+            meters = [meter for _, owned in self._meters_by_owner(lane) for meter in owned]
+            self._meters_of[lane] = meters
         return meters
+
+    def _meters_by_owner(self, lane: str) -> list[tuple[str, list[rates.Meter]]]:
+        owned = [(lane, rates.lane_meters(lane, self._limit(lane)))]
+        if self._groups:
+            group = self._groups.get(label_of(self._lanes, lane) or lane)
+            if group is not None:
+                owned.append((group.name, rates.group_meters(group.name, group.limit)))
+        return owned
 
     def rates_until(self, job: JobRecord) -> list[tuple[str, float]]:
         """Return (lane or group, when its rates allow a start of a job) of rates that refuse it."""
-        lane, costs = job.lane, rates.costs_of(job)
-        owned = [(lane, rates.lane_meters(lane, self.lanes[lane]))]
-        if lane in self._group_of:
-            name, group = self._group_of[lane]
-            owned.append((name, rates.group_meters(name, group)))
-        times = [(name, rates.ready_at(self._tables, meters, costs)) for name, meters in owned]
-        return [(name, time) for name, time in times if time > self._now]
+        costs = rates.costs_of(job)
+        times = [
+            (owner, rates.ready_at(self._tables, meters, costs))
+            for owner, meters in self._meters_by_owner(job.lane)
+        ]
+        return [(owner, time) for owner, time in times if time > self._now]
 
     def may_return(self, job: JobRecord) -> bool:
         """Whether a run that wants its slot back may have it now."""
@@ -133,19 +171,43 @@ class Budget:
 
     def return_refused_by(self, job: JobRecord) -> list[tuple[Refusal, str]]:
         """Return what keeps a run from the slot that it wants back, as `refused_by` does."""
-        wanting = {name: self._tables.wanting(name) for name in self._lanes_that_share(job.lane)}
-        mine = wanting[job.lane]
-        # runs that want a slot are counted in `_used`, so they are added to the free slots again
-        lane_free = self.lanes[job.lane].concurrency - self._used[job.lane] + len(mine)
+        mine = self._tables.wanting(job.lane)
+        # runs that want a slot are counted as used, so they are added to the free slots again
+        lane_free = self._limit(job.lane).concurrency - self._use(job.lane) + len(mine)
         if sum(other.fence < job.fence for other in mine) >= lane_free:
             return [("concurrency", job.lane)]
-        if job.lane not in self._group_of:
+        found = self._group(job.lane)
+        if found is None:
             return []
-        name, group = self._group_of[job.lane]
-        all_wanting = [other for others in wanting.values() for other in others]
-        group_free = self._left(group) + len(all_wanting)
+        group, _ = found
+        all_wanting = [other for lane in group.lanes for other in self._tables.wanting(lane)]
         ahead = sum(other.fence < job.fence for other in all_wanting)
-        return [] if ahead < group_free else [("group", name)]
+        return [] if ahead < group.left + len(all_wanting) else [("group", group.name)]
 
-    def _lanes_that_share(self, lane: str) -> tuple[str, ...]:
-        return self._group_of[lane][1].members if lane in self._group_of else (lane,)
+
+@final
+class _Group:
+    """A group, and how many of its slots its members use.
+
+    Attributes:
+      lanes: its lanes whose slots are in use; empty: its use is not counted yet.
+    """
+
+    def __init__(self, name: str, limit: GroupLimit) -> None:
+        self.name: Final = name
+        self.limit: Final = limit
+        self.lanes: Final[list[str]] = []
+        self.used: Final[Counter[str]] = Counter()
+
+    @property
+    def left(self) -> int | float:
+        """How many slots no run uses."""
+        return self.limit.concurrency - self.used.total()
+
+    def kept(self, member: str) -> int:
+        """Return how many free slots are reserved for other members than ``member``."""
+        return sum(
+            max(0, tokens - self.used[other])
+            for other, tokens in self.limit.reserve.items()
+            if other != member
+        )

@@ -2,7 +2,7 @@
 
 Theory of operation:
 
-* Lanes take turns, as far as their budgets allow.
+* Lanes take turns, in the order of their names, as far as their budgets allow.
 * In a lane the highest priority is served first, but a lower priority with ready jobs is passed
   over at most nine times in a row.
 * In a priority the order is that of the ready places. There is a list for each handler's name, and
@@ -24,6 +24,7 @@ Theory of operation:
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, final
@@ -114,6 +115,15 @@ class Turns:
                 self._tables.put_turn(key, value)
 
 
+def forget_turns(tables: Tables) -> None:
+    """Forget how often priorities of lanes of templates were passed over that have no jobs."""
+    lanes = tables.lanes()
+    for key in list(tables.turns()):
+        kind, *of = key.split(" ", 2)  # "passed", the priority, the lane
+        if kind == "passed" and of[1] not in lanes and not tables.waiting_for(of[1]):
+            tables.put_turn(key, None)
+
+
 class Claims:
     """The claims of one instance."""
 
@@ -135,15 +145,16 @@ class Claims:
         budget = Budget(queues.tables, queues.now)
         turns = Turns(queues.tables)
         names = queues.opening.names
-        waiting = [
-            LaneTurn(queues, name, names, turns, budget, int(min(room, budget.free(name))))
-            for name, limit in budget.lanes.items()
-            if not is_paused(limit, queues.now) and budget.free(name)
-        ]
-        lanes = [turn.lane for turn in waiting]
-        if turns.served in lanes:
-            after = lanes.index(turns.served) + 1
-            waiting = waiting[after:] + waiting[:after]
+        lanes = sorted(queues.tables.waiting_lanes(names))
+        after = bisect_right(lanes, turns.served)  # lanes come and go, also the one served last
+        waiting = []
+        for lane in lanes[after:] + lanes[:after]:
+            limit = budget.limit(lane)
+            if limit is None or is_paused(limit, queues.now):
+                continue
+            free = int(min(room, budget.free(lane)))
+            if free:
+                waiting.append(LaneTurn(queues, lane, names, turns, budget, free))
         isolation = self._isolation
         isolation.begin(instance)
         in_turn = deque(sorted(waiting, key=lambda turn: turn.suspect is None))

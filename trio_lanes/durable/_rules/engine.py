@@ -70,9 +70,10 @@ from .._contract.records import (
 )
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, RUNNING, SUCCEEDED, WAITING
 from .budget import Budget
-from .claims import Claims, claim_of
+from .claims import Claims, claim_of, forget_turns
 from .history import forgiven
 from .job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
+from .lane_limits import configured
 from .orders import revive
 from .queues import Queues
 from .tables import LastStep, Tables
@@ -81,6 +82,8 @@ T = TypeVar("T")
 
 FORGET_AT_ONCE: Final = 500
 """How many ended jobs a step deletes at most."""
+FORGET_LANES_EVERY: Final = 60.0
+"""Seconds between two looks of an instance for lanes of templates to forget."""
 
 
 def digest(payload: str) -> str:
@@ -106,13 +109,17 @@ class Engine(Queues):
     def __init__(self, tables: Tables, opening: Opening) -> None:
         super().__init__(tables, opening)
         self._claims: Final = Claims(self)
+        self._forget_lanes_at: float | None = None
         for name, limit in opening.lanes.items():
             there = tables.lanes().get(name)
-            if there is None:
-                tables.put_lane(name, attrs.evolve(limit, proposed=not opening.worker))
-            elif there.proposed and opening.worker:
-                paused_until = there.paused_until or limit.paused_until
-                tables.put_lane(name, attrs.evolve(limit, paused_until=paused_until))
+            if there is None or there.pause_only or (there.proposed and opening.worker):
+                paused_until = limit.paused_until
+                if there is not None and there.paused_until is not None:
+                    paused_until = there.paused_until
+                proposed = not opening.worker
+                tables.put_lane(
+                    name, attrs.evolve(limit, paused_until=paused_until, proposed=proposed)
+                )
         if opening.worker:
             self._open_as_worker()
 
@@ -236,12 +243,13 @@ class Engine(Queues):
 
     def enqueue(self, batch: Sequence[SubmittedJob]) -> list[int]:
         """Accept all jobs, or none. Return their ids."""
-        lanes = self.tables.lanes()
+        budget = Budget(self.tables, self.now)
         fresh: Counter[str] = Counter()  # of this batch, by lane
         keyed: dict[str, SubmittedJob] = {}  # of this batch
         for item in batch:
-            if item.lane not in lanes:
-                raise UnknownLaneError(item.lane, lanes)
+            limit = budget.limit(item.lane)
+            if limit is None:
+                raise UnknownLaneError(item.lane, configured(self.tables.lanes()))
             if item.key is not None:
                 if item.key in keyed:
                     _compare(item, _record(keyed[item.key], self.now))
@@ -252,8 +260,8 @@ class Engine(Queues):
                     continue
                 keyed[item.key] = item
             if item.cost is not None:
-                Budget(self.tables, self.now).check_units(item.lane, item.cost)
-            most = lanes[item.lane].max_waiting
+                budget.check_units(item.lane, item.cost)
+            most = limit.max_waiting
             if most != math.inf:
                 fresh[item.lane] += 1
                 if self.tables.waiting_for(item.lane) + fresh[item.lane] > most:
@@ -316,6 +324,7 @@ class Engine(Queues):
         stale = tuple(finish.fence for finish in finished if not self._finish(finish))
         self.promote()
         self.tables.forget_due(self.now, FORGET_AT_ONCE)
+        self._forget_lanes()
         fences_after = self.tables.next_number()
         claims = self._claims.take(instance, room)
         self.tables.put_last_step(instance, LastStep(number, fences_after, stale))
@@ -324,6 +333,19 @@ class Engine(Queues):
         self.look = self._claims.unfinished
         due = self.next_due(also=self._claims.due)
         return Step(tuple(claims), stale, self._cancels(instance), due)
+
+    def _forget_lanes(self) -> None:
+        """Forget, now and then, what is kept of lanes of templates that have no jobs any more."""
+        if self._forget_lanes_at is None or self._forget_lanes_at > self.now:
+            self._forget_lanes_at = self._forget_lanes_at or self.now + FORGET_LANES_EVERY
+            return
+        self._forget_lanes_at = self.now + FORGET_LANES_EVERY
+        tables = self.tables
+        for name, limit in tables.lanes().items():
+            if limit.pause_only and (limit.paused_until or 0.0) <= self.now:
+                tables.put_lane(name, None)
+        forget_turns(tables)
+        tables.forget_unused(self.now)
 
     def _step_again(self, instance: str, number: int, last: LastStep) -> Step:
         if number < last.number:

@@ -29,6 +29,7 @@ from .._contract.records import (
 from . import inspection, orders
 from .blockers import blockers
 from .engine import Engine
+from .lane_limits import configured
 from .queues import Queues
 
 T = TypeVar("T")
@@ -277,7 +278,7 @@ class EngineStore(ABC):
     # ---- inspection
 
     async def lanes(self) -> Mapping[str, LaneLimit]:
-        return await self._read(lambda engine: engine.tables.lanes())
+        return configured(await self._read(lambda engine: engine.tables.lanes()))
 
     async def groups(self) -> Mapping[str, GroupLimit]:
         return await self._read(lambda engine: engine.tables.groups())

@@ -24,8 +24,11 @@ from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
 from .claims import bytes_of, is_paused
 from .history import attempts
 from .job_record import ON_LIST, JobRecord
+from .lane_limits import label_of, limit_of
 from .queues import Queues
 from .tables import Tables
+
+_ENDED = {state.value for state in ENDED}
 
 
 def status_of(job: JobRecord) -> DurableStatus:
@@ -93,27 +96,35 @@ def instances(tables: Tables) -> list[InstanceInfo]:
 def statistics(tables: Tables, now: float) -> DurableStatistics:
     """Return the numbers of jobs and sessions, by lane and in all."""
     handled = {name for info in tables.instances() for name in info.names}
-    sums: dict[str, Counter[str]] = {}
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    known = tables.lanes()
     for (lane, state, name), count in tables.counts().items():
-        of_lane = sums.setdefault(lane, Counter())
+        if state in _ENDED or label_of(known, lane) is None:
+            continue
+        of_lane = sums[lane]
         of_lane[state] += count
         if state in (WAITING.value, PARKED.value) and name not in handled:
             of_lane["unhandled"] += count
     sessions = tables.sessions_of_lanes()
-    lanes = {
-        name: DurableLaneStatistics(
-            waiting=sums.get(name, Counter())[WAITING.value],
-            parked=sums.get(name, Counter())[PARKED.value],
-            running=sums.get(name, Counter())[RUNNING.value],
-            dead=sums.get(name, Counter())[DEAD.value],
-            unhandled=sums.get(name, Counter())["unhandled"],
+    lanes: dict[str, DurableLaneStatistics] = {}
+    for name in sorted({*known, *sums}):
+        limit = limit_of(known, name)
+        if limit is None:  # a template
+            continue
+        if name not in sums and known[name].pause_only and not is_paused(limit, now):
+            continue  # a lane of a template whose pause is over
+        numbers = sums[name]
+        lanes[name] = DurableLaneStatistics(
+            waiting=numbers[WAITING.value],
+            parked=numbers[PARKED.value],
+            running=numbers[RUNNING.value],
+            dead=numbers[DEAD.value],
+            unhandled=numbers["unhandled"],
             sessions=sessions.get(name, 0),
             concurrency=limit.concurrency,
             max_waiting=limit.max_waiting,
             paused=is_paused(limit, now),
         )
-        for name, limit in tables.lanes().items()
-    }
     return DurableStatistics(
         waiting=sum(lane.waiting for lane in lanes.values()),
         parked=sum(lane.parked for lane in lanes.values()),
@@ -145,7 +156,7 @@ def check(queues: Queues, *, repair: bool) -> CheckReport:
                 problems.append(f"job {job.id} runs on an instance that is not in the store")
                 if is_head:
                     lost[job.instance].append(job)
-            if job.lane not in lanes:
+            if label_of(lanes, job.lane) is None:
                 problems.append(f"job {job.id} is for lane {job.lane!r}, which is not in the store")
     for what, job, on_list in wrong:
         problems.append(f"job {job.id} {what}")

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from ... import UnknownLaneError
+from ..._config.names import is_template
 from .._contract.records import GroupLimit, LaneLimit, Selection
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, RUNNING, WAITING
 from . import rates
 from .job_record import SESSION_PAUSED, JobRecord
+from .lane_limits import configured, label_of, limit_of
 from .queues import Queues
+
+PAUSE: Final = LaneLimit(0, pause_only=True)
+"""The beginning of a pause of a lane of a template."""
 
 T = TypeVar("T")
 
 
-def known_lane(queues: Queues, lane: str) -> LaneLimit:
-    """Return the limits of a lane.
+def known_lanes(queues: Queues, name: str) -> list[str]:
+    """Return the lanes that a name means: that lane, or all present lanes of that template.
 
     Raises:
-      UnknownLaneError: if the store has no such lane.
+      UnknownLaneError: if the store has no such lane or template.
     """
     lanes = queues.tables.lanes()
-    if lane not in lanes:
-        raise UnknownLaneError(lane, lanes)
-    return lanes[lane]
+    if is_template(name) and name in lanes:
+        return sorted(
+            {
+                lane
+                for lane in (*lanes, *(lane for lane, _, _ in queues.tables.counts()))
+                if label_of(lanes, lane) == name
+            }
+        )
+    if label_of(lanes, name) is None:
+        raise UnknownLaneError(name, configured(lanes))
+    return [name]
 
 
 def cancel(queues: Queues, id: int, outcome: str, *, running: bool = True) -> bool:
@@ -67,16 +81,21 @@ def clear(
     Return how many jobs were ended, and ``after`` for the next call; None: there are no more.
     """
     tables = queues.tables
-    if lane is not None:
-        known_lane(queues, lane)
+    lanes: Sequence[str | None] = [None] if lane is None else known_lanes(queues, lane)
     if after is None:
         after = tables.next_number()
-    jobs = tables.clearable(lane, session, after, limit)
+    jobs: list[JobRecord] = []
+    for one in lanes:
+        jobs += tables.clearable(one, session, after, limit - len(jobs))
+        if len(jobs) == limit:
+            break
     # from the tail: if the head ended first, each of its successors would become ready in turn
     for job in sorted(jobs, key=lambda job: -(job.place or 0)):
         queues.end(job, CANCELLED, outcome)
     if len(jobs) == limit:
-        return limit, min(job.id for job in jobs) if session is None else after
+        if len(lanes) == 1 and session is None:
+            after = min(job.id for job in jobs)
+        return limit, after
     if session is not None:
         for job in tables.select(Selection(states=_DEAD, session=session), 0, -1, queues.now):
             _open_session(queues, job)
@@ -87,7 +106,8 @@ def pause(queues: Queues, lane: str | None, session: str | None, seconds: float)
     """Pause a lane or session for some seconds, or longer if it is paused for longer already."""
     until = queues.now + seconds
     if lane is not None:
-        limit = known_lane(queues, lane)
+        known_lanes(queues, lane)
+        limit = queues.tables.lanes().get(lane, PAUSE)
         until = max(until, limit.paused_until or until)
         queues.tables.put_lane(lane, attrs.evolve(limit, paused_until=until))
     else:
@@ -101,9 +121,13 @@ def pause(queues: Queues, lane: str | None, session: str | None, seconds: float)
 
 
 def resume(queues: Queues, lane: str | None, session: str | None) -> None:
-    """End a pause."""
+    """End a pause; of a template also the pauses of its lanes."""
     if lane is not None:
-        queues.tables.put_lane(lane, attrs.evolve(known_lane(queues, lane), paused_until=None))
+        for name in {lane, *known_lanes(queues, lane)}:
+            limit = queues.tables.lanes().get(name)
+            if limit is not None:
+                resumed = None if limit.pause_only else attrs.evolve(limit, paused_until=None)
+                queues.tables.put_lane(name, resumed)
         queues.look = True
     else:
         assert session is not None
@@ -121,23 +145,34 @@ def configure(
     before, groups_before = tables.lanes(), tables.groups()
     after = dict(before)
     for name, value in lanes.items():
+        old = before.get(name)
+        if old is not None and old.pause_only:
+            # a lane of a template gets limits of its own, and keeps its pause
+            old = attrs.evolve(LaneLimit(0), paused_until=old.paused_until)
         if value is None:
-            known_lane(queues, name)
-            _check_unused(queues, name)
+            if name not in configured(before):
+                raise UnknownLaneError(name, configured(before))
             del after[name]
         elif isinstance(value, LaneLimit):
             after[name] = value
-        elif name in before:
-            after[name] = attrs.evolve(before[name], concurrency=value, proposed=False)
         else:
-            after[name] = LaneLimit(value)
+            after[name] = attrs.evolve(old or LaneLimit(value), concurrency=value, proposed=False)
+    for name, limit in before.items():
+        if limit.pause_only and label_of(after, name) is None:
+            del after[name]
     groups_after = groups_before if groups is None else groups
     rates.check_groups(after, groups_after)
+    if None in lanes.values():
+        _check_unused(queues, before, after)
     for name in {**before, **after}:
-        old, new = before.get(name), after.get(name)
-        if new != old:
-            tables.put_lane(name, new)
-            _replace(queues, rates.lane_meters, name, old, new)
+        if before.get(name) != after.get(name):
+            tables.put_lane(name, after.get(name))
+    with_marks = {rates.lane_of(key) for key in tables.meters()}
+    for lane in with_marks - {None}:
+        assert lane is not None
+        past, present = limit_of(before, lane), limit_of(after, lane)
+        if past != present:
+            _replace(queues, rates.lane_meters, lane, past, present)
     for name in {**groups_before, **groups_after}:
         was, is_now = groups_before.get(name), groups_after.get(name)
         if is_now != was:
@@ -148,17 +183,20 @@ def configure(
     queues.look = True
 
 
-def _check_unused(queues: Queues, name: str) -> None:
-    used = sum(
-        count
-        for (lane, state, _), count in queues.tables.counts().items()
-        if lane == name and state not in _FORGETTABLE
-    )
-    if used:
-        raise ValueError(
-            f"lane {name!r} cannot be removed: it has {used} jobs; clear the lane, purge its dead "
-            "jobs, and wait for the running jobs first"
-        )
+def _check_unused(
+    queues: Queues, before: Mapping[str, LaneLimit], after: Mapping[str, LaneLimit]
+) -> None:
+    """Refuse a configuration in which a lane with jobs does not exist any more."""
+    used = Counter[str]()
+    for (lane, state, _), count in queues.tables.counts().items():
+        if state not in _FORGETTABLE:
+            used[lane] += count
+    for lane in sorted(used):
+        if label_of(before, lane) is not None and label_of(after, lane) is None:
+            raise ValueError(
+                f"lane {lane!r} cannot be removed: it has {used[lane]} jobs; clear the lane, purge "
+                "its dead jobs, and wait for the running jobs first"
+            )
 
 
 def _replace(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, TypeAlias, final
+from urllib.parse import quote
 
 from ... import RateLimit
 from ..._limits.meters import NEVER_USED, bucket_shape, rounded_up
@@ -26,6 +28,7 @@ Mark: TypeAlias = tuple[float, int]
 Costs: TypeAlias = Mapping[str, int]
 """{unit: amount}"""
 REQUESTS: Final = "requests"
+_KEY: Final = re.compile(r"lane (.*) (?:gcra|sliding) \d+(?: \S+)?", re.DOTALL)
 ONE_REQUEST: Final[Costs] = MappingProxyType({REQUESTS: 1})
 
 
@@ -79,6 +82,12 @@ class Meter:
             return NEVER_USED
         time, _ = marks[bisect_left(marks, leaving, key=_sum)]
         return rounded_up(Fraction(time) + self._per)
+
+    def refilled_at(self, mark: Mark) -> float:
+        """Return when the limit is as new, if its last mark is ``mark``."""
+        if self._sliding:
+            return rounded_up(Fraction(mark[0]) + self._per)
+        return rounded_up(self._arrival(mark))
 
     def charged(self, marks: Sequence[Mark], amount: int, now: float) -> tuple[Mark, int]:
         """Return the mark of a start now, and how many marks the store keeps with it."""
@@ -136,10 +145,17 @@ def _meters(owner: str, rates: Sequence[RateLimit]) -> Iterator[Meter]:
     # numbered by kind, so that a changed limit inherits the marks of its own kind
     numbers = Counter[str]()
     for limit in rates:
-        unit = "" if limit.unit == REQUESTS else f" {limit.unit}"
+        # quoted, so that `lane_of` finds the name of the lane, whatever blanks it has
+        unit = "" if limit.unit == REQUESTS else f" {quote(limit.unit, safe='')}"
         kind = f"{limit.algorithm}{unit}"
         yield Meter(f"{owner} {limit.algorithm} {numbers[kind]}{unit}", limit)
         numbers[kind] += 1
+
+
+def lane_of(key: str) -> str | None:
+    """Return the lane of a meter with a key; None: it is of a group."""
+    found = _KEY.fullmatch(key)
+    return None if found is None else found[1]
 
 
 def costs_of(job: JobRecord) -> Costs:
@@ -153,7 +169,7 @@ def charge(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float) ->
         amount = costs.get(meter.unit)
         if amount:
             mark, keep = meter.charged(tables.marks(meter.key), amount, now)
-            tables.put_mark(meter.key, mark, keep)
+            tables.put_mark(meter.key, mark, keep, meter.refilled_at(mark))
 
 
 def ready_at(tables: Tables, meters: Iterable[Meter], costs: Costs) -> float:
@@ -175,7 +191,7 @@ def replace(tables: Tables, old: Sequence[Meter], new: Sequence[Meter], now: flo
             marks = meter.continued(tables.marks(meter.key), past, now)
             tables.forget_marks(meter.key)
             for mark in marks:
-                tables.put_mark(meter.key, mark, len(marks))
+                tables.put_mark(meter.key, mark, len(marks), meter.refilled_at(mark))
     for key in before:
         tables.forget_marks(key)
 

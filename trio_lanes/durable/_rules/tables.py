@@ -7,7 +7,7 @@ Tables decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import attrs
@@ -56,10 +56,14 @@ class Tables(Protocol):
     def has_waiting(self, lane: str, name: str) -> bool:
         """Whether a lane has waiting jobs for the handler of that name."""
 
+    def waiting_lanes(self, names: Collection[str]) -> Iterable[str]:
+        """Return the lanes that have waiting jobs for the handlers of these names."""
+
     def turns(self) -> Mapping[str, str | int]:
         """Return whose turn it is, as `Claims` keeps it."""
 
-    def put_turn(self, key: str, value: str | int) -> None: ...
+    def put_turn(self, key: str, value: str | int | None) -> None:
+        """Set whose turn it is under a key; None: forget it."""
 
     # ---- times
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
@@ -86,6 +90,9 @@ class Tables(Protocol):
     def cancelled_running(self, instance: str) -> list[JobRecord]: ...
     def slots_used(self, lane: str) -> int:
         """Return how many runs hold a slot of a lane: the size of a set, never a counter."""
+
+    def running_lanes(self) -> Iterable[str]:
+        """Return the lanes of which a run holds a slot or wants it back."""
 
     def wanting(self, lane: str) -> list[JobRecord]:
         """Return the runs of a lane that want their slots back, in order of their fences."""
@@ -142,7 +149,7 @@ class Tables(Protocol):
 
     def put_rules(self, rules: StoreRules) -> None: ...
     def lanes(self) -> Mapping[str, LaneLimit]:
-        """Return the lanes in order of their names, in which they take turns."""
+        """Return the limits of lanes and templates, and the pauses of lanes of templates."""
 
     def put_lane(self, name: str, limit: LaneLimit | None) -> None: ...
     def groups(self) -> Mapping[str, GroupLimit]: ...
@@ -150,8 +157,16 @@ class Tables(Protocol):
     def marks(self, meter: str) -> Sequence[tuple[float, int]]:
         """Return the marks of a rate limit, in the order in which they were put."""
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int) -> None:
-        """Add a mark to a rate limit, and keep only its last ``keep`` marks."""
+    def meters(self) -> Collection[str]:
+        """Return the rate limits that have marks."""
+
+    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
+        """Add a mark to a rate limit, and keep only its last ``keep`` marks.
+
+        Args:
+          until: when the limit is as new, if nothing more is charged to it. From then on the store
+            may forget its marks.
+        """
 
     def forget_marks(self, meter: str) -> None: ...
     def pause_of(self, session: str) -> float | None: ...
@@ -160,6 +175,13 @@ class Tables(Protocol):
     def lease_of(self, instance: str) -> float | None: ...
     def put_instance(self, info: InstanceInfo) -> None: ...
     def drop_instance(self, id: str) -> None: ...
+    def forget_unused(self, now: float) -> None:
+        """Forget what is kept of lanes of templates that have no jobs any more.
+
+        These are the marks of rate limits that are as new, and counts of 0. To forget them changes
+        no answer.
+        """
+
     def inspect(self) -> list[str]:
         """Return the problems that the storage itself finds in these tables."""
 

@@ -16,12 +16,13 @@ core does. It assumes that runs on other instances go on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import attrs
 
 from ... import LaneDeadlockError
+from ..._config.names import template_of
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
 from .._contract.state import DEAD, ENDED, RUNNING
@@ -50,7 +51,7 @@ class _Limit:
     """A number of slots that the runs of some lanes share; None: of all lanes."""
 
     slots: int | float
-    lanes: Sequence[str] | None
+    lanes: Collection[str] | None
 
     def covers(self, lane: str) -> bool:
         return self.lanes is None or lane in self.lanes
@@ -84,7 +85,7 @@ async def _check(wait: Wait) -> None:
     store, peers = wait.run._store, wait.run._peers
     limits: list[_Limit] = []
     if any(run._waits and not run._lenders for run in peers.running):
-        limits = await _limits(store, peers.capacity)
+        limits = await _limits(store, peers.running, peers.capacity)
     stuck = _stuck(peers.running, limits)
     if wait.run not in stuck:
         return
@@ -100,10 +101,17 @@ async def _check(wait: Wait) -> None:
         raise LaneDeadlockError(_describe(wait, stuck))
 
 
-async def _limits(store: Store, capacity: int | float) -> list[_Limit]:
-    limits = [_Limit(limit.concurrency, (name,)) for name, limit in (await store.lanes()).items()]
+async def _limits(store: Store, runs: Iterable[DurableRun], capacity: int | float) -> list[_Limit]:
+    """Return the limits of the lanes that runs have slots of, or wait for."""
+    known, groups = await store.lanes(), await store.groups()
+    lanes = {run.lane for run in runs} | {one.job.lane for run in runs for one in run._waits}
+    labels = {lane: lane if lane in known else template_of(lane, known) for lane in lanes}
+    limits = [_Limit(known[label].concurrency, (lane,)) for lane, label in labels.items() if label]
     limits += [
-        _Limit(group.concurrency, group.members) for group in (await store.groups()).values()
+        _Limit(
+            group.concurrency, {lane for lane, label in labels.items() if label in group.members}
+        )
+        for group in groups.values()
     ]
     if not store.leased:  # there is no other instance
         limits.append(_Limit(capacity, None))

@@ -21,7 +21,7 @@ import attrs
 import trio
 from outcome import Value
 
-from ... import Job, JobCancelledError, JobState, LaneConfig, Lanes, LanesClosedError
+from ... import Job, JobCancelledError, JobState, Lanes, LanesClosedError
 from .._contract.errors import PayloadError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import (
@@ -88,7 +88,6 @@ class Worker:
         self._asked: _Question | None = None  # the step that has no answer yet
         self._steps_taken = 0  # by this incarnation
         self._rejoining = False  # whether the lease is lost, and the next join has no answer yet
-        self._lanes: Final[set[str]] = set()  # lanes that the core has
         self._changed = trio.Event()  # a step is needed
         self._step_taken = trio.Event()
         self._ended = trio.Event()  # no run is left
@@ -267,10 +266,6 @@ class Worker:
             self._report(run, Released())
             return
         try:
-            if claim.lane not in self._lanes:
-                if claim.lane not in core.statistics().lanes:
-                    core.configure({claim.lane: LaneConfig(concurrency=math.inf)})
-                self._lanes.add(claim.lane)
             run._job = core.submit_nowait(
                 self._handlers[claim.name],
                 payload,

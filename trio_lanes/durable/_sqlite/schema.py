@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -118,7 +118,8 @@ CREATE TABLE lanes (
     max_waiting NOT NULL,
     paused_until REAL,
     rates TEXT NOT NULL,
-    proposed INTEGER NOT NULL DEFAULT 0  -- 1: a worker that has this lane replaces the limits
+    proposed INTEGER NOT NULL DEFAULT 0,  -- 1: a worker that has this lane replaces the limits
+    pause_only INTEGER NOT NULL DEFAULT 0  -- 1: the limits are those of a template
 ) WITHOUT ROWID;
 CREATE TABLE groups (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE marks (            -- past starts, for rate limits
@@ -126,6 +127,7 @@ CREATE TABLE marks (            -- past starts, for rate limits
     number INTEGER NOT NULL,
     time REAL NOT NULL,
     starts INTEGER NOT NULL,    -- a sum of what they have cost; see `Meter`
+    until REAL NOT NULL DEFAULT 9e999,  -- when the limit is as new
     PRIMARY KEY (meter, number)
 ) WITHOUT ROWID;
 CREATE TABLE pauses (session TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
@@ -178,6 +180,10 @@ CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
 """,
     5: "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '';\n",
+    6: """
+ALTER TABLE lanes ADD COLUMN pause_only INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE marks ADD COLUMN until REAL NOT NULL DEFAULT 9e999;
+""",
 }
 """By schema version, the script that makes the next version."""
 

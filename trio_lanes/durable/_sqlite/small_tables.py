@@ -9,7 +9,7 @@ import json
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
@@ -67,11 +67,12 @@ class SmallTables:
     def lanes(self) -> Mapping[str, LaneLimit]:
         if self._lanes is None:
             rows = self._execute(
-                "SELECT name, concurrency, max_waiting, paused_until, rates, proposed FROM lanes"
+                "SELECT name, concurrency, max_waiting, paused_until, rates, proposed, pause_only"
+                " FROM lanes"
             )
             self._lanes = {
-                name: LaneLimit(most, room, paused_until, from_json(rates), bool(proposed))
-                for name, most, room, paused_until, rates, proposed in rows
+                name: LaneLimit(most, room, until, from_json(rates), bool(proposed), bool(only))
+                for name, most, room, until, rates, proposed, only in rows
             }
         return self._lanes
 
@@ -82,8 +83,12 @@ class SmallTables:
             return
         most, room = map(_counted, (limit.concurrency, limit.max_waiting))
         self._write(
-            "REPLACE INTO lanes VALUES (?, ?, ?, ?, ?, ?)",
-            (name, most, room, limit.paused_until, to_json(limit.rates), limit.proposed),
+            "REPLACE INTO lanes (name, concurrency, max_waiting, paused_until, rates, proposed,"
+            " pause_only) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(name, most, room, limit.paused_until, to_json(limit.rates), limit.proposed),
+                limit.pause_only,
+            ),
         )
 
     def turns(self) -> Mapping[str, str | int]:
@@ -91,9 +96,14 @@ class SmallTables:
             self._turns = dict(self._execute("SELECT name, value FROM turns"))
         return self._turns
 
-    def put_turn(self, key: str, value: str | int) -> None:
-        self._write("REPLACE INTO turns VALUES (?, ?)", (key, value))
-        self._turns = {**self.turns(), key: value}
+    def put_turn(self, key: str, value: str | int | None) -> None:
+        self._turns = {**self.turns()}
+        if value is None:
+            self._write("DELETE FROM turns WHERE name = ?", (key,))
+            del self._turns[key]
+        else:
+            self._write("REPLACE INTO turns VALUES (?, ?)", (key, value))
+            self._turns[key] = value
 
     def groups(self) -> Mapping[str, GroupLimit]:
         if self._groups is None:
@@ -115,16 +125,19 @@ class SmallTables:
             marks = self._marks[meter] = deque(self._execute(statement, (meter,)))
         return marks
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int) -> None:
+    def meters(self) -> Collection[str]:
+        return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM marks")]
+
+    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
         marks = self.marks(meter)
         assert isinstance(marks, deque)
         marks.append(mark)
         while len(marks) > keep:
             marks.popleft()
         self._write(
-            "INSERT INTO marks SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3"
-            " FROM marks WHERE meter = ?1",
-            (meter, *mark),
+            "INSERT INTO marks (meter, number, time, starts, until)"
+            " SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4 FROM marks WHERE meter = ?1",
+            (meter, *mark, until),
         )
         self._write(
             "DELETE FROM marks WHERE meter = ?1 AND number <="
@@ -135,6 +148,14 @@ class SmallTables:
     def forget_marks(self, meter: str) -> None:
         self._marks.pop(meter, None)
         self._write("DELETE FROM marks WHERE meter = ?", (meter,))
+
+    def forget_unused(self, now: float) -> None:
+        self._marks.clear()  # read again when they are needed
+        self._write(
+            "DELETE FROM marks WHERE meter IN"
+            " (SELECT meter FROM marks GROUP BY meter HAVING max(until) <= ?)",
+            (now,),
+        )
 
     def pauses(self) -> dict[str, float]:
         """Return {session: when its pause ends}."""

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, final
 
 from .._contract.errors import StoreLockedError
 from .._contract.records import Selection
-from .._contract.state import DEAD, ENDED, FAILED, PARKED, WAITING, DurableState
+from .._contract.state import DEAD, ENDED, FAILED, PARKED, DurableState
 from .._rules.answers import Answers
 from .._rules.job_record import LENT_SLOT, JobRecord
 from .._rules.tables import LastStep
@@ -45,6 +44,7 @@ from .._tables.cache import (
     place_of,
     ready_of,
 )
+from .._tables.counts import Counts
 from .._tables.list_front import ListFront
 from .machine_time import Moment
 from .rows import Rows
@@ -283,7 +283,10 @@ class SqliteTables(SmallTables):
         return found
 
     def has_waiting(self, lane: str, name: str) -> bool:
-        return self._counts().get((lane, WAITING._value_, name), 0) > 0
+        return (lane, name) in self._counts().waiting
+
+    def waiting_lanes(self, names: Collection[str]) -> Iterable[str]:
+        return {lane for lane, name in self._counts().waiting if name in names}
 
     # ---- answers that may be asked for again
 
@@ -375,7 +378,11 @@ class SqliteTables(SmallTables):
         return [job for job in self._runs().cancelled.values() if job.instance == instance]
 
     def slots_used(self, lane: str) -> int:
-        return len(self._runs().holding[lane])
+        return len(self._runs().holding.get(lane, ()))
+
+    def running_lanes(self) -> Iterable[str]:
+        runs = self._runs()
+        return {*runs.holding, *(job.lane for job in runs.wanting.values())}
 
     def wanting(self, lane: str) -> list[JobRecord]:
         wanting = [job for job in self._runs().wanting.values() if job.lane == lane]
@@ -466,21 +473,17 @@ class SqliteTables(SmallTables):
     # ---- sums
 
     def waiting_for(self, lane: str) -> int:
-        return sum(
-            n
-            for (of, state, _), n in self._counts().items()
-            if of == lane and state in ("waiting", "parked")
-        )
+        return self._counts().bound.get(lane, 0)
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        return {sums: n for sums, n in self._counts().items() if n}
+        return self._counts().all()
 
-    def _counts(self) -> Counter[tuple[str, str, str]]:
+    def _counts(self) -> Counts:
         counts = self._cache.counts
         if counts is None:
             self._flush()
-            rows = self._execute("SELECT lane, state, name, n FROM counts")
-            counts = Counter({(lane, state, name): n for lane, state, name, n in rows})
+            rows = self._execute("SELECT lane, state, name, n FROM counts WHERE n != 0")
+            counts = Counts(((lane, state, name), n) for lane, state, name, n in rows)
             self._cache.counts = counts
         return counts
 
@@ -499,6 +502,12 @@ class SqliteTables(SmallTables):
         )
 
     # ---- consistency
+
+    def forget_unused(self, now: float) -> None:
+        self._flush()
+        self._counts().forget_zeros()
+        self._execute("DELETE FROM counts WHERE n = 0")
+        super().forget_unused(now)
 
     def inspect(self) -> list[str]:
         self._flush()

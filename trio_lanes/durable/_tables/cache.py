@@ -18,6 +18,7 @@ from typing import Final, final
 
 from .._contract.state import DEAD, ENDED, PARKED, RUNNING, WAITING, DurableState
 from .._rules.job_record import HOLDS_SLOT, ON_LIST, WANTS_SLOT, JobRecord
+from .counts import Counts
 from .list_front import ListFront
 
 QUEUE_FRONT: Final = 16
@@ -58,16 +59,23 @@ class Runs:
         if job.lent == HOLDS_SLOT:
             self.holding[job.lane].add(job.id)
         else:
-            self.holding[job.lane].discard(job.id)
+            self._free(job)
         _keep(self.wanting, job, job.lent == WANTS_SLOT)
         _keep(self.cancelled, job, job.cancel is not None)
 
     def drop(self, job: JobRecord) -> None:
         """Remove a job that runs no longer."""
         self.all.pop(job.id, None)
-        self.holding[job.lane].discard(job.id)
+        self._free(job)
         self.wanting.pop(job.id, None)
         self.cancelled.pop(job.id, None)
+
+    def _free(self, job: JobRecord) -> None:
+        holding = self.holding.get(job.lane)
+        if holding is not None:
+            holding.discard(job.id)
+            if not holding:
+                del self.holding[job.lane]
 
 
 def _keep(jobs: dict[int, JobRecord], job: JobRecord, whether: bool) -> None:
@@ -84,8 +92,8 @@ class Cache:
     Attributes:
       queues: by session, the front of its queue.
       lists: by lane, priority and handler's name, the front of the ready list.
-      counts: {(lane, state, name): how many jobs}
-      uncounted: the differences of these counts from those in the table.
+      counts: how many jobs there are, by lane, state and handler's name.
+      uncounted: {the same: the difference of this number from that in the table}
       parked_until: the first time at which a parked job is due, or an earlier one.
       kept_until: the first time at which an ended job is forgotten, or an earlier one.
     """
@@ -94,7 +102,7 @@ class Cache:
         self.queues: Final[dict[str, ListFront]] = {}
         self.lists: Final[dict[tuple[str, int, str], ListFront]] = {}
         self.runs: Runs | None = None
-        self.counts: Counter[tuple[str, str, str]] | None = None
+        self.counts: Counts | None = None
         self.uncounted: Final[Counter[tuple[str, str, str]]] = Counter()
         self.parked_until: float | None = None
         self.kept_until: float | None = None
@@ -126,7 +134,7 @@ class Cache:
             key = job.lane, state._value_, job.name
             self.uncounted[key] += by
             if self.counts is not None:
-                self.counts[key] += by
+                self.counts.add(key, by)
 
     def _changed_due(self, job: JobRecord) -> None:
         """Record that a job may be due at another time."""

@@ -23,6 +23,7 @@ from ._life import shrink as shrink
 from ._life import simulate as simulate
 from ._limits import LimitStories
 from ._take import TakeStories
+from ._templates import TemplateStories
 from ._twins import compare_stores as compare_stores
 from ._work import WorkStories
 
@@ -54,6 +55,7 @@ def durable_store_suite(
         WorkStories,
         ControlStories,
         LimitStories,
+        TemplateStories,
         BlockerStories,
         TakeStories,
         CrashStories,

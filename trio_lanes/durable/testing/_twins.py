@@ -58,6 +58,7 @@ LEASE: Final = 1e6
 LANES: Final = {
     "main": LaneLimit(3, 12),
     "cron": LaneLimit(1),
+    "tenant:*": LaneLimit(2, 5, rates=(RateLimit(4, per=7.0, unit="tokens"),)),
     "rated": LaneLimit(
         9,
         rates=(
@@ -67,6 +68,7 @@ LANES: Final = {
         ),
     ),
 }
+RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
@@ -174,7 +176,7 @@ class _Life:
             opening = Opening(
                 names=frozenset({"echo", "other"}),
                 lanes=LANES,
-                groups={"g": GroupLimit(("main", "cron"), 3)},
+                groups={"g": GroupLimit(("main", "cron", "tenant:*"), 4, {"cron": 1})},
                 max_crashes=2,
                 hold=self.hold,
                 result_ttl=60.0,
@@ -237,9 +239,9 @@ class _Life:
 
     def _submission(self) -> SubmittedJob:
         chance = self.chance
-        lane = chance.choice(("main", "main", "cron", "rated"))
+        lane = chance.choice(("main", "main", "cron", "rated", "tenant:a", "tenant:b"))
         costs: tuple[Mapping[str, int] | None, ...] = (None, {"requests": 2})
-        if lane == "rated":
+        if lane in ("rated", "tenant:a", "tenant:b"):
             costs = (*costs, {"requests": 0, "tokens": 3})
         return SubmittedJob(
             name=chance.choice(("echo", "echo", "other", "nobody's")),
@@ -356,7 +358,10 @@ class _Life:
 
     def _name(self) -> tuple[str | None, str | None]:
         return self.chance.choice(
-            [("main", None), ("cron", None), (None, "a"), (None, "b"), (None, "c")]
+            [
+                *(("main", None), ("cron", None), ("tenant:a", None), ("tenant:*", None)),
+                *((None, "a"), (None, "b"), (None, "c")),
+            ]
         )
 
     def _place(self) -> int | None:
@@ -382,8 +387,8 @@ class _Life:
         await self._order("resume", lambda store, t: store.resume(lane, session, t))
 
     async def do_configure(self) -> None:
-        limit = self.chance.randrange(1, 5)
-        lane = self.chance.choice(("main", "cron"))
+        limit = self.chance.choice((1, 2, 3, 4, 4, None, RATED))
+        lane = self.chance.choice(("main", "cron", "tenant:*", "tenant:a", "tenant:*"))
         await self._order("configure", lambda store, t: store.configure({lane: limit}, None, {}, t))
 
     async def do_requeue(self) -> None:
