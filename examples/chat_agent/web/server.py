@@ -26,11 +26,12 @@ import trio
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from trio_lanes import Lanes
 from trio_lanes.agents import Overflow
+from trio_lanes.monitor import monitor
 
 from ..agent import Agent
 from ..approvals import Approvals
@@ -89,10 +90,25 @@ class Page:
         self._model_name: Final = model_name
         self._html: Final = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
         self._viewers: Final[set[Viewer]] = set()
+        self._monitor: Starlette | None = None
+
+    def show_lanes(self, lanes: Lanes) -> None:
+        """Show ``lanes`` on a page of the library, at ``/lanes/``."""
+        self._monitor = monitor(
+            lanes,
+            authorize=lambda connection: "operate" if is_ours(connection) else None,
+            title="chat agent",
+        )
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
-        return Starlette(routes=[Route("/", self._page), WebSocketRoute("/socket", self._socket)])
+        routes: list[BaseRoute] = [
+            Route("/", self._page),
+            WebSocketRoute("/socket", self._socket),
+        ]
+        if self._monitor is not None:
+            routes.append(Mount("/lanes", self._monitor))
+        return Starlette(routes=routes)
 
     async def _page(self, request: Request) -> Response:
         if not is_ours(request):
@@ -339,6 +355,7 @@ async def run_web(
         )
         board.attach(lanes, sessions, approvals)
         new_chat = partial(Chat, lanes, sessions, approvals, session="me", refusal=refusal)
+        page.show_lanes(lanes)
         url = await beside.start(serve, page, listener)
         say(f"the page is at {url} (model: {model.name}); Ctrl-C ends")
         try:

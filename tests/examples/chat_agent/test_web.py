@@ -416,6 +416,11 @@ async def test_a_crowd_and_people_on_a_page_share_the_lanes_and_the_crowd_is_che
             "! user-07 is a simulated user, who speaks alone: open the chat to read along"
         )
         await facts_until(socket, lambda f: f["what"] == "item" and f["session"] == "user-07")
+        monitor = (await get(f"{url}lanes/")).text
+        assert "chat agent – monitor" in monitor
+        assert 'name="lanes-role" content="operate"' in monitor
+        assert (await get(f"{url}lanes/session/user-07")).json()["key"] == "user-07"
+        assert (await get(f"{url}lanes/", host="example.org")).status_code == 403
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         text = ""
