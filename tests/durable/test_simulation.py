@@ -29,7 +29,7 @@ from trio_lanes.testing import (
 )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), 3_006_024])
 def test_nothing_is_wrong_in_a_life(seed: int) -> None:
     assert simulate(Life(seed)) == []
 

@@ -92,11 +92,11 @@ class _Story:
     def begin(self) -> int:
         run = current_job()
         assert run is not None
-        for fence, body in self._trusted():
+        for fence, body in self._trusted().items():
             if body.id == run.id or (body.session is not None and body.session == run.session):
                 self.say(f"job {run.id} (fence {run.fence}) overlaps job {body.id} (fence {fence})")
         self._occupy(run)
-        if run.session is not None:
+        if run.session is not None and run.fence in self._trusted():
             if run.fence <= self.fences[run.session]:
                 self.say(f"the fence {run.fence} of job {run.id} does not rise")
             self.fences[run.session] = run.fence
@@ -106,15 +106,19 @@ class _Story:
             self.begun[run.session] = max(self.begun[run.session], place)
         return run.fence
 
-    def _trusted(self) -> list[tuple[int, _Body]]:
-        """Return the bodies that no jump of the store's clock excuses."""
+    def _trusted(self) -> dict[int, _Body]:
+        """Return the bodies that no jump of the store's clock excuses, by fence.
+
+        After a jump an instance may begin a job, under a lease that it does not know to be over,
+        whose next run has begun elsewhere: the answer with its claim was late.
+        """
         assert self.cluster is not None
         since = self.cluster.trusted_from
-        return [(fence, body) for fence, body in self.running.items() if body.since >= since]
+        return {fence: body for fence, body in self.running.items() if body.since >= since}
 
     def _occupy(self, run: DurableRun) -> None:
         self.running[run.fence] = _Body(run.id, run.session, run.lane, trio.current_time())
-        used = sum(body.lane == run.lane for _, body in self._trusted())
+        used = sum(body.lane == run.lane for body in self._trusted().values())
         if used > LANES[run.lane]:
             self.say(f"lane {run.lane!r} runs {used} bodies")
 
