@@ -1,17 +1,51 @@
-"""Durable lanes, over SQLite: accepted, run and told, each job by three transactions at most."""
+"""Durable lanes: accepted, run and told, each job by three transactions at most.
+
+Over SQLite and PostgreSQL in one process; and shared by two worker processes, each of which submits
+every second line of jobs and runs jobs of both.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import trio
 
 from benchmarks.trio_peers import LOOP as LOOP
 from benchmarks.workloads import Cycles, Drive
-from trio_lanes.durable import SqliteStore, open_durable_lanes
+from trio_lanes.durable import DurableLanes, PostgresStore, SqliteStore, Store, open_durable_lanes
+from trio_lanes.durable._sqlite.guest import host
+from trio_lanes.durable._wire.client import ServedStoreClient
+from trio_lanes.durable._wire.sockets import connect_unix, serve_unix
+
+DSN = "BENCHMARK_POSTGRES"
+"""The variable of the environment that has the connection string of the server."""
+LEASE = 3600.0
+"""No lease ends here, however busy the machine is."""
+
+
+async def submit_lines(
+    lanes: DurableLanes, lines: range, step: int, n: int
+) -> list[tuple[int, object]]:
+    """Submit a job of each line, wait for its result, and submit the next."""
+    results: list[tuple[int, object]] = []
+
+    async def submit(first: int) -> None:
+        for i in range(first, n, step):
+            accepted = await lanes.submit("job", i, session=str(first))
+            results.append((i, await accepted.wait()))
+
+    async with trio.open_nursery() as nursery:
+        for first in lines:
+            nursery.start_soon(submit, first)
+    return results
 
 
 class DurableCycles:
@@ -19,8 +53,8 @@ class DurableCycles:
 
     keeps = frozenset({"order"})
 
-    def __init__(self, synchronous: Literal["FULL", "NORMAL"]) -> None:
-        self._synchronous: Literal["FULL", "NORMAL"] = synchronous
+    def __init__(self, make: Callable[[Path], Store]) -> None:
+        self._make = make
 
     @asynccontextmanager
     async def open(self, folder: Path, log: list[int], in_flight: int) -> AsyncIterator[Drive]:
@@ -28,26 +62,112 @@ class DurableCycles:
             log.append(i)
             return i
 
-        store = SqliteStore(folder / "jobs.db", synchronous=self._synchronous)
-        async with open_durable_lanes(store, {"job": job}, {"main": in_flight}) as lanes:
+        limits, store = {"main": in_flight}, self._make(folder)
+        async with open_durable_lanes(store, {"job": job}, limits, lease_ttl=LEASE) as lanes:
+
+            async def drive(n: int) -> list[object]:
+                told = await submit_lines(lanes, range(in_flight), in_flight, n)
+                return [result for _, result in sorted(told)]
+
+            yield drive
+
+
+def sqlite(synchronous: Literal["FULL", "NORMAL"]) -> Callable[[Path], Store]:
+    return lambda folder: SqliteStore(folder / "jobs.db", synchronous=synchronous)
+
+
+class TwoProcesses:
+    """The same by two processes: over a file that this process owns and serves, or a server."""
+
+    keeps = frozenset({"order"})
+
+    def __init__(self, kind: Literal["served", "postgres"]) -> None:
+        self._kind = kind
+
+    @asynccontextmanager
+    async def open(self, folder: Path, log: list[int], in_flight: int) -> AsyncIterator[Drive]:
+        async with AsyncExitStack() as stack:
+            address = os.environ.get(DSN, "")
+            if self._kind == "served":
+                address = str(folder.relative_to(Path.cwd()) / "store")  # at most 107 bytes
+                owner = await stack.enter_async_context(host(SqliteStore(folder / "jobs.db")))
+                nursery = await stack.enter_async_context(trio.open_nursery())
+                await nursery.start(serve_unix, address, owner.guest)
+                stack.callback(nursery.cancel_scope.cancel)
+            command = [sys.executable, "-m", "benchmarks.durable_side", self._kind, address]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            children = []
+            for which in "01":
+                child = subprocess.Popen(  # noqa: ASYNC220 - it is not measured
+                    [*command, str(in_flight), which], text=True, **pipes
+                )
+                stack.push_async_callback(_end, child)
+                children.append(child)
 
             async def drive(n: int) -> list[object]:
                 results: list[object] = [None] * n
+                runs: list[tuple[float, int]] = []
 
-                async def submit(first: int) -> None:
-                    for i in range(first, n, in_flight):
-                        accepted = await lanes.submit("job", i, session=str(first))
-                        results[i] = await accepted.wait()
+                async def ask(child: subprocess.Popen[str]) -> None:
+                    for i, result in await trio.to_thread.run_sync(_ask, child, n):
+                        results[i] = result
 
-                async with trio.open_nursery() as nursery:
-                    for first in range(in_flight):
-                        nursery.start_soon(submit, first)
+                async with trio.open_nursery() as asking:
+                    for child in children:
+                        asking.start_soon(ask, child)
+                for child in children:  # a job may have run where it was not submitted
+                    runs += await trio.to_thread.run_sync(_ask, child, -1)
+                log.extend(i for _, i in sorted(runs))
                 return results
 
             yield drive
 
 
+async def _end(child: subprocess.Popen[str]) -> None:
+    await trio.to_thread.run_sync(lambda: child.communicate())
+
+
+def _ask(child: subprocess.Popen[str], n: int) -> Any:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(f"{n}\n")
+    child.stdin.flush()
+    return json.loads(child.stdout.readline())
+
+
+async def one_of_two(kind: str, address: str, in_flight: int, which: int) -> None:
+    """Work as one of two processes, until the end of standard input."""
+    runs: list[tuple[float, int]] = []
+
+    async def job(i: int) -> int:
+        runs.append((time.monotonic(), i))
+        return i
+
+    store: Store
+    if kind == "served":
+        store = ServedStoreClient(lambda: connect_unix(address), name="the served file")
+    else:
+        store = PostgresStore(address)
+    limits = {"main": in_flight}
+    async with open_durable_lanes(store, {"job": job}, limits, lease_ttl=LEASE) as lanes:
+        while line := await trio.to_thread.run_sync(sys.stdin.readline):
+            if int(line) < 0:
+                print(json.dumps(runs), flush=True)
+                runs.clear()
+            else:
+                lines = range(which, in_flight, 2)
+                print(
+                    json.dumps(await submit_lines(lanes, lines, in_flight, int(line))), flush=True
+                )
+
+
 CYCLES: dict[str, Callable[[], Cycles]] = {
-    "full": lambda: DurableCycles("FULL"),
-    "normal": lambda: DurableCycles("NORMAL"),
+    "full": lambda: DurableCycles(sqlite("FULL")),
+    "normal": lambda: DurableCycles(sqlite("NORMAL")),
+    "served": lambda: TwoProcesses("served"),
+    "postgres": lambda: DurableCycles(lambda folder: PostgresStore(os.environ[DSN])),
+    "postgres-2": lambda: TwoProcesses("postgres"),
 }
+
+if __name__ == "__main__":
+    trio.run(one_of_two, sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

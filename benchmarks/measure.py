@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks import node_peers, valkey
+from benchmarks import node_peers, postgres, valkey
 from benchmarks.checks import WrongResult
 from benchmarks.rows import GROWTH, NAMES, QUICK_SIZES, ROWS, Growth, Row
 from benchmarks.sample import Missing, Run, Sample, sample_from_json
@@ -175,6 +176,9 @@ def take(run: Run) -> Sample | Missing:
     on_node = run.contender.startswith("node.")
     if not on_node:
         missing = _missing_package(run)
+        if missing is None and _on_postgres(run):
+            found = postgres.programs()
+            missing = found if isinstance(found, Missing) else None
     elif run.workload not in IN_FLIGHT:
         missing = node_peers.prepare()
     elif isinstance(server := valkey.binary(), Missing):
@@ -189,7 +193,7 @@ def take(run: Run) -> Sample | Missing:
         else [sys.executable, "-m", "benchmarks.worker", run.contender, run.workload, str(run.n)]
     )
     try:
-        done = _run(command, served=on_node and run.workload in IN_FLIGHT)
+        done = _run(run, command)
     except subprocess.TimeoutExpired:
         return Missing(f"did not end in {PATIENCE:.0f} s")
     if done.returncode != 0:
@@ -202,16 +206,32 @@ def take(run: Run) -> Sample | Missing:
         return Missing(f"failed: {error!r}")
 
 
-def _run(command: list[str], *, served: bool) -> subprocess.CompletedProcess[str]:
-    """Run it to its end; with a server's socket as last argument, if it is to be served."""
+def _on_postgres(run: Run) -> bool:
+    return "postgres" in run.contender
+
+
+def _run(run: Run, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; with a server's socket as last argument, or a server in its environment.
+
+    Only the contenders that need a server have it.
+    """
+    environment = dict(os.environ)
     with ExitStack() as stack:
-        if served:
-            program = valkey.binary()
-            assert isinstance(program, str)
+        if _on_postgres(run) or (run.contender.startswith("node.") and run.workload in IN_FLIGHT):
             OUT.mkdir(exist_ok=True)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=OUT))
-            command = [*command, stack.enter_context(valkey.serving(program, Path(folder)))]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=OUT)))
+            if _on_postgres(run):
+                programs = postgres.programs()
+                assert isinstance(programs, Path)
+                dsn = stack.enter_context(postgres.serving(programs, folder))
+                environment["BENCHMARK_POSTGRES"] = dsn
+            else:
+                program = valkey.binary()
+                assert isinstance(program, str)
+                command = [*command, stack.enter_context(valkey.serving(program, folder))]
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env=environment
+        )
 
 
 def _missing_package(run: Run) -> Missing | None:
@@ -221,6 +241,7 @@ def _missing_package(run: Run) -> Missing | None:
         "asyncio": "aiojobs",
         "durable": "trio_lanes",
         "huey": "huey",
+        "procrastinate": "procrastinate",
     }
     needed = package[run.contender.partition(".")[0]]
     if importlib.util.find_spec(needed) is None:

@@ -30,6 +30,10 @@ NAMES = {
     "node.fastq": "fastq",
     "durable.full": "durable lanes, SQLite, synchronous FULL",
     "durable.normal": "durable lanes, SQLite, synchronous NORMAL",
+    "durable.served": "durable lanes, SQLite, synchronous FULL, served to two processes",
+    "durable.postgres": "durable lanes, PostgreSQL",
+    "durable.postgres-2": "durable lanes, PostgreSQL, two processes",
+    "procrastinate.postgres": "procrastinate, PostgreSQL",
     "huey.full": "huey, SQLite, fsync",
     "huey.off": "huey, SQLite, without fsync",
     "node.bullmq": "BullMQ, Valkey, appendfsync everysec",
@@ -249,11 +253,22 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 
-DURABLE = ("durable.full", "durable.normal", "huey.full", "huey.off", "node.bullmq")
+DURABLE = (
+    "durable.full",
+    "durable.normal",
+    "durable.served",
+    "durable.postgres",
+    "durable.postgres-2",
+    "huey.full",
+    "huey.off",
+    "procrastinate.postgres",
+    "node.bullmq",
+)
 DURABLE_NOTE = (
-    "Of these only durable lanes keep an order. FULL and fsync survive the loss of power; NORMAL "
-    "and everysec may lose the last moments; without fsync the file itself may be lost. huey takes "
-    "a job out of its table before it runs it, so a crash loses what runs."
+    "Of these only durable lanes keep an order. FULL, fsync and PostgreSQL survive the loss of "
+    "power; NORMAL and everysec may lose the last moments; without fsync the file itself may be "
+    "lost. huey takes a job out of its table before it runs it, so a crash loses what runs. "
+    "procrastinate tells its waiters before the end of the task is in the database."
 )
 
 ROWS += tuple(

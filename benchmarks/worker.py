@@ -24,6 +24,7 @@ SIDES = {
     "asyncio": "asyncio_peers",
     "durable": "durable_side",
     "huey": "huey_side",
+    "procrastinate": "procrastinate_side",
 }
 
 
