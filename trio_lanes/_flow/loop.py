@@ -75,7 +75,7 @@ from .._actors.state import (
 )
 from .._actors.wait import RoomRequest, Wait, Waiter
 from .._config.errors import JobCancelledError, LaneDeadlockError, QueueTimeoutError
-from .._limits.meters import exact
+from .._config.exact import exact
 from .._limits.rate import costs_of
 from .._observe.hooks import Hook, Hooks
 from .._observe.overdue import Overdue

@@ -12,35 +12,17 @@ back at most the amount that this charge still occupies.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import deque
 from fractions import Fraction
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 import attrs
 
-Exact: TypeAlias = int | Fraction
+from .._config.exact import NEVER_USED, Exact, bucket_shape, exact, rounded_up
 
-NEVER_USED: Final = -math.inf  # the time since which an unused meter has been as new
 _NOTHING: Final = Fraction(0)
 _DIPS: Final = 64  # that a bucket remembers
-
-
-def exact(amount: float | Fraction) -> Exact:
-    """Return the number that was written as ``amount``."""
-    if isinstance(amount, (int, Fraction)):
-        return amount
-    return int(amount) if amount.is_integer() else Fraction(repr(float(amount)))
-
-
-def rounded_up(time: Fraction) -> float:
-    """Return the first time of a clock that is not before ``time``."""
-    try:
-        rounded = float(time)
-    except OverflowError:
-        return math.inf
-    return rounded if rounded >= time else math.nextafter(rounded, math.inf)
 
 
 @final
@@ -127,15 +109,6 @@ class _Entry:
     time: float
     leaves: float
     amount: Exact
-
-
-def bucket_shape(limit: float, per: float, burst: float | None) -> tuple[Fraction, Fraction]:
-    """Return the burst of a `Bucket`, and the amount that leaks from it in a second."""
-    most = Fraction(exact(limit))
-    size = min(max(most / 10, Fraction(1)), most) if burst is None else Fraction(exact(burst))
-    # Whole amounts reach only the whole number below a limit with a fraction; and a burst under 1
-    # must not make the rate higher than the limit.
-    return size, min(most, math.floor(most) + 1 - size) / Fraction(per)
 
 
 @final

@@ -15,7 +15,8 @@ from typing import Any, Final, Literal, TypeAlias, final
 import attrs
 
 from .._config import check as _check
-from .meters import NEVER_USED, Bucket, Exact, SlidingWindow
+from .._config.exact import NEVER_USED, Exact
+from .meters import Bucket, SlidingWindow
 
 REQUESTS: Final = "requests"
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, final
 
 from ... import LaneConfig, LaneGroup, Lanes, resolve_global_lane
-from ..._actors.options import lane_config
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, session_key
 from .._contract.errors import ResultGoneError, UnknownHandlerError
@@ -251,13 +250,13 @@ class DurableLanes(Endable):
         """
         limits: dict[str, LaneLimit | int | float | None] = {}
         present = {name: value for name, value in lanes.items() if value is not None}
-        lane_configs(present)  # raises for a bad configuration
+        configs = lane_configs(present)
         for given, value in lanes.items():
             name = resolve_global_lane(given)
             if value is None:
                 limits[name] = None
             else:
-                limit = lane_limit(name, lane_config(name, value))
+                limit = lane_limit(name, configs[name])
                 limits[name] = limit if isinstance(value, LaneConfig) else limit.concurrency
         shared = None
         if groups is not None:
@@ -420,7 +419,7 @@ class DurableLanes(Endable):
         if found is None:
             raise ResultGoneError(id)
         runs = () if self._worker is None else self._worker.running
-        waits = (wait.job for run in runs if run.id == id for wait in run._waits)
+        waits = (wait.job for run in runs if run.id == id for wait in run._waiting_for)
         return (*found, *(DurableBlocker("job", job.lane, job.id) for job in waits))
 
     async def queue(self, session: str, limit: int = 100) -> list[QueuedJob]:

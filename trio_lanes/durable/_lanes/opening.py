@@ -15,7 +15,6 @@ import trio
 from ... import LaneConfig, LaneGroup, LaneInstrument, open_lanes
 from ..._config import check as _check
 from ..._config.names import TEMPLATE_MARK
-from ..._lanes import DEFAULT_LANES
 from .._contract.protocol import Store
 from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
 from .._options.limits import (
@@ -34,6 +33,8 @@ from .lanes import DurableLanes, text
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 DEFAULT_RETRY: Final = RetryPolicy()
+DEFAULT_LANES: Final[Mapping[str, int]] = MappingProxyType({"main": 4, "cron": 1, "subagent": 8})
+"""The lanes of an application that names none, as in the core."""
 NO_GROUPS: Final[Mapping[str, LaneGroup]] = MappingProxyType({})
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ... import LaneConfig, LaneGroup
-from ..._actors.plan import Plan
+from ... import LaneConfig, LaneGroup, RateLimit, open_lanes, resolve_global_lane
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX
-from ..._limits.rate import rate_limits
 from .._contract.records import GroupLimit, LaneLimit
 
 _NOT_DURABLE: Final[Mapping[str, object]] = {
@@ -33,11 +31,14 @@ def lane_configs(
     Raises:
       TypeError, ValueError: for a bad lane, or a bad group of these lanes.
     """
-    plan = Plan().changed(lanes, groups, opening=True)
-    for name in (*(f"{SESSION_PREFIX}{key}" for key in plan.sessions), *plan.lanes):
+    open_lanes(lanes, groups={} if groups is None else groups)  # raises for a bad configuration
+    configs: dict[str, LaneConfig] = {}
+    for given, value in lanes.items():
+        name = resolve_global_lane(given)
         if name.startswith(SESSION_PREFIX):
             raise ValueError(f"the limits of a durable lane are not for sessions, got {name!r}")
-    return plan.lanes
+        configs[name] = value if isinstance(value, LaneConfig) else LaneConfig(concurrency=value)
+    return configs
 
 
 def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
@@ -50,7 +51,7 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
         if getattr(config, field) != neutral:
             raise ValueError(f"lane {name!r}: durable lanes have no {field}")
     paused_until = math.inf if config.paused else None
-    return LaneLimit(config.concurrency, config.max_waiting, paused_until, rate_limits(config.rate))
+    return LaneLimit(config.concurrency, config.max_waiting, paused_until, _rates(config.rate))
 
 
 def group_limit(name: str, group: object) -> GroupLimit:
@@ -61,8 +62,12 @@ def group_limit(name: str, group: object) -> GroupLimit:
     """
     if not isinstance(group, LaneGroup):
         raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
-    rates = rate_limits(group.rate)
+    rates = _rates(group.rate)
     return GroupLimit(tuple(group.members), group.concurrency, dict(group.reserve), rates)
+
+
+def _rates(rate: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:
+    return (rate,) if isinstance(rate, RateLimit) else tuple(rate)
 
 
 def checked_crashes(max_crashes: Any) -> int | float:

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias, final
 from urllib.parse import quote
 
 from ... import RateLimit
-from ..._limits.meters import NEVER_USED, bucket_shape, rounded_up
+from ..._config.exact import NEVER_USED, bucket_shape, rounded_up
 from .._contract.records import GroupLimit, LaneLimit
 from .job_record import JobRecord
 from .tables import Tables
@@ -65,7 +65,8 @@ class Meter:
             self._burst, rate = bucket_shape(limit.limit, limit.per, limit.burst)
             self._interval = 1 / rate
 
-    def _arrival(self, mark: Mark) -> Fraction:
+    def arrival(self, mark: Mark) -> Fraction:
+        """Return the theoretical arrival time of a limit by ``"gcra"``, whose mark is given."""
         time, amount = mark
         return Fraction(time) + amount * self._interval
 
@@ -75,7 +76,7 @@ class Meter:
             return NEVER_USED
         if not self._sliding:
             ahead = max(self._burst - amount, Fraction(0)) * self._interval
-            return rounded_up(self._arrival(marks[-1]) - ahead)
+            return rounded_up(self.arrival(marks[-1]) - ahead)
         # the charges up to this sum must have left the window
         leaving = marks[-1][1] - max(self._most - amount, 0)
         if leaving <= 0:
@@ -87,22 +88,22 @@ class Meter:
         """Return when the limit is as new, if its last mark is ``mark``."""
         if self._sliding:
             return rounded_up(Fraction(mark[0]) + self._per)
-        return rounded_up(self._arrival(mark))
+        return rounded_up(self.arrival(mark))
 
     def charged(self, marks: Sequence[Mark], amount: int, now: float) -> tuple[Mark, int]:
         """Return the mark of a start now, and how many marks the store keeps with it."""
         if self._sliding:
-            gone = self._gone(marks, now)
+            gone = self.gone(marks, now)
             if gone == len(marks):
                 return (now, amount), 1
             # one that has left stays: a later search may find it
             return (now, marks[-1][1] + amount), len(marks) + 1 - max(gone - 1, 0)
-        if marks and self._arrival(marks[-1]) > now:
+        if marks and self.arrival(marks[-1]) > now:
             time, before = marks[-1]
             return (time, before + amount), 1
         return (now, amount), 1
 
-    def _gone(self, marks: Sequence[Mark], now: float) -> int:
+    def gone(self, marks: Sequence[Mark], now: float) -> int:
         """Return how many marks are of charges that have left the window."""
         since = Fraction(now) - self._per
         for number, (time, _) in enumerate(marks):
@@ -117,12 +118,12 @@ class Meter:
         ``"sliding"``, the charges that are in the old window stay.
         """
         if self._sliding:
-            gone = old._gone(marks, now)
+            gone = old.gone(marks, now)
             before = marks[gone - 1][1] if gone else 0
             return [(time, total - before) for time, total in list(marks)[gone:]]
         if not marks:
             return marks
-        used = max(old._arrival(marks[-1]) - Fraction(now), Fraction(0)) / old._interval
+        used = max(old.arrival(marks[-1]) - Fraction(now), Fraction(0)) / old._interval
         whole = math.floor(used)
         return [(rounded_up(Fraction(now) + (used - whole) * self._interval), whole)]
 

@@ -68,12 +68,12 @@ async def wait_inside(run: DurableRun, id: int) -> Ended | None:
     if _is_open(status):
         assert status is not None
         wait = Wait(run, status)
-        run._waits.append(wait)
+        run._waiting_for.append(wait)
         try:
             await _check(wait)
             return await store.wait(id)
         finally:
-            run._waits.remove(wait)
+            run._waiting_for.remove(wait)
     return await store.wait(id)
 
 
@@ -84,13 +84,13 @@ def _is_open(status: DurableStatus | None) -> bool:
 async def _check(wait: Wait) -> None:
     store, peers = wait.run._store, wait.run._peers
     limits: list[_Limit] = []
-    if any(run._waits and not run._lenders for run in peers.running):
+    if any(run._waiting_for and not run._lending for run in peers.running):
         limits = await _limits(store, peers.running, peers.capacity)
     stuck = _stuck(peers.running, limits)
     if wait.run not in stuck:
         return
     for run in stuck:
-        for one in list(run._waits):
+        for one in list(run._waiting_for):
             status = await store.status(one.job.id)
             if not _is_open(status):
                 return  # the job has ended, and its waiter is about to be woken
@@ -104,7 +104,7 @@ async def _check(wait: Wait) -> None:
 async def _limits(store: Store, runs: Iterable[DurableRun], capacity: int | float) -> list[_Limit]:
     """Return the limits of the lanes that runs have slots of, or wait for."""
     known, groups = await store.lanes(), await store.groups()
-    lanes = {run.lane for run in runs} | {one.job.lane for run in runs for one in run._waits}
+    lanes = {run.lane for run in runs} | {one.job.lane for run in runs for one in run._waiting_for}
     labels = {lane: lane if lane in known else template_of(lane, known) for lane in lanes}
     limits = [_Limit(known[label].concurrency, (lane,)) for lane, label in labels.items() if label]
     limits += [
@@ -121,12 +121,12 @@ async def _limits(store: Store, runs: Iterable[DurableRun], capacity: int | floa
 def _stuck(running: Iterable[DurableRun], limits: Sequence[_Limit]) -> list[DurableRun]:
     """Return the runs whose waits can never end."""
     by_id = {run.id: run for run in running}
-    stuck = [run for run in by_id.values() if run._waits]
+    stuck = [run for run in by_id.values() if run._waiting_for]
     while True:
         still = [
             run
             for run in stuck
-            if any(_is_stuck(wait, by_id, stuck, limits) for wait in run._waits)
+            if any(_is_stuck(wait, by_id, stuck, limits) for wait in run._waiting_for)
         ]
         if len(still) == len(stuck):
             return stuck
@@ -143,7 +143,7 @@ def _is_stuck(
         return False
     if job.session is not None and any(run.session == job.session for run in stuck):
         return True
-    holding = [run.lane for run in stuck if not run._lenders]
+    holding = [run.lane for run in stuck if not run._lending]
     return any(
         limit.covers(job.lane) and sum(map(limit.covers, holding)) >= limit.slots
         for limit in limits
@@ -154,12 +154,12 @@ def _describe(wait: Wait, stuck: Iterable[DurableRun]) -> str:
     knot = "; ".join(
         f"{run.name} {run.id} holds {_held(run)} and waits for {one.job.name} {one.job.id}"
         for run in stuck
-        for one in run._waits
+        for one in run._waiting_for
     )
     return f"the wait for {wait.job.name} {wait.job.id} can never end: {knot}; {_CURE}"
 
 
 def _held(run: DurableRun) -> str:
-    held = [] if run._lenders else [f"a slot of {run.lane!r}"]
+    held = [] if run._lending else [f"a slot of {run.lane!r}"]
     held += [] if run.session is None else ["its session"]  # its key may be private
     return " and ".join(held) or "nothing"

@@ -68,10 +68,10 @@ class DurableRun:
         self._claim: Final = claim
         self._store: Final = store
         self._peers: Final = peers
-        self._waits: Final[list[Wait]] = []  # of this run's tasks, for the ends of other jobs
+        self._waiting_for: Final[list[Wait]] = []  # of this run's tasks, for the ends of other jobs
         self._job: Job[Any] | None = None  # the core's job that runs the handler
         self._cancelled = False  # whether the store has recorded its cancellation
-        self._lenders = 0  # how many tasks are in `yield_slot`
+        self._lending = 0  # how many tasks are in `yield_slot`
         self._given_up = False  # whether its instance gives the job back
 
     def __repr__(self) -> str:
@@ -152,16 +152,16 @@ class DurableRun:
         slot, since none may ever be free.
         """
         # counted before the call: a task that takes the slot back meanwhile must see this lender
-        self._lenders += 1
+        self._lending += 1
         try:
-            if self._lenders == 1:
+            if self._lending == 1:
                 lent = await self._store.lend_slot(self.id, self.fence, new_ticket())
                 if not lent:
                     await self._lost()
             yield
         finally:
-            self._lenders -= 1
-            if not self._lenders:
+            self._lending -= 1
+            if not self._lending:
                 with trio.CancelScope(shield=True):
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._peers.next_step()
@@ -169,7 +169,7 @@ class DurableRun:
                         if self._given_up:
                             break
                         await stepped.wait()
-                        if self._lenders > 0:
+                        if self._lending > 0:
                             break  # another task has lent it since, and will take it back
                         stepped = self._peers.next_step()
 

@@ -189,7 +189,7 @@ class Worker:
     def _next_question(self) -> _Question:
         self._changed = trio.Event()
         finished, self._outbox = self._outbox, []
-        busy = sum(not run._lenders for run in self._runs.values())
+        busy = sum(not run._lending for run in self._runs.values())
         room = self.capacity - busy if self.claiming else 0
         self._steps_taken += 1
         room = int(max(0, min(room, MOST_ROOM)))
