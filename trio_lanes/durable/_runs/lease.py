@@ -17,7 +17,7 @@ import trio
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
-from .._contract.tickets import new_ticket
+from .._contract.tickets import new_incarnation
 from .worker import AGAIN_AFTER, Worker
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -49,7 +49,7 @@ class Lease:
 
     async def _join(self, lost: list[tuple[int, int]], ticket: str = "") -> None:
         sent = trio.current_time()
-        await self._store.join(ticket or new_ticket(), lost, self._worker.held)
+        await self._store.join(ticket or new_incarnation(), lost, self._worker.held)
         self._worker.joined()
         self._incarnation += 1
         deadline = sent + TRUSTED * self._ttl if self._store.leased else math.inf
@@ -78,7 +78,7 @@ class Lease:
         A join without an answer may have happened. So it is asked again with the same ticket: with
         another, the crashes of ``lost`` would be taken back twice.
         """
-        ticket = new_ticket()
+        ticket = new_incarnation()
         while True:
             try:
                 await self._join(lost, ticket)
