@@ -177,6 +177,12 @@ class Store(Protocol):
         Return False if the job had ended; with ``running=False`` also if it runs.
         """
 
+    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
+        """Record the cancellation of the job that runs in a session; jobs that wait are left.
+
+        Return False if none runs.
+        """
+
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         """End the waiting and parked jobs of a lane or a session. Return how many they were.
 
@@ -242,6 +248,9 @@ class Store(Protocol):
 
     async def status(self, id: int) -> DurableStatus | None:
         """Return the state of a job; None if it is unknown."""
+
+    async def running(self, session: str) -> DurableStatus | None:
+        """Return the job that runs in a session; None if none runs."""
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
         """Return why a job does not go on; None if it is unknown.

@@ -232,6 +232,9 @@ class EngineStore(ABC):
             ticket, lambda engine: orders.cancel(engine, id, outcome, running=running)
         )
 
+    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
+        return await self._once(ticket, lambda engine: orders.abort(engine, session, outcome))
+
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
         return await self._in_portions(act, ticket)
@@ -291,6 +294,10 @@ class EngineStore(ABC):
 
     async def status(self, id: int) -> DurableStatus | None:
         job = await self._read(lambda engine: engine.known(id))
+        return None if job is None else inspection.status_of(job)
+
+    async def running(self, session: str) -> DurableStatus | None:
+        job = await self._read(lambda queues: orders.running(queues, session))
         return None if job is None else inspection.status_of(job)
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:

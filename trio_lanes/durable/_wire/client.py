@@ -278,6 +278,9 @@ class ServedStoreClient(Store):
     async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
         return bool(await self._ask("cancel", id, outcome, ticket, running))
 
+    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
+        return bool(await self._ask("abort", session, outcome, ticket))
+
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         return int(await self._ask("clear", lane, session, outcome, ticket, long=True))
 
@@ -320,6 +323,9 @@ class ServedStoreClient(Store):
 
     async def status(self, id: int) -> DurableStatus | None:
         return await self._ask("status", id)  # type: ignore[no-any-return]
+
+    async def running(self, session: str) -> DurableStatus | None:
+        return await self._ask("running", session)  # type: ignore[no-any-return]
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
         return await self._ask("blocked_by", id)  # type: ignore[no-any-return]

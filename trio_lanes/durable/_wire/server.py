@@ -28,9 +28,9 @@ VERBS: Final = frozenset(
     {
         *("join", "leave", "beat", "enqueue", "step", "checkpoint"),
         *("take", "lend_slot", "regain_slot", "queue"),
-        *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
+        *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
-        *("blocked_by", "check", "wait"),
+        *("blocked_by", "running", "check", "wait"),
     }
 )
 

@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -73,8 +74,8 @@ ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
     *("take", "take", "withdraw"),
-    *("cancel", "clear", "pause", "resume", "configure", "requeue", "requeue many", "purge"),
-    "list",
+    *("cancel", "abort", "clear", "pause", "resume", "configure"),
+    *("requeue", "requeue many", "purge", "list"),
 )
 
 
@@ -230,10 +231,16 @@ class _Life:
         await self.both("jobs", all_of)
         await self.both("queues", queues)
         await self.both("blocked by", blocked)
+        for session in ("a", "b", "c"):
+            await self.both("running", partial(self._running, session))
         await self.both("statistics", sums)
         problems = await self.both("check", check)
         if problems:
             self.wrong.append(f"check: {problems}")
+
+    async def _running(self, session: str, twin: _Twin) -> object:
+        status = await twin.played.store.running(session)
+        return None if status is None else twin.shown(status)
 
     # ---- a worker
 
@@ -372,6 +379,10 @@ class _Life:
         job = self._place()
         if job is not None:
             await self.both("cancel", lambda twin: twin.played.cancel(twin.ids[job]))
+
+    async def do_abort(self) -> None:
+        session = self.chance.choice(("a", "b", "c"))
+        await self._order("abort", lambda store, t: store.abort(session, "{}", t))
 
     async def do_clear(self) -> None:
         lane, session = self._name()
