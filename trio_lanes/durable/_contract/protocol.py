@@ -13,8 +13,8 @@ A reply can be lost, so each call that changes something can be asked again:
   ticket is the same act, for `REMEMBERED_FOR` seconds: it gives the same answer and does nothing
   more. A store in which no reply can be lost may forget the oldest tickets earlier.
 * `StoreUnavailableError.unknown` says whether the call may have happened.
-* No call lasts longer than `Store.patience`, except `Store.wait`, `Store.wake` and the calls that
-  read every job.
+* No call lasts longer than `Store.patience`, except `Store.wait`, `Store.events`, `Store.wake` and
+  the calls that read every job.
 
 If the calling process dies:
 
@@ -60,6 +60,10 @@ REMEMBERED_FOR: Final = 300.0
 STEP_BYTES: Final = 4 * 1024 * 1024
 """The most bytes of payloads and checkpoint data in the claims of one step."""
 
+EVENTS_KEPT: Final = 1_000
+"""How many events of a job a store keeps."""
+EVENT_BYTES: Final = 64 * 1024
+"""The most bytes of JSON text of an event."""
 PAGE: Final = 1_000
 """The most jobs that one call lists."""
 
@@ -164,6 +168,20 @@ class Store(Protocol):
         """Take the slot back: False if no slot is free; None if the fence is not the run's.
 
         A run that got False goes ahead of every claim; the caller tries again after each step.
+        """
+
+    async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
+        """Keep an event of a run (JSON text), for tasks that read the events of its job.
+
+        Return its number: a job's events are counted from 1, over all attempts. None: the fence is
+        no longer the run's. The last ``EVENTS_KEPT`` events are kept, as long as the job.
+        """
+
+    async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
+        """Wait for events with numbers above ``after``; return the first of them, at most 100.
+
+        Empty: the job has ended or is dead, and there are no more. None: the job is unknown. It can
+        be cancelled.
         """
 
     async def wait(self, id: int) -> Ended | None:

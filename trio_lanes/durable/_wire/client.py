@@ -255,10 +255,20 @@ class ServedStoreClient(Store):
     async def regain_slot(self, id: int, fence: int, ticket: str) -> bool | None:
         return await self._ask("regain_slot", id, fence, ticket)  # type: ignore[no-any-return]
 
+    async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
+        return await self._ask("emit", id, fence, event, ticket)  # type: ignore[no-any-return]
+
+    async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
+        return await self._ask_until("events", id, after)  # type: ignore[no-any-return]
+
     async def wait(self, id: int) -> Ended | None:
+        return await self._ask_until("wait", id)  # type: ignore[no-any-return]
+
+    async def _ask_until(self, verb: str, *arguments: Any) -> Any:
+        """Make a call that waits and changes nothing, again and again until it has an answer."""
         while True:
             number = self._next_number()
-            call = _Call(encode([number, self._instance, "wait", (id,)]))
+            call = _Call(encode([number, self._instance, verb, arguments]))
             self._pending[number] = call
             try:
                 with trio.move_on_after(WAITED_FOR + self.patience):
@@ -271,7 +281,7 @@ class ServedStoreClient(Store):
             if isinstance(answer, Exception):
                 raise answer
             if answer != NOT_YET:
-                return answer  # type: ignore[no-any-return]
+                return answer
 
     # ---- control
 

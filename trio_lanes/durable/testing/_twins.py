@@ -55,6 +55,11 @@ OUTCOMES: Final = (
     Cancelled(),
 )
 STOP: Final = '{"reason": null}'
+OVER: Final = frozenset(DurableState) - {
+    DurableState.WAITING,
+    DurableState.PARKED,
+    DurableState.RUNNING,
+}
 LEASE: Final = 1e6
 LANES: Final = {
     "main": LaneLimit(3, 12),
@@ -73,6 +78,7 @@ RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
+    *("emit", "emit", "events"),
     *("take", "take", "withdraw"),
     *("cancel", "abort", "clear", "pause", "resume", "configure"),
     *("requeue", "requeue many", "purge", "list"),
@@ -349,6 +355,26 @@ class _Life:
                 "withdraw",
                 lambda twin: twin.played.store.cancel(twin.ids[job], STOP, ticket(), False),
             )
+
+    async def do_emit(self) -> None:
+        event = str(self.chance.randrange(9))
+        ticket = f"emit {len(self.told)}"
+        await self._of_claim("emit", lambda store, id, fence: store.emit(id, fence, event, ticket))
+
+    async def do_events(self) -> None:
+        job = self._place()
+        if job is not None:
+            after = self.chance.randrange(3)
+
+            async def events(twin: _Twin) -> object:
+                store, id = twin.played.store, twin.ids[job]
+                found = await store.jobs(Selection(id=id, states=OVER), 0, 1)
+                if not found and await store.status(id) is not None:
+                    return None  # it would wait
+                told = await store.events(id, after)
+                return None if told is None else list(map(tuple, told))
+
+            await self.both("events", events)
 
     async def do_crash(self) -> None:
         for twin in self.twins:
