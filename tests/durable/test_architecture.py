@@ -24,6 +24,7 @@ ORDER = (
     "_memory",  # the store in memory
     "_sqlite",  # the store in a SQLite file
     "_postgres",  # the store in a schema of a PostgreSQL database
+    "_valkey",  # the store in a Valkey or Redis server
     "_runs",  # one instance: it claims jobs, runs them, and keeps its lease
     "_lanes",  # the objects that users hold
     "store",  # the public door for authors of stores
@@ -90,7 +91,7 @@ def test_imports_for_type_checkers_are_counted() -> None:
 
 
 def test_the_stores_do_not_import_each_other() -> None:
-    stores = {"_memory", "_sqlite", "_postgres"}
+    stores = {"_memory", "_sqlite", "_postgres", "_valkey"}
     for parts in MODULES:
         if package_of(parts) in stores:
             others = stores - {package_of(parts)}
@@ -141,3 +142,22 @@ def test_the_door_for_authors_of_stores_has_names_of_the_public_door() -> None:
 def test_a_name_that_the_door_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'PaperStore'"):
         _ = trio_lanes.durable.PaperStore  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("store", "lacks", "told"),
+    [
+        ("PostgresStore", "psycopg", r"pip install 'trio-lanes\[postgres\]'"),
+        ("ValkeyStore", "coredis.connection", r"pip install 'trio-lanes\[valkey\]'"),
+        ("ValkeyStore", "a module of this library", "lost"),
+    ],
+)
+def test_a_store_whose_extra_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, store: str, lacks: str, told: str
+) -> None:
+    def import_module(name: str, package: str) -> None:
+        raise ModuleNotFoundError("lost", name=lacks)
+
+    monkeypatch.setattr(trio_lanes.durable, "import_module", import_module)
+    with pytest.raises(ImportError, match=told):
+        trio_lanes.durable.__getattr__(store)

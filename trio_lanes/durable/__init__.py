@@ -54,8 +54,10 @@ from .store import Succeeded as Succeeded
 if TYPE_CHECKING:
     from ._postgres.store import PostgresStore as PostgresStore
     from ._sqlite.store import SqliteStore as SqliteStore
+    from ._valkey.store import ValkeyStore as ValkeyStore
 else:  # a type checker that sees `__getattr__` would accept any name
-    _STORES = {"PostgresStore": "_postgres", "SqliteStore": "_sqlite"}
+    _STORES = {"PostgresStore": "_postgres", "SqliteStore": "_sqlite", "ValkeyStore": "_valkey"}
+    _EXTRAS = {"psycopg": "postgres", "coredis": "valkey"}
 
     def __getattr__(name: str) -> object:
         """Import a store at its first use: a program with another store lacks its database."""
@@ -64,11 +66,13 @@ else:  # a type checker that sees `__getattr__` would accept any name
         try:
             module = import_module(f".{_STORES[name]}.store", __name__)
         except ModuleNotFoundError as error:
-            if error.name != "psycopg":
+            needed = str(error.name).partition(".")[0]
+            if needed not in _EXTRAS:
                 raise
             raise ImportError(
-                "PostgresStore needs psycopg: install it with: pip install 'trio-lanes[postgres]'",
-                name=error.name,
+                f"{name} needs {needed}: install it with: pip install "
+                f"'trio-lanes[{_EXTRAS[needed]}]'",
+                name=needed,
             ) from error
         store = globals()[name] = getattr(module, name)
         store.__module__ = __name__
@@ -79,7 +83,7 @@ else:  # a type checker that sees `__getattr__` would accept any name
 
     # `import *` would leave out a name that is not imported yet; it needs no extra
     _public = {name for name in __dir__() if not name.startswith("_")}
-    _public -= {"TYPE_CHECKING", "import_module", "store", "PostgresStore"}
+    _public -= {"TYPE_CHECKING", "import_module", "store", "PostgresStore", "ValkeyStore"}
     globals()["__all__"] = sorted(_public)
 
 # Tracebacks, reprs and pickles show where users find a name, not where it is defined.

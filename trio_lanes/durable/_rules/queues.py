@@ -41,8 +41,7 @@ class Queues:
     Attributes:
       now: the store's time at this transaction.
       accepted: the ids of the jobs that this transaction accepted.
-      ended: the jobs that ended or died in this transaction, for the tasks that wait for them;
-        with None: jobs that have not ended, and of which such a task may find something new.
+      ended: the jobs that ended or died in this transaction, for the tasks that wait for them.
       look: whether a worker may find a job to claim that it could not claim before.
       look_elsewhere: the same, for the workers of other instances.
     """
@@ -52,7 +51,7 @@ class Queues:
         self.opening: Final = opening
         self.now = 0.0
         self.accepted: list[int] = []
-        self.ended: list[tuple[int, Ended | None]] = []
+        self.ended: list[tuple[int, Ended]] = []
         self.look = False
         self.look_elsewhere = False
 

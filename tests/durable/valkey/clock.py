@@ -1,0 +1,70 @@
+"""The clock of a test that is the time of the server's stores, too."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import trio
+import trio.testing
+
+from trio_lanes.durable import ValkeyStore
+from trio_lanes.durable._valkey.script import Script, source
+
+from .server import Server, command, read_answer
+
+EPOCH = 1_800_000_000
+"""The time of the stores at the beginning of a test."""
+KEY = "test-clock"
+
+_REAL = "call('TIME')"
+_TESTS = f"call('HMGET', '{KEY}', 'seconds', 'micros')"
+
+
+assert source().count(_REAL) == 1
+SCRIPT = Script(source().replace(_REAL, _TESTS))
+
+
+def on_test_time(store: ValkeyStore) -> ValkeyStore:
+    """Let the time of a store be that of the test."""
+    store._script = SCRIPT
+    return store
+
+
+class StoreClock(trio.abc.Clock):
+    """Virtual time, for Trio and for the stores of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._mock = trio.testing.MockClock()
+        self._socket = socket.create_connection(("127.0.0.1", server.port))
+        self._answers = self._socket.makefile("rb")
+        self._passed = 0.0
+        self._set()
+
+    def _ask(self, *words: str | int) -> Any:
+        self._socket.sendall(command(*words))
+        return read_answer(self._answers)
+
+    def _set(self) -> None:
+        micros = round((EPOCH + self._passed) * 1e6)
+        self._ask("HSET", KEY, "seconds", micros // 10**6, "micros", micros % 10**6)
+
+    def start_clock(self) -> None:
+        self._mock.start_clock()
+
+    def current_time(self) -> float:
+        return self._mock.current_time()
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return self._mock.deadline_to_sleep_time(deadline)
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass."""
+        self._mock.jump(seconds)
+        self._passed += seconds
+        self._set()
+
+    def close(self) -> None:
+        """Close the connection to the server."""
+        self._answers.close()
+        self._socket.close()

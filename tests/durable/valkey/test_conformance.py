@@ -1,0 +1,59 @@
+"""`ValkeyStore` in the public conformance suite, over real servers on virtual time."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from trio_lanes.durable import ValkeyStore
+from trio_lanes.testing import compare_stores, durable_store_suite
+
+from ..test_conformance import memory
+from .place import Place
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+VALKEY, REDIS = Place(), Place()
+
+
+@pytest.fixture(autouse=True)
+def valkey(server: Server) -> Iterator[None]:
+    VALKEY.server = server
+    yield
+    VALKEY.close()
+
+
+@pytest.fixture(scope="class")
+def redis(redis_server: Server) -> Iterator[None]:
+    REDIS.server = redis_server
+    yield
+    REDIS.close()
+
+
+TestValkeyStore = durable_store_suite(
+    VALKEY.store,
+    clock=VALKEY.clock,  # type: ignore[arg-type]
+    pause=0.01,
+)
+TestValkeyStoreOnRedis = pytest.mark.usefixtures("redis")(
+    durable_store_suite(
+        REDIS.store,
+        clock=REDIS.clock,  # type: ignore[arg-type]
+        pause=0.01,
+    )
+)
+
+
+def test_the_suite_also_runs_in_real_time(server: Server) -> None:
+    suite = durable_store_suite(lambda folder: ValkeyStore(server.url, namespace=folder.name))
+    suite().test_what_ran_in_a_crash_goes_before_what_waited()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_script_answers_as_the_engine_over_tables(seed: int) -> None:
+    differ = compare_stores(
+        memory(),
+        VALKEY.store,
+        seed=seed,
+        clock=VALKEY.clock,  # type: ignore[arg-type]
+    )
+    assert differ == []

@@ -1,0 +1,373 @@
+"""Faults between an instance and its Valkey server: nothing accepted is lost."""
+
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from trio_lanes.durable import (
+    DurableState,
+    Finish,
+    StoreError,
+    StoreUnavailableError,
+    Submission,
+    SubmittedJob,
+    Succeeded,
+    ValkeyStore,
+    open_durable_lanes,
+)
+from trio_lanes.durable._valkey import waiters
+from trio_lanes.durable._valkey.script import Script
+from trio_lanes.durable.testing._bench import Played, opening, ticket
+
+from .proxy import Proxy
+from .server import Server, programs
+
+pytestmark = pytest.mark.real_processes
+
+
+class Echo:
+    """A handler that notes how often it ran each payload."""
+
+    def __init__(self) -> None:
+        self.ran = Counter[int]()
+
+    async def __call__(self, payload: Any) -> Any:
+        self.ran[payload] += 1
+        await trio.lowlevel.checkpoint()
+        return payload
+
+
+async def submit_all(lanes: Any, numbers: range) -> list[Any]:
+    """Submit jobs, each until it is accepted."""
+    jobs = []
+    for n in numbers:
+        while True:
+            try:
+                jobs.append(await lanes.submit("echo", n, session=f"s{n % 3}", key=str(n)))
+                break
+            except StoreUnavailableError:
+                await trio.sleep(0.02)
+    return jobs
+
+
+async def result_of(job: Any) -> Any:
+    """Wait for a job, while the store may be away."""
+    while True:
+        try:
+            return await job.wait()
+        except StoreUnavailableError:
+            await trio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["script flush", "client kill", "stop", "kill", "restart twice"])
+async def test_connections_and_servers_that_end_lose_nothing(
+    always_server: Server, namespace: str, how: str
+) -> None:
+    server, echo = always_server, Echo()
+    store = ValkeyStore(server.url, namespace=namespace)
+    with trio.fail_after(120):
+        async with open_durable_lanes(store, {"echo": echo}) as lanes:
+            first = await submit_all(lanes, range(20))
+            if how == "script flush":
+                server.ask("SCRIPT", "FLUSH")
+            elif how == "client kill":
+                server.ask("CLIENT", "KILL", "TYPE", "normal")
+                server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+            else:
+                for _ in range(1 + (how == "restart twice")):
+                    server.stop(signal.SIGTERM if how == "stop" else signal.SIGKILL)
+                    await trio.to_thread.run_sync(server.start)
+            second = await submit_all(lanes, range(20, 40))
+            assert [await result_of(job) for job in first + second] == list(range(40))
+            assert set(echo.ran) == set(range(40))
+            assert (await lanes.check()).problems == ()
+            assert [job for job in await lanes.jobs() if job.crashes] == []
+
+
+async def test_an_answer_that_is_lost_is_asked_for_again_and_the_act_is_done_once(
+    server: Server, namespace: str
+) -> None:
+    proxy = Proxy(server.port)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(proxy.serve)
+        store = ValkeyStore(proxy.url, namespace=namespace)
+        async with open_durable_lanes(store, {}, worker=False) as lanes:
+            await lanes.submit("a", key="before")
+            proxy.swallows = True
+            async with trio.open_nursery() as submitting:
+                submitting.start_soon(lanes.submit, "a")
+                while proxy.connections < 2:  # noqa: ASYNC110 - another task connects
+                    await trio.sleep(0.01)
+                proxy.swallows = False
+            assert len(await lanes.jobs()) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_call_whose_answers_stay_lost_is_unknown_and_the_ticket_decides(
+    server: Server, namespace: str
+) -> None:
+    proxy = Proxy(server.port)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(proxy.serve)
+        store = ValkeyStore(proxy.url, namespace=namespace, patience=0.5)
+        async with open_durable_lanes(store, {}, worker=False) as lanes:
+            mine = ticket()
+            proxy.swallows = True
+            with pytest.raises(StoreUnavailableError) as caught:
+                await store.enqueue([SubmittedJob(name="a")], mine)
+            assert caught.value.unknown
+            proxy.swallows = False
+            with trio.fail_after(60):
+                while True:
+                    try:
+                        (id,) = await store.enqueue([SubmittedJob(name="a")], mine)
+                        break
+                    except StoreUnavailableError:
+                        await trio.sleep(0.02)
+            assert [job.id for job in await lanes.jobs()] == [id]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_server_that_does_not_answer_is_left_after_the_patience(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.3)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.submit("a")
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            with trio.fail_after(30), pytest.raises(StoreUnavailableError) as caught:
+                await lanes.submit("a")
+            assert caught.value.unknown
+            with trio.fail_after(30), pytest.raises(StoreUnavailableError):
+                await lanes.submit("a")
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        with trio.fail_after(60):
+            while True:
+                try:
+                    await lanes.submit("a")
+                    break
+                except StoreUnavailableError:
+                    await trio.sleep(0.05)
+
+
+async def test_a_server_without_memory_is_unavailable_and_then_goes_on(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
+    async with open_durable_lanes(store, {"echo": Echo()}) as lanes:
+        own_server.ask("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StoreUnavailableError) as caught:
+            await lanes.submit("echo", 1)
+        assert not caught.value.unknown
+        own_server.ask("CONFIG", "SET", "maxmemory", "0")
+        (job,) = await submit_all(lanes, range(1))
+        assert await result_of(job) == 0
+
+
+async def test_a_server_that_becomes_a_replica_is_unavailable_until_it_is_none(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
+    async with open_durable_lanes(store, {"echo": Echo()}) as lanes:
+        own_server.ask("REPLICAOF", "127.0.0.1", 1)
+        with pytest.raises(StoreUnavailableError, match=r"replica|READONLY|read only"):
+            await lanes.submit("echo", 1)
+        own_server.ask("REPLICAOF", "NO", "ONE")
+        (job,) = await submit_all(lanes, range(1))
+        assert await result_of(job) == 0
+
+
+async def test_a_namespace_that_vanishes_ends_the_lanes(own_server: Server, namespace: str) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace)
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StoreError, match="are gone"), flatten_subgroups=True, allow_unwrapped=True
+    ):
+        with trio.fail_after(60):
+            async with open_durable_lanes(store, {"echo": Echo()}) as lanes:
+                own_server.ask("FLUSHALL")
+                with pytest.raises(StoreError, match="are gone"):
+                    await lanes.submit("echo", 1)
+                with pytest.raises(StoreError, match="are gone"):
+                    await lanes.submit("echo", 1)
+                await trio.sleep_forever()
+
+
+async def test_a_submission_that_no_replica_has_is_not_acknowledged(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, ack="replica", patience=0.5)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        with pytest.raises(StoreUnavailableError, match="no replica has confirmed") as caught:
+            await lanes.submit("a")
+        assert caught.value.unknown
+        replica = Server(programs()["valkey"], replicaof=f"127.0.0.1 {own_server.port}")
+        try:
+            await trio.to_thread.run_sync(replica.start)
+            with trio.fail_after(60):
+                while True:
+                    try:
+                        await lanes.submit("a")
+                        break
+                    except StoreUnavailableError:
+                        await trio.sleep(0.05)
+        finally:
+            replica.remove()
+
+
+async def test_after_a_failover_to_older_data_instances_and_server_agree_again(
+    namespace: str,
+) -> None:
+    server = Server(programs()["valkey"], appendonly="no")
+    try:
+        await trio.to_thread.run_sync(server.start)
+        store = Played(ValkeyStore(server.url, namespace=namespace))
+        async with store.store.open(opening()), trio.open_nursery() as nursery:
+            await store.join()
+            both = [SubmittedJob(name="echo", payload=f"{n}") for n in range(2)]
+            ids = await store.enqueue(both)
+            (first,) = (await store.step([], 1)).claims
+            server.ask("SAVE")
+            (second,) = (await store.step([], 1)).claims
+            await store.step([Finish(first.id, first.fence, Succeeded("1"))], 0)
+            (late,) = await store.enqueue([SubmittedJob(name="echo")])
+            server.stop(signal.SIGKILL)
+            await trio.to_thread.run_sync(server.start)
+            # the older data: the first job runs here, the second waits, the third is unknown
+            step = await store.step([], 0)
+            assert step.cancels == ((second.id, second.fence),)
+            assert await store.status(late) is None
+            claims = (await store.step([], 9)).claims
+            assert sorted(claim.id for claim in claims) == ids
+            assert min(claim.fence for claim in claims) > max(second.fence, late)
+            assert [claim.crashes for claim in claims] == [0, 0]
+            (new,) = await store.enqueue([SubmittedJob(name="echo")])
+            assert new > late
+            stale = await store.step([Finish(second.id, second.fence, Succeeded("1"))], 0)
+            assert stale.stale == (second.fence,)
+            assert (await store.check(False)).problems == ()
+            await store.leave()
+            nursery.cancel_scope.cancel()
+    finally:
+        server.remove()
+
+
+async def test_a_restart_that_loses_nothing_cancels_nothing(
+    always_server: Server, namespace: str
+) -> None:
+    gate, begun = trio.Event(), trio.Event()
+
+    async def wait(payload: Any) -> str:
+        begun.set()
+        await gate.wait()
+        return "done"
+
+    store = ValkeyStore(always_server.url, namespace=namespace)
+    with trio.fail_after(60):
+        async with open_durable_lanes(store, {"wait": wait}) as lanes:
+            job = await lanes.submit("wait")
+            await begun.wait()
+            always_server.stop(signal.SIGKILL)
+            await trio.to_thread.run_sync(always_server.start)
+            await submit_until(lanes)
+            gate.set()
+            assert await result_of(job) == "done"
+            status = await job.status()
+            assert (status.state, status.attempt) == (DurableState.SUCCEEDED, 1)
+
+
+async def submit_until(lanes: Any) -> None:
+    """Submit a job as soon as the store is there."""
+    while True:
+        try:
+            await lanes.submit("wait", delay=3600.0)
+            return
+        except StoreUnavailableError:
+            await trio.sleep(0.02)
+
+
+async def test_a_call_that_is_cancelled_is_done_as_a_whole(server: Server, namespace: str) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        for n in range(30):
+            with trio.move_on_after(0.0001 * n):
+                await lanes.submit("a", key=str(n))
+            await lanes.submit("a", key=str(n))
+        assert len(await lanes.jobs()) == 30
+
+
+async def test_acts_that_wait_when_the_store_is_closed_are_unavailable(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=60)
+    caught: list[StoreUnavailableError] = []
+
+    async def submit() -> None:
+        with pytest.raises(StoreUnavailableError, match="closed") as error:
+            await store.enqueue([SubmittedJob(name="a")], ticket())
+        caught.append(error.value)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            async with store.open(opening(names=())):
+                os.kill(own_server.pid, signal.SIGSTOP)
+                nursery.start_soon(submit)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(submit)
+                await trio.testing.wait_all_tasks_blocked()
+    os.kill(own_server.pid, signal.SIGCONT)
+    assert sorted(error.unknown for error in caught) == [False, True]
+
+
+@pytest.mark.parametrize("text", ["this is no Lua", "error('a mistake')"])
+async def test_a_script_that_fails_is_an_error_of_the_store(
+    server: Server, namespace: str, text: str
+) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    store._script = Script(text)
+    with pytest.raises(StoreError, match="failed"):
+        async with store.open(opening(names=())):
+            pass
+
+
+async def test_a_job_of_another_instance_is_waited_for_by_several_tasks(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "MOST", 1)
+    worker, asker = (ValkeyStore(server.url, namespace=namespace) for _ in range(2))
+    echo = Echo()
+    with trio.fail_after(60):
+        async with (
+            open_durable_lanes(worker, {"echo": echo}) as lanes,
+            open_durable_lanes(asker, {}, worker=False) as asking,
+            trio.open_nursery() as nursery,
+        ):
+            await lanes.pause("main")
+            jobs = await lanes.submit_many([Submission(name="echo", payload=n) for n in range(3)])
+            await lanes.submit("echo", delay=60.0)
+            with trio.move_on_after(0.05):
+                await asking.job(jobs[0].id).wait()
+            for job in jobs:
+                nursery.start_soon(asking.job(job.id).wait)
+                nursery.start_soon(job.wait)
+            with trio.move_on_after(0.05):
+                await asking.job(jobs[0].id).wait()
+            asker._waiters.look_again()  # as after a lost message
+            await trio.testing.wait_all_tasks_blocked()
+            await lanes.resume("main")
+
+
+async def test_a_result_that_is_too_long_for_a_message_is_read(
+    server: Server, namespace: str
+) -> None:
+    async with open_durable_lanes(
+        ValkeyStore(server.url, namespace=namespace), {"echo": Echo()}
+    ) as lanes:
+        text = "x" * 20_000
+        assert await (await lanes.submit("echo", text)).wait() == text

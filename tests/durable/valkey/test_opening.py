@@ -1,0 +1,238 @@
+"""What `ValkeyStore` is given, and which servers and namespaces it refuses."""
+
+import math
+import re
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from trio_lanes import LaneConfig, RateLimit
+from trio_lanes.durable import (
+    StoreError,
+    StoreRules,
+    StoreUnavailableError,
+    ValkeyStore,
+    open_durable_lanes,
+)
+from trio_lanes.durable._valkey.address import read_address
+from trio_lanes.durable._valkey.errors import refuse_server
+from trio_lanes.durable.store import StoreVersionError
+
+from .proxy import Proxy
+from .server import Server, programs
+
+pytestmark = pytest.mark.real_processes
+
+
+async def echo(payload: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return payload
+
+
+async def use(store: ValkeyStore, **options: Any) -> Any:
+    async with open_durable_lanes(store, {"echo": echo}, **options) as lanes:
+        return await (await lanes.submit("echo", 1)).wait()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("valkey://", "localhost:6379/0"),
+        ("redis://h:1/2", "h:1/2"),
+        ("rediss://user:p%40@h", "h:6379/0"),
+        ("valkeys://h/", "h:6379/0"),
+        ("unix:///run/valkey", "/run/valkey"),
+        ("unix://:secret@/run/valkey?db=3", "/run/valkey"),
+    ],
+)
+def test_a_url_says_where_the_server_is(url: str, shown: str) -> None:
+    address = read_address(url)
+    assert str(address) == shown
+    assert "secret" not in repr(address)
+    assert address.tls == url.startswith(("rediss", "valkeys"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "h:6379", "http://h", "valkey://h:x", "valkey://h/x", "valkey://h?db=1"),
+        *("valkey://h#lanes", "unix://h/path", "unix://", "unix:///p?db=x", "unix:///p?x=1"),
+    ],
+)
+def test_a_bad_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"url|database|socket"):
+        ValkeyStore(url)
+
+
+@pytest.mark.parametrize("namespace", ["", "a b", "{a}", "a*", "a\n", "a" * 65])
+def test_a_bad_namespace_is_refused(namespace: str) -> None:
+    with pytest.raises(ValueError, match="namespace"):
+        ValkeyStore("valkey://h", namespace=namespace)
+
+
+def test_a_bad_ack_or_patience_is_refused() -> None:
+    with pytest.raises(ValueError, match="ack"):
+        ValkeyStore("valkey://h", ack="disk")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="patience"):
+        ValkeyStore("valkey://h", patience=0)
+
+
+async def test_without_a_server_the_store_is_unavailable() -> None:
+    with pytest.raises(StoreUnavailableError, match="cannot be opened"):
+        await use(ValkeyStore("valkey://127.0.0.1:1"))
+
+
+async def test_a_store_is_opened_once_at_a_time(server: Server, namespace: str) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    assert namespace in repr(store)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        with pytest.raises(RuntimeError, match="open already"):
+            async with open_durable_lanes(store, {}, worker=False):
+                pass
+        with pytest.raises(ValueError, match="surrogate"):
+            await store.status("\ud800")  # type: ignore[arg-type]
+        await lanes.submit("a")
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await store.status(1)
+    assert await use(store) == 1
+
+
+async def test_only_a_worker_makes_a_namespace_for_the_command(
+    server: Server, namespace: str
+) -> None:
+    with pytest.raises(StoreError, match="a worker makes them"):
+        await use(ValkeyStore(server.url, namespace=namespace, make=False))
+    assert server.ask("EXISTS", f"{{{namespace}}}:meta") == 0
+    assert await use(ValkeyStore(server.url, namespace=namespace)) == 1
+    assert await use(ValkeyStore(server.url, namespace=namespace, make=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "match"),
+    [
+        (("SET", "x"), "another program"),
+        (("HSET", "field", "x"), "another program"),
+        (("HSET", "schema", "99"), "newer version"),
+    ],
+)
+async def test_what_is_no_store_of_this_version_is_refused_and_untouched(
+    server: Server, namespace: str, command: tuple[str, ...], match: str
+) -> None:
+    key = f"{{{namespace}}}:meta"
+    server.ask(command[0], key, *command[1:])
+    with pytest.raises(StoreVersionError, match=match):
+        await use(ValkeyStore(server.url, namespace=namespace))
+    assert server.ask("KEYS", re.sub(r"[{}]", "?", key[:-4]) + "*") == [key]
+
+
+@pytest.mark.parametrize(
+    ("info", "match"),
+    [
+        ({"redis_version": "6.0.9"}, "6.2"),
+        ({}, "6.2"),
+        ({"redis_version": "7.2.4", "role": "slave"}, "replica"),
+        ({"redis_version": "7.2.4", "maxmemory_policy": "volatile-lru"}, "noeviction"),
+    ],
+)
+def test_a_server_that_cannot_keep_jobs_is_refused(info: dict[str, str], match: str) -> None:
+    refused = refuse_server("the server", info)
+    assert refused is not None
+    assert match in str(refused)
+    assert refuse_server("the server", {"redis_version": "6.2.0"}) is None
+
+
+async def test_a_server_that_evicts_or_wants_a_password_is_refused(own_server: Server) -> None:
+    own_server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(StoreError, match="set maxmemory-policy noeviction"):
+        await use(ValkeyStore(own_server.url))
+    own_server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    own_server.ask("CONFIG", "SET", "requirepass", "secret")
+    try:
+        with pytest.raises(StoreError, match="cannot be opened") as caught:
+            await use(ValkeyStore(own_server.url))
+        assert not isinstance(caught.value, StoreUnavailableError)
+        host = own_server.url.removeprefix("valkey://")
+        assert await use(ValkeyStore(f"redis://default:secret@{host}/3")) == 1
+    finally:
+        own_server.password("secret", "")
+
+
+async def test_a_replica_is_refused_and_its_primary_is_named(own_server: Server) -> None:
+    replica = Server(programs()["valkey"], replicaof=f"127.0.0.1 {own_server.port}")
+    try:
+        await trio.to_thread.run_sync(replica.start)
+        with pytest.raises(StoreError, match=f"its primary is 127.0.0.1:{own_server.port}"):
+            await use(ValkeyStore(replica.url))
+    finally:
+        replica.remove()
+
+
+async def test_a_store_on_a_unix_socket(own_server: Server, namespace: str) -> None:
+    store = ValkeyStore(f"unix://{own_server.folder}/socket?db=2", namespace=namespace)
+    assert await use(store) == 1
+
+
+async def test_rules_and_rates_are_kept_as_they_were_given(server: Server, namespace: str) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    rates = RateLimit(999_983, per=86_399.0, burst=7), RateLimit(1, per=0.5, algorithm="sliding")
+    limits = {"main": LaneConfig(rate=rates)}
+    async with open_durable_lanes(store, {"echo": echo}, limits) as lanes:
+        await store.configure({}, None, {"max_crashes": math.inf, "result_ttl": 9.5}, "ticket")
+        assert await store.rules() == StoreRules(9.5, math.inf, False)
+        await store.configure({}, None, {"max_crashes": 5, "hold": True}, "another")
+        assert await store.rules() == StoreRules(9.5, 5, True)
+        assert (await store.lanes())["main"].rates == rates
+        assert await (await lanes.submit("echo", 1)).wait() == 1
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate of localhost, which is its own authority; return it and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "certificate", folder / "key"
+    files[0].write_bytes(made.public_bytes(Encoding.PEM))
+    plain = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    files[1].write_bytes(plain)
+    return files
+
+
+async def test_a_store_behind_tls(
+    server: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = _certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    proxy = Proxy(server.port, context)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(proxy.serve)
+        url = proxy.url.replace("valkey://127.0.0.1", "valkeys://localhost")
+        with pytest.raises(StoreUnavailableError, match="certificate"):
+            await use(ValkeyStore(url, namespace=namespace))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert await use(ValkeyStore(url, namespace=namespace)) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_shows_where_it_leads(server: Server) -> None:
+    connection = await read_address(server.url).connect()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(connection.run)
+        assert f"127.0.0.1:{server.port}/0" in repr(connection)
+        nursery.cancel_scope.cancel()

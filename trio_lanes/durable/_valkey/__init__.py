@@ -1,0 +1,1 @@
+"""The store in a Valkey or Redis server."""

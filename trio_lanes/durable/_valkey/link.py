@@ -1,0 +1,394 @@
+"""`Link`: one connection to the server, made again when it is lost, for calls and for pushes.
+
+Acts that pile up while a call is under way share the next call of the script. Each act has a
+ticket or a number, so a call whose answer was lost is asked again, on the next connection. An act
+ends when it has its answer, or after the patience of the store: a caller that was told
+"unavailable" knows from ``unknown`` whether the act may have happened.
+
+A server that has restarted, or that has taken the place of another, has another ``run_id``. It may
+have older data. So the first call says which runs this instance has: the server gives back what it
+has besides these, and the instance cancels what the server lacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+import coredis.exceptions as redis
+import outcome
+import trio
+from coredis.connection import BaseConnection
+
+from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
+from .address import Address
+from .errors import NotReplicatedError, is_passing, refuse_server
+from .script import Script
+from .text import micros
+
+logger: Final = logging.getLogger("trio_lanes.durable")
+
+AGAIN_AFTER: Final = (0.05, 1.0)
+"""Seconds until a lost connection is made again: at first, and at most."""
+BUSY: Final = 0.05
+"""Seconds until a call is asked again that the server did not take."""
+REPLICATED: Final = 0.8
+"""The part of the store's patience in which a replica must confirm a submission."""
+MOST_WEIGHT: Final = 500
+"""How many jobs the acts of one call touch at most, unless it is one act."""
+
+
+@final
+class Act:
+    """One act that a caller waits for.
+
+    Attributes:
+      weight: about how many jobs it touches.
+      done: set when it has an answer.
+      unknown: whether it may have happened, though its caller has no answer.
+      given_up: whether its caller does not wait any more.
+    """
+
+    __slots__ = ("answer", "arguments", "done", "given_up", "unknown", "weight")
+
+    def __init__(self, arguments: list[bytes], weight: int) -> None:
+        self.arguments: Final = arguments
+        self.weight: Final = weight
+        self.done: Final = trio.Event()
+        self.answer: outcome.Outcome[list[Any]] | None = None
+        self.unknown = False
+        self.given_up = False
+
+    @property
+    def is_submission(self) -> bool:
+        """Whether it accepts jobs."""
+        return self.arguments[0] == b"enqueue"
+
+    def end(self, answer: outcome.Outcome[list[Any]]) -> None:
+        """Give the act its answer."""
+        self.answer = answer
+        self.done.set()
+
+
+@final
+class Link:
+    """The connection of one store object.
+
+    Args:
+      name: the store, for errors and log lines.
+      namespace: its keys begin with ``{namespace}:``.
+      replicas: how many replicas must have a submission before it is accepted.
+      header: gives the incarnation, and the rules that hold until a worker has written some.
+      ended: is called with each message about the end of a job.
+      look: is called when the worker should take a step.
+      claimed: gives the incarnation, and the fences of its runs whose ends are not recorded.
+      lost: is called with the fences of runs that a restarted server does not know.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        namespace: str,
+        *,
+        script: Script,
+        patience: float,
+        replicas: int,
+        header: Callable[[], tuple[str, ...]],
+        ended: Callable[[str], None],
+        look: Callable[[], None],
+        claimed: Callable[[], tuple[str, ...]],
+        lost: Callable[[Sequence[int]], None],
+    ) -> None:
+        self._name: Final = name
+        self._address: Final = address
+        self._root: Final = f"{{{namespace}}}:"
+        self._channel: Final = os.urandom(8).hex()
+        self._script: Final = script
+        self._patience: Final = patience
+        self._replicas: Final = replicas
+        self._header: Final = header
+        self._ended: Final = ended
+        self._look: Final = look
+        self._claimed: Final = claimed
+        self._lost: Final = lost
+        self._acts: Final[deque[Act]] = deque()
+        self._came = trio.Event()
+        self._connection: BaseConnection | None = None
+        self._connected = trio.Event()
+        self._run_id = ""
+        self._resumes = False  # whether the next call compares the runs with those of the server
+        self._away_since: float | None = None  # since when calls have had no answer
+        self._why: BaseException | None = None  # there is no connection
+        self._broken: StoreError | None = None
+        self._asked: list[Act] = []  # the acts of the call that is under way
+        self._evals = False  # whether the next call brings the script along
+
+    # ---- callers
+
+    async def call(self, verb: str, *arguments: str, weight: int = 1) -> list[Any]:
+        """Do an act, and return its answer without its first element.
+
+        Raises:
+          StoreUnavailableError: if there is no answer within the patience.
+          StoreError: if the server has no such store any more.
+          ValueError: if an argument is no text that UTF-8 can encode.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        texts = [argument.encode() for argument in arguments]
+        act = Act([verb.encode(), b"%d" % len(texts), *texts], weight)
+        if self._broken is not None:
+            raise StoreError(*self._broken.args)
+        self._acts.append(act)
+        self._came.set()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._patience):
+            await act.done.wait()
+        if act.answer is None:
+            act.given_up = True
+            if act.unknown:
+                self._cut("a call had no answer")
+            raise self._unavailable(act)
+        return act.answer.unwrap()
+
+    def _unavailable(self, act: Act) -> StoreUnavailableError:
+        why = f": {self._why}" if self._why is not None else ""
+        error = StoreUnavailableError(
+            f"{self._name} gave no answer within {self._patience:g} s{why}"
+        )
+        error.unknown = act.unknown
+        error.__cause__ = self._why
+        return error
+
+    def close(self) -> None:
+        """End the acts that wait; there will be no others."""
+        self._fail([*self._asked, *self._acts], StoreUnavailableError(f"{self._name} was closed"))
+        self._asked.clear()
+        self._acts.clear()
+
+    # ---- the connection
+
+    def _cut(self, reason: str) -> None:
+        if self._connection is not None:
+            self._connection.invalidate(reason)
+
+    async def keep_connected(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep a connection; `task_status` is told when the first is made.
+
+        Raises:
+          StoreError: if the first connection is not made, or reaches a server that is refused.
+        """
+        first, pause = True, AGAIN_AFTER[0]
+        while True:
+            refused: StoreError | None = None
+            try:
+                async with trio.open_nursery() as nursery:
+                    refused = await self._connect(nursery)
+                    if refused is None:
+                        if first:
+                            task_status.started()
+                        first, pause = False, AGAIN_AFTER[0]
+                        self._connected.set()
+                    else:
+                        nursery.cancel_scope.cancel()
+            except* (redis.RedisError, OSError, trio.TooSlowError) as errors:
+                self._why = _leaf(errors)
+            finally:
+                self._connection = None
+                self._connected = trio.Event()
+            if refused is not None:
+                self._why = refused
+            if first:
+                raise refused or self._not_opened()
+            if self._away_since is None:
+                self._away_since = trio.current_time()
+            await trio.sleep(pause)
+            pause = min(2 * pause, AGAIN_AFTER[1])
+
+    def _not_opened(self) -> StoreError:
+        kind = StoreUnavailableError if is_passing(self._why) else StoreError
+        error = kind(f"{self._name} cannot be opened: {self._why}")
+        error.__cause__ = self._why
+        return error
+
+    async def _connect(self, nursery: trio.Nursery) -> StoreError | None:
+        """Make the connection, and listen on it; return why the server is refused."""
+        with trio.fail_after(self._patience):
+            connection = await self._address.connect()
+            await nursery.start(connection.run)
+        connection.send_command(b"SUBSCRIBE", f"{self._root}to:{self._channel}")
+        nursery.start_soon(self._listen, connection)
+        with trio.fail_after(self._patience):
+            told = await connection.create_request(b"INFO")
+        assert isinstance(told, str)
+        info = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+        refused = refuse_server(self._name, info)
+        if refused is None:
+            self._resumes = self._resumes or self._run_id not in ("", info["run_id"])
+            self._run_id = info["run_id"]
+            self._connection = connection
+        return refused
+
+    async def _listen(self, connection: BaseConnection) -> None:
+        """Read pushes until the connection is lost, which raises ConnectionError."""
+        async for kind, _, text in connection.push_messages:
+            if kind == "message" and text == "look":
+                self._look()
+            elif kind == "message":
+                self._ended(str(text))
+
+    # ---- calls
+
+    async def pump(self) -> None:
+        """Send what has piled up, one call of the script at a time."""
+        while True:
+            if not self._acts:
+                self._came = trio.Event()
+                await self._came.wait()
+                continue
+            batch: list[Act] = []
+            weight = 0
+            while self._acts and (not batch or weight + self._acts[0].weight <= MOST_WEIGHT):
+                act = self._acts.popleft()
+                batch.append(act)
+                weight += act.weight
+            await self._ask(batch)
+
+    async def _ask(self, batch: list[Act]) -> None:
+        """Ask until there is an answer, or no caller waits any more."""
+        self._asked = batch
+        while batch := [act for act in batch if not act.given_up]:
+            connection = self._connection
+            if connection is None or _is_lost(connection):
+                await self._wait_for_another(connection)
+                continue
+            known = [act.unknown for act in batch]
+            for act in batch:
+                act.unknown = True
+            try:
+                self._answer(batch, await self._send(connection, batch))
+                return
+            except NotReplicatedError as error:  # it has happened
+                self._fail(batch, StoreUnavailableError(str(error)))
+                return
+            except redis.RedisError as error:
+                if _is_lost(connection):
+                    continue  # the act may have happened: it is asked again
+                self._refused(batch, known)
+                if isinstance(error, redis.NoScriptError):
+                    self._evals = True
+                elif is_passing(error):
+                    self._why = error
+                    if isinstance(error, redis.ReadOnlyError):
+                        self._cut("the server has become a replica")
+                    await trio.sleep(BUSY)
+                else:
+                    self._fail(batch, StoreError(f"{self._name} failed: {error}"))
+                    return
+
+    async def _wait_for_another(self, connection: BaseConnection | None) -> None:
+        """Wait until there is another connection, or for a moment."""
+        with trio.move_on_after(BUSY):
+            await self._connected.wait()
+        if self._connection is connection:
+            await trio.sleep(BUSY)
+
+    def _refused(self, batch: list[Act], known: list[bool]) -> None:
+        """Note that the server has done nothing for this request."""
+        for act, unknown in zip(batch, known, strict=True):
+            act.unknown = unknown
+
+    async def _send(self, connection: BaseConnection, batch: list[Act]) -> list[Any]:
+        """Send one call of the script; return the server's answer."""
+        away = 0.0
+        if self._away_since is not None:
+            away = trio.current_time() - self._away_since
+        instance, *rules = self._header()
+        arguments: list[bytes | str] = [self._run_id, self._channel, instance, micros(away), *rules]
+        if self._resumes:
+            claimed = self._claimed()
+            arguments += ["compare_runs", str(len(claimed)), *claimed]
+        for act in batch:
+            arguments += act.arguments
+        command, script = b"EVALSHA", self._script.sha
+        if self._evals:  # the server has lost the script, or never had it; now it keeps it
+            command, script = b"EVAL", self._script.text
+        reply = await connection.create_request(command, script, 1, f"{self._root}meta", *arguments)
+        assert isinstance(reply, list)
+        self._evals = False
+        if self._replicas and any(act.is_submission for act in batch):
+            await self._wait_for_replicas(connection)
+        if self._resumes and reply[0] == "done":
+            self._resumes = False
+            self._lost(reply.pop(2)[1:])
+        return reply
+
+    async def _wait_for_replicas(self, connection: BaseConnection) -> None:
+        """Wait until a replica has all that this connection wrote.
+
+        Raises:
+          NotReplicatedError: if no replica has it in time.
+        """
+        # less than the patience, so that the caller is told which of the two gave no answer
+        seconds = REPLICATED * self._patience
+        millis = math.ceil(seconds * 1000)
+        number = await connection.create_request(b"WAIT", self._replicas, millis)
+        assert isinstance(number, int)
+        if number < self._replicas:
+            raise NotReplicatedError(
+                f"the server has it, but no replica has confirmed it in {seconds:g} s"
+            )
+
+    def _answer(self, batch: list[Act], reply: list[Any]) -> None:
+        kind, *rest = reply
+        if kind != "done":
+            self._broken = self._gone(kind, rest)
+            self._fail(batch, self._broken)
+            return
+        self._why = self._away_since = None
+        looks, *answers = rest
+        for act, answer in zip(batch, answers, strict=True):
+            act.end(outcome.Value(answer))
+        if looks:
+            self._look()
+
+    def _gone(self, kind: str, rest: Sequence[Any]) -> StoreError:
+        where = f"{self._name}: the keys {self._root}*"
+        if kind == "version":
+            return StoreVersionError(
+                f"{where} have schema {rest[0]}, of a newer version of this library; update it here"
+            )
+        if kind == "foreign":
+            return StoreVersionError(
+                f"{where} belong to another program; choose another namespace or database"
+            )
+        if kind == "missing":
+            return StoreError(f"{where} do not exist: a worker makes them at its start")
+        return StoreError(
+            f"{where} are gone: the server was flushed, or has lost its data; the jobs that it had"
+            " are lost; start the instances again to make a new store"
+        )
+
+    def _fail(self, batch: Sequence[Act], error: StoreError) -> None:
+        for act in batch:
+            act.end(outcome.Error(_with_unknown(error, act.unknown)))
+
+
+def _is_lost(connection: BaseConnection) -> bool:
+    return not connection.usable
+
+
+def _with_unknown(error: StoreError, unknown: bool) -> StoreError:
+    own = type(error)(*error.args)
+    if isinstance(own, StoreUnavailableError):
+        own.unknown = unknown
+    return own
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

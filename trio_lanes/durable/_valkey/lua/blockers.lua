@@ -1,0 +1,112 @@
+-- Why a job does not go on, by the same rules as those of a claim, and without a write.
+
+local function a_blocker(kind, lane, job, ends)
+  return { kind, lane, job or false, ends and ends < huge and int(ends) or false }
+end
+
+local function of_run(job)
+  if job.lent == 1 then
+    return { a_blocker('lent', job.lane) }
+  end
+  local refused = job.lent and new_budget().return_refused_by(job)
+  return refused and { a_blocker(refused[1], refused[2]) } or {}
+end
+
+-- The live instances that have a handler, and the names of all handlers of these.
+local function live_with(name)
+  local live, names = {}, {}
+  for _, id in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
+    local info, has = instance_of(id), false
+    for _, other in ipairs(info.names) do
+      has = has or other == name
+    end
+    if has and is_alive(id) then
+      live[#live + 1] = id
+      for _, other in ipairs(info.names) do
+        names[other] = true
+      end
+    end
+  end
+  return live, names
+end
+
+local function some_runs_few(live, most)
+  for _, id in ipairs(live) do
+    if runs_beside(id) < most then
+      return true
+    end
+  end
+  return false
+end
+
+local function in_lane(job)
+  local lane, found = job.lane, {}
+  local function add(...)
+    found[#found + 1] = a_blocker(...)
+  end
+  local limit = limit_of(lane)
+  if not limit then  -- only in a store that the check finds wrong
+    return found
+  elseif is_paused(limit) then
+    add('pause', lane, nil, limit.paused)
+  end
+  local live, names = live_with(job.name)
+  if #live == 0 then
+    add('handler', lane)
+  elseif not some_runs_few(live, together(job)) then
+    add('suspect', lane)
+  end
+  local budget, is_next = new_budget(), true
+  if job.ready and not job.shelf then
+    local first = choose(lane, new_fronts(lane, names), new_turns())
+    if first and first.id ~= job.id then
+      is_next = false
+      add('order', lane, first.id)
+    end
+  end
+  for _, refused in ipairs(budget.refused_by(lane)) do
+    add(refused[1], refused[2])
+  end
+  for _, rate in ipairs(is_next and budget.rates_until(job) or {}) do
+    add('rate', rate[1], nil, rate[2])
+  end
+  return found
+end
+
+local function of_waiting(job)
+  if job.due and job.due > now then  -- else the next step queues it
+    return { a_blocker(job.why, job.lane, nil, job.due) }
+  end
+  local found = {}
+  if job.session then
+    local lane = 'session:' .. job.session
+    local paused = pause_of(job.session)
+    if paused and paused > now then
+      found[1] = a_blocker('pause', lane, nil, paused)
+    end
+    local head = head_of(job.session)
+    if head and head.id ~= job.id then
+      local kind = head.state == 'running' and 'session' or head.state == 'dead' and 'dead' or 'order'
+      found[#found + 1] = a_blocker(kind, lane, head.id)
+      return found
+    end
+  end
+  for _, blocker in ipairs(in_lane(job)) do
+    found[#found + 1] = blocker
+  end
+  return found
+end
+
+local function blocked_by(arguments)
+  local job = known(arguments[1])
+  if not job then
+    return { 0, false }
+  elseif job.state == 'running' then
+    return { 0, of_run(job) }
+  elseif job.state == 'waiting' or job.state == 'parked' then
+    return { 0, of_waiting(job) }
+  end
+  return { 0, {} }
+end
+
+READS.blocked_by = blocked_by

@@ -1,0 +1,289 @@
+-- Claims: which ready jobs an instance with free capacity may run.
+--
+-- Lanes take turns. In a lane the highest priority goes first, but a lower priority with ready jobs
+-- is passed over at most nine times in a row. In a priority the fronts of the lists whose handlers the
+-- instance has are merged by ready number. Whose turn it is is in the hash `turns`, over all
+-- instances. A suspect (`together`) goes before all other jobs, and an instance that runs a suspect
+-- runs at most half as many jobs as ran in its last crash, for a time that doubles with each crash.
+
+local PRIORITIES = { 1, 0, -1 }
+local PASSED_OVER = { [0] = 8, [-1] = 9 }
+local ISOLATED_FOR = 15 * SECOND
+local STEP_BYTES = 4 * 1024 * 1024
+
+-- `rest`: what only the worker reads, as the submitter gave it.
+local function claim_of(job)
+  local payload = call('GET', ROOT .. 'p:' .. job.id)
+  local kept = job.kept and call('GET', ROOT .. 'c:' .. job.id)
+  return {
+    job.id, job.fence or 0, job.name, payload, job.session or false, job.lane,
+    (job.attempts or 0) + 1, job.crashes or 0, job.rest or '', kept or false,
+  }
+end
+
+local function claim_bytes(claim)
+  return #claim[4] + (claim[10] and #claim[10] or 0)
+end
+
+local function new_isolation(instance)
+  local running = runs_beside(instance)
+  local most = huge
+  local self = { due = nil }
+
+  local function lasts(job)
+    if not job.since then
+      job.since = now
+      put(job)
+    end
+    local ends = job.since + ISOLATED_FOR * 2 ^ math.min(job.crashes or 0, 64)
+    if ends > now then
+      self.due = math.min(self.due or huge, ends)
+    end
+    return ends > now
+  end
+
+  local function restrict(job)
+    if together(job) < most and lasts(job) then
+      most = together(job)
+    end
+  end
+
+  function self.has_room()
+    return running < most
+  end
+
+  function self.allows(suspect)
+    return running < together(suspect) or not lasts(suspect)
+  end
+
+  function self.add(job)
+    running = running + 1
+    if job.company then
+      job.since = nil
+      restrict(job)
+    end
+  end
+
+  for _, id in ipairs(call('ZRANGE', ROOT .. 'su:' .. instance, 0, -1)) do
+    restrict(find(id))
+  end
+  return self
+end
+
+-- The ready lists of one lane whose handlers an instance has: by priority, by key of the list.
+local function new_fronts(lane, names)
+  local lists, self = { [1] = {}, [0] = {}, [-1] = {} }, {}
+  local present = false
+  for _, entry in ipairs(call('SMEMBERS', ROOT .. 'rn:' .. lane)) do
+    local priority, name = string.match(entry, '^(%-?%d):(.*)$')
+    if names[name] then
+      lists[tonumber(priority)][entry] = true
+      present = true
+    end
+  end
+
+  -- The first job of a list, as {id, ready number}; an empty list is dropped.
+  local function front(list, entry)
+    if list[entry] == true then
+      local first = call('ZRANGE', ready_list(lane, entry), 0, 0, 'WITHSCORES')
+      if first[1] then
+        list[entry] = { first[1], tonumber(first[2]) }
+      else
+        list[entry] = nil
+        call('SREM', ROOT .. 'rn:' .. lane, entry)
+        if call('EXISTS', ROOT .. 'rn:' .. lane) == 0 then
+          call('SREM', ROOT .. 'lw', lane)
+        end
+      end
+    end
+    return list[entry]
+  end
+
+  function self.present()
+    return present
+  end
+
+  function self.first(priority)
+    local list, best, of = lists[priority], nil, nil
+    local entries = {}
+    for entry in pairs(list) do
+      entries[#entries + 1] = entry
+    end
+    for _, entry in ipairs(entries) do
+      local first = front(list, entry)
+      if first and (not best or first[2] < best[2]) then
+        best, of = first, entry
+      end
+    end
+    return best and find(best[1]), of
+  end
+
+  function self.taken(priority, entry)
+    lists[priority][entry] = true
+  end
+
+  function self.suspect()
+    for _, priority in ipairs(PRIORITIES) do
+      local job = self.first(priority)
+      if job and together(job) < huge then
+        return job
+      end
+    end
+  end
+
+  return self
+end
+
+local function new_turns()
+  local known, new, flat = {}, {}, call('HGETALL', ROOT .. 'turns')
+  for at = 1, #flat, 2 do
+    known[flat[at]] = flat[at + 1]
+  end
+  local self = {}
+
+  function self.served()
+    return new.served or known.served
+  end
+
+  function self.passed(lane, priority)
+    local key = 'passed ' .. priority .. ' ' .. lane
+    return tonumber(new[key] or known[key] or 0)
+  end
+
+  function self.put(key, value)
+    new[key] = value
+  end
+
+  function self.put_passed(lane, priority, times)
+    new['passed ' .. priority .. ' ' .. lane] = times
+  end
+
+  function self.keep()
+    for key, value in pairs(new) do
+      if tostring(value) ~= known[key] and not (value == 0 and not known[key]) then
+        call('HSET', ROOT .. 'turns', key, value)
+      end
+    end
+  end
+
+  return self
+end
+
+-- The job that is next in a lane, whether or not it may start; its list; and the heads of all lists,
+-- the highest priority first.
+local function choose(lane, fronts, turns)
+  local heads, of = {}, {}
+  for _, priority in ipairs(PRIORITIES) do
+    local head, entry = fronts.first(priority)
+    if head then
+      heads[#heads + 1] = head
+      of[head.id] = entry
+    end
+  end
+  local job = fronts.suspect() or heads[1]
+  if job and together(job) == huge then
+    for at = #heads, 2, -1 do
+      local priority = heads[at].priority
+      if turns.passed(lane, priority) >= PASSED_OVER[priority] then
+        job = heads[at]
+        break
+      end
+    end
+  end
+  return job, job and of[job.id], heads
+end
+
+-- The next job of a lane; or nil, and why: 'isolation' (a suspect would start if this instance ran
+-- fewer jobs), 'bytes' (it is too large).
+local function next_of(lane, fronts, budget, turns, isolation, most_bytes)
+  local job, entry, heads = choose(lane, fronts, turns)
+  if not job or budget.free(lane) <= 0 or not budget.rates_allow(job) then
+    return nil
+  end
+  if together(job) < huge and not isolation.allows(job) then
+    return nil, 'isolation'
+  end
+  if most_bytes < huge and claim_bytes(claim_of(job)) > most_bytes then
+    return nil, 'bytes'
+  end
+  for _, head in ipairs(heads) do
+    if head.priority < job.priority then
+      turns.put_passed(lane, head.priority, turns.passed(lane, head.priority) + 1)
+    end
+  end
+  turns.put_passed(lane, job.priority, 0)
+  budget.take(job)
+  fronts.taken(job.priority, entry)
+  return job
+end
+
+-- The lanes with ready jobs in their turn, by name, beginning behind the lane of the last claim.
+local function lanes_in_order(served)
+  local names = call('SMEMBERS', ROOT .. 'lw')
+  table.sort(names, function(one, other)
+    if (one > served) ~= (other > served) then
+      return one > served
+    end
+    return one < other
+  end)
+  return names
+end
+
+-- The lanes that may start a job, in their turn: lanes with suspects first.
+local function lanes_in_turn(names, budget, turns)
+  local suspects, others = {}, {}
+  for _, lane in ipairs(lanes_in_order(turns.served() or '')) do
+    local limit = budget.limit(lane)
+    if limit and not is_paused(limit) then
+      local fronts = new_fronts(lane, names)
+      if fronts.present() and budget.free(lane) > 0 then
+        local line = fronts.suspect() and suspects or others
+        line[#line + 1] = { lane = lane, fronts = fronts }
+      end
+    end
+  end
+  for _, turn in ipairs(others) do
+    suspects[#suspects + 1] = turn
+  end
+  return suspects
+end
+
+-- Claim up to `room` jobs. Return the claims, when a limit that kept a job out ends, and whether the
+-- claims have STEP_BYTES.
+local function take(instance, info, room)
+  local claims = {}
+  if room <= 0 then
+    return claims, nil, false
+  end
+  local names = {}
+  for _, name in ipairs(info.names) do
+    names[name] = true
+  end
+  local budget, turns = new_budget(), new_turns()
+  local isolation = new_isolation(instance)
+  local in_turn, at = lanes_in_turn(names, budget, turns), 1
+  local left, why = huge, nil
+  while in_turn[at] and #claims < room and isolation.has_room() and why ~= 'bytes' do
+    local turn = in_turn[at]
+    at = at + 1
+    local job
+    job, why = next_of(turn.lane, turn.fronts, budget, turns, isolation, left)
+    if job then
+      turns.put('served', job.lane)
+      job.state, job.ready, job.instance, job.lent = 'running', nil, instance, nil
+      job.fence = next_number()
+      begin_run(job, info)
+      isolation.add(job)
+      put(job)
+      local claim = claim_of(job)
+      claims[#claims + 1] = claim
+      in_turn[#in_turn + 1] = turn
+      left = math.min(left, STEP_BYTES) - claim_bytes(claim)
+    elseif why == 'isolation' then
+      break
+    end
+  end
+  turns.keep()
+  local due = math.min(budget.due or huge, isolation.due or huge)
+  return claims, due < huge and due or nil, why == 'bytes'
+end

@@ -1,0 +1,39 @@
+-- The history of a job's runs: `runs` of its record, the oldest first, at most KEPT. Each is {attempt,
+-- fence, host, pid, begin, end, how, error}; while it runs the last three are false.
+
+local KEPT = 10
+
+local function begin_run(job, info)
+  local runs = job.runs or {}
+  job.runs = runs
+  if #runs == KEPT then
+    table.remove(runs, 1)
+  end
+  runs[#runs + 1] = {
+    (job.attempts or 0) + 1, job.fence, info.host, info.pid, now, false, false, false,
+  }
+end
+
+local function end_run(job, how, failure)
+  local run = job.runs[#job.runs]
+  run[6], run[7], run[8] = now, how, failure or false
+end
+
+-- A run did not end by a crash, as another instance took it to have ended.
+local function forgive_run(job, fence)
+  for _, run in ipairs(job.runs or {}) do
+    if run[2] == fence and run[7] == 'crashed' then
+      run[7] = 'released'
+    end
+  end
+end
+
+local function shown_runs(job)
+  local shown = {}
+  for at, run in ipairs(job.runs or {}) do
+    shown[at] = {
+      run[1], run[2], run[3], run[4], int(run[5]), run[6] and int(run[6]), run[7], run[8],
+    }
+  end
+  return shown
+end

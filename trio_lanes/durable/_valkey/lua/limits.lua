@@ -1,0 +1,180 @@
+-- Lanes, templates of lanes, and groups: hashes L and G, name -> packed table.
+--
+-- A lane has c (concurrency), m (max_waiting), paused (until when), proposed, rates (a text for the
+-- clients), meters (see rates). A group has members, c, reserve, rates, meters. What is absent is
+-- infinite or false. A name that ends with '*' is a template: each lane that has no limits of its own
+-- has those of the longest template that matches it. `pause_only`: L has only the pause of such a lane.
+--
+-- Lanes of templates come and go. The set lw has the lanes with ready jobs, lr the lanes of templates
+-- of which jobs run; a lane that is in one of them and has none is taken out when that is seen.
+
+local LANES, LANE_NAMES, GROUPS, GROUP_OF
+
+local function unpacked(key)
+  local found, names, flat = {}, {}, call('HGETALL', key)
+  for at = 1, #flat, 2 do
+    found[flat[at]] = cmsgpack.unpack(flat[at + 1])
+    names[#names + 1] = flat[at]
+  end
+  table.sort(names)
+  return found, names
+end
+
+local function lanes()
+  if not LANES then
+    LANES, LANE_NAMES = unpacked(ROOT .. 'L')
+  end
+  return LANES, LANE_NAMES
+end
+
+local function groups()
+  if not GROUPS then
+    GROUPS = unpacked(ROOT .. 'G')
+    GROUP_OF = {}
+    for name, group in pairs(GROUPS) do
+      group.name = name
+      for _, member in ipairs(group.members) do
+        GROUP_OF[member] = group
+      end
+    end
+  end
+  return GROUPS, GROUP_OF
+end
+
+local function put_limit(key, name, limit)
+  if limit then
+    limit.name = nil
+    call('HSET', key, name, cmsgpack.pack(limit))
+  else
+    call('HDEL', key, name)
+  end
+  LANES, GROUPS = nil, nil
+end
+
+local function put_lane(name, limit)
+  put_limit(ROOT .. 'L', name, limit)
+end
+
+local function put_group(name, limit)
+  put_limit(ROOT .. 'G', name, limit)
+end
+
+local function is_template(name)
+  return string.sub(name, -1) == '*'
+end
+
+-- The lane or template of `all` whose limits a lane has; nil: the lane does not exist.
+local function label_of(all, name)
+  if is_template(name) then
+    return nil
+  end
+  local own, longest = all[name], nil
+  if own and not own.pause_only then
+    return name
+  end
+  for label in pairs(all) do
+    if is_template(label) and string.sub(name, 1, #label - 1) == string.sub(label, 1, -2) then
+      if not longest or #label > #longest then
+        longest = label
+      end
+    end
+  end
+  return longest
+end
+
+-- The limits of a lane, with its pause; nil: the lane does not exist.
+local function limit_of(name, all)
+  all = all or lanes()
+  local label = label_of(all, name)
+  if not label then
+    return nil
+  end
+  local limit, own = all[label], all[name]
+  if not own or own == limit or not own.paused then
+    return limit
+  end
+  return {
+    c = limit.c, m = limit.m, rates = limit.rates, meters = limit.meters,
+    paused = math.max(own.paused, limit.paused or 0),
+  }
+end
+
+local function is_configured(all, name)
+  return all[name] and not all[name].pause_only
+end
+
+local function is_paused(lane)
+  return lane.paused and lane.paused > now
+end
+
+local function unknown_lane(lane)
+  local all, names = lanes()
+  local answer = { 1, 'lane', lane }
+  for _, name in ipairs(names) do
+    if is_configured(all, name) then
+      answer[#answer + 1] = name
+    end
+  end
+  return answer
+end
+
+-- {state, lane, name, number} of the jobs that have not ended.
+local function all_counts()
+  local counts, flat = {}, call('HGETALL', ROOT .. 'n')
+  for at = 1, #flat, 2 do
+    local state, length, rest = string.match(flat[at], '^(%a+):(%d+):(.*)$')
+    length = tonumber(length)
+    local lane, name = string.sub(rest, 1, length), string.sub(rest, length + 2)
+    counts[#counts + 1] = { state, lane, name, tonumber(flat[at + 1]) }
+  end
+  return counts
+end
+
+-- The lanes that a name means: that lane, or all lanes of that template that have jobs or a pause, in
+-- order; nil: there is no such lane or template.
+local function known_lanes(name)
+  local all = lanes()
+  if not (is_template(name) and all[name]) then
+    return label_of(all, name) and { name } or nil
+  end
+  local found, names = {}, {}
+  for lane in pairs(all) do
+    found[lane] = true
+  end
+  for _, count in ipairs(all_counts()) do
+    found[count[2]] = true
+  end
+  for lane in pairs(found) do
+    if label_of(all, lane) == name then
+      names[#names + 1] = lane
+    end
+  end
+  table.sort(names)
+  return names
+end
+
+-- The lanes of which a run may hold a slot or want it back.
+local function lanes_in_use()
+  local found = {}
+  for lane in pairs((lanes())) do
+    found[lane] = true
+  end
+  for _, lane in ipairs(call('SMEMBERS', ROOT .. 'lr')) do
+    found[lane] = true
+  end
+  return found
+end
+
+-- A limit as a client gives it: JSON has no infinity.
+local function paused_as_given(limit)
+  limit.paused = limit.forever and huge or nil
+  limit.forever = nil
+  return limit
+end
+
+local function put_rules(all)
+  meta.rules = all
+  call('HSET', META, 'result_ttl', all.result_ttl == huge and 'inf' or int(all.result_ttl),
+    'max_crashes', all.max_crashes == huge and 'inf' or int(all.max_crashes),
+    'hold', all.hold and '1' or '0')
+end

@@ -1,0 +1,46 @@
+-- Opening a namespace: it is made if it is missing, and the lanes, groups and rules that it lacks
+-- are written. What is there wins.
+
+local function add_lane(name, limit, worker)
+  local there = lanes()[name]
+  if not there or there.pause_only or (there.proposed and worker) then
+    limit.proposed = not worker or nil
+    limit.paused = there and there.paused or limit.paused
+    put_lane(name, limit)
+  end
+end
+
+local function add_groups(list)
+  local before, group_of = groups()
+  for _, group in ipairs(list) do
+    local taken = before[group.name] ~= nil
+    for _, member in ipairs(group.members) do
+      taken = taken or group_of[member] ~= nil
+    end
+    if not taken then
+      put_group(group.name, group)
+    end
+  end
+end
+
+-- Arguments: JSON {identity, worker, lanes: [{name, limit}], groups: [...]}, and whether to make the
+-- namespace, which has been regarded already.
+local function open(arguments)
+  local asked = cjson.decode(arguments[1])
+  if not meta.schema then
+    meta.schema = SCHEMA
+    call('HSET', META, 'schema', SCHEMA, 'identity', asked.identity)
+  end
+  for _, one in ipairs(asked.lanes) do
+    add_lane(one.name, paused_as_given(one.limit), asked.worker)
+  end
+  if asked.worker then
+    add_groups(asked.groups)
+    if not meta.rules then
+      put_rules(rules())
+    end
+  end
+  return { 0 }
+end
+
+WRITES.open = open

@@ -1,0 +1,330 @@
+-- Orders of an operator: cancel, clear, pause, resume, configure, requeue, purge.
+
+-- Arguments: the id, the outcome, whether a running job is cancelled too.
+local function cancel(arguments)
+  local job = find(arguments[1])
+  if not job or ENDED[job.state] or job.state == 'dead' then
+    return { 0, 0 }
+  elseif job.state == 'running' and arguments[3] == '0' then
+    return { 0, 0 }
+  elseif job.state == 'running' then
+    if not job.cancel then
+      job.cancel = arguments[2]
+      put(job)
+    end
+    look_at(job.instance)
+  else
+    end_job(job, 'cancelled', arguments[2])
+  end
+  return { 0, 1 }
+end
+
+-- The last waiting and parked jobs of a session with ids below `before`: those with a place by place,
+-- before them those without.
+local function clearable_of_session(session, before)
+  local jobs, at = {}, 0
+  local function add(id)
+    local job = find(id)
+    local clearable = job.state == 'waiting' or job.state == 'parked'
+    if clearable and tonumber(id) < before and #jobs < AT_ONCE then
+      jobs[#jobs + 1] = job
+    end
+  end
+  local ids = call('ZREVRANGE', ROOT .. 's:' .. session, 0, AT_ONCE)
+  while #ids > 0 and #jobs < AT_ONCE do
+    for _, id in ipairs(ids) do
+      add(id)
+    end
+    at = at + #ids
+    ids = call('ZREVRANGE', ROOT .. 's:' .. session, at, at + AT_ONCE)
+  end
+  for _, id in ipairs(call('ZRANGE', ROOT .. 'sd:' .. session, 0, -1)) do
+    add(id)
+  end
+  return jobs
+end
+
+local function add_clearable_of_lane(jobs, lane, before)
+  local below, most = '(' .. int(before), AT_ONCE - #jobs
+  local ids = call('ZREVRANGEBYSCORE', ROOT .. 'w:' .. lane, below, '-inf', 'LIMIT', 0, most)
+  for _, id in ipairs(ids) do
+    jobs[#jobs + 1] = find(id)
+  end
+end
+
+local function open_session(job)
+  if job.place then
+    job.place = nil
+    put(job)
+    list_next_head(job.session)
+  end
+end
+
+-- Arguments: the lane, the session, the outcome, the number below which ids are cleared, or ''.
+-- Answer: how many, and that number for the next portion; false: there are no more.
+local function clear(arguments)
+  local lane, session = given(arguments[1]), given(arguments[2])
+  local of = lane and known_lanes(lane) or {}
+  if lane and not known_lanes(lane) then
+    return unknown_lane(lane)
+  end
+  local before = tonumber(arguments[4]) or next_number()
+  local jobs = session and clearable_of_session(session, before) or {}
+  for _, one in ipairs(of) do
+    add_clearable_of_lane(jobs, one, before)
+  end
+  -- from the tail: if the head ended first, each of its successors would become ready in turn
+  table.sort(jobs, function(one, other)
+    return (one.place or 0) > (other.place or 0)
+  end)
+  local lowest = before
+  for _, job in ipairs(jobs) do
+    lowest = math.min(lowest, tonumber(job.id))
+    end_job(job, 'cancelled', arguments[3])
+  end
+  if #jobs == AT_ONCE then
+    return { 0, #jobs, int(#of == 1 and lowest or before) }
+  end
+  if session then
+    local head = head_of(session)
+    if head and head.state == 'dead' then
+      open_session(head)
+    end
+  end
+  return { 0, #jobs, false }
+end
+
+-- Arguments: the lane, the session, microseconds or 'inf'. It prolongs a pause, never shortens it.
+local function pause(arguments)
+  local lane, session = given(arguments[1]), given(arguments[2])
+  local ends = now + number_of(arguments[3])
+  if lane then
+    if not known_lanes(lane) then
+      return unknown_lane(lane)
+    end
+    local limit = lanes()[lane] or { c = 0, pause_only = true, rates = '[]', meters = {} }
+    limit.paused = math.max(ends, limit.paused or ends)
+    ends = limit.paused
+    put_lane(lane, limit)
+  else
+    ends = math.max(ends, pause_of(session) or ends)
+    call('ZADD', ROOT .. 'pauses', ends == huge and 'inf' or ends, session)
+    local head = head_of(session)
+    if head and head.ready then
+      head.shelf = true
+      put(head)
+    end
+  end
+  SOON = ends < huge
+  return { 0 }
+end
+
+local function resume(arguments)
+  local lane, session = given(arguments[1]), given(arguments[2])
+  if lane then
+    local names, all = known_lanes(lane), lanes()
+    if not names then
+      return unknown_lane(lane)
+    end
+    names[#names + 1] = lane
+    for _, name in ipairs(names) do
+      local limit = all[name]
+      if limit then
+        limit.paused = nil
+        put_lane(name, not limit.pause_only and limit or nil)
+      end
+    end
+    LOOK = true
+  else
+    resume_session(session)
+  end
+  return { 0 }
+end
+
+-- ---- configure
+
+-- A refusal, if a lane with jobs does not exist any more; else nil.
+local function check_unused(before, after)
+  local used, names = {}, {}
+  for _, count in ipairs(all_counts()) do
+    local lane = count[2]
+    if not used[lane] then
+      names[#names + 1] = lane
+    end
+    used[lane] = (used[lane] or 0) + count[4]
+  end
+  table.sort(names)
+  for _, lane in ipairs(names) do
+    if label_of(before, lane) and not label_of(after, lane) then
+      return { 1, 'used', lane, used[lane] }
+    end
+  end
+end
+
+-- A refusal, if the groups do not fit the lanes; else nil. `groups` is a list, in the given order.
+local function check_groups(all, list)
+  local group_of = {}
+  for _, group in ipairs(list) do
+    for _, member in ipairs(group.members) do
+      if not all[member] then
+        return { 1, 'no member', group.name, member }
+      elseif group_of[member] then
+        return { 1, 'two groups', member, group_of[member], group.name }
+      end
+      group_of[member] = group.name
+    end
+  end
+end
+
+local function put_groups(before, list)
+  local after = {}
+  for _, group in ipairs(list) do
+    after[group.name] = group
+  end
+  for name, group in pairs(before) do
+    if not after[name] then
+      replace_meters('group ' .. name, group.meters, nil)
+      put_group(name, nil)
+    end
+  end
+  for _, group in ipairs(list) do
+    local name, was = group.name, before[group.name]
+    replace_meters('group ' .. name, was and was.meters, group.meters)
+    put_group(name, group)
+  end
+end
+
+-- The limits after the changes of lanes; or nil, and a refusal.
+local function changed_lanes(before, changes)
+  local after, removes = {}, false
+  for name, limit in pairs(before) do
+    after[name] = limit
+  end
+  for _, change in ipairs(changes) do
+    local name, was = change.name, before[change.name]
+    if was and was.pause_only then  -- it gets limits of its own, and keeps its pause
+      was = { paused = was.paused, rates = '[]', meters = {} }
+    end
+    if change.gone then
+      if not is_configured(before, name) then
+        return nil, unknown_lane(name)
+      end
+      after[name], removes = nil, true
+    elseif change.limit then
+      after[name] = paused_as_given(change.limit)
+    else
+      was = was or { rates = '[]', meters = {} }
+      after[name] = {
+        c = change.c, m = was.m, paused = was.paused, rates = was.rates, meters = was.meters,
+      }
+    end
+  end
+  for name, limit in pairs(before) do
+    if limit.pause_only and not label_of(after, name) then
+      after[name] = nil
+    end
+  end
+  return after, removes and check_unused(before, after) or nil
+end
+
+local function put_lanes(before, after)
+  local names = {}
+  for _, all in ipairs({ before, after }) do
+    for name in pairs(all) do
+      names[name] = true
+    end
+  end
+  for name in pairs(names) do
+    if before[name] ~= after[name] then
+      put_lane(name, after[name])
+      if not after[name] and not is_template(name) then
+        call('SADD', ROOT .. 'lr', name)  -- its jobs may run, as jobs of a lane of a template
+      end
+    end
+  end
+  call('ZREMRANGEBYSCORE', ROOT .. 'ml', '-inf', int(now))
+  for _, lane in ipairs(call('ZRANGE', ROOT .. 'ml', 0, -1)) do
+    local was, is = limit_of(lane, before), limit_of(lane, after)
+    if not (was and is) or was.meters ~= is.meters then
+      replace_meters('lane ' .. lane, was and was.meters, is and is.meters)
+    end
+  end
+end
+
+-- Arguments: JSON {lanes: [{name, limit}, {name, c}, {name, gone}...], groups: [...] or absent, rules}.
+-- A lane with `c`, or with neither, gets another concurrency alone; `gone` removes it.
+local function configure(arguments)
+  local asked = cjson.decode(arguments[1])
+  local before = lanes()
+  local after, refused = changed_lanes(before, asked.lanes)
+  if refused then
+    return refused
+  end
+  local groups_before = groups()
+  local list = asked.groups
+  if not list then
+    list = {}
+    for _, group in pairs(groups_before) do
+      list[#list + 1] = group
+    end
+  end
+  refused = check_groups(after, list)
+  if refused then
+    return refused
+  end
+  put_lanes(before, after)
+  if asked.groups then
+    put_groups(groups_before, list)
+  end
+  local all = rules()
+  for name, value in pairs(asked.rules) do
+    all[name] = name == 'hold' and value or number_of(value)
+  end
+  if next(asked.rules) then
+    put_rules(all)
+  end
+  LOOK, SOON = true, true
+  return { 0 }
+end
+
+-- ---- dead and failed jobs. Arguments: a selection, the id after which.
+-- Answer: how many, and the id after which the next portion begins; false: there are no more.
+
+local function letters(arguments)
+  local of = read_selection(arguments)
+  local states = ''
+  for _, state in ipairs({ ' dead ', ' failed ' }) do
+    if string.find(of.states, state, 1, true) then
+      states = states .. state
+    end
+  end
+  of.states = states
+  return page_of(of, arguments[SELECTION + 1], AT_ONCE)
+end
+
+local function requeue(arguments)
+  local jobs, after = letters(arguments)
+  for _, job in ipairs(jobs) do
+    job.attempts, job.crashes, job.alone, job.company = nil, nil, nil, nil
+    job.cancel, job.due = nil, nil
+    revive(job)
+  end
+  return { 0, #jobs, after }
+end
+
+local function purge(arguments)
+  local jobs, after = letters(arguments)
+  for _, job in ipairs(jobs) do
+    open_session(job)
+    forget(job)
+  end
+  return { 0, #jobs, after }
+end
+
+WITH_TICKET.cancel = cancel
+WITH_TICKET.clear = clear
+WITH_TICKET.pause = pause
+WITH_TICKET.resume = resume
+WITH_TICKET.configure = configure
+WITH_TICKET.requeue = requeue
+WITH_TICKET.purge = purge

@@ -1,0 +1,236 @@
+-- Queues of sessions and ready lists of lanes: the rules of order.
+--
+-- The invariants are those of the engine over tables (`trio_lanes.durable._rules.engine`), and the
+-- functions have its names. The head of a session's queue keeps its place while it runs and between
+-- attempts. A ready list holds heads, and jobs without a session.
+
+local AT_ONCE = 500
+
+local function head_of(session)
+  local first = call('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
+  return first and find(first) or nil
+end
+
+local function pause_of(session)
+  local paused = call('ZSCORE', ROOT .. 'pauses', session)
+  return paused and number_of(paused) or nil
+end
+
+-- Give a head its place on the ready list. The caller puts the record.
+local function set_ready(job, first)
+  local number = next_number()
+  job.ready = first and -number or number
+  job.shelf = nil
+  if job.session then
+    local paused = pause_of(job.session)
+    if paused and paused > now then
+      job.shelf = true
+    end
+  end
+  LOOK = true
+end
+
+local function list_ready(job, first)
+  set_ready(job, first)
+  put(job)
+end
+
+-- Put the head of a session's queue on the ready list, if it is new as head.
+local function list_next_head(session)
+  local head = session and head_of(session)
+  if head and head.state == 'waiting' and not head.ready then
+    list_ready(head)
+  end
+end
+
+-- Put a job at the tail of its session's queue. The caller puts the record.
+local function append(job)
+  if job.session then
+    local behind = call('EXISTS', ROOT .. 's:' .. job.session) == 1
+    job.place = next_number()
+    if behind then
+      return
+    end
+  end
+  set_ready(job)
+end
+
+local function finish_attempts(job, attempt)
+  job.attempts = (job.attempts or 0) + attempt
+end
+
+-- `failure`: of a run that failed, {the type of its error, the error in one line}.
+local function end_job(job, state, outcome, attempt, failure)
+  if job.state == 'running' then
+    end_run(job, state, failure and failure[2])
+  end
+  job.state = state
+  finish_attempts(job, attempt or 0)
+  job.place, job.ready, job.shelf, job.why = nil, nil, nil, nil
+  job.due = now + rules().result_ttl
+  if state ~= 'failed' then  -- a failed job can be requeued until the store forgets it
+    call('DEL', ROOT .. 'p:' .. job.id, ROOT .. 'c:' .. job.id)
+    job.kept = nil
+  else
+    job.error = failure[1]
+  end
+  call('SET', ROOT .. 'o:' .. job.id, outcome)
+  put(job)
+  tell_ended(job, outcome)
+  list_next_head(job.session)
+end
+
+-- Make a job dead. With the rule `hold` it keeps its place, which closes its session.
+local function mark_dead(job, outcome, attempt, failure, how)
+  end_run(job, how or 'dead', failure[2])
+  job.state = 'dead'
+  finish_attempts(job, attempt)
+  if not (rules().hold and job.session) then
+    job.place = nil
+  end
+  job.error = failure[1]
+  call('SET', ROOT .. 'o:' .. job.id, outcome)
+  put(job)
+  tell_ended(job, outcome)
+  list_next_head(job.session)
+end
+
+-- Put a running job back to waiting, at the front of the ready list.
+local function give_back(job, how)
+  if job.cancel then
+    end_job(job, 'cancelled', job.cancel)
+  else
+    end_run(job, how or 'released')
+    job.state, job.lent = 'waiting', nil
+    list_ready(job, true)
+  end
+end
+
+-- Give back a job whose process died while it ran `company` jobs, this one included. Only crashes in
+-- which the job ran alone make it dead.
+local function crash_job(job, company)
+  job.crashes = (job.crashes or 0) + 1
+  if company == 1 then
+    job.alone = (job.alone or 0) + 1
+  end
+  job.company = math.min(job.company or company, company)
+  if job.company == 0 then
+    job.company = nil
+  end
+  local alone = job.alone or 0
+  if not job.cancel and alone >= rules().max_crashes then
+    local times = alone == 1 and 'once' or alone .. ' times'
+    local message = 'the process died while it ran this job alone, ' .. times
+    local outcome = '{"type": "crash", "message": "' .. message .. '", "traceback": ""}'
+    mark_dead(job, outcome, 0, { 'crash', 'crash: ' .. message }, 'crashed')
+  else
+    give_back(job, 'crashed')
+  end
+end
+
+-- Give back the jobs that a process ran when it died; the last claimed first, since each goes to the
+-- front. A run that has lent its slot waits for other jobs, so it is not counted beside them.
+local function crash(ids)
+  local holding = 0
+  for _, id in ipairs(ids) do
+    if find(id).lent ~= 1 then
+      holding = holding + 1
+    end
+  end
+  for at = #ids, 1, -1 do
+    local job = find(ids[at])
+    crash_job(job, job.lent == 1 and #ids or holding)
+  end
+end
+
+local function postpone(job, delay, counts, requeue, failure)
+  if job.cancel then
+    end_job(job, 'cancelled', job.cancel)
+    return
+  end
+  end_run(job, 'retried', failure)
+  local leaves = requeue and job.session
+  job.state, job.why, job.due = 'parked', 'retry', now + delay
+  finish_attempts(job, counts and 1 or 0)
+  job.company, job.lent = nil, nil
+  if leaves then
+    job.place = nil
+  end
+  put(job)
+  if leaves then
+    list_next_head(job.session)
+  end
+end
+
+-- How many jobs an instance may run while it runs this one. It is infinite, but for a suspect: a job
+-- that its next crash could make dead.
+local function together(job)
+  if not job.company or (job.crashes or 0) < math.max(1, rules().max_crashes - 1) then
+    return huge
+  end
+  return math.max(1, math.floor(job.company / 2))
+end
+
+local function promote_ids(ids)
+  for _, id in ipairs(ids) do
+    local job = find(id)
+    if job.place then
+      set_ready(job)
+    else
+      append(job)
+    end
+    job.state, job.due, job.why = 'waiting', nil, nil
+    put(job)
+  end
+end
+
+-- Queue the due jobs of a session, before another job joins the queue.
+local function promote_session(session)
+  local key = ROOT .. 'sd:' .. session
+  local due = call('ZRANGEBYSCORE', key, '-inf', int(now), 'LIMIT', 0, AT_ONCE)
+  while #due > 0 do
+    promote_ids(due)
+    due = call('ZRANGEBYSCORE', key, '-inf', int(now), 'LIMIT', 0, AT_ONCE)
+  end
+end
+
+local function resume_session(session)
+  call('ZREM', ROOT .. 'pauses', session)
+  local head = head_of(session)
+  if head and head.shelf and head.ready then
+    head.shelf = nil
+    put(head)
+    LOOK = true
+  end
+end
+
+-- Queue the parked jobs that are due, and end the pauses that are over.
+local function promote()
+  promote_ids(call('ZRANGEBYSCORE', ROOT .. 'due', '-inf', int(now), 'LIMIT', 0, AT_ONCE))
+  local over = call('ZRANGEBYSCORE', ROOT .. 'pauses', '-inf', int(now), 'LIMIT', 0, AT_ONCE)
+  for _, session in ipairs(over) do
+    resume_session(session)
+  end
+end
+
+local function forget_done()
+  local over = call('ZRANGEBYSCORE', ROOT .. 'done', '-inf', int(now), 'LIMIT', 0, AT_ONCE)
+  for _, id in ipairs(over) do
+    forget(find(id))
+  end
+end
+
+-- Microseconds until a job or a limit falls due, or until `also`; false: nothing will.
+local function next_due(also)
+  local first = also or huge
+  for _, key in ipairs({ 'due', 'pauses' }) do
+    local due = call('ZRANGE', ROOT .. key, 0, 0, 'WITHSCORES')[2]
+    first = math.min(first, due and number_of(due) or huge)
+  end
+  for _, lane in pairs((lanes())) do
+    if is_paused(lane) then
+      first = math.min(first, lane.paused)
+    end
+  end
+  return first < huge and math.max(0, first - now)
+end

@@ -1,0 +1,178 @@
+-- Rate limits: their marks of past starts, and the time of the next start, in integers.
+--
+-- A start takes the costs of its job, by unit. A sliding limit keeps a sorted set: the time of each
+-- start that is in the window, and of the last start before these, with the sum of all charges up to
+-- it (as 16 digits, so that the sums are in order). The start that must leave the window before
+-- another amount fits is found by a binary search.
+--
+-- The other kind, gcra, keeps `since` and `sum`: the theoretical arrival time is
+-- since + sum * num / den microseconds. `sum` stays below `den` by moving `since`, so the products
+-- are exact. An amount is admitted as much earlier as the burst is larger.
+
+local ONE_REQUEST = { requests = 1 }
+local FORGET_AFTER = 60000  -- milliseconds
+
+local function meter_key(owner, meter)
+  return ROOT .. 'm:' .. owner .. ' ' .. meter.kind .. ' ' .. meter.n .. ' ' .. meter.unit
+end
+
+-- Rank `place` of a sliding limit: the time and the sum.
+local function mark_at(key, place)
+  local mark = call('ZRANGE', key, place, place, 'WITHSCORES')
+  return tonumber(mark[2] or nil), tonumber(mark[1] or nil)
+end
+
+-- How many marks are of charges that have left the window.
+local function gone_from(key, per)
+  return call('ZCOUNT', key, '-inf', int(now - per))
+end
+
+local function add_mark(key, time, sum)
+  call('ZADD', key, time, string.format('%016.0f', sum))
+end
+
+local SLIDING, GCRA = {}, {}
+
+function SLIDING.ready_at(key, meter, amount)
+  local _, all = mark_at(key, -1)
+  local leaving = all and all - math.max(meter.most - amount, 0) or 0
+  if leaving <= 0 then
+    return -huge
+  end
+  local low, high = 0, call('ZCARD', key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local _, sum = mark_at(key, middle)
+    if sum < leaving then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return mark_at(key, low) + meter.per
+end
+
+-- Return when the limit is as new, if nothing more is charged to it.
+function SLIDING.charge(key, meter, amount)
+  local gone = gone_from(key, meter.per)
+  if gone == call('ZCARD', key) then
+    call('DEL', key)
+    add_mark(key, now, amount)
+    return now + meter.per
+  end
+  local _, all = mark_at(key, -1)
+  add_mark(key, now, all + amount)
+  if gone > 1 then  -- one that has left stays: a later search may find it
+    call('ZREMRANGEBYRANK', key, 0, gone - 2)
+  end
+  return now + meter.per
+end
+
+-- The charges in the window of `old` stay. Return when the limit is as new.
+function SLIDING.continue(key, old, meter)
+  local gone = gone_from(key, old.per)
+  if gone > 0 then
+    local _, before = mark_at(key, gone - 1)
+    local kept = call('ZRANGE', key, gone, -1, 'WITHSCORES')
+    call('DEL', key)
+    for at = 1, #kept, 2 do
+      add_mark(key, tonumber(kept[at + 1]), tonumber(kept[at]) - before)
+    end
+  end
+  return now + meter.per
+end
+
+local function since_and_sum(key)
+  local since, sum = unpack(call('LRANGE', key, 0, 1))
+  return tonumber(since or nil), tonumber(sum or nil)
+end
+
+local function put_since(key, meter, since, sum)
+  local whole = math.floor(sum / meter.den)
+  call('DEL', key)
+  call('RPUSH', key, int(since + whole * meter.num), int(sum - whole * meter.den))
+end
+
+function GCRA.ready_at(key, meter, amount)
+  local since, sum = since_and_sum(key)
+  if not since then
+    return -huge
+  end
+  local ahead = math.max(meter.burst - amount * meter.num, 0)
+  return since + math.ceil((sum * meter.num - ahead) / meter.den)
+end
+
+function GCRA.charge(key, meter, amount)
+  local since, sum = since_and_sum(key)
+  if not since or (now - since) * meter.den >= sum * meter.num then
+    since, sum = now, 0
+  end
+  put_since(key, meter, since, sum + amount)
+  return since + math.ceil((sum + amount) * meter.num / meter.den)
+end
+
+-- The used part stays the same, and leaks at the new rate from now on.
+function GCRA.continue(key, old, meter)
+  local since, sum = since_and_sum(key)
+  if since then
+    local used = math.max(((since - now) * old.den + sum * old.num) / old.num, 0)
+    local whole = math.floor(used)
+    put_since(key, meter, now + math.ceil((used - whole) * meter.num / meter.den), whole)
+    since, sum = since_and_sum(key)
+  end
+  return (since or now) + math.ceil((sum or 0) * meter.num / meter.den)
+end
+
+local function forget_meter_at(key, as_new)
+  local millis = math.ceil((as_new - (meta.offset or 0)) / 1000) + FORGET_AFTER
+  call('PEXPIREAT', key, int(millis))
+end
+
+local KINDS = { sliding = SLIDING, gcra = GCRA }
+
+-- When all meters of an owner admit a start of these costs.
+local function meters_ready_at(owner, meters, costs)
+  local ready_at = -huge
+  for _, meter in ipairs(meters) do
+    local amount = costs[meter.unit] or 0
+    if amount > 0 then
+      local key = meter_key(owner, meter)
+      ready_at = math.max(ready_at, KINDS[meter.kind].ready_at(key, meter, amount))
+    end
+  end
+  return ready_at
+end
+
+-- Return when all charged meters are as new; nil: none was charged. From then on the server may forget
+-- them.
+local function charge_meters(owner, meters, costs)
+  local last
+  for _, meter in ipairs(meters) do
+    local amount = costs[meter.unit] or 0
+    if amount > 0 then
+      local key = meter_key(owner, meter)
+      local as_new = KINDS[meter.kind].charge(key, meter, amount)
+      forget_meter_at(key, as_new)
+      last = math.max(last or 0, as_new)
+    end
+  end
+  return last
+end
+
+-- The marks of `old` become those of `new`.
+local function replace_meters(owner, old, new)
+  local before = {}
+  for _, meter in ipairs(old or {}) do
+    before[meter_key(owner, meter)] = meter
+  end
+  for _, meter in ipairs(new or {}) do
+    local key = meter_key(owner, meter)
+    if before[key] then
+      forget_meter_at(key, KINDS[meter.kind].continue(key, before[key], meter))
+      before[key] = nil
+    end
+  end
+  for key in pairs(before) do
+    call('DEL', key)
+  end
+end

@@ -1,0 +1,207 @@
+-- Jobs, and the indexes over them.
+--
+-- The record of a job is a packed table in the key j:<id>. The texts that may be large have keys of
+-- their own: p:<id> the payload, c:<id> the checkpoint data, o:<id> the outcome.
+--
+-- The indexes are sorted sets. `shown` says in which of them a record is, with which score: they are
+-- a function of the record, so a change of a record changes all of them, and `check` compares them.
+--
+--   all                         every job, by id
+--   w:<lane>                    waiting and parked jobs of a lane, by id
+--   s:<session>                 the queue of a session, by place
+--   si:<session>                its waiting, parked and running jobs, by id
+--   r:<lane>:<priority>:<name>  a ready list, by ready number; rn:<lane> names the lists with jobs
+--   due, sd:<session>           parked jobs, by due time; of a session, those without a place
+--   run:<instance>              running jobs, by fence; of these, x: cancelled, le: their slot is
+--                               lent, su: suspects that have not lent it
+--   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
+--   dead, failed, done          dead jobs, failed jobs by id; ended jobs, by the time to forget them
+--
+-- The hashes n, ss and sl:<lane> count jobs by lane, state and name, and queued jobs by session.
+-- Only statistics read them.
+
+local JOBS = {}   -- by id, as far as this call has read them; false: there is none
+local SEEN = {}   -- where the indexes have them
+local DIRTY = {}  -- ids of records to be written at the end of the call
+
+local ENDED = { succeeded = true, failed = true, cancelled = true }
+
+local function ready_list(lane, entry)
+  return ROOT .. 'r:' .. named(lane) .. ':' .. entry
+end
+
+local function shown(job)
+  local id, state = tonumber(job.id), job.state
+  local at = { [ROOT .. 'all'] = id }
+  if job.place then
+    at[ROOT .. 's:' .. job.session] = job.place
+  end
+  if job.ready and not job.shelf then
+    at[ready_list(job.lane, job.priority .. ':' .. job.name)] = job.ready
+  end
+  if job.session and (state == 'waiting' or state == 'parked' or state == 'running') then
+    at[ROOT .. 'si:' .. job.session] = id
+  end
+  if state == 'waiting' then
+    at[ROOT .. 'w:' .. job.lane] = id
+  elseif state == 'parked' then
+    at[ROOT .. 'w:' .. job.lane] = id
+    at[ROOT .. 'due'] = job.due
+    if job.session and not job.place then
+      at[ROOT .. 'sd:' .. job.session] = job.due
+    end
+  elseif state == 'running' then
+    at[ROOT .. 'run:' .. job.instance] = job.fence
+    if not job.lent then
+      at[ROOT .. 'h:' .. job.lane] = job.fence
+    elseif job.lent == 2 then
+      at[ROOT .. 'want:' .. job.lane] = job.fence
+    end
+    if job.lent == 1 then
+      at[ROOT .. 'le:' .. job.instance] = job.fence
+    elseif job.company then
+      at[ROOT .. 'su:' .. job.instance] = job.fence
+    end
+    if job.cancel then
+      at[ROOT .. 'x:' .. job.instance] = job.fence
+    end
+  elseif state == 'dead' then
+    at[ROOT .. 'dead'] = id
+  else
+    at[ROOT .. 'done'] = job.due
+    if state == 'failed' then
+      at[ROOT .. 'failed'] = id
+    end
+  end
+  return at
+end
+
+local function count(key, field, by)
+  if call('HINCRBY', key, field, by) == 0 then
+    call('HDEL', key, field)
+  end
+end
+
+local function counted(job)
+  return job.state .. ':' .. named(job.lane) .. ':' .. job.name
+end
+
+local function seen(job)
+  return {
+    at = shown(job), place = job.place, state = job.state, counted = counted(job),
+    listed = job.ready and not job.shelf,
+  }
+end
+
+local function find(id)
+  local job = JOBS[id]
+  if job == nil then
+    local text = call('GET', ROOT .. 'j:' .. id)
+    job = text and cmsgpack.unpack(text)
+    JOBS[id] = job
+    if job then
+      job.id = id
+      SEEN[id] = seen(job)
+    end
+  end
+  return job or nil
+end
+
+local function index(job, at)
+  local id, before = job.id, SEEN[job.id].at
+  for key, score in pairs(at) do
+    if before[key] ~= score then
+      call('ZADD', key, score, id)
+    end
+  end
+  for key in pairs(before) do
+    if not at[key] then
+      call('ZREM', key, id)
+    end
+  end
+end
+
+local function count_changes(job, place, state)
+  local was = SEEN[job.id]
+  if (place ~= nil) ~= (was.place ~= nil) then
+    local by = place and 1 or -1
+    count(ROOT .. 'ss', job.session, by)
+    count(ROOT .. 'sl:' .. job.lane, job.session, by)
+  end
+  if state ~= was.state then
+    if was.state and not ENDED[was.state] then
+      count(ROOT .. 'n', was.counted, -1)
+    end
+    if state and not ENDED[state] then
+      count(ROOT .. 'n', counted(job), 1)
+    end
+  end
+end
+
+-- Every change of a record ends with this.
+local function put(job)
+  local new = seen(job)
+  DIRTY[job.id] = true
+  index(job, new.at)
+  if new.listed and not SEEN[job.id].listed then
+    call('SADD', ROOT .. 'rn:' .. job.lane, job.priority .. ':' .. job.name)
+    call('SADD', ROOT .. 'lw', job.lane)
+  end
+  count_changes(job, job.place, job.state)
+  SEEN[job.id] = new
+end
+
+local function insert(job, payload)
+  JOBS[job.id] = job
+  SEEN[job.id] = { at = {} }
+  call('SET', ROOT .. 'p:' .. job.id, payload)
+  if job.key then
+    call('SET', ROOT .. 'u:' .. job.key, job.id)
+  end
+  put(job)
+end
+
+local function forget(job)
+  local id = job.id
+  index(job, {})
+  count_changes(job, nil, nil)
+  call('DEL', ROOT .. 'j:' .. id, ROOT .. 'p:' .. id, ROOT .. 'c:' .. id, ROOT .. 'o:' .. id)
+  if job.key and call('GET', ROOT .. 'u:' .. job.key) == id then
+    call('DEL', ROOT .. 'u:' .. job.key)
+  end
+  JOBS[id], SEEN[id], DIRTY[id] = false, nil, nil
+end
+
+local function write_records()
+  for id in pairs(DIRTY) do
+    local job = JOBS[id]
+    job.id = nil
+    call('SET', ROOT .. 'j:' .. id, cmsgpack.pack(job))
+    job.id = id
+  end
+  DIRTY = {}
+end
+
+-- Whether the store has forgotten a job, or the next step will.
+local function is_over(job)
+  return ENDED[job.state] and job.due <= now
+end
+
+local function known(id)
+  local job = find(id)
+  if job and not is_over(job) then
+    return job
+  end
+end
+
+local function keyed(key)
+  local id = call('GET', ROOT .. 'u:' .. key)
+  return id and find(id) or nil
+end
+
+local function running_of(id, fence)
+  local job = find(id)
+  if job and job.state == 'running' and job.fence == fence then
+    return job
+  end
+end

@@ -1,0 +1,76 @@
+-- Selections: the jobs that a listing or an order is for, read in pages.
+--
+-- Eight arguments: the id or '', the states with spaces around each, the lane, the session, the
+-- handler's name, the type of the error, since and until in microseconds or ''.
+
+local SELECTION = 8
+local PAGE = 1000
+
+local function read_selection(arguments)
+  return {
+    id = arguments[1] ~= '' and arguments[1], states = arguments[2], lane = given(arguments[3]),
+    session = given(arguments[4]), name = given(arguments[5]), error = given(arguments[6]),
+    since = tonumber(arguments[7]), ends = tonumber(arguments[8]),
+  }
+end
+
+local function is_selected(job, of)
+  return string.find(of.states, ' ' .. job.state .. ' ', 1, true)
+    and (not of.lane or job.lane == of.lane)
+    and (not of.session or job.session == of.session)
+    and (not of.name or job.name == of.name)
+    and (not of.error or job.error == of.error)
+    and (not of.since or job.submitted >= of.since)
+    and (not of.ends or job.submitted < of.ends)
+end
+
+-- The sorted sets, by id, that have all jobs of a selection.
+local function sets_of(of)
+  local keys, unended = {}, true
+  for state in string.gmatch(of.states, '%a+') do
+    unended = unended and (state == 'waiting' or state == 'parked' or state == 'running')
+    keys[#keys + 1] = (state == 'dead' or state == 'failed') and state or 'all'
+  end
+  if of.session and unended then
+    return { 'si:' .. of.session }
+  end
+  for _, key in ipairs(keys) do
+    if key == 'all' then
+      return { 'all' }
+    end
+  end
+  return keys
+end
+
+-- Up to `most` jobs of a selection with ids above `after`, in order, and the id after which the next
+-- page begins; false: there are no more. At most PAGE jobs of each set are read.
+local function page_of(of, after, most)
+  if of.id then
+    local job = tonumber(of.id) > tonumber(after) and known(of.id)
+    return job and is_selected(job, of) and { job } or {}, false
+  end
+  local ids, up_to = {}, huge
+  for _, key in ipairs(sets_of(of)) do
+    local page = call('ZRANGEBYSCORE', ROOT .. key, '(' .. after, '+inf', 'LIMIT', 0, PAGE)
+    if #page == PAGE then
+      up_to = math.min(up_to, tonumber(page[#page]))
+    end
+    for _, id in ipairs(page) do
+      ids[#ids + 1] = id
+    end
+  end
+  table.sort(ids, function(one, other)
+    return tonumber(one) < tonumber(other)
+  end)
+  local jobs = {}
+  for _, id in ipairs(ids) do
+    local job = tonumber(id) <= up_to and known(id)
+    if job and is_selected(job, of) then
+      jobs[#jobs + 1] = job
+      if #jobs == most then
+        return jobs, id
+      end
+    end
+  end
+  return jobs, up_to < huge and int(up_to)
+end

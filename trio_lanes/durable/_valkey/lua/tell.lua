@@ -1,0 +1,131 @@
+-- What other processes are told: that an instance should take a step, and that a job has ended.
+--
+-- Each client listens on a channel of its own. Everything told is a hint: a client whose message is
+-- lost finds out by its slow look.
+--
+-- A wake-up goes to one idle instance that has the handler of a job that may start. If its step
+-- leaves jobs, it wakes the next. An instance is idle after a step that left room. Idle instances are
+-- in the sets idle:<kind>; a kind is a set of handler names, which the hash kinds keeps.
+
+local LOOK = false       -- whether a job may start that could not before
+local SOON = false       -- whether something falls due earlier than idle instances know
+local CALLER_LOOKS = false
+local LARGEST_TOLD = 16384
+
+local function instance_of(id)
+  local text = id ~= '' and call('GET', ROOT .. 'i:' .. id)
+  return text and cmsgpack.unpack(text) or nil
+end
+
+local function put_instance(id, info)
+  call('SET', ROOT .. 'i:' .. id, cmsgpack.pack(info))
+end
+
+local function is_alive(instance)
+  local ends = call('ZSCORE', ROOT .. 'in', instance)
+  return ends and tonumber(ends) > now
+end
+
+-- How many runs of an instance have not lent their slots.
+local function runs_beside(instance)
+  return call('ZCARD', ROOT .. 'run:' .. instance) - call('ZCARD', ROOT .. 'le:' .. instance)
+end
+
+local function publish(channel, text)
+  return call('PUBLISH', ROOT .. 'to:' .. channel, text)
+end
+
+-- Have the worker of an instance take a step. Return whether it listens.
+local function look_at(id)
+  if id == CALLER then
+    CALLER_LOOKS = true
+    return true
+  end
+  local info = instance_of(id)
+  return info and publish(info.channel, 'look') > 0
+end
+
+local function tell_ended(job, outcome)
+  local text = job.id .. ' ' .. job.state
+  if #outcome <= LARGEST_TOLD then
+    text = text .. ' ' .. outcome
+  end
+  if job.told then
+    publish(job.told, text)
+  end
+  local key = ROOT .. 'q:' .. job.id
+  local waiting = call('SMEMBERS', key)
+  for _, channel in ipairs(waiting) do
+    if channel ~= job.told then
+      publish(channel, text)
+    end
+  end
+  if #waiting > 0 then
+    call('DEL', key)
+  end
+end
+
+-- Take one idle instance of a kind out of its set, and wake it. The caller is preferred.
+local function wake_of_kind(kind)
+  local key = ROOT .. 'idle:' .. kind
+  if call('SREM', key, CALLER) == 1 then
+    CALLER_LOOKS = true
+    return true
+  end
+  local id = call('SPOP', key)
+  while id do
+    if look_at(id) then
+      return true
+    end
+    id = call('SPOP', key)
+  end
+  return false
+end
+
+-- The names of handlers for which a job may start, as far as slots allow it.
+local function startable_names()
+  local names, budget = {}, new_budget()
+  for _, lane in ipairs(call('SMEMBERS', ROOT .. 'lw')) do
+    local limit = budget.limit(lane)
+    if limit and not is_paused(limit) and budget.free(lane) > 0 then
+      for _, entry in ipairs(call('SMEMBERS', ROOT .. 'rn:' .. lane)) do
+        names[string.match(entry, '^%-?%d:(.*)$')] = true
+      end
+    end
+  end
+  return names
+end
+
+-- Runs that want their slots back try again after a step of their instance.
+local function wake_wanting()
+  for lane in pairs(lanes_in_use()) do
+    local first = call('ZRANGE', ROOT .. 'want:' .. lane, 0, 0)[1]
+    local job = first and find(first)
+    if job and job.instance ~= CALLER then
+      look_at(job.instance)
+    end
+  end
+end
+
+local function wake()
+  if not LOOK and not SOON then
+    return
+  end
+  if LOOK then
+    wake_wanting()
+  end
+  local names
+  local kinds = call('HGETALL', ROOT .. 'kinds')
+  for at = 1, #kinds, 2 do
+    if call('EXISTS', ROOT .. 'idle:' .. kinds[at]) == 1 then
+      names = names or (LOOK and startable_names() or {})
+      local wanted = SOON
+      for _, name in ipairs(cmsgpack.unpack(kinds[at + 1])) do
+        wanted = wanted or names[name]
+      end
+      if wanted and wake_of_kind(kinds[at]) then
+        return
+      end
+    end
+  end
+end

@@ -1,0 +1,53 @@
+"""The script that holds the rules: the files of ``lua/``, joined in their order."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Final, final
+
+ORDER: Final = (
+    "base",  # keys, time, numbers
+    "records",  # jobs, and the indexes over them
+    "history",  # the runs of a job
+    "limits",  # lanes, groups and rules
+    "rates",  # rate limits
+    "budget",  # slots and rates while jobs are claimed
+    "tell",  # what other processes are told
+    "queues",  # the rules of order
+    "accept",  # enqueue
+    "claims",  # which jobs an instance may run
+    "instances",  # leases, and what becomes of the jobs of the dead
+    "step",  # finish and claim; acts of one run
+    "select",  # which jobs a listing or an order is for
+    "orders",  # cancel, clear, pause, resume, configure, requeue, purge
+    "look",  # inspection
+    "blockers",  # why a job does not go on
+    "check",  # the check of consistency
+    "open",  # the beginning of a namespace
+    "verbs",  # which act a call asks for
+)
+"""The files, from the lowest: a function is defined before the functions that call it."""
+LEAVES: Final = frozenset({"accept", "step", "orders", "look", "blockers", "check", "open"})
+"""Files that define acts only. Their names are their own: a script has at most 200 local names."""
+
+
+@final
+class Script:
+    """A script, and the name by which a server knows it.
+
+    Attributes:
+      text: its source.
+      sha: the name under which a server keeps it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text: Final = text
+        self.sha: Final = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def source() -> str:
+    """Return the text of all files, in their order."""
+    folder = files(__package__) / "lua"
+    texts = {name: (folder / f"{name}.lua").read_text("utf-8") for name in ORDER}
+    return "\n".join(f"do\n{texts[name]}end" if name in LEAVES else texts[name] for name in ORDER)

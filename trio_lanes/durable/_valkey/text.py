@@ -1,0 +1,409 @@
+"""Records as arguments of the script, and its answers as records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ... import LaneFullError, RateLimit, UnknownLaneError
+from ..._config.exact import bucket_shape
+from .._contract.errors import KeyConflictError
+from .._contract.records import (
+    Cancelled,
+    Claim,
+    Died,
+    DurableAttempt,
+    DurableBlocker,
+    DurableLaneStatistics,
+    DurableStatistics,
+    DurableStatus,
+    Failed,
+    Finish,
+    GroupLimit,
+    InstanceInfo,
+    LaneLimit,
+    Opening,
+    Postponed,
+    QueuedJob,
+    Released,
+    Selection,
+    Step,
+    SubmittedJob,
+    Succeeded,
+)
+from .._contract.state import DurableState
+from .._rules import rates
+from .._rules.engine import digest
+from .._rules.history import LONGEST_ERROR, error_type, in_one_line
+
+SECOND: Final = 1_000_000
+"""The script's times are microseconds."""
+_EXACT: Final = 2**52
+
+
+def micros(seconds: float) -> str:
+    """Return seconds as the script takes them: rounded up."""
+    # a product that is a little above a whole number is meant to be that number
+    return "inf" if seconds == math.inf else str(math.ceil(round(seconds * SECOND, 3)))
+
+
+def seconds(micros: str | int | None) -> float | None:
+    """Return seconds from the script's answer."""
+    return None if micros is None else float(micros) / SECOND
+
+
+def a_time(micros: str) -> float:
+    """Return a time that is not None."""
+    return float(micros) / SECOND
+
+
+def number(value: float) -> str:
+    """Return a number that may be infinite."""
+    return "inf" if value == math.inf else str(int(value))
+
+
+def optional(text: str | None) -> str:
+    """Return an optional text as an argument."""
+    return "" if text is None else f"+{text}"
+
+
+# ---- jobs
+
+
+def job_arguments(job: SubmittedJob) -> Iterator[str]:
+    """The arguments of a submitted job."""
+    yield from (job.name, job.payload, optional(job.session), job.lane, str(job.priority))
+    yield optional(job.key)
+    yield "" if job.key is None else f"+{digest(job.payload)}"
+    yield micros(max(0.0, job.delay))
+    yield _rest(job)
+    yield "" if job.cost is None else json.dumps(dict(job.cost))
+
+
+def _rest(job: SubmittedJob) -> str:
+    """What only the worker reads: the timeout and the retry policy, if they were given."""
+    if job.timeout == math.inf and job.retry is None:
+        return ""
+    return json.dumps([None if job.timeout == math.inf else job.timeout, job.retry])
+
+
+def finish_arguments(finish: Finish) -> tuple[str, ...]:
+    """The arguments of the end of a run."""
+    return (str(finish.id), str(finish.fence), *_outcome(finish))
+
+
+def _outcome(finish: Finish) -> tuple[str, str, str, str, str, str]:
+    outcome = finish.outcome
+    if isinstance(outcome, Succeeded):
+        return "s", outcome.result, "", "", "", ""
+    if isinstance(outcome, Failed):
+        return "f", outcome.error, "", "", *_failure(outcome.error)
+    if isinstance(outcome, Died):
+        return "d", outcome.error, "", "", *_failure(outcome.error)
+    if isinstance(outcome, Postponed):
+        flags = str(int(outcome.counts)), str(int(outcome.requeue))
+        return "p", micros(outcome.delay), *flags, "", _short(outcome.error or "")
+    if isinstance(outcome, Released):
+        return "r", "", "", "", "", ""
+    assert isinstance(outcome, Cancelled)
+    return "c", "", "", "", "", ""
+
+
+def _failure(error: str) -> tuple[str, str]:
+    """The type of an error, and the error in one line."""
+    return error_type(error), _short(in_one_line(error))
+
+
+def _short(line: str) -> str:
+    return line[:LONGEST_ERROR].encode(errors="backslashreplace").decode()
+
+
+def _claim(told: Sequence[Any]) -> Claim:
+    id, fence, name, payload, session, lane, attempt, crashes, rest, checkpoint = told
+    timeout, retry = json.loads(rest) if rest else (None, None)
+    return Claim(
+        id=int(id),
+        fence=fence,
+        name=name,
+        payload=payload,
+        session=session,
+        lane=lane,
+        attempt=attempt,
+        crashes=crashes,
+        timeout=math.inf if timeout is None else timeout,
+        retry=retry,
+        checkpoint=checkpoint,
+    )
+
+
+def step_of(answer: Sequence[Any]) -> Step:
+    """Return the answer of a step."""
+    claims, stale, cancels, due = answer
+    pairs = iter(cancels)
+    return Step(
+        tuple(map(_claim, claims)),
+        tuple(stale),
+        tuple((int(id), fence) for id, fence in zip(pairs, pairs, strict=True)),
+        seconds(due),
+    )
+
+
+def status_of(told: Sequence[Any]) -> DurableStatus:
+    """Return the status of a job."""
+    id, name, session, lane, priority, key, state, why, until, attempt, crashes = told[:11]
+    instance, cancelling, error, submitted, runs = told[11:]
+    if error is not None:
+        read = json.loads(error)
+        error = f"{read['type']}: {read['message']}"
+    return DurableStatus(
+        id=int(id),
+        name=name,
+        session=session,
+        lane=lane,
+        priority=priority,
+        key=key,
+        state=DurableState(state),
+        why=why,
+        until=seconds(until),
+        attempt=attempt,
+        crashes=crashes,
+        instance=instance,
+        cancelling=bool(cancelling),
+        error=error,
+        submitted_at=a_time(submitted),
+        history=tuple(map(_attempt, runs)),
+    )
+
+
+def _attempt(told: Sequence[Any]) -> DurableAttempt:
+    number, fence, host, pid, started, ended, how, error = told
+    return DurableAttempt(
+        number, fence, host, int(pid), a_time(started), seconds(ended), how, error
+    )
+
+
+def queued_of(told: Sequence[Sequence[Any]]) -> list[QueuedJob]:
+    """Return the jobs of a session."""
+    return [
+        QueuedJob(int(id), name, key, DurableState(state), payload, bool(begun), a_time(age))
+        for id, name, key, state, payload, begun, age in told
+    ]
+
+
+def selection_arguments(of: Selection) -> Iterator[str]:
+    """The arguments of a selection."""
+    yield "" if of.id is None else str(of.id)
+    yield "".join(f" {state.value} " for state in of.states)
+    yield from map(optional, (of.lane, of.session, of.name, of.error))
+    for time in (of.since, of.until):
+        yield "" if time is None else str(round(time * SECOND))
+
+
+def blockers_of(told: Sequence[Sequence[Any]]) -> tuple[DurableBlocker, ...]:
+    """Return the reasons why a job does not go on."""
+    return tuple(
+        DurableBlocker(kind, lane, None if job is None else int(job), seconds(until))
+        for kind, lane, job, until in told
+    )
+
+
+# ---- limits
+
+
+def opening_argument(opening: Opening, identity: str) -> str:
+    """The argument of the verb ``open``."""
+    asked = {
+        "identity": identity,
+        "worker": opening.worker,
+        "lanes": [_lane(name, limit) for name, limit in opening.lanes.items()],
+        "groups": [_group(name, group) for name, group in opening.groups.items()],
+    }
+    return json.dumps(asked)
+
+
+def configure_argument(
+    lanes: Mapping[str, LaneLimit | int | float | None],
+    groups: Mapping[str, GroupLimit] | None,
+    rules: Mapping[str, Any],
+) -> str:
+    """The argument of the verb ``configure``."""
+    asked: dict[str, Any] = {"lanes": [], "rules": {}}
+    for name, value in lanes.items():
+        if value is None:
+            asked["lanes"].append({"name": name, "gone": True})
+        elif isinstance(value, LaneLimit):
+            asked["lanes"].append(_lane(name, value))
+        else:
+            asked["lanes"].append({"name": name, **_finite("c", value)})
+    if groups is not None:
+        asked["groups"] = [_group(name, group) for name, group in groups.items()]
+    for name, value in rules.items():
+        as_text = {"result_ttl": micros, "max_crashes": number}.get(name)
+        asked["rules"][name] = value if as_text is None else as_text(value)
+    return json.dumps(asked)
+
+
+def _finite(name: str, value: float) -> dict[str, int]:
+    return {} if value == math.inf else {name: int(value)}
+
+
+def _lane(name: str, limit: LaneLimit) -> dict[str, Any]:
+    told: dict[str, Any] = {"rates": rates.to_json(limit.rates), "meters": _meters(limit.rates)}
+    if limit.paused_until is not None:
+        told["forever"] = True
+    told |= _finite("c", limit.concurrency) | _finite("m", limit.max_waiting)
+    return {"name": name, "limit": told}
+
+
+def _group(name: str, group: GroupLimit) -> dict[str, Any]:
+    return {
+        "name": name,
+        "members": list(group.members),
+        "reserve": dict(group.reserve),
+        "rates": rates.to_json(group.rates),
+        "meters": _meters(group.rates),
+        **_finite("c", group.concurrency),
+    }
+
+
+def _meters(limits: Iterable[RateLimit]) -> list[dict[str, Any]]:
+    """The rate limits in whole microseconds, numbered by algorithm and unit."""
+    numbers: Counter[tuple[str, str]] = Counter()
+    meters = []
+    for limit in limits:
+        kind = limit.algorithm, limit.unit
+        shape = _sliding(limit) if limit.algorithm == "sliding" else _gcra(limit)
+        meters.append({"kind": kind[0], "unit": kind[1], "n": numbers[kind], **shape})
+        numbers[kind] += 1
+    return meters
+
+
+def _sliding(limit: RateLimit) -> dict[str, int]:
+    return {"most": math.floor(limit.limit), "per": int(micros(limit.per))}
+
+
+def _gcra(limit: RateLimit) -> dict[str, int]:
+    burst, rate = bucket_shape(limit.limit, int(micros(limit.per)), limit.burst)
+    interval = 1 / rate
+    num = interval.numerator * burst.denominator
+    den = interval.denominator * burst.denominator
+    if num * den > _EXACT:  # a start is at most a microsecond late
+        num, den = math.ceil(interval), 1
+    return {"num": num, "den": den, "burst": math.floor(burst * num)}
+
+
+def lanes_of(answer: Sequence[Any]) -> dict[str, LaneLimit]:
+    """Return lanes from the script's answer."""
+    return {
+        name: LaneLimit(
+            _number(most),
+            _number(waiting),
+            seconds(paused),
+            rates.from_json(rate),
+            bool(proposed),
+        )
+        for name, most, waiting, paused, proposed, rate in answer
+    }
+
+
+def groups_of(answer: Sequence[Any]) -> dict[str, GroupLimit]:
+    """Return groups from the script's answer."""
+    return {
+        name: GroupLimit(
+            tuple(members), _number(most), dict(pairs_of(reserve)), rates.from_json(rate)
+        )
+        for name, members, most, reserve, rate in answer
+    }
+
+
+def _number(told: str | None) -> int | float:
+    return math.inf if told is None else int(told)
+
+
+def pairs_of(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the pairs of a flat sequence."""
+    one = iter(flat)
+    return zip(one, one, strict=True)
+
+
+# ---- inspection
+
+
+def statistics_of(answer: Sequence[Any]) -> DurableStatistics:
+    """Return the statistics of a store."""
+    identity, counts, in_all, by_lane, names, lanes, now = answer
+    handled = set(names)
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for state, lane, name, times in counts:
+        sums[lane][state] += times
+        if state in ("waiting", "parked") and name not in handled:
+            sums[lane]["unhandled"] += times
+    sessions = dict(pairs_of(by_lane))
+    told = {
+        name: DurableLaneStatistics(
+            waiting=sums[name]["waiting"],
+            parked=sums[name]["parked"],
+            running=sums[name]["running"],
+            dead=sums[name]["dead"],
+            unhandled=sums[name]["unhandled"],
+            sessions=sessions.get(name, 0),
+            concurrency=limit.concurrency,
+            max_waiting=limit.max_waiting,
+            paused=limit.paused_until is not None and limit.paused_until > a_time(now),
+        )
+        for name, limit in lanes_of(lanes).items()
+    }
+    return DurableStatistics(
+        waiting=sum(lane.waiting for lane in told.values()),
+        parked=sum(lane.parked for lane in told.values()),
+        running=sum(lane.running for lane in told.values()),
+        dead=sum(lane.dead for lane in told.values()),
+        unhandled=sum(lane.unhandled for lane in told.values()),
+        sessions=in_all,
+        lanes=told,
+        store=identity,
+    )
+
+
+def instances_of(answer: Sequence[Any]) -> list[InstanceInfo]:
+    """Return the instances of a store."""
+    return [
+        InstanceInfo(id, host, int(pid), a_time(since), a_time(until), tuple(names), running)
+        for id, host, pid, since, until, names, running in answer
+    ]
+
+
+# ---- refusals
+
+
+def refusal(answer: Sequence[Any]) -> Exception:
+    """Return the error of an act that was refused."""
+    kind, *about = answer
+    if kind == "lane":
+        lane, *known = about
+        return UnknownLaneError(lane, known)
+    if kind == "key":
+        key, id, field = about
+        return KeyConflictError(key, int(id), field)
+    if kind == "full":
+        lane, most = about
+        return LaneFullError(lane, most)
+    if kind == "unit":
+        unit, lane, *counted = about
+        known_units = ", ".join(map(repr, sorted(set(counted)))) or "none"
+        return ValueError(
+            f"cost names {unit!r}, which no rate of lane {lane!r} or its group counts "
+            f"(counted: {known_units})"
+        )
+    return ValueError(_CONFIGURE[kind].format(*about))
+
+
+_CONFIGURE: Final = {
+    "no member": "group {0!r} has the member {1!r}, which is not a lane",
+    "two groups": "lane {0!r} is in two groups: {1!r}, {2!r}",
+    "used": "lane {0!r} cannot be removed: it has {1} jobs; clear the lane, purge its dead "
+    "jobs, and wait for the running jobs first",
+}

@@ -1,0 +1,84 @@
+"""`Waiters`: the tasks of this process that wait for the ends of jobs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, final
+
+import trio
+
+from .._contract.records import Ended
+from .._contract.state import DurableState
+
+MOST: Final = 10_000
+"""How many jobs are remembered at most, of those that have not ended and of those that have."""
+
+
+@final
+class Waiter:
+    """A task that waits for the end of a job.
+
+    Attributes:
+      seen: set when the job may have ended.
+      how: how it ended; None: its state must be read.
+    """
+
+    def __init__(self) -> None:
+        self.seen: Final = trio.Event()
+        self.how: Ended | None = None
+
+
+@final
+class Waiters:
+    """The waiting tasks by job, and the jobs of this client that are known not to have ended.
+
+    The server tells the submitter of a job, and each client that asked for it, when the job ends.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: Final[dict[int, set[Waiter]]] = {}
+        self._alive: Final[set[int]] = set()
+        self._ended: Final[deque[int]] = deque(maxlen=MOST)  # the message may come first
+
+    def add(self, id: int) -> Waiter:
+        """Begin to wait for a job."""
+        waiter = Waiter()
+        self._by_id.setdefault(id, set()).add(waiter)
+        return waiter
+
+    def remove(self, id: int, waiter: Waiter) -> None:
+        """End to wait for a job."""
+        waiters = self._by_id.get(id)
+        if waiters is not None:
+            waiters.discard(waiter)
+            if not waiters:
+                del self._by_id[id]
+
+    def accepted(self, ids: Iterable[int]) -> None:
+        """Note that jobs were accepted: the server tells this client when they end."""
+        if len(self._alive) < MOST:
+            self._alive.update(set(ids).difference(self._ended))
+
+    def is_alive(self, id: int) -> bool:
+        """Whether a job is known not to have ended."""
+        return id in self._alive
+
+    def told(self, text: str) -> None:
+        """Note that a job has ended, from the server's message: ``ID STATE [OUTCOME]``."""
+        id, state, *outcome = text.split(" ", 2)
+        how = Ended(DurableState(state), outcome[0]) if outcome else None
+        self._ended.append(int(id))
+        self._wake(int(id), how)
+
+    def look_again(self) -> None:
+        """Have all waiting tasks read their jobs again: a message may be lost."""
+        self._alive.clear()
+        for id in list(self._by_id):
+            self._wake(id, None)
+
+    def _wake(self, id: int, how: Ended | None) -> None:
+        self._alive.discard(id)
+        for waiter in self._by_id.pop(id, ()):
+            waiter.how = how
+            waiter.seen.set()
