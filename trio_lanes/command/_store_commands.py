@@ -166,7 +166,7 @@ def add_store_commands(group: click.Group) -> None:
 _STORE: Final = click.Option(
     ["--store"],
     envvar="TRIO_LANES_STORE",
-    metavar="sqlite:PATH|postgresql://...",
+    metavar="sqlite:PATH|postgresql://...|valkey://...",
     help="The store; default: TRIO_LANES_STORE in the environment.",
 )
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")

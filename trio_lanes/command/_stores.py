@@ -53,7 +53,26 @@ def _postgresql(rest: str) -> Store:
         raise CommandError(str(error)) from None
 
 
+def _valkey(scheme: str) -> Callable[[str], Store]:
+    def find(rest: str) -> Store:
+        where, _, namespace = rest.partition("#")
+        try:
+            from ..durable import ValkeyStore
+
+            # only a worker makes the namespace, so that a misspelt name is an error
+            return ValkeyStore(f"{scheme}:{where}", namespace=namespace or "lanes", make=False)
+        except (ImportError, ValueError) as error:
+            raise CommandError(str(error)) from None
+
+    return find
+
+
 _SCHEMES: Final[Mapping[str, tuple[str, Callable[[str], Store]]]] = {
     "sqlite": ("PATH", _sqlite),
     "postgresql": ("//HOST/DATABASE[#NAMESPACE]", _postgresql),
+    **{
+        scheme: ("//HOST[:PORT][/DATABASE][#NAMESPACE]", _valkey(scheme))
+        for scheme in ("valkey", "valkeys", "redis", "rediss")
+    },
+    "unix": ("///PATH[?db=DATABASE][#NAMESPACE]", _valkey("unix")),
 }

@@ -1,0 +1,55 @@
+"""The command `trio-lanes` on a store in Valkey."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from trio_lanes.command._exits import CommandError
+from trio_lanes.command._stores import find_store
+from trio_lanes.durable import ValkeyStore, open_durable_lanes
+
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+
+
+async def ask(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    return await trio.run_process(
+        [sys.executable, "-m", "trio_lanes", *arguments],
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+    )
+
+
+async def test_the_command_shows_a_store_and_changes_it(server: Server, namespace: str) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        await lanes.submit("a", session="s")
+    named = f"{server.url}#{namespace}"
+    done = await ask("clear", "session:s", "--store", named)
+    assert done.returncode == 0, done.stderr
+    done = await ask("status", "--store", named, "--json")
+    assert json.loads(done.stdout)["waiting"] == 0
+
+
+async def test_the_command_makes_no_store(server: Server, namespace: str) -> None:
+    done = await ask("status", "--store", f"{server.url}#{namespace}")
+    assert done.returncode != 0
+    assert b"a worker makes them" in done.stderr
+    assert server.ask("EXISTS", f"{{{namespace}}}:meta") == 0
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "valkeys", "redis", "rediss"])
+def test_the_namespace_stands_behind_the_number_sign(scheme: str) -> None:
+    assert "h:6379/1, namespace 'jobs'" in repr(find_store(f"{scheme}://h/1#jobs"))
+    assert "namespace 'lanes'" in repr(find_store(f"{scheme}://h"))
+    with pytest.raises(CommandError, match="database"):
+        find_store(f"{scheme}://h/x")
+
+
+def test_a_socket_has_a_path() -> None:
+    assert "/run/valkey, namespace 'jobs'" in repr(find_store("unix:///run/valkey?db=1#jobs"))
