@@ -185,7 +185,9 @@ def make_older(path: Path) -> None:
     connection.execute("DROP TABLE turns")
     for index in ("jobs_ready", "jobs_name", "jobs_letters", "jobs_error"):
         connection.execute(f"DROP INDEX {index}")
-    for column in ("error", "history"):
+    connection.execute("DROP TRIGGER forget_events")
+    connection.execute("DROP TABLE events")
+    for column in ("error", "history", "emitted"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("CREATE INDEX jobs_dead ON jobs (lane) WHERE state = 'dead'")
     ready = "jobs (lane, priority, ready) WHERE ready IS NOT NULL AND shelf = 0"

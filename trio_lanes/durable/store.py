@@ -9,6 +9,8 @@ from ._contract.errors import StoreError as StoreError
 from ._contract.errors import StoreLockedError as StoreLockedError
 from ._contract.errors import StoreUnavailableError as StoreUnavailableError
 from ._contract.errors import StoreVersionError as StoreVersionError
+from ._contract.protocol import EVENT_BYTES as EVENT_BYTES
+from ._contract.protocol import EVENTS_KEPT as EVENTS_KEPT
 from ._contract.protocol import PAGE as PAGE
 from ._contract.protocol import REMEMBERED_FOR as REMEMBERED_FOR
 from ._contract.protocol import STEP_BYTES as STEP_BYTES

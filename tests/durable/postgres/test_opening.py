@@ -133,7 +133,10 @@ async def test_a_store_that_makes_no_tables_opens_the_tables_of_another(
 OLDER = """
 SET search_path = {};
 DROP INDEX jobs_name, jobs_letters, jobs_error;
-ALTER TABLE jobs DROP COLUMN error, DROP COLUMN history, DROP COLUMN cost;
+DROP TABLE events;
+DROP TRIGGER forget_events ON jobs;
+DROP FUNCTION forget_events;
+ALTER TABLE jobs DROP COLUMN error, DROP COLUMN history, DROP COLUMN emitted, DROP COLUMN cost;
 ALTER TABLE submissions DROP COLUMN cost;
 ALTER TABLE marks DROP COLUMN until;
 UPDATE marks SET starts = 1;

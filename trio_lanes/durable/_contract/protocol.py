@@ -13,8 +13,8 @@ A reply can be lost, so each call that changes something can be asked again:
   ticket is the same act, for `REMEMBERED_FOR` seconds: it gives the same answer and does nothing
   more. A store in which no reply can be lost may forget the oldest tickets earlier.
 * `StoreUnavailableError.unknown` says whether the call may have happened.
-* No call lasts longer than `Store.patience`, except `Store.wait`, `Store.wake` and the calls that
-  read every job.
+* No call lasts longer than `Store.patience`, except `Store.wait`, `Store.events`, `Store.wake` and
+  the calls that read every job.
 
 If the calling process dies:
 
@@ -60,6 +60,10 @@ REMEMBERED_FOR: Final = 300.0
 STEP_BYTES: Final = 4 * 1024 * 1024
 """The most bytes of payloads and checkpoint data in the claims of one step."""
 
+EVENTS_KEPT: Final = 1_000
+"""How many events of a job a store keeps."""
+EVENT_BYTES: Final = 64 * 1024
+"""The most bytes of JSON text of an event."""
 PAGE: Final = 1_000
 """The most jobs that one call lists."""
 
@@ -166,6 +170,20 @@ class Store(Protocol):
         A run that got False goes ahead of every claim; the caller tries again after each step.
         """
 
+    async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
+        """Keep an event of a run (JSON text), for tasks that read the events of its job.
+
+        Return its number: a job's events are counted from 1, over all attempts. None: the fence is
+        no longer the run's. The last ``EVENTS_KEPT`` events are kept, as long as the job.
+        """
+
+    async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
+        """Wait for events with numbers above ``after``; return the first of them, at most 100.
+
+        Empty: the job has ended or is dead, and there are no more. None: the job is unknown. It can
+        be cancelled.
+        """
+
     async def wait(self, id: int) -> Ended | None:
         """Wait until the job has ended or is dead; None if it is unknown. Cancellable."""
 
@@ -175,6 +193,12 @@ class Store(Protocol):
         """End a job that does not run; record the cancellation of a job that runs.
 
         Return False if the job had ended; with ``running=False`` also if it runs.
+        """
+
+    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
+        """Record the cancellation of the job that runs in a session; jobs that wait are left.
+
+        Return False if none runs.
         """
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
@@ -242,6 +266,9 @@ class Store(Protocol):
 
     async def status(self, id: int) -> DurableStatus | None:
         """Return the state of a job; None if it is unknown."""
+
+    async def running(self, session: str) -> DurableStatus | None:
+        """Return the job that runs in a session; None if none runs."""
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
         """Return why a job does not go on; None if it is unknown.

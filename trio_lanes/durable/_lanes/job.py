@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any, Final, final
 
+import trio
+
 from ... import JobCancelledError, LaneClearedError
+from ..._config import check as _check
 from .._contract.errors import DurableJobError, JobDeadError, JobTakenError, ResultGoneError
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
@@ -58,6 +62,37 @@ class DurableJob:
         told, cause = self._cause or ("", None)
         # the exception is the cause only if no other instance has run the job since
         raise _error(ended) from (cause if told == ended.outcome else None)
+
+    def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Any], None]:
+        """Return an async generator of (number, event): what the job's runs say by `emit`.
+
+        ::
+
+            async for number, event in lanes.job(id).events(after=last_seen):
+                print(number, event)
+
+        It reads on any instance, and waits for further events until the job has ended; then it
+        ends. Of events before ``after`` it yields none, so a reader that was away goes on where it
+        was. The store keeps the last 1,000 events: a greater gap between two numbers shows that
+        the reader came too late. Each step is a checkpoint. Cancelling a reader changes nothing.
+
+        Raises:
+          TypeError: if ``after`` is not a whole number.
+          ResultGoneError: when it reads, if the store does not know the job.
+        """
+        return self._events(max(0, min(_check.whole("after", after), 2**53)))
+
+    async def _events(self, after: int) -> AsyncGenerator[tuple[int, Any], None]:
+        while True:
+            found = await self._store.events(self.id, after)
+            if found is None:
+                raise ResultGoneError(self.id)
+            if not found:
+                return
+            for number, text in found:
+                yield number, decode(text)
+                await trio.lowlevel.checkpoint()
+                after = number
 
     async def status(self) -> DurableStatus:
         """Return the job's status. A checkpoint.

@@ -202,6 +202,15 @@ class DurableLanes(Endable):
         _check.boolean("running", running)
         return await self._store.cancel(_check.whole("id", id), outcome, new_ticket(), running)
 
+    async def abort(self, session: str, reason: str | None = None) -> bool:
+        """Cancel the job that runs in a session, on whichever instance; jobs that wait are left.
+
+        The cancellation is recorded when this returns, as by `cancel`; the instance that runs the
+        job is told at once. Return False if none runs. `clear` takes jobs that wait.
+        """
+        outcome = json.dumps({"reason": reason})
+        return await self._store.abort(_session(session), outcome, new_ticket())
+
     async def clear(self, name: str, reason: str | None = None) -> int:
         """Cancel the jobs of a lane or session that wait, are delayed, or are between attempts.
 
@@ -405,6 +414,10 @@ class DurableLanes(Endable):
                 return found
             after = page[-1].id
 
+    async def running(self, session: str) -> DurableStatus | None:
+        """Return the status of the job that runs in a session, on any instance; else None."""
+        return await self._store.running(_session(session))
+
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...]:
         """Return why a job does not go on, as the next step would find it.
 
@@ -488,6 +501,10 @@ def _one_or_many(
 def _letters(failed: bool) -> frozenset[DurableState]:
     _check.boolean("failed", failed)
     return frozenset({DurableState.DEAD, DurableState.FAILED} if failed else {DurableState.DEAD})
+
+
+def _session(key: str) -> str:
+    return text("session", session_key(key))
 
 
 def _policy(retry: object) -> RetryPolicy | None:

@@ -25,6 +25,7 @@ class MemoryTables:
 
     def __init__(self) -> None:
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
+        self._events: Final[dict[int, list[tuple[int, str]]]] = {}  # by job
         self._lanes: Final[dict[str, LaneLimit]] = {}
         self._groups: Final[dict[str, GroupLimit]] = {}
         self._marks: Final[defaultdict[str, list[tuple[float, int]]]] = defaultdict(list)
@@ -47,6 +48,7 @@ class MemoryTables:
 
     def delete(self, job: JobRecord) -> None:
         del self._jobs[job.id]
+        self._events.pop(job.id, None)
 
     def get(self, id: int) -> JobRecord | None:
         return self._jobs.get(id)
@@ -182,6 +184,13 @@ class MemoryTables:
             and (of.until is None or of.until > job.submitted_at)
         ]
         return jobs if limit < 0 else jobs[:limit]
+
+    def put_event(self, job: JobRecord, number: int, event: str, keep: int) -> None:
+        self._events[job.id] = [*self._events.get(job.id, ()), (number, event)][-keep:]
+
+    def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
+        events = self._events.get(id, ())
+        return [(number, event) for number, event in events if number > after][:limit]
 
     def all_live(self) -> Iterable[JobRecord]:
         alive = [job for job in self._jobs.values() if job.state not in ENDED]

@@ -104,6 +104,13 @@ class Listener:
         while True:
             connection = self._link.connection
             assert connection is not None
+            # first, since notices may have come with the answer of a look: the socket is read then
+            while (notice := connection.pgconn.notifies()) is not None:
+                self._texts.append(notice.extra.decode())
+            texts = self._texts.copy()
+            self._texts.clear()
+            for text in texts:
+                self._tell(text)
             with trio.move_on_after(random.uniform(*LOOKS_EVERY)) as waited:
                 await trio.lowlevel.wait_readable(connection.fileno())
             if waited.cancelled_caught:
@@ -114,12 +121,6 @@ class Listener:
                     self._ended(None)
             else:
                 connection.pgconn.consume_input()
-                while (notice := connection.pgconn.notifies()) is not None:
-                    self._texts.append(notice.extra.decode())
-            texts = self._texts.copy()
-            self._texts.clear()
-            for text in texts:
-                self._tell(text)
 
     def _tell(self, text: str) -> None:
         sender, _, rest = text.partition(" ")

@@ -24,7 +24,7 @@ from .._contract.errors import StoreError, StoreVersionError
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
@@ -131,6 +131,7 @@ CREATE TABLE jobs (
     checkpoint text,
     outcome text,
     error text,                     -- the type of the error of a dead or failed job
+    emitted bigint NOT NULL DEFAULT 0, -- the number of the last event
     history text NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
     submitted_at double precision NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
@@ -147,6 +148,21 @@ CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_name ON jobs (md5(name), id);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
+
+CREATE TABLE events (
+    job bigint NOT NULL,
+    number bigint NOT NULL,
+    told text NOT NULL,                 -- JSON
+    PRIMARY KEY (job, number)
+);
+CREATE FUNCTION forget_events() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM events WHERE job = OLD.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_events AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.emitted > 0)
+    EXECUTE FUNCTION forget_events();
 
 CREATE TABLE counts (               -- of jobs that have not ended
     lane text NOT NULL,
@@ -219,6 +235,23 @@ DROP FUNCTION IF EXISTS submit(
 );
 """
     + SUBMIT,
+    4: """
+ALTER TABLE jobs ADD COLUMN emitted bigint NOT NULL DEFAULT 0;
+CREATE TABLE events (
+    job bigint NOT NULL,
+    number bigint NOT NULL,
+    told text NOT NULL,                 -- JSON
+    PRIMARY KEY (job, number)
+);
+CREATE FUNCTION forget_events() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM events WHERE job = OLD.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_events AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.emitted > 0)
+    EXECUTE FUNCTION forget_events();
+""",
 }
 """By schema version, the script that makes the next version."""
 

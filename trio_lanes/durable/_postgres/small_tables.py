@@ -16,6 +16,7 @@ import attrs
 
 from .._contract.protocol import REMEMBERED_FOR
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
+from .._rules.job_record import JobRecord
 from .._rules.rates import from_json, group_from_json, group_to_json, to_json
 from .._rules.tables import LastStep
 from .rows import Execute
@@ -35,6 +36,8 @@ class SmallTables:
         self._new_answers: Final[dict[str, tuple[float, Any]]] = {}
         self._answers: Final[dict[str, tuple[float, str]]] = {}
         self._new_marks: Final[list[tuple[str, float, int, float]]] = []
+        self._new_events: Final[list[tuple[int, int, str]]] = []  # (job, number, event)
+        self._old_events: Final[list[tuple[int, int]]] = []  # (job, the last number to delete)
         self._kept: Final[dict[str, int]] = {}  # {meter of a new mark: how many marks it keeps}
         self._forget_small()
 
@@ -43,6 +46,8 @@ class SmallTables:
         self._settings: dict[str, dict[str, Any]] | None = None
         self._marks: dict[str, deque[tuple[float, int]]] = {}
         self._new_marks.clear()
+        self._new_events.clear()
+        self._old_events.clear()
         self._kept.clear()
         self._unwritten.clear()
         self._new_answers.clear()
@@ -78,6 +83,7 @@ class SmallTables:
 
     def _flush_small(self) -> None:
         self._flush_marks()
+        self._flush_events()
         gone = [key for key, told in self._unwritten.items() if told is None]
         if gone:
             kinds, names = zip(*gone, strict=True)
@@ -216,6 +222,37 @@ class SmallTables:
         self._new_answers[ticket] = now + REMEMBERED_FOR, answer
         self._answers.pop(ticket, None)
         self._small_writes += 1
+
+    # ---- events
+
+    def put_event(self, job: JobRecord, number: int, event: str, keep: int) -> None:
+        self._new_events.append((job.id, number, event))
+        if number > keep:
+            self._old_events.append((job.id, number - keep))
+        self._small_writes += 1
+
+    def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
+        self._flush_events()
+        statement = (
+            "SELECT number, told FROM events WHERE job = %s AND number > %s"
+            " ORDER BY number LIMIT %s"
+        )
+        return self._execute(statement, (id, after, limit)).fetchall()
+
+    def _flush_events(self) -> None:
+        if self._new_events:
+            self._execute(
+                "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[])",
+                [list(column) for column in zip(*self._new_events, strict=True)],
+            )
+            self._new_events.clear()
+        if self._old_events:
+            self._execute(
+                "DELETE FROM events USING unnest(%s::bigint[], %s::bigint[]) AS v(job, last)"
+                " WHERE events.job = v.job AND number <= v.last",
+                [list(column) for column in zip(*self._old_events, strict=True)],
+            )
+            self._old_events.clear()
 
     # ---- marks of rates
 

@@ -274,7 +274,9 @@ class PostgresTables(SmallTables):
             front = cache.lists[key] = ListFront(ready_of, LIST_FRONT)
             front.extend(jobs, complete=_is_all(jobs, limit))
 
-    def commit(self, channel: str, me: str, look: bool, ended: Sequence[tuple[int, Ended]]) -> None:
+    def commit(
+        self, channel: str, me: str, look: bool, ended: Sequence[tuple[int, Ended | None]]
+    ) -> None:
         """Write the changes, and commit; its changes are on the disk when this returns.
 
         Args:

@@ -106,7 +106,7 @@ class Writer(ActThread):
         for job, due in given:
             engine.take_in(job, due)
         look = look_here = engine.look
-        ended: list[tuple[int, Ended]] = []
+        ended: list[tuple[int, Ended | None]] = []
         engine.forget_effects()
         for act in acts:
             before = tables.writes

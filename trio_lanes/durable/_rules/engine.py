@@ -69,6 +69,7 @@ from .._contract.records import (
     Succeeded,
 )
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, RUNNING, SUCCEEDED, WAITING
+from . import talk
 from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
 from .history import forgiven
@@ -412,6 +413,11 @@ class Engine(Queues):
             assert other is not None
             self.end(other, CANCELLED, taken[other.id])
         return True
+
+    def emit(self, instance: str, id: int, fence: int, event: str) -> int | None:
+        """Keep an event of a run; return its number; None: the fence is no longer the run's."""
+        job = self._run_of(instance, id, fence)
+        return None if job is None else talk.emit(self, job, event)
 
     def lend_slot(self, instance: str, id: int, fence: int) -> bool:
         """Free the slot of a run; False if the fence is no longer the run's."""

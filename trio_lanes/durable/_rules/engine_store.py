@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar, final
 
@@ -26,7 +35,7 @@ from .._contract.records import (
     StoreRules,
     SubmittedJob,
 )
-from . import inspection, orders
+from . import inspection, orders, talk
 from .blockers import blockers
 from .engine import Engine
 from .lane_limits import configured
@@ -94,12 +103,13 @@ class EngineStore(ABC):
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         """Call ``look``, which changes nothing; ``long`` if it may read every job."""
 
-    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended]], look: bool) -> None:
+    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
         """Announce the effects of a transaction: wake the tasks that wait for them."""
         if len(self._alive) < MOST_ALIVE:
             self._alive.update(accepted)
         for id, how in ended:
-            self._alive.discard(id)
+            if how is not None:
+                self._alive.discard(id)
             for waiter in self._waiters.pop(id, ()):
                 waiter.see(how)
         if look:
@@ -205,11 +215,7 @@ class EngineStore(ABC):
 
     async def wait(self, id: int) -> Ended | None:
         while True:
-            waiter = _Waiter()
-            waiters = self._waiters.setdefault(id, set())
-            waiters.add(waiter)
-            self._waiter_came.set()
-            try:
+            with self._waiting(id) as waiter:
                 if id not in self._alive:
                     job = await self._read(lambda engine: engine.known(id))
                     if job is None:
@@ -218,12 +224,39 @@ class EngineStore(ABC):
                     if how is not None:
                         return how
                 await waiter.seen.wait()
-            finally:
-                waiters.discard(waiter)
-                if not waiters and self._waiters.get(id) is waiters:
-                    del self._waiters[id]
             if waiter.how is not None:
                 return waiter.how
+
+    @contextmanager
+    def _waiting(self, id: int) -> Iterator[_Waiter]:
+        """Give a waiter for news of a job; it is registered for the time of the block."""
+        waiter = _Waiter()
+        waiters = self._waiters.setdefault(id, set())
+        waiters.add(waiter)
+        self._waiter_came.set()
+        try:
+            yield waiter
+        finally:
+            waiters.discard(waiter)
+            if not waiters and self._waiters.get(id) is waiters:
+                del self._waiters[id]
+
+    async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
+        me = self.instance
+        return await self._once(
+            ticket, lambda engine: engine.emit(me, id, fence, event), Hints(ticket, ids=[id])
+        )
+
+    async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
+        while True:
+            with self._waiting(id) as waiter:  # before it reads: an event may come meanwhile
+                try:
+                    found = await self._read(lambda queues: talk.events(queues, id, after))
+                except LookupError:
+                    return None
+                if found is not None:
+                    return found
+                await waiter.seen.wait()
 
     # ---- control
 
@@ -231,6 +264,9 @@ class EngineStore(ABC):
         return await self._once(
             ticket, lambda engine: orders.cancel(engine, id, outcome, running=running)
         )
+
+    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
+        return await self._once(ticket, lambda engine: orders.abort(engine, session, outcome))
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         act = partial(orders.clear, lane=lane, session=session, outcome=outcome, limit=AT_ONCE)
@@ -291,6 +327,10 @@ class EngineStore(ABC):
 
     async def status(self, id: int) -> DurableStatus | None:
         job = await self._read(lambda engine: engine.known(id))
+        return None if job is None else inspection.status_of(job)
+
+    async def running(self, session: str) -> DurableStatus | None:
+        job = await self._read(lambda queues: orders.running(queues, session))
         return None if job is None else inspection.status_of(job)
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:

@@ -63,6 +63,18 @@ def cancel(queues: Queues, id: int, outcome: str, *, running: bool = True) -> bo
     return True
 
 
+def running(queues: Queues, session: str) -> JobRecord | None:
+    """Return the job that runs in a session, which is the head of its queue."""
+    head = queues.tables.head(session)
+    return head if head is not None and head.state is RUNNING else None
+
+
+def abort(queues: Queues, session: str, outcome: str) -> bool:
+    """Record the cancellation of the job that runs in a session, if one does."""
+    job = running(queues, session)
+    return job is not None and cancel(queues, job.id, outcome)
+
+
 def clear(
     queues: Queues,
     lane: str | None,

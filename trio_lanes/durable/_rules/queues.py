@@ -41,7 +41,8 @@ class Queues:
     Attributes:
       now: the store's time at this transaction.
       accepted: the ids of the jobs that this transaction accepted.
-      ended: the jobs that ended or died in this transaction, for the tasks that wait for them.
+      ended: the jobs that ended or died in this transaction, for the tasks that wait for them;
+        with None: jobs that have not ended, and of which such a task may find something new.
       look: whether a worker may find a job to claim that it could not claim before.
       look_elsewhere: the same, for the workers of other instances.
     """
@@ -51,7 +52,7 @@ class Queues:
         self.opening: Final = opening
         self.now = 0.0
         self.accepted: list[int] = []
-        self.ended: list[tuple[int, Ended]] = []
+        self.ended: list[tuple[int, Ended | None]] = []
         self.look = False
         self.look_elsewhere = False
 

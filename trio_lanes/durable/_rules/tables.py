@@ -116,6 +116,13 @@ class Tables(Protocol):
     def all_live(self) -> Iterable[JobRecord]:
         """Return every job that has not ended, by session and place."""
 
+    # ---- events
+    def put_event(self, job: JobRecord, number: int, event: str, keep: int) -> None:
+        """Add an event to a job, and keep only its last ``keep``; they are deleted with the job."""
+
+    def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
+        """Return the first events of a job with numbers above ``after``, in order."""
+
     # ---- sums
     def waiting_for(self, lane: str) -> int:
         """Return how many jobs of a lane are waiting or parked."""

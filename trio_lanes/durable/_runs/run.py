@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, final
 
 import trio
 
 from ... import JobCancelledError
 from ... import current_job as _current_core_job
 from ..._config import check as _check
-from .._contract.protocol import Store
+from .._contract.errors import PayloadError
+from .._contract.protocol import EVENT_BYTES, Store
 from .._contract.records import Claim, QueuedJob
 from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode
@@ -138,6 +139,30 @@ class DurableRun:
             self.checkpoint_data = decode(text)
         return bool(done)
 
+    async def emit(self, event: object) -> int:
+        """Say something about this run to tasks that read `DurableJob.events`. A checkpoint.
+
+        Return the number of the event. The events of a job are counted from 1, over all its
+        attempts. The store keeps the last 1,000, as long as it keeps the job.
+
+        Args:
+          event: JSON; its text has at most 64 KiB.
+
+        Raises:
+          PayloadError: if ``event`` is not JSON, or too large.
+          StoreUnavailableError: if the store could not keep it.
+          JobCancelledError: if this run was lost, and the code is shielded from cancellation.
+        """
+        text = encode("an event", event, self._store.max_payload)
+        if len(text.encode()) > EVENT_BYTES:
+            raise PayloadError(
+                f"an event has {len(text.encode())} bytes of JSON, more than {EVENT_BYTES}"
+            )
+        number = await self._store.emit(self.id, self.fence, text, new_ticket())
+        if number is None:
+            await self._lost()
+        return number
+
     def progress(self) -> None:
         """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""
         assert self._job is not None
@@ -176,7 +201,7 @@ class DurableRun:
     async def _regain(self) -> bool | None:
         return await self._store.regain_slot(self.id, self.fence, new_ticket())
 
-    async def _lost(self) -> None:
+    async def _lost(self) -> NoReturn:
         """Cancel this run, since the store may have given its job to another."""
         assert self._job is not None
         self._job.cancel(_LOST)

@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -90,6 +90,7 @@ CREATE TABLE jobs (
     checkpoint TEXT,
     outcome TEXT,
     error TEXT,                 -- the type of the error of a dead or failed job
+    emitted INTEGER NOT NULL DEFAULT 0,  -- the number of the last event
     history TEXT NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
     submitted_at REAL NOT NULL
 );
@@ -103,6 +104,16 @@ CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_name ON jobs (name);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
+
+CREATE TABLE events (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    told TEXT NOT NULL,         -- JSON
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+CREATE TRIGGER forget_events AFTER DELETE ON jobs WHEN old.emitted > 0 BEGIN
+    DELETE FROM events WHERE job = old.id;
+END;
 
 CREATE TABLE counts (           -- of jobs that have not ended
     lane TEXT NOT NULL,
@@ -183,6 +194,18 @@ CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
     6: """
 ALTER TABLE lanes ADD COLUMN pause_only INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE marks ADD COLUMN until REAL NOT NULL DEFAULT 9e999;
+""",
+    7: """
+ALTER TABLE jobs ADD COLUMN emitted INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE events (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    told TEXT NOT NULL,         -- JSON
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+CREATE TRIGGER forget_events AFTER DELETE ON jobs WHEN old.emitted > 0 BEGIN
+    DELETE FROM events WHERE job = old.id;
+END;
 """,
 }
 """By schema version, the script that makes the next version."""

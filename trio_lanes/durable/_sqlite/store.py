@@ -331,7 +331,7 @@ class SqliteStore(EngineStore):
 
     # ---- working
 
-    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended]], look: bool) -> None:
+    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
         super()._tell(accepted, ended, look)
         for guest in self.guests:
             guest._tell(accepted, ended, look)

@@ -466,6 +466,17 @@ class SqliteTables(SmallTables):
                 most = middle
         return int(least)
 
+    def put_event(self, job: JobRecord, number: int, event: str, keep: int) -> None:
+        self._write("INSERT INTO events VALUES (?, ?, ?)", (job.id, number, event))
+        if number > keep:
+            self._write("DELETE FROM events WHERE job = ? AND number <= ?", (job.id, number - keep))
+
+    def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
+        return self._execute(
+            "SELECT number, told FROM events WHERE job = ? AND number > ? ORDER BY number LIMIT ?",
+            (id, after, limit),
+        ).fetchall()
+
     def all_live(self) -> Iterable[JobRecord]:
         self._flush()
         return self._rows.stream(f"{_LIVE} ORDER BY session, place, id")

@@ -46,7 +46,7 @@ OUTSTANDING: Final = 2000
 CLOSING: Final = 1.0
 """Seconds, beyond the patience, for which the thread may delay the end of its store."""
 
-Tell: TypeAlias = Callable[[list[int], list[tuple[int, Ended]], bool], None]
+Tell: TypeAlias = Callable[[list[int], list[tuple[int, Ended | None]], bool], None]
 
 
 class OverdueError(Exception):
@@ -101,7 +101,7 @@ class Act(Generic[T]):
         self.outcome: outcome.Outcome[T] | None = None
         self.answer: outcome.Outcome[T] | None = None
         self.accepted: list[int] = []
-        self.ended: list[tuple[int, Ended]] = []
+        self.ended: list[tuple[int, Ended | None]] = []
         self.look = self.look_elsewhere = False
 
     def perform(self, engine: Engine) -> None:

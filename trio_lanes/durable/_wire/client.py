@@ -255,10 +255,20 @@ class ServedStoreClient(Store):
     async def regain_slot(self, id: int, fence: int, ticket: str) -> bool | None:
         return await self._ask("regain_slot", id, fence, ticket)  # type: ignore[no-any-return]
 
+    async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
+        return await self._ask("emit", id, fence, event, ticket)  # type: ignore[no-any-return]
+
+    async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
+        return await self._ask_until("events", id, after)  # type: ignore[no-any-return]
+
     async def wait(self, id: int) -> Ended | None:
+        return await self._ask_until("wait", id)  # type: ignore[no-any-return]
+
+    async def _ask_until(self, verb: str, *arguments: Any) -> Any:
+        """Make a call that waits and changes nothing, again and again until it has an answer."""
         while True:
             number = self._next_number()
-            call = _Call(encode([number, self._instance, "wait", (id,)]))
+            call = _Call(encode([number, self._instance, verb, arguments]))
             self._pending[number] = call
             try:
                 with trio.move_on_after(WAITED_FOR + self.patience):
@@ -271,12 +281,15 @@ class ServedStoreClient(Store):
             if isinstance(answer, Exception):
                 raise answer
             if answer != NOT_YET:
-                return answer  # type: ignore[no-any-return]
+                return answer
 
     # ---- control
 
     async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
         return bool(await self._ask("cancel", id, outcome, ticket, running))
+
+    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
+        return bool(await self._ask("abort", session, outcome, ticket))
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
         return int(await self._ask("clear", lane, session, outcome, ticket, long=True))
@@ -320,6 +333,9 @@ class ServedStoreClient(Store):
 
     async def status(self, id: int) -> DurableStatus | None:
         return await self._ask("status", id)  # type: ignore[no-any-return]
+
+    async def running(self, session: str) -> DurableStatus | None:
+        return await self._ask("running", session)  # type: ignore[no-any-return]
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
         return await self._ask("blocked_by", id)  # type: ignore[no-any-return]

@@ -24,13 +24,14 @@ WAITED_FOR: Final = 20.0
 """Seconds after which a wait for a job is answered, so that it is asked again."""
 NOT_YET: Final = "not yet"
 """The answer to a wait for a job that has not ended."""
+WAITS: Final = frozenset({"wait", "events"})
 VERBS: Final = frozenset(
     {
         *("join", "leave", "beat", "enqueue", "step", "checkpoint"),
         *("take", "lend_slot", "regain_slot", "queue"),
-        *("cancel", "clear", "pause", "resume", "configure", "requeue", "purge"),
+        *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
-        *("blocked_by", "check", "wait"),
+        *("blocked_by", "running", "check", "emit", *WAITS),
     }
 )
 
@@ -94,8 +95,8 @@ class _Connection:
     async def _do(self, number: int, me: str, verb: str, arguments: tuple[Any, ...]) -> None:
         try:
             assert verb in VERBS, verb
-            if verb == "wait":
-                answer = await self._wait(*arguments)
+            if verb in WAITS:
+                answer = await self._wait(verb, arguments)
             else:
                 self._store.instance = me  # a call reads it before it waits for anything
                 answer = await getattr(self._store, verb)(*arguments)
@@ -103,9 +104,9 @@ class _Connection:
             answer = _answer_for(error, verb)
         await self._send([number, answer])
 
-    async def _wait(self, id: int) -> Any:
+    async def _wait(self, verb: str, arguments: tuple[Any, ...]) -> Any:
         with trio.move_on_after(WAITED_FOR):
-            return await self._store.wait(id)
+            return await getattr(self._store, verb)(*arguments)
         return NOT_YET
 
 

@@ -23,6 +23,7 @@ from ._life import shrink as shrink
 from ._life import simulate as simulate
 from ._limits import LimitStories
 from ._take import TakeStories
+from ._talk import TalkStories
 from ._templates import TemplateStories
 from ._twins import compare_stores as compare_stores
 from ._work import WorkStories
@@ -59,6 +60,7 @@ def durable_store_suite(
         BlockerStories,
         TakeStories,
         CrashStories,
+        TalkStories,
     ):
         make_store = staticmethod(make)
         make_clock = staticmethod(clock if clock is not None else _real_time)

@@ -104,6 +104,39 @@ class ControlStories:
             assert not await lanes.cancel(10**9)
 
     @story
+    async def test_abort_stops_what_runs_in_a_session_and_not_what_waits(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes() as lanes, bench.lanes(worker=False) as elsewhere:
+            assert await elsewhere.running("alice") is None
+            assert not await elsewhere.abort("alice")
+            first = await lanes.submit("gate", "first", session="alice")
+            after = await lanes.submit("gate", "after", session="alice")
+            other = await lanes.submit("gate", "other", session="bob")
+            await bench.settle(lanes)
+            status = await elsewhere.running("session:alice")
+            assert status is not None
+            assert (status.id, status.state) == (first.id, DurableState.RUNNING)
+            assert await elsewhere.abort("alice", "enough")
+            await bench.advance(2, lanes)  # longer than the interval of polling
+            with bench.raises(JobCancelledError) as caught:
+                await first.wait()
+            assert caught[0].reason == "enough"
+            await bench.settle(lanes)
+            status = await lanes.running("alice")
+            assert status is not None
+            assert status.id == after.id
+            assert await bench.state(lanes, other.id) is DurableState.RUNNING
+            bench.gate("after").set()
+            await after.wait()
+            await lanes.pause("session:alice")
+            await lanes.submit("gate", "waits", session="alice")
+            assert await lanes.running("alice") is None
+            assert not await lanes.abort("alice")
+            with bench.raises(ValueError):
+                await lanes.running("")
+
+    @story
     async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(
         self, bench: Bench
     ) -> None:

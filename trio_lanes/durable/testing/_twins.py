@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -54,6 +55,11 @@ OUTCOMES: Final = (
     Cancelled(),
 )
 STOP: Final = '{"reason": null}'
+OVER: Final = frozenset(DurableState) - {
+    DurableState.WAITING,
+    DurableState.PARKED,
+    DurableState.RUNNING,
+}
 LEASE: Final = 1e6
 LANES: Final = {
     "main": LaneLimit(3, 12),
@@ -72,9 +78,10 @@ RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
+    *("emit", "emit", "events"),
     *("take", "take", "withdraw"),
-    *("cancel", "clear", "pause", "resume", "configure", "requeue", "requeue many", "purge"),
-    "list",
+    *("cancel", "abort", "clear", "pause", "resume", "configure"),
+    *("requeue", "requeue many", "purge", "list"),
 )
 
 
@@ -230,10 +237,16 @@ class _Life:
         await self.both("jobs", all_of)
         await self.both("queues", queues)
         await self.both("blocked by", blocked)
+        for session in ("a", "b", "c"):
+            await self.both("running", partial(self._running, session))
         await self.both("statistics", sums)
         problems = await self.both("check", check)
         if problems:
             self.wrong.append(f"check: {problems}")
+
+    async def _running(self, session: str, twin: _Twin) -> object:
+        status = await twin.played.store.running(session)
+        return None if status is None else twin.shown(status)
 
     # ---- a worker
 
@@ -343,6 +356,26 @@ class _Life:
                 lambda twin: twin.played.store.cancel(twin.ids[job], STOP, ticket(), False),
             )
 
+    async def do_emit(self) -> None:
+        event = str(self.chance.randrange(9))
+        ticket = f"emit {len(self.told)}"
+        await self._of_claim("emit", lambda store, id, fence: store.emit(id, fence, event, ticket))
+
+    async def do_events(self) -> None:
+        job = self._place()
+        if job is not None:
+            after = self.chance.randrange(3)
+
+            async def events(twin: _Twin) -> object:
+                store, id = twin.played.store, twin.ids[job]
+                found = await store.jobs(Selection(id=id, states=OVER), 0, 1)
+                if not found and await store.status(id) is not None:
+                    return None  # it would wait
+                told = await store.events(id, after)
+                return None if told is None else list(map(tuple, told))
+
+            await self.both("events", events)
+
     async def do_crash(self) -> None:
         for twin in self.twins:
             await twin.played.leave()  # each run that is left counts a crash
@@ -372,6 +405,10 @@ class _Life:
         job = self._place()
         if job is not None:
             await self.both("cancel", lambda twin: twin.played.cancel(twin.ids[job]))
+
+    async def do_abort(self) -> None:
+        session = self.chance.choice(("a", "b", "c"))
+        await self._order("abort", lambda store, t: store.abort(session, "{}", t))
 
     async def do_clear(self) -> None:
         lane, session = self._name()
