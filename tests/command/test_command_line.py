@@ -160,7 +160,7 @@ def test_help_has_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- what it needs
 
 
-def test_it_says_what_to_install(
+def test_the_error_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
@@ -207,7 +207,7 @@ def test_it_is_a_script_and_a_module(
         ),
     ],
 )
-def test_what_is_no_application_is_a_mistake(
+def test_a_bad_application_is_a_mistake_of_the_caller(
     named: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, err = told(capsys, "worker", named)
@@ -280,7 +280,7 @@ async def test_progress_is_shown_on_a_terminal_when_it_takes_long(
     assert "/" not in shown
 
 
-async def test_progress_is_silent_where_nobody_looks(
+async def test_progress_is_silent_without_a_terminal(
     autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with _show.progress("reading", 10) as advance:
@@ -289,7 +289,7 @@ async def test_progress_is_silent_where_nobody_looks(
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_people_read_is_short_and_what_programs_read_is_whole() -> None:
+def test_tables_are_shortened_and_json_is_complete() -> None:
     assert shortened("one\n  two") == "one two"
     assert shortened("x" * 100) == "x" * 79 + "…"
     assert number(1234567) == "1,234,567"

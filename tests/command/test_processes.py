@@ -135,7 +135,7 @@ def wait_dead(path: Path, capsys: pytest.CaptureFixture[str], id: int) -> None:
 # ---- one worker
 
 
-def test_a_worker_that_is_told_to_end_finishes_what_it_has_begun(
+def test_a_worker_that_gets_a_signal_finishes_its_running_jobs(
     start: Start, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go_on = path.with_name("go on")

@@ -172,7 +172,7 @@ def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def test_an_application_on_another_file_is_told_so(
+def test_an_application_on_another_file_is_refused(
     start: Callable[..., Program], path: Path
 ) -> None:
     parent = start(

@@ -89,7 +89,7 @@ def words(text: str) -> list[list[str]]:
 # ---- looking
 
 
-def test_status_shows_lanes_and_that_nobody_works(shop: Shop) -> None:
+def test_status_shows_lanes_and_that_there_is_no_worker(shop: Shop) -> None:
     shop.submit(1, 2, session="a")
     shop.submit(3, lane="cron", delay=100)
     code, out, _ = shop.say("status")
@@ -132,7 +132,7 @@ def test_why_shows_the_reasons_for_which_jobs_wait(shop: Shop) -> None:
     ]
 
 
-def test_status_shows_who_works_and_what_is_paused(shop: Shop) -> None:
+def test_status_shows_workers_and_paused_lanes(shop: Shop) -> None:
     async def go(lanes: DurableLanes) -> None:
         await lanes.pause("cron")
         for told in (shop.ask, shop.say):
@@ -171,7 +171,7 @@ def test_status_says_when_a_worker_is_gone(shop: Shop, monkeypatch: pytest.Monke
     assert shop.say("status")[1].count("(gone)") == 1
 
 
-def test_jobs_lists_them_with_what_is_special(shop: Shop) -> None:
+def test_jobs_lists_jobs_with_their_notes(shop: Shop) -> None:
     (dead,) = shop.kill("a")
     (waiting,) = shop.submit(1, session="b")
     (parked,) = shop.submit(1, lane="cron", delay=100)
@@ -422,7 +422,7 @@ def test_looking_changes_nothing(shop: Shop) -> None:
     assert (shop.ask("status"), shop.ask("jobs")) == before
 
 
-def test_times_are_those_of_the_reader(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_local_times_of_the_reader(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.submit(1)
     (job,) = shop.ask("jobs")
     monkeypatch.setenv("TZ", "UTC-5")
@@ -460,7 +460,7 @@ def test_json_has_nothing_raw_that_a_terminal_obeys(shop: Shop) -> None:
     assert json.loads(out)[0]["session"] == session
 
 
-def test_a_locale_that_lacks_letters_is_told_all_the_same(
+def test_a_locale_that_lacks_letters_gets_escapes(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.submit(1, session="日")
@@ -479,7 +479,7 @@ def test_a_locale_that_lacks_letters_is_told_all_the_same(
 
 @pytest.mark.parametrize("command", ["jobs --of", "dead --of", "purge --of", "pause", "clear"])
 @pytest.mark.parametrize("name", ["", " ", "session:", "session: session:", "session:\udcff"])
-def test_what_is_no_name_is_a_mistake_and_not_the_main_lane(
+def test_an_empty_name_is_a_mistake_and_not_the_main_lane(
     shop: Shop, command: str, name: str
 ) -> None:
     shop.submit(1)
@@ -490,7 +490,7 @@ def test_what_is_no_name_is_a_mistake_and_not_the_main_lane(
 
 
 @pytest.mark.parametrize("command", ["status", "status --json"])
-def test_who_has_closed_the_output_is_told_the_code_alone(
+def test_a_closed_output_leaves_the_exit_code(
     shop: Shop, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

@@ -230,7 +230,7 @@ async def test_a_child_that_fails_while_it_ends_is_not_in_order(mock_clock: Mock
 
 
 @pytest.mark.parametrize("signum", [USR1, HUP])
-async def test_what_ends_nothing_is_passed_on_to_those_that_work(
+async def test_a_signal_that_ends_nothing_is_forwarded_to_ready_workers(
     signum: int, mock_clock: MockClock
 ) -> None:
     async with playing(2, reloads=True) as play:
@@ -257,7 +257,9 @@ async def test_one_that_does_not_work_yet_is_spared_signals_it_may_not_know(
     assert play.code == DONE
 
 
-async def test_a_signal_reaches_also_who_is_just_being_started(mock_clock: MockClock) -> None:
+async def test_a_signal_also_reaches_a_worker_that_is_just_being_started(
+    mock_clock: MockClock,
+) -> None:
     async with playing(1) as play:
         play.may_start = trio.Event()
         await wait_all_tasks_blocked()

@@ -79,7 +79,7 @@ async def running(worker: Worker, **options: Any) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("signum", [TERM, INT, HUP])
-async def test_a_signal_lets_what_runs_end_and_what_waits_be(
+async def test_a_signal_lets_running_jobs_end_and_leaves_waiting_jobs_alone(
     signum: int, worker: Worker, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -96,7 +96,7 @@ async def test_a_signal_lets_what_runs_end_and_what_waits_be(
     assert caplog.messages[-1] == "all jobs have ended; the worker ends"
 
 
-async def test_a_second_signal_cancels_what_runs_and_it_is_given_back(
+async def test_a_second_signal_cancels_running_jobs_and_gives_them_back(
     worker: Worker, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -96,7 +96,7 @@ def test_every_command_is_on_the_pages() -> None:
                 assert shown[0] in text, f"{name} {shown[0]}"
 
 
-def test_the_exit_codes_are_those_of_the_command() -> None:
+def test_the_exit_codes_are_the_exit_codes_of_the_command() -> None:
     table = OPERATING.partition("## Exit codes")[2].partition("\n## ")[0]
     documented = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)]
     codes = [value for name, value in vars(_exits).items() if name.isupper()]

@@ -216,23 +216,23 @@ FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
         _replaced(f"{RULES}.once", _no_ticket),
     ),
     "the lease of an instance is not asked": (
-        suite("test_whose_lease_is_over_does_nothing_until_it_has_joined_again"),
+        suite("test_an_instance_without_its_lease_does_nothing_until_it_has_joined_again"),
         _replaced(f"{RULES}.is_alive", _incarnation_not_compared),
     ),
     "a join leaves the runs of the former incarnation": (
-        suite("test_what_an_unanswered_step_claimed_is_given_back_by_the_next_join"),
+        suite("test_the_claims_of_an_unanswered_step_are_given_back_by_the_next_join"),
         _replaced(f"{RULES}.join", _former_runs_are_left),
     ),
     "a join gives back runs that have ended": (
-        suite("test_what_an_unanswered_step_claimed_is_given_back_by_the_next_join"),
+        suite("test_the_claims_of_an_unanswered_step_are_given_back_by_the_next_join"),
         _replaced(f"{RULES}.join", _held_are_given_back),
     ),
     "a crash is not counted": (
-        suite("test_what_ran_in_a_crash_runs_again_first_with_one_crash_more"),
+        suite("test_the_runs_of_a_crash_run_again_first_with_one_crash_more"),
         _replaced(f"{QUEUES}.crash", _crash_as_give_back),
     ),
     "a run that is given back goes to the tail": (
-        suite("test_what_ran_in_a_crash_goes_before_what_waited"),
+        suite("test_the_runs_of_a_crash_go_before_waiting_jobs"),
         _replaced(f"{QUEUES}._set_ready", _given_back_at_the_tail),
     ),
     "the next head of a session is not listed": (

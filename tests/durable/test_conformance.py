@@ -42,8 +42,8 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
 @pytest.mark.parametrize(
     "name",
     [
-        "test_clear_takes_what_has_not_started_and_leaves_running_jobs_alone",
-        "test_what_ran_in_a_crash_goes_before_what_waited",
+        "test_clear_takes_jobs_that_have_not_started_and_leaves_running_jobs_alone",
+        "test_the_runs_of_a_crash_go_before_waiting_jobs",
     ],
 )
 def test_the_suite_also_runs_in_real_time(suite: type, name: str) -> None:
@@ -80,4 +80,4 @@ def test_a_store_that_breaks_a_rule_fails_the_suite() -> None:
     with pytest.RaisesGroup(
         pytest.RaisesExc(Exception), flatten_subgroups=True, allow_unwrapped=True
     ):
-        suite().test_a_job_runs_and_everybody_gets_its_result()
+        suite().test_a_job_runs_and_every_waiting_task_gets_its_result()

@@ -185,7 +185,7 @@ def test_kills_at_random_under_load_lose_and_double_nothing(processes: Processes
     at_random(processes, *size, {}, last=slice(None))
 
 
-def test_kills_of_a_worker_and_of_those_that_ask_it_lose_and_double_nothing(
+def test_kills_of_a_worker_and_of_its_clients_lose_and_double_nothing(
     processes: Processes,
 ) -> None:
     worker: dict[str, Any] = {"sessions": []}
@@ -199,7 +199,7 @@ def test_of_two_workers_that_are_killed_at_random_one_works(processes: Processes
     at_random(processes, *size, {}, {"sessions": []}, last=slice(1))
 
 
-def test_kills_while_the_file_is_being_made_leave_one_that_is_made(
+def test_kills_while_the_file_is_being_made_leave_a_complete_file(
     program: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     for number in range(100 if LONG else 20):
@@ -226,7 +226,7 @@ def test_sigterm_in_the_middle_of_work_counts_as_no_crash(processes: Processes) 
     verify(processes.folder, 1)
 
 
-def test_a_kill_while_it_drains_is_one_crash_of_what_still_ran(processes: Processes) -> None:
+def test_a_kill_during_a_drain_is_one_crash_of_each_running_job(processes: Processes) -> None:
     order = {"slow": 3600, "sigterm_at": 3, "failpoint": "before left"}
     assert processes.run(order) == [KILLED]
     begun = [words for words in lines(processes.folder / "effects") if words[-1] == "begins"]
@@ -240,7 +240,7 @@ def test_a_kill_while_it_drains_is_one_crash_of_what_still_ran(processes: Proces
     verify(processes.folder, 1)
 
 
-def test_a_log_that_loses_its_end_with_the_power_has_what_was_accepted_before(
+def test_a_log_that_loses_its_end_with_the_power_has_the_jobs_accepted_before(
     tmp_path: Path,
 ) -> None:
     path, log = tmp_path / "jobs.db", tmp_path / "jobs.db-wal"

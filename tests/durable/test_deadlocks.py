@@ -72,7 +72,7 @@ class Family:
         ({"lane": "main"}, {"lane": "main"}, True),
     ],
 )
-async def test_a_wait_for_a_job_that_needs_what_its_waiter_holds_is_refused_at_once(
+async def test_a_wait_for_a_job_that_needs_the_slot_or_session_of_its_waiter_is_refused_at_once(
     parent: Any, child: Any, ends: bool, sqlite: bool, tmp_path: Path
 ) -> None:
     family = Family()

@@ -100,7 +100,9 @@ async def test_reset_gives_up_bodies_that_do_not_end(autojump_clock: MockClock) 
     assert trio.current_time() == 100  # the body was waited for
 
 
-async def test_a_drain_gives_up_what_outlives_its_cancellation(autojump_clock: MockClock) -> None:
+async def test_a_drain_gives_up_jobs_that_outlive_their_cancellation(
+    autojump_clock: MockClock,
+) -> None:
     async with open_durable_lanes(MemoryStore(), HANDLERS, {"main": 3}) as lanes:
         await lanes.submit("sleeps", 2)
         await lanes.submit("sleeps", 50)

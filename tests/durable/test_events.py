@@ -86,7 +86,9 @@ async def test_how_a_run_begins_and_ends_is_one_line_each(
     assert "secret" not in "".join(lines())
 
 
-async def test_what_is_given_back_is_a_line_too(lines: Any, autojump_clock: MockClock) -> None:
+async def test_a_job_that_is_given_back_is_a_line_of_the_log(
+    lines: Any, autojump_clock: MockClock
+) -> None:
     async with open_durable_lanes(MemoryStore(), {"act": act}, {"main": 1}, grace=5) as lanes:
         await lanes.submit("act", "stay")
         await trio.sleep(1)

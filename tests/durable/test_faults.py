@@ -71,7 +71,7 @@ async def refused(path: Path, kind: type[StoreError], match: str) -> None:
 # ---- at opening
 
 
-async def test_a_second_worker_is_refused_at_once_and_told_who_has_the_file(
+async def test_a_second_worker_is_refused_at_once_by_an_error_that_names_the_owner(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "jobs.db"
@@ -200,7 +200,7 @@ def make_older(path: Path) -> None:
     connection.close()
 
 
-async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_there(
+async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_its_contents(
     tmp_path: Path,
 ) -> None:
     async def refuse(payload: object) -> None:
@@ -335,7 +335,9 @@ async def test_a_file_of_another_program_is_refused_and_untouched(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"hello", b"x" * 5000, b"SQLite format 3\0" + b"short"])
-async def test_what_is_no_database_is_refused_and_untouched(tmp_path: Path, content: bytes) -> None:
+async def test_a_file_that_is_no_database_is_refused_and_untouched(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "jobs.db"
     path.write_bytes(content)
     await refused(path, StoreError, "damaged, or is not a store")
@@ -659,7 +661,7 @@ async def test_a_full_disk_refuses_new_work_and_loses_nothing(
             assert len(await lanes.job(id).wait()) == 20_000
 
 
-async def test_another_process_that_holds_on_to_the_file_holds_up_what_is_new_and_loses_nothing(
+async def test_another_process_that_holds_the_file_delays_new_jobs_and_loses_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, go_on = tmp_path / "jobs.db", trio.Event()
@@ -688,9 +690,7 @@ async def test_another_process_that_holds_on_to_the_file_holds_up_what_is_new_an
         assert (await running.status()).crashes == 0
 
 
-async def test_what_is_too_large_for_the_disk_takes_no_other_with_it(
-    tmp_path: Path, limited: None
-) -> None:
+async def test_a_job_too_large_for_the_disk_fails_alone(tmp_path: Path, limited: None) -> None:
     async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {"echo": echo}) as lanes:
         await lanes.pause("main")
         resource.setrlimit(resource.RLIMIT_FSIZE, (900_000, -1))
@@ -773,7 +773,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-async def test_a_disk_that_is_really_full_is_one_that_can_be_made_room_on(
+async def test_a_store_on_a_full_disk_goes_on_when_there_is_room(
     small_disk: Path,
 ) -> None:
     ballast = small_disk / "ballast"
@@ -1152,7 +1152,7 @@ class BadReads:
         monkeypatch.setattr(sqlite3, "connect", connects)
 
 
-async def test_a_read_that_fails_is_no_damage_and_what_runs_goes_on(
+async def test_a_read_that_fails_is_no_damage_and_running_jobs_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reads, go_on = BadReads(monkeypatch), trio.Event()

@@ -167,7 +167,7 @@ async def test_run_at_is_a_time_of_the_wall_clock(autojump_clock: MockClock) -> 
 # ---- what is told
 
 
-def test_errors_say_what_is_wrong_and_are_lane_errors() -> None:
+def test_errors_describe_the_mistake_and_are_lane_errors() -> None:
     assert "'nobody' on this instance; its handlers are: 'a', 'b'" in str(
         UnknownHandlerError("nobody", "ab")
     )
@@ -186,7 +186,7 @@ def test_errors_say_what_is_wrong_and_are_lane_errors() -> None:
     assert issubclass(JobDeadError, DurableJobError)
 
 
-async def test_representations_show_what_is_going_on() -> None:
+async def test_representations_show_the_present_state() -> None:
     seen = []
 
     async def look(payload: Any) -> None:
@@ -206,7 +206,7 @@ async def test_representations_show_what_is_going_on() -> None:
         assert lanes.local is None
 
 
-async def test_what_is_awaited_is_a_checkpoint() -> None:
+async def test_every_async_method_is_a_checkpoint() -> None:
     async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
         for call in (
             lambda: lanes.submit("echo"),
@@ -222,7 +222,7 @@ async def test_what_is_awaited_is_a_checkpoint() -> None:
                 await call()  # type: ignore[operator]
 
 
-async def test_an_exception_that_cannot_say_what_it_is_is_kept_all_the_same() -> None:
+async def test_an_exception_without_a_readable_message_is_kept() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -309,7 +309,7 @@ async def test_who_ends_a_job_keeps_it_as_long_as_the_store_says(
 
 
 @pytest.mark.parametrize("sqlite", [False, True])
-async def test_the_lanes_of_who_does_not_work_are_a_proposal_that_a_worker_replaces(
+async def test_the_lanes_of_an_instance_that_is_no_worker_are_a_proposal_that_a_worker_replaces(
     sqlite: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = MemoryStore()
@@ -334,7 +334,7 @@ async def test_the_lanes_of_who_does_not_work_are_a_proposal_that_a_worker_repla
         assert "lane 'cron' has concurrency=7 in the store" in caplog.text
 
 
-async def test_groups_of_who_does_not_work_are_not_written(tmp_path: Path) -> None:
+async def test_groups_of_an_instance_that_is_no_worker_are_not_written(tmp_path: Path) -> None:
     groups = {"g": LaneGroup(["main"])}
     memory = MemoryStore()
     async with open_durable_lanes(memory.another(), {}, groups=groups, worker=False):
@@ -356,7 +356,7 @@ async def test_names_are_not_longer_than_a_listing_can_bear() -> None:
 
 
 @pytest.mark.parametrize("sqlite", [False, True])
-async def test_what_is_asked_for_is_checked_and_may_be_as_large_as_it_likes(
+async def test_arguments_of_listings_are_checked_and_may_be_any_whole_number(
     sqlite: bool, tmp_path: Path
 ) -> None:
     store = SqliteStore(tmp_path / "jobs.db") if sqlite else MemoryStore()
@@ -393,7 +393,7 @@ def test_a_store_in_a_file_has_one() -> None:
             SqliteStore(path)
 
 
-async def test_who_waits_for_one_of_very_many_jobs_is_told_all_the_same(
+async def test_a_task_that_waits_for_one_job_of_very_many_gets_its_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._rules.engine_store.MOST_ALIVE", 1)
@@ -622,7 +622,7 @@ def test_only_a_failed_job_leaves_its_end_and_only_a_claim_starts() -> None:
     ]
 
 
-async def test_check_finds_what_contradicts_itself_and_repairs_it(tmp_path: Path) -> None:
+async def test_check_finds_and_repairs_contradictions(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}, worker=False) as lanes:
         first = await lanes.submit("echo", "first", session="s")
@@ -872,7 +872,7 @@ async def in_nurseries(*errors: Exception) -> None:
         ([NoRetry()], ExceptionGroup, DurableState.FAILED, 0),
     ],
 )
-async def test_what_is_raised_below_a_nursery_decides_as_if_it_were_raised_by_the_handler(
+async def test_an_exception_below_a_nursery_decides_as_if_the_handler_had_raised_it(
     errors: list[Exception],
     retry_on: Any,
     state: DurableState,
@@ -905,7 +905,7 @@ async def test_what_is_raised_below_a_nursery_decides_as_if_it_were_raised_by_th
         ([ValueError("the cause"), KeyError()], "ExceptionGroup: Exceptions from Trio nursery"),
     ],
 )
-async def test_what_is_kept_of_a_group_names_the_exceptions_in_it(
+async def test_the_stored_error_of_a_group_names_its_exceptions(
     errors: list[Exception], begins: str, autojump_clock: MockClock
 ) -> None:
     async def bad(payload: Any) -> None:

@@ -88,7 +88,7 @@ class Listed:
         max_size=60,
     )
 )
-def test_a_window_shows_what_is_first_in_its_list(acts: list[tuple[str, int]]) -> None:
+def test_the_front_of_a_list_has_its_first_jobs(acts: list[tuple[str, int]]) -> None:
     listed = Listed()
     for act, number in acts:
         if act == "first":
@@ -124,13 +124,13 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     connection.close()
 
 
-def test_what_is_not_written_yet_is_found_beyond_a_window(engine: Engine) -> None:
+def test_an_unwritten_job_is_found_beyond_the_cached_front(engine: Engine) -> None:
     assert engine.step("me", 1, [], 10).claims == ()  # its ready list is known, and empty
     ids = engine.enqueue([SubmittedJob(name="echo", payload="1") for _ in range(7)])
     assert [claim.id for claim in engine.step("me", 2, [], 10).claims] == ids
 
 
-def test_what_is_not_written_yet_is_found_in_a_line_that_was_not_kept(engine: Engine) -> None:
+def test_an_unwritten_job_is_found_in_a_queue_that_was_not_cached(engine: Engine) -> None:
     first, second = engine.enqueue([SubmittedJob(name="echo", payload="1", session="s")] * 2)
     tables = engine.tables
     assert isinstance(tables, SqliteTables)
@@ -145,7 +145,7 @@ def test_what_is_not_written_yet_is_found_in_a_line_that_was_not_kept(engine: En
     assert head.id == second
 
 
-def test_what_is_undone_can_be_done_again(engine: Engine) -> None:
+def test_an_act_that_was_undone_can_be_done_again(engine: Engine) -> None:
     tables = engine.tables
     assert isinstance(tables, SqliteTables)
     (id,) = engine.enqueue([SubmittedJob(name="new", payload="1")])

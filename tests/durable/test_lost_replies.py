@@ -56,7 +56,7 @@ async def echo(payload: Any) -> Any:
     return payload
 
 
-async def test_what_a_step_claimed_whose_answer_was_lost_runs(autojump_clock: MockClock) -> None:
+async def test_the_claims_of_a_step_whose_answer_was_lost_run(autojump_clock: MockClock) -> None:
     store: Any = Lossy(MemoryStore())
     lost = 0
 

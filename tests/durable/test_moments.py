@@ -111,7 +111,7 @@ async def settle(lanes: DurableLanes) -> None:
 # ---- after the end
 
 
-async def test_whoever_asks_while_lanes_close_is_told_so_and_does_not_hang(store: Store) -> None:
+async def test_a_call_while_lanes_close_gets_an_error_and_does_not_hang(store: Store) -> None:
     told: list[str] = []
 
     async def ask(lanes: DurableLanes) -> None:
@@ -129,7 +129,7 @@ async def test_whoever_asks_while_lanes_close_is_told_so_and_does_not_hang(store
     assert told == ["asking"] * 20
 
 
-async def test_whoever_waits_for_a_job_when_lanes_close_is_told_so(store: Store) -> None:
+async def test_a_task_that_waits_for_a_job_gets_an_error_when_lanes_close(store: Store) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(StoreUnavailableError, match="is not open")):
         async with trio.open_nursery() as nursery:
             async with open_durable_lanes(store, {"echo": echo}) as lanes:
@@ -138,7 +138,7 @@ async def test_whoever_waits_for_a_job_when_lanes_close_is_told_so(store: Store)
                 await wait_all_tasks_blocked()
 
 
-async def test_whoever_finds_the_line_too_long_is_told_when_lanes_close(
+async def test_a_task_that_waits_to_hand_over_a_call_gets_an_error_when_lanes_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._tables.act_thread.OUTSTANDING", 1)
@@ -279,7 +279,7 @@ async def test_a_payload_that_is_too_deep_to_be_read_fails_alone(store: Store) -
         assert await (await lanes.submit("echo", "next", session="s")).wait() == "next"
 
 
-async def test_an_error_that_cannot_be_told_keeps_no_other_from_being_told(store: Store) -> None:
+async def test_an_error_that_cannot_be_delivered_keeps_no_other_answer_back(store: Store) -> None:
     async def raises(payload: Any) -> None:
         # what a traceback shows of it, is no text
         raise SyntaxError("bad", ("file", 1, 1, 5))  # type: ignore[arg-type]

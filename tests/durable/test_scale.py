@@ -154,7 +154,7 @@ def stores(tmp_path: Path) -> list[Store]:
 
 @pytest.mark.parametrize("which", [0, 1], ids=["memory", "sqlite"])
 @pytest.mark.parametrize("name", ["main", "session:s"])
-async def test_very_many_are_cleared_in_portions_and_what_comes_later_is_left(
+async def test_very_many_jobs_are_cleared_in_portions_and_later_jobs_are_left(
     tmp_path: Path, which: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._rules.engine_store.AT_ONCE", 10)

@@ -106,9 +106,9 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
     "name",
     [
         "test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more",
-        "test_clear_takes_what_has_not_started_and_leaves_running_jobs_alone",
-        "test_every_heartbeat_gives_back_what_the_dead_held",
-        "test_what_ran_in_a_crash_goes_before_what_waited",
+        "test_clear_takes_jobs_that_have_not_started_and_leaves_running_jobs_alone",
+        "test_every_heartbeat_gives_back_the_runs_of_dead_instances",
+        "test_the_runs_of_a_crash_go_before_waiting_jobs",
     ],
 )
 def test_the_suite_also_runs_over_a_served_file(name: str) -> None:
@@ -330,7 +330,7 @@ async def test_an_opening_that_is_refused_is_not_tried_again() -> None:
             raise AssertionError
 
 
-async def test_a_wait_raises_what_the_store_raised() -> None:
+async def test_a_wait_raises_the_error_of_the_store() -> None:
     async with scripted(Scripted(wait=[StoreError("damaged")])) as store:
         with pytest.raises(StoreError, match="damaged"):
             await store.wait(1)

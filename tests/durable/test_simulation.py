@@ -84,7 +84,7 @@ def test_a_life_that_goes_wrong_is_made_smaller(monkeypatch: pytest.MonkeyPatch)
         assert shrink(fine) == fine
 
 
-async def test_a_life_says_what_is_wrong(
+async def test_a_life_reports_a_broken_rule(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = _life._Story(Life(1))

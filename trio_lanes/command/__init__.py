@@ -13,7 +13,7 @@ NEEDS = ("click", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``trio-lanes`` with arguments, by default those of the process. Return the exit code."""
+    """Run ``trio-lanes`` with arguments, by default of this process. Return the exit code."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         print(

@@ -285,7 +285,7 @@ async def requeue(
     all_: bool,
     failed: bool,
 ) -> Answer:
-    """Queue dead jobs again: by id, all of the store, or those that the options choose."""
+    """Queue dead jobs again: by id, all of the store, or the jobs that the options choose."""
     return await _letters(
         lanes, lanes.requeue, "requeued", ids, (name, handler, error), all_=all_, failed=failed
     )
@@ -300,7 +300,7 @@ async def purge(
     all_: bool,
     failed: bool,
 ) -> Answer:
-    """Forget dead jobs: by id, all of the store, or those that the options choose."""
+    """Forget dead jobs: by id, all of the store, or the jobs that the options choose."""
     return await _letters(
         lanes, lanes.purge, "purged", ids, (name, handler, error), all_=all_, failed=failed
     )

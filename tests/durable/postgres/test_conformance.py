@@ -43,4 +43,4 @@ def test_the_suite_also_runs_in_real_time(server: Server) -> None:
     suite = durable_store_suite(
         lambda folder: PostgresStore(server.dsn(), namespace=folder.name.lower())
     )
-    suite().test_what_ran_in_a_crash_goes_before_what_waited()
+    suite().test_the_runs_of_a_crash_go_before_waiting_jobs()

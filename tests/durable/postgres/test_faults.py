@@ -274,9 +274,7 @@ async def test_an_error_of_the_program_is_not_taken_for_one_of_the_server(
             await store._read(lambda queues: queues.tables._run("SELEC"), long=True)  # type: ignore[attr-defined]
 
 
-async def test_check_finds_what_was_changed_from_outside_and_repairs_it(
-    server: Server, namespace: str
-) -> None:
+async def test_check_finds_and_repairs_changes_from_outside(server: Server, namespace: str) -> None:
     store = PostgresStore(server.dsn(), namespace=namespace)
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         await lanes.submit("a", key="k")

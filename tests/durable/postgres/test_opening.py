@@ -82,7 +82,9 @@ async def test_a_wrong_password_is_an_error(server: Server) -> None:
     assert "check the user and the password" in str(error)
 
 
-async def test_a_role_without_rights_is_told_what_it_needs(server: Server, namespace: str) -> None:
+async def test_the_error_for_a_role_without_rights_names_the_rights(
+    server: Server, namespace: str
+) -> None:
     server.run("CREATE ROLE guest LOGIN")
     error = await error_of(PostgresStore(server.dsn(user="guest"), namespace=namespace))
     assert "grant the role the rights" in str(error)
@@ -147,7 +149,7 @@ UPDATE meta SET schema_version = 1;
 """
 
 
-async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_what_is_there(
+async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_its_contents(
     server: Server, namespace: str
 ) -> None:
     async def refuse(payload: object) -> None:
@@ -202,14 +204,14 @@ async def test_a_server_that_is_too_old_is_refused(
     assert "upgrade the server" in str(error)
 
 
-async def test_a_read_only_role_is_told_what_to_set(server: Server) -> None:
+async def test_the_error_for_a_read_only_role_names_the_setting(server: Server) -> None:
     server.run("CREATE ROLE reader LOGIN SUPERUSER")
     server.run("ALTER ROLE reader SET default_transaction_read_only = on")
     error = await error_of(PostgresStore(server.dsn(user="reader")))
     assert "default_transaction_read_only=off" in str(error)
 
 
-async def test_a_standby_is_told_from_a_primary_server() -> None:
+async def test_a_standby_is_refused() -> None:
     found = programs()
     assert found is not None
     standby = Server(found)
@@ -278,7 +280,9 @@ async def test_text_that_the_server_cannot_keep_is_refused_alone(
             await lanes.job(2**70).status()
 
 
-def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_psycopg_the_error_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def import_module(name: str, package: str) -> object:
         raise ModuleNotFoundError("no", name="psycopg" if "_postgres" in name else "other")
 

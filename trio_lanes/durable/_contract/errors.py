@@ -1,4 +1,4 @@
-"""The exceptions of durable lanes. All of them are `LaneError`, as those of the core are."""
+"""The exceptions of durable lanes. All of them are `LaneError`, as in the core."""
 
 from __future__ import annotations
 

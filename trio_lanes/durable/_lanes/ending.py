@@ -83,7 +83,7 @@ class Endable:
         at_first = len(worker.running)
         given_back = abandoned = 0
         if not (worker.available or worker.running):
-            grace = min(grace, GIVE_UP_AFTER)  # only reports are left, and nobody takes them
+            grace = min(grace, GIVE_UP_AFTER)  # only reports are left, and the store is away
         with trio.move_on_after(grace) as in_time:
             await worker.wait_idle()
         if in_time.cancelled_caught:

@@ -354,7 +354,7 @@ class DurableLanes(Endable):
         """Forget a dead or failed job; or all dead jobs of the store, or a part of them.
 
         Their keys are free again, and sessions that they kept closed are open. Return how many.
-        The arguments, the portions and the errors are those of `requeue`.
+        `requeue` has the same arguments, portions and errors.
         """
         of = _one_or_many(id, name, handler, error, failed)
         return await self._store.purge(of, new_ticket())

@@ -133,7 +133,7 @@ def again(
 ) -> tuple[float, bool, bool] | None:
     """Return (seconds, whether the attempt counts, whether the job gives up its place).
 
-    The seconds are those until the next attempt of a job that raised ``error``.
+    The seconds are the time until the next attempt of a job that raised ``error``.
     None: it is not retried. A nursery raises a group, so each exception in a group is examined: the
     job is retried if all of them allow it, after the longest of their delays.
     """

@@ -36,7 +36,7 @@ def connect(dsn: str, namespace: str, patience: float, *, long: bool = False) ->
     """Return a new connection, which is in no transaction.
 
     Args:
-      long: whether statements may last long: those that read every job.
+      long: whether statements may last long, since they read every job.
     """
     defaults: dict[str, Any] = {
         "connect_timeout": CONNECTING,

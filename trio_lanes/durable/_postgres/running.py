@@ -1,7 +1,7 @@
 """`Running`: the running jobs of a PostgreSQL store, in sets by instance and by lane.
 
 The sets hold ids, so an instance never reads the payloads of jobs that other instances run. Records
-are kept of the runs that the rules look at: those that want a slot back, are cancelled, or have run
+are kept of the runs that the rules look at: runs that want a slot back, are cancelled, or have run
 in a crash.
 """
 

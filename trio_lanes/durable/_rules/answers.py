@@ -21,7 +21,7 @@ Callers that wait for an answer are far fewer, and they stop asking after the st
 class Answers:
     """The answers of acts, in their order, and the last steps of instances.
 
-    An undone transaction takes back what it has put in.
+    An undone transaction takes back the answers that it has put in.
 
     Attributes:
       steps: the last step of each instance.

@@ -1,4 +1,4 @@
-"""`blockers`: why a job does not go on, by the same rules as those of a claim.
+"""`blockers`: why a job does not go on, by the rules of a claim.
 
 It checks what `Claims` checks, in one lane: is the job the head of its session, is the lane or
 session paused, which job is next on the ready lists, is there a slot, do the rates allow a start.

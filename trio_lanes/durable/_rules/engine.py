@@ -35,7 +35,7 @@ Invariants, true between any two transactions:
    PARKED: its run succeeds or fails by itself, or the job ends as CANCELLED.
 9. Every refusal is raised before the first write. The store in memory cannot undo, and relies on
    that; a store with transactions can go on after a refusal without a rollback.
-10. The claims of an instance's last step are those of its RUNNING jobs whose fence is above
+10. The claims of an instance's last step are its RUNNING jobs whose fence is above
    `LastStep.fences_after`. So a step that is asked for again finds its claims, however its answer
    was lost. No other instance can have given them back while the instance has its lease.
 
@@ -336,7 +336,7 @@ class Engine(Queues):
         return Step(tuple(claims), stale, self._cancels(instance), due)
 
     def _forget_lanes(self) -> None:
-        """Forget, now and then, what is kept of lanes of templates that have no jobs any more."""
+        """Forget, now and then, the rows of lanes of templates that have no jobs any more."""
         if self._forget_lanes_at is None or self._forget_lanes_at > self.now:
             self._forget_lanes_at = self._forget_lanes_at or self.now + FORGET_LANES_EVERY
             return

@@ -82,7 +82,7 @@ NO_HINTS: Final = Hints()
 
 
 class EngineStore(ABC):
-    """A store of tables: all calls of `Store`, except those that open it and keep its lease."""
+    """A store of tables: all calls of `Store`, except the calls that open it and keep its lease."""
 
     def __init__(self, max_payload: int = MAX_PAYLOAD, patience: float = PATIENCE) -> None:
         self.max_payload = max_payload

@@ -138,7 +138,7 @@ def statistics(tables: Tables, now: float) -> DurableStatistics:
 
 
 def check(queues: Queues, *, repair: bool) -> CheckReport:
-    """Compare every job with the invariants of `engine`; repair what differs, if asked."""
+    """Compare every job with the invariants of `engine`; repair the differences, if asked."""
     tables = queues.tables
     problems = list(tables.inspect())
     repaired = 0
@@ -149,17 +149,17 @@ def check(queues: Queues, *, repair: bool) -> CheckReport:
     for session, in_session in groupby(tables.all_live(), key=lambda job: job.session):
         queue = _with_heads(session, in_session)
         for job, is_head in queue:
-            what = _wrong_with(job, is_head)
-            if what is not None:
-                wrong.append((what, job, is_head and job.state is WAITING))
+            problem = _wrong_with(job, is_head)
+            if problem is not None:
+                wrong.append((problem, job, is_head and job.state is WAITING))
             if job.state is RUNNING and job.instance not in known:
                 problems.append(f"job {job.id} runs on an instance that is not in the store")
                 if is_head:
                     lost[job.instance].append(job)
             if label_of(lanes, job.lane) is None:
                 problems.append(f"job {job.id} is for lane {job.lane!r}, which is not in the store")
-    for what, job, on_list in wrong:
-        problems.append(f"job {job.id} {what}")
+    for problem, job, on_list in wrong:
+        problems.append(f"job {job.id} {problem}")
         if repair:
             repaired += 1
             tables.update(job, ready=None, shelf=ON_LIST)

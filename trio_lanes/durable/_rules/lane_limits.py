@@ -1,4 +1,4 @@
-"""The limits of a lane: its own, or those of the longest template that matches its name."""
+"""The limits of a lane: its own limits, or the limits of the longest template that matches it."""
 
 from __future__ import annotations
 

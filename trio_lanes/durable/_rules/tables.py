@@ -69,7 +69,7 @@ class Tables(Protocol):
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         """Return the parked jobs that are due, in order of that time.
 
-        With a ``session``, only those of its jobs that have no place in its queue.
+        With a ``session``, only its jobs that have no place in its queue.
         """
 
     def forget_due(self, now: float, limit: int) -> int: ...
@@ -84,7 +84,7 @@ class Tables(Protocol):
     def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
         """Return how many runs of an instance have not lent their slots, and its suspects.
 
-        Suspects are those of the runs that have run in a crash: their ``company`` is not 0.
+        A suspect is a run of a job that has run in a crash: its ``company`` is not 0.
         """
 
     def cancelled_running(self, instance: str) -> list[JobRecord]: ...
@@ -183,10 +183,9 @@ class Tables(Protocol):
     def put_instance(self, info: InstanceInfo) -> None: ...
     def drop_instance(self, id: str) -> None: ...
     def forget_unused(self, now: float) -> None:
-        """Forget what is kept of lanes of templates that have no jobs any more.
+        """Forget the marks of rate limits that are as new, and counts of 0.
 
-        These are the marks of rate limits that are as new, and counts of 0. To forget them changes
-        no answer.
+        Lanes of templates leave them behind. To forget them changes no answer.
         """
 
     def inspect(self) -> list[str]:

@@ -4,7 +4,7 @@ Theory of operation:
 
 * The host holds the lock of the file and has its only writer. It claims nothing itself.
 * Each worker has a `Guest`: a store object with an engine and an incarnation of its own, whose acts
-  are transactions of the host's writer. The rules are those of many instances, with leases.
+  are transactions of the host's writer. The rules of many instances hold, with leases.
 * When the host opens the file, every instance in it is dead: their host has ended, so none of them
   can call any more.
 * The host's process sees its workers die. `SqliteHost.bury` gives back what a dead worker ran at
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NOBODY: Final = Opening(
+HOST: Final = Opening(
     names=frozenset(),
     lanes={},
     max_crashes=math.inf,
@@ -38,7 +38,7 @@ NOBODY: Final = Opening(
     lease_ttl=0,
     worker=False,
 )
-"""The opening of a host, which writes no lanes and no rules: these are its workers' affair."""
+"""The opening of a host, which writes no lanes and no rules: its workers write these."""
 
 
 @final
@@ -154,7 +154,7 @@ async def host(store: SqliteStore) -> AsyncIterator[SqliteHost]:
     Raises:
       StoreLockedError: if the file has a worker or a host already.
     """
-    async with store.open_as(NOBODY, owner=True):
+    async with store.open_as(HOST, owner=True):
         owner = SqliteHost(store)
         await owner.bury_all()
         yield owner

@@ -130,7 +130,7 @@ CREATE TABLE lanes (
     paused_until REAL,
     rates TEXT NOT NULL,
     proposed INTEGER NOT NULL DEFAULT 0,  -- 1: a worker that has this lane replaces the limits
-    pause_only INTEGER NOT NULL DEFAULT 0  -- 1: the limits are those of a template
+    pause_only INTEGER NOT NULL DEFAULT 0  -- 1: a template has the limits
 ) WITHOUT ROWID;
 CREATE TABLE groups (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE marks (            -- past starts, for rate limits

@@ -9,9 +9,9 @@ Theory of operation:
 * No caller waits longer than the store's patience, also if the thread stands still in a call of the
   database. A second thread looks for acts that are overdue, since the patience is of real time:
   the disk and the server know nothing of Trio's clock. An overdue act is refused at once.
-* `ActThread._seal` decides what the caller of an overdue act is told. Before it, the act has not
-  happened and never will: the transaction is undone. After it, the commit is under way, so the
-  error's ``unknown`` is True; if the act has happened after all, its effects are told.
+* `ActThread._seal` decides which error the caller of an overdue act gets. Before it, the act has
+  not happened and never will: the transaction is undone. After it, the commit is under way, so the
+  error's ``unknown`` is True; if the act has happened after all, its effects are announced.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class ActThread(ABC):
             patience, or the thread is closed.
         """
         due = monotonic() + self._patience
-        # Tasks go on in their order when acts before them are answered, at the latest overdue ones.
+        # Tasks go on in their order when acts before them are answered, as overdue acts are, too.
         # So no task waits here for longer than its patience.
         while self._outstanding >= OUTSTANDING and not self._closed:
             await self._room.park()

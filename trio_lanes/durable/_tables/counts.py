@@ -49,6 +49,6 @@ class Counts:
         return {key: number for key, number in self._numbers.items() if number}
 
     def forget_zeros(self) -> None:
-        """Forget what is kept of lanes without jobs."""
+        """Forget the numbers of lanes without jobs."""
         self._numbers = self.all()
         self.bound = {lane: number for lane, number in self.bound.items() if number}

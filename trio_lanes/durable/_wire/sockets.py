@@ -64,8 +64,8 @@ async def serve_unix(
     """Serve a store at a path, until this is cancelled.
 
     Args:
-      path: of a socket that does not exist yet. Whoever can reach it can do anything with the
-        store, so it belongs into a folder that only this user can enter.
+      path: of a socket that does not exist yet. Each process that can reach it can do anything
+        with the store, so it belongs in a folder that only this user can enter.
       make: makes a store object for each connection.
     """
     with trio.socket.socket(trio.socket.AF_UNIX) as listening:

@@ -121,7 +121,9 @@ class AcceptStories:
             await (await lanes.submit("echo", 3)).wait()
 
     @story
-    async def test_what_is_no_json_or_too_large_is_refused_alone(self, bench: Bench) -> None:
+    async def test_a_payload_that_is_not_json_or_too_large_is_refused_alone(
+        self, bench: Bench
+    ) -> None:
         async def too_much(payload: Any) -> Any:
             bench.log.append("ran")
             return "x" * most if payload == "large" else {1, 2}

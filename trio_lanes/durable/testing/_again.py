@@ -88,7 +88,7 @@ class AgainStories:
             await store.leave()
 
     @story
-    async def test_what_an_unanswered_step_claimed_is_given_back_by_the_next_join(
+    async def test_the_claims_of_an_unanswered_step_are_given_back_by_the_next_join(
         self, bench: Bench
     ) -> None:
         store = bench.played()

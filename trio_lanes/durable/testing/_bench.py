@@ -165,7 +165,7 @@ class Bench:
             await trio.to_thread.run_sync(time.sleep, self._pause)
         for _ in range(8):
             await trio.testing.wait_all_tasks_blocked()
-            await lanes.pause_for("session:nobody", 0)  # returns after all earlier calls
+            await lanes.pause_for("session:unused", 0)  # returns after all earlier calls
         await trio.testing.wait_all_tasks_blocked()
 
     async def advance(self, seconds: float, lanes: DurableLanes) -> None:

@@ -11,7 +11,7 @@ longer than a lease. The clock of the store can jump. One generator of random nu
 of it.
 
 Faults begin when the block is entered and end when `Cluster.end_faults` is called. After that every
-accepted job must end: a cluster is a test of what is left behind by what went wrong.
+accepted job must end: a cluster tests the states that faults leave behind.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Wire:
             yield client
         finally:
             client.close()
-            # what is on its way arrives, though nobody waits for the answer
+            # requests on their way arrive, though no task waits for their answers
             self._cluster.later(self._cluster.faults.latest, server.close)
 
     async def _serve(self, end: _End) -> None:

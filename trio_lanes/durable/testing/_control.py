@@ -54,7 +54,7 @@ class ControlStories:
     """Tests of control and inspection."""
 
     @story
-    async def test_clear_takes_what_has_not_started_and_leaves_running_jobs_alone(
+    async def test_clear_takes_jobs_that_have_not_started_and_leaves_running_jobs_alone(
         self, bench: Bench
     ) -> None:
         async def bad(payload: Any) -> None:
@@ -245,7 +245,7 @@ class ControlStories:
             assert bench.begun() == ["0", "1", "2", "3", "paused", "last"]
 
     @story
-    async def test_limits_are_the_stores_and_what_is_there_wins(self, bench: Bench) -> None:
+    async def test_limits_belong_to_the_store_and_present_limits_win(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 2}) as lanes:
             await lanes.configure({"main": 5, "new": 1, "odd": LaneConfig(max_waiting=3)})
             await (await lanes.submit("echo", "x", lane="new")).wait()
@@ -514,7 +514,7 @@ class ControlStories:
                 await lanes.submit("echo", f"{session} after it", session=session)
             await lanes.submit("echo", "c", session="c")
             with bench.raises(UnknownHandlerError):
-                await lanes.submit("nobody")
+                await lanes.submit("unknown")
         async with bench.lanes(only=["echo"]) as lanes:
             await lanes.resume("main")
             await bench.settle(lanes)
@@ -530,7 +530,7 @@ class ControlStories:
         assert sorted(bench.log[3:5]) == ["a after it", "b after it"]
 
     @story
-    async def test_who_does_not_work_submits_and_inspects(self, bench: Bench) -> None:
+    async def test_an_instance_that_is_no_worker_submits_and_inspects(self, bench: Bench) -> None:
         async with bench.lanes(worker=False) as asking:
             job = await asking.submit("echo", "hello", session="s", key="k")
             await bench.settle(asking)
@@ -543,7 +543,7 @@ class ControlStories:
                 assert await asking.job(job.id).wait() == "hello"
 
     @story
-    async def test_two_at_once_see_the_same(self, bench: Bench) -> None:
+    async def test_two_instances_at_once_see_the_same(self, bench: Bench) -> None:
         async with bench.lanes() as lanes, bench.lanes(worker=False) as asking:
             job = await asking.submit("echo", "hello")
             stopped = await asking.submit("gate", "stop me")
@@ -564,7 +564,7 @@ class ControlStories:
                 await stopped.wait()
 
     @story
-    async def test_leaving_gives_back_what_runs_and_that_counts_as_nothing(
+    async def test_leaving_gives_running_jobs_back_and_counts_as_nothing(
         self, bench: Bench
     ) -> None:
         async with bench.lanes() as lanes:
@@ -584,7 +584,7 @@ class ControlStories:
             assert (status.attempt, status.crashes) == (1, 0)
 
     @story
-    async def test_an_error_in_the_block_cancels_what_runs_and_gives_it_back(
+    async def test_an_error_in_the_block_cancels_running_jobs_and_gives_them_back(
         self, bench: Bench
     ) -> None:
         with bench.raises(ExceptionGroup):

@@ -20,7 +20,7 @@ class CrashStories:
     """Tests of crashes."""
 
     @story
-    async def test_what_ran_in_a_crash_runs_again_first_with_one_crash_more(
+    async def test_the_runs_of_a_crash_run_again_first_with_one_crash_more(
         self, bench: Bench
     ) -> None:
         many = [Submission(name="echo", payload=n, session="s") for n in range(3)]
@@ -35,7 +35,7 @@ class CrashStories:
             assert (await lanes.check()).problems == ()
 
     @story
-    async def test_what_ran_in_a_crash_goes_before_what_waited(self, bench: Bench) -> None:
+    async def test_the_runs_of_a_crash_go_before_waiting_jobs(self, bench: Bench) -> None:
         many = [Submission(name="echo", payload=n) for n in range(6)]
         async with bench.doomed(*many) as claims:
             assert len(claims) == 4
@@ -134,7 +134,7 @@ class CrashStories:
             await store.leave()
 
     @story
-    async def test_whose_lease_is_over_does_nothing_until_it_has_joined_again(
+    async def test_an_instance_without_its_lease_does_nothing_until_it_has_joined_again(
         self, bench: Bench
     ) -> None:
         store = bench.played()
@@ -164,7 +164,9 @@ class CrashStories:
             await store.leave()
 
     @story
-    async def test_every_heartbeat_gives_back_what_the_dead_held(self, bench: Bench) -> None:
+    async def test_every_heartbeat_gives_back_the_runs_of_dead_instances(
+        self, bench: Bench
+    ) -> None:
         store, dead = bench.played(), bench.played()
         if not store.leased:
             return

@@ -76,7 +76,7 @@ class LimitStories:
             assert len(bench.log) == 4
 
     @story
-    async def test_rates_and_groups_survive_and_what_is_there_wins(self, bench: Bench) -> None:
+    async def test_rates_and_groups_survive_and_present_limits_win(self, bench: Bench) -> None:
         limits: Any = {"main": LaneConfig(concurrency=9, rate=TWO_IN_ONE_SECOND), "cron": 1}
         groups = {"g": LaneGroup(["main"], concurrency=1)}
         async with bench.lanes(lanes=limits, groups=groups) as lanes:
@@ -255,7 +255,7 @@ class LimitStories:
                 await bench.settle(lanes)
 
     @story
-    async def test_what_lends_its_slot_makes_room_on_its_instance(self, bench: Bench) -> None:
+    async def test_a_run_that_lends_its_slot_makes_room_on_its_instance(self, bench: Bench) -> None:
         async def parent(payload: Any) -> Any:
             run = current_job()
             assert run is not None

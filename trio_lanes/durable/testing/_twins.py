@@ -87,7 +87,7 @@ ACTS: Final = (
 
 @final
 class _Twin:
-    """One of the two stores, and what is known of its numbers."""
+    """One of the two stores, and the known numbers of it."""
 
     def __init__(self, store: Store) -> None:
         self.played = Played(store)
@@ -257,7 +257,7 @@ class _Life:
         if lane in ("rated", "tenant:a", "tenant:b"):
             costs = (*costs, {"requests": 0, "tokens": 3})
         return SubmittedJob(
-            name=chance.choice(("echo", "echo", "other", "nobody's")),
+            name=chance.choice(("echo", "echo", "other", "unknown")),
             payload=str(chance.randrange(3)),
             session=chance.choice((None, "a", "b", "c")),
             lane=lane,

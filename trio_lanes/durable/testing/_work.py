@@ -26,7 +26,7 @@ class WorkStories:
     """Tests of work."""
 
     @story
-    async def test_a_job_runs_and_everybody_gets_its_result(self, bench: Bench) -> None:
+    async def test_a_job_runs_and_every_waiting_task_gets_its_result(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             job = await lanes.submit("echo", {"text": "hé\u2028", "n": [1, None, 2.5, True]})
             assert await job.wait() == {"text": "hé\u2028", "n": [1, None, 2.5, True]}
@@ -91,7 +91,9 @@ class WorkStories:
             assert bench.log[:6] == ["big 0", *(f"small {n}" for n in range(5))]
 
     @story
-    async def test_priority_chooses_between_sessions_and_starves_nobody(self, bench: Bench) -> None:
+    async def test_priority_chooses_between_sessions_and_starves_no_session(
+        self, bench: Bench
+    ) -> None:
         async with bench.lanes(lanes={"main": 1}) as lanes:
             await lanes.pause("main")
             for n in range(40):
@@ -121,7 +123,7 @@ class WorkStories:
             assert bench.log == ["first", "second"]
 
     @story
-    async def test_a_delayed_job_joins_the_tail_when_due_and_blocks_nobody(
+    async def test_a_delayed_job_joins_the_tail_when_due_and_blocks_no_other_job(
         self, bench: Bench
     ) -> None:
         async with bench.lanes() as lanes:
@@ -236,7 +238,7 @@ class WorkStories:
             assert caught[0].message == "it is no use"
 
     @story
-    async def test_what_is_not_to_be_retried_fails_at_once(self, bench: Bench) -> None:
+    async def test_a_failure_that_is_not_retried_ends_the_job_at_once(self, bench: Bench) -> None:
         async def bad(payload: Any) -> None:
             raise KeyError(payload)
 
