@@ -93,7 +93,7 @@ class Story extends HTMLElement {
       }
       if (!holders.length) y += 24;
       const middle = (top + y - 24) / 2;
-      nodes.push({ x: 105, y: middle, text: reason.until === null ? `${reason.kind} ${reason.lane}` : `${reason.kind} ${seconds(reason.until - told.at)}`, kind: reason.kind });
+      nodes.push({ x: 105, y: middle, text: reason.until === null ? (reason.kind === "session" ? reason.lane : `${reason.kind} ${reason.lane}`) : `${reason.kind} ${seconds(reason.until - told.at)}`, kind: reason.kind });
       holders.forEach((_, i) => lines.push([195, middle, 215, top + i * 24]));
       lines.push([85, -1, 105, middle]);
       y += 6;
