@@ -237,6 +237,7 @@ def _run(run: Run, command: list[str]) -> subprocess.CompletedProcess[str]:
 def _missing_package(run: Run) -> Missing | None:
     package = {
         "lanes": "trio_lanes",
+        "seen": "starlette",
         "trio": "trio",
         "asyncio": "aiojobs",
         "durable": "trio_lanes",

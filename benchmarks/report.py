@@ -53,6 +53,9 @@ def _verdict(result: RowResult, target: Target) -> Verdict:
 def _ratio(subject: Line, other: Line) -> Spread | None:
     if subject.contender == "lanes":
         return other.ratio
+    if other.contender == "lanes" and subject.ratio is not None:  # lanes themselves, watched
+        told = subject.ratio
+        return Spread(1 / told.median, 1 / told.most, 1 / told.least, told.count)
     if subject.ratio is None or other.ratio is None:
         return None
     # lanes / other, divided by lanes / subject

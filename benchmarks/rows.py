@@ -11,6 +11,9 @@ import attrs
 NAMES = {
     "lanes": "trio-lanes",
     "lanes.plain": "trio-lanes, without a session",
+    "seen.mounted": "trio-lanes under a monitor, no page open",
+    "seen.viewed": "trio-lanes under a monitor, one page open",
+    "seen.prometheus": "trio-lanes with PrometheusInstrument",
     "trio.bare": "Trio: bare start_soon",
     "trio.locks": "Trio by hand: keyed Lock + limiter",
     "trio.tickets": "Trio by hand: keyed FIFO tickets + limiter",
@@ -284,6 +287,42 @@ ROWS += tuple(
         notes=(DURABLE_NOTE,),
     )
     for in_flight, n in ((1, 500), (10, 2_000), (100, 5_000))
+)
+
+ROWS += (
+    Row(
+        "k.burst",
+        "the burst, with lanes that are watched",
+        "burst",
+        100_000,
+        5,
+        ("lanes", "seen.mounted", "seen.viewed", "seen.prometheus"),
+        targets=(
+            Target("no page open: nothing, up to 2 % of noise", 1.02, "lanes", "seen.mounted"),
+            Target("one page open: at most 5 % more", 1.05, "lanes", "seen.viewed"),
+            Target("Prometheus: less than 15 % more", 1.15, "lanes", "seen.prometheus"),
+        ),
+    ),
+    Row(
+        "k.frame",
+        "time for which a frame holds the loop, with waiting jobs, ten a session",
+        "frame",
+        100_000,
+        3,
+        ("seen.viewed",),
+        unit="ms",
+        targets=(Target("at most 3 ms", 3.0, subject="seen.viewed"),),
+    ),
+    Row(
+        "k.memory",
+        "memory of a monitor with a page open, with waiting jobs, ten a session",
+        "frame_bytes",
+        100_000,
+        1,
+        ("seen.viewed",),
+        unit="MB",
+        targets=(Target("at most 8 MB", 8.0, subject="seen.viewed"),),
+    ),
 )
 
 GROWTH = (

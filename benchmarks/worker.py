@@ -20,6 +20,7 @@ from benchmarks.sample import Run, Sample
 
 SIDES = {
     "lanes": "lanes_side",
+    "seen": "seen_side",
     "trio": "trio_peers",
     "asyncio": "asyncio_peers",
     "durable": "durable_side",
@@ -31,13 +32,14 @@ SIDES = {
 def measure(run: Run) -> Sample:
     side, _, name = run.contender.partition(".")
     module = importlib.import_module(f"benchmarks.{SIDES[side]}")
-    if side == "lanes":
+    if side in ("lanes", "seen"):
         name = run.contender
     for table, functions in (
         ("SESSIONS", workloads.SESSION_WORKLOADS),
         ("CALLERS", workloads.CALLER_WORKLOADS),
         ("LINES", workloads.LINE_WORKLOADS),
         ("WAITERS", workloads.WAITER_WORKLOADS),
+        ("WAITERS", workloads.FRAME_WORKLOADS),
         ("CYCLES", workloads.CYCLE_WORKLOADS),
     ):
         kind = getattr(module, table, {})

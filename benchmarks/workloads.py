@@ -84,6 +84,15 @@ class Waiters(Protocol):
         """How many jobs ended as a cancelled one does. Asked after leaving the block."""
 
 
+class Watched(Waiters, Protocol):
+    """Waiting jobs that a page shows."""
+
+    async def frames(self, count: int) -> list[float]:
+        """Look at so many frames; return for how many seconds each held the loop."""
+
+
+FRAMES = 20
+
 Drive = Callable[[int], Awaitable[list[object]]]
 
 
@@ -369,6 +378,37 @@ async def _waiting_bytes(loop: Loop, peer: Waiters, n: int, keys: Sequence[str])
     return Sample(size / n, verified=("all waited",))
 
 
+async def frame(loop: Loop, peer: Watched, n: int) -> Sample:
+    """Milliseconds for which a frame of the monitor holds the loop while `n` jobs wait."""
+    keys, body = session_keys(n), no_op([])
+    async with peer.open(n) as submit:
+        for i in range(n):
+            submit(body, i, keys[i % len(keys)])
+        await _settle(loop)
+        gc.collect()
+        held = sorted(await peer.frames(FRAMES))
+        peer.clear()
+        await peer.ended()
+    if await peer.cancelled() != n:
+        raise WrongResult(f"{await peer.cancelled()} of {n} jobs were there to be shown")
+    return Sample(held[len(held) // 2] * 1e3, verified=("all waited",))
+
+
+async def frame_bytes(loop: Loop, peer: Watched, n: int) -> Sample:
+    """Megabytes that a monitor with a viewer keeps while `n` jobs wait, after twenty frames."""
+    keys, body = session_keys(n), no_op([])
+    async with peer.open(n) as submit:
+        for i in range(n):
+            submit(body, i, keys[i % len(keys)])
+        await _settle(loop)
+        before = _traced()
+        await peer.frames(FRAMES)
+        size = _traced() - before
+        peer.clear()
+        await peer.ended()
+    return Sample(size / 1e6, verified=("all waited",))
+
+
 async def idle(loop: Loop, peer: Sessions, n: int) -> Sample:
     """Bytes that stay of a session that was used and has nothing to do.
 
@@ -411,4 +451,5 @@ CALLER_WORKLOADS = {f.__name__: f for f in (uncontended,)}
 LINE_WORKLOADS = {f.__name__: f for f in (priorities,)}
 IN_FLIGHT = {f"cycles_{number}": number for number in (1, 10, 100)}
 CYCLE_WORKLOADS = {name: partial(cycles, in_flight=number) for name, number in IN_FLIGHT.items()}
+FRAME_WORKLOADS = {f.__name__: f for f in (frame, frame_bytes)}
 WAITER_WORKLOADS = {f.__name__: f for f in (clear, cancel, waiting, waiting_alone)}
