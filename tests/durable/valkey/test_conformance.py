@@ -45,7 +45,7 @@ TestValkeyStoreOnRedis = pytest.mark.usefixtures("redis")(
 
 def test_the_suite_also_runs_in_real_time(server: Server) -> None:
     suite = durable_store_suite(lambda folder: ValkeyStore(server.url, namespace=folder.name))
-    suite().test_what_ran_in_a_crash_goes_before_what_waited()
+    suite().test_the_runs_of_a_crash_go_before_waiting_jobs()
 
 
 @pytest.mark.parametrize("seed", range(12))

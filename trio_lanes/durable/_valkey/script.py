@@ -19,6 +19,7 @@ ORDER: Final = (
     "claims",  # which jobs an instance may run
     "instances",  # leases, and what becomes of the jobs of the dead
     "step",  # finish and claim; acts of one run
+    "talk",  # events of runs
     "select",  # which jobs a listing or an order is for
     "orders",  # cancel, clear, pause, resume, configure, requeue, purge
     "look",  # inspection
@@ -28,7 +29,7 @@ ORDER: Final = (
     "verbs",  # which act a call asks for
 )
 """The files, from the lowest: a function is defined before the functions that call it."""
-LEAVES: Final = frozenset({"accept", "step", "orders", "look", "blockers", "check", "open"})
+LEAVES: Final = frozenset({"accept", "step", "talk", "orders", "look", "blockers", "check", "open"})
 """Files that define acts only. Their names are their own: a script has at most 200 local names."""
 
 

@@ -286,6 +286,23 @@ class ValkeyStore:
         (done,) = await self._call("regain_slot", ticket, self.instance, str(id), str(fence))
         return None if done is None else bool(done)
 
+    async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
+        (number,) = await self._call("emit", ticket, self.instance, str(id), str(fence), event)
+        assert number is None or isinstance(number, int)
+        return number
+
+    async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
+        while True:
+            waiter = self._waiters.add(id)
+            try:
+                told = await self._call("events", str(id), str(after))
+                if told:
+                    (found,) = told
+                    return None if found is None else list(text.pairs_of(found))
+                await waiter.seen.wait()
+            finally:
+                self._waiters.remove(id, waiter)
+
     async def wait(self, id: int) -> Ended | None:
         while True:
             waiter = self._waiters.add(id)
@@ -307,6 +324,10 @@ class ValkeyStore:
 
     async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
         (done,) = await self._call("cancel", ticket, str(id), outcome, str(int(running)))
+        return bool(done)
+
+    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
+        (done,) = await self._call("abort", ticket, session, outcome)
         return bool(done)
 
     async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
@@ -376,6 +397,10 @@ class ValkeyStore:
 
     async def status(self, id: int) -> DurableStatus | None:
         (told,) = await self._call("status", str(id))
+        return None if told is None else text.status_of(told)
+
+    async def running(self, session: str) -> DurableStatus | None:
+        (told,) = await self._call("running", session)
         return None if told is None else text.status_of(told)
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:

@@ -64,12 +64,16 @@ class Waiters:
         """Whether a job is known not to have ended."""
         return id in self._alive
 
-    def told(self, text: str) -> None:
-        """Note that a job has ended, from the server's message: ``ID STATE [OUTCOME]``."""
-        id, state, *outcome = text.split(" ", 2)
-        how = Ended(DurableState(state), outcome[0]) if outcome else None
+    def told(self, message: str) -> None:
+        """Note the server's message about a job: ``ID`` has news, or ``ID STATE [OUTCOME]``."""
+        id, *rest = message.split(" ", 2)
+        if not rest:
+            self._wake(int(id), None)
+            return
+        state, *outcome = rest
         self._ended.append(int(id))
-        self._wake(int(id), how)
+        self._alive.discard(int(id))
+        self._wake(int(id), Ended(DurableState(state), outcome[0]) if outcome else None)
 
     def look_again(self) -> None:
         """Have all waiting tasks read their jobs again: a message may be lost."""
@@ -78,7 +82,6 @@ class Waiters:
             self._wake(id, None)
 
     def _wake(self, id: int, how: Ended | None) -> None:
-        self._alive.discard(id)
         for waiter in self._by_id.pop(id, ()):
             waiter.how = how
             waiter.seen.set()

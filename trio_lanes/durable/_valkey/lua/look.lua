@@ -28,10 +28,14 @@ local function wait(arguments)
   if ENDED[job.state] or job.state == 'dead' then
     return { 0, job.state, call('GET', ROOT .. 'o:' .. job.id) }
   end
-  local key = ROOT .. 'q:' .. job.id
-  call('SADD', key, CHANNEL)
-  call('PEXPIRE', key, 60000)
+  listen_to(job)
   return { 0 }
+end
+
+-- The status of the job that runs in a session.
+local function running(arguments)
+  local head = head_of(arguments[1])
+  return { 0, head and head.state == 'running' and status_of(head) or false }
 end
 
 -- Arguments: a selection, the id after which, how many at most. Answer: the statuses, and the id
@@ -166,6 +170,7 @@ end
 
 WRITES.wait = wait
 READS.status = status
+READS.running = running
 READS.jobs = jobs
 READS.queue = queue
 READS.lanes = all_lanes

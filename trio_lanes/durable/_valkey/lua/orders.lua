@@ -19,6 +19,15 @@ local function cancel(arguments)
   return { 0, 1 }
 end
 
+-- Arguments: the session, the outcome. Cancel the job that runs there.
+local function abort(arguments)
+  local head = head_of(arguments[1])
+  if not head or head.state ~= 'running' then
+    return { 0, 0 }
+  end
+  return cancel({ head.id, arguments[2], '1' })
+end
+
 -- The last waiting and parked jobs of a session with ids below `before`: those with a place by place,
 -- before them those without.
 local function clearable_of_session(session, before)
@@ -322,6 +331,7 @@ local function purge(arguments)
 end
 
 WITH_TICKET.cancel = cancel
+WITH_TICKET.abort = abort
 WITH_TICKET.clear = clear
 WITH_TICKET.pause = pause
 WITH_TICKET.resume = resume

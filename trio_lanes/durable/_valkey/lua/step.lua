@@ -119,12 +119,6 @@ end
 
 -- ---- acts of one run. Arguments: the instance, the id, the fence.
 
-local function run_of(arguments)
-  if is_alive(arguments[1]) then
-    return running_of(arguments[2], tonumber(arguments[3]))
-  end
-end
-
 local function keep(job, data)
   call('SET', ROOT .. 'c:' .. job.id, data)
   job.kept = true

@@ -31,6 +31,13 @@ local function runs_beside(instance)
   return call('ZCARD', ROOT .. 'run:' .. instance) - call('ZCARD', ROOT .. 'le:' .. instance)
 end
 
+-- The run with the instance, id and fence that stand first in the arguments; nil: it is lost.
+local function run_of(arguments)
+  if is_alive(arguments[1]) then
+    return running_of(arguments[2], tonumber(arguments[3]))
+  end
+end
+
 local function publish(channel, text)
   return call('PUBLISH', ROOT .. 'to:' .. channel, text)
 end
@@ -63,6 +70,20 @@ local function tell_ended(job, outcome)
   if #waiting > 0 then
     call('DEL', key)
   end
+end
+
+-- Have the clients that read the events of a job read them again.
+local function tell_news(job)
+  for _, channel in ipairs(call('SMEMBERS', ROOT .. 'q:' .. job.id)) do
+    publish(channel, job.id)
+  end
+end
+
+-- Have the caller told of the news of a job, and of its end.
+local function listen_to(job)
+  local key = ROOT .. 'q:' .. job.id
+  call('SADD', key, CHANNEL)
+  call('PEXPIRE', key, 60000)
 end
 
 -- Take one idle instance of a kind out of its set, and wake it. The caller is preferred.
