@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 from trio_lanes import JobTimeoutError, Lanes
+from trio_lanes.agents import Emit, run_tools
+from trio_lanes.agents import ToolCall as Running
 
 from .model import ToolCall
 from .tools import ToolError, argument_of, bundled_tools
@@ -100,6 +103,25 @@ class Toolbox:
             )
         except JobTimeoutError:
             raise ToolError(f"no answer after {self._call_seconds:g} s") from None
+
+    async def run_all(
+        self,
+        lanes: Lanes,
+        calls: Sequence[ToolCall],
+        servers: Sequence[str],
+        ended: Callable[[int, Json], Awaitable[None]],
+    ) -> None:
+        """Run calls at once. ``ended`` gets the place of each, and its end, in their order."""
+
+        async def use(call: ToolCall, emit: Emit) -> str:
+            return await self.run(lanes, call, servers)
+
+        async with run_tools([Running(call.id, partial(use, call)) for call in calls]) as run:
+            async for event in run:
+                fields = {"status": "completed", "output": event.data}
+                if event.kind != "result":
+                    fields = {"status": "failed", "error": f"error: {event.data}"}
+                await ended(event.output_index, fields)
 
     async def _call(self, label: str, call: ToolCall) -> str:
         if label == BUNDLED:

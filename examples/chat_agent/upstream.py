@@ -5,18 +5,23 @@ The tools of requests differ, so a model is made for each call of it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 import httpx2
 
+from trio_lanes import Lanes, current_job
+
 from .builtin_model import BuiltinModel
-from .model import Model
+from .model import Message, Model, ModelBusyError, ToolCall, Usage
 from .openai_model import LIMITS, TIMEOUT, OpenAIModel
 
 Json = dict[str, Any]
+MAX_TRIES: Final = 4  # of one call of the model
+BUSY_SECONDS: Final = 1.0  # to wait for a busy model that sends no time
+MAX_BUSY_SECONDS: Final = 60.0
 
 
 class Upstream(Protocol):
@@ -59,6 +64,41 @@ class Endpoint:
 
     def model(self, tools: Sequence[Json]) -> Model:
         return OpenAIModel(self.client, self.url, self.name, [_Schema(tool) for tool in tools])
+
+
+async def ask_model(
+    model: Model,
+    prompt: Sequence[Message],
+    lanes: Lanes,
+    lane: str,
+    tell: Callable[[str | Usage], object],
+) -> list[ToolCall]:
+    """Call a model in the current job, again while it is busy and has said nothing.
+
+    Return the tool calls; ``tell`` gets the other events. A busy model pauses the lane, because its
+    429 is for all users of the key.
+    """
+    job = current_job()
+    assert job is not None
+    for tries_left in reversed(range(MAX_TRIES)):
+        await job.readmit()
+        calls: list[ToolCall] = []
+        said = False
+        try:
+            async with model.stream(prompt) as events:
+                async for event in events:
+                    if isinstance(event, ToolCall):
+                        calls.append(event)
+                    else:
+                        said = said or isinstance(event, str)
+                        tell(event)
+            return calls
+        except ModelBusyError as busy:
+            seconds = BUSY_SECONDS if busy.retry_after is None else busy.retry_after
+            if said or calls or not tries_left or seconds > MAX_BUSY_SECONDS:
+                raise
+        lanes.pause_for(lane, seconds)
+    raise AssertionError
 
 
 @asynccontextmanager

@@ -14,8 +14,8 @@ import attrs
 import trio
 
 from trio_lanes import LaneError, LanesClosedError
-from trio_lanes.agents import WhenBusy
-from trio_lanes.durable import DurableLanes, DurableState, NoRetry, Retry
+from trio_lanes.agents import Receipt, WhenBusy
+from trio_lanes.durable import DurableJob, DurableLanes, DurableState, NoRetry, Retry
 
 from ..openai_api.log import EventLog
 from ..openai_api.wire import Answer
@@ -31,24 +31,24 @@ OPEN: Final = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
 class Backlog:
     """The responses that outlive the process. The handler of their jobs is `respond`."""
 
+    takes_all = False  # whether also those that are not `background`
+    lane = LANE
+
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.durable: DurableLanes  # set when it is open, before the first request
         self._engine: Final = engine
         self._folder: Final = folder
         self._beginning: Final = trio.Lock()
+        self._followed: Final[dict[str, Answer]] = {}  # responses of other processes
 
-    async def accept(self, ask: Ask, mode: WhenBusy | None, group: str | None) -> None:
+    async def accept(self, ask: Ask, mode: WhenBusy | None, group: str | None) -> Answer:
         """Accept a request, and give it its place; raise as `Engine.post`, having kept nothing."""
-        answer, log = ask.answer, self._log(ask.answer.id)
-        fields = attrs.asdict(ask, recurse=False, filter=lambda field, _: field.name != "answer")
-        await trio.to_thread.run_sync(log.create, fields | {"group": group})
-        self._record(answer, log)
+        answer = ask.answer
+        log = await self._create(ask, group)
         self._engine.answers[answer.id] = answer  # the job may run before its turn has a place
         job = None
         try:
-            job = await self.durable.submit(
-                "respond", answer.id, session=answer.session, lane=LANE, key=answer.id
-            )
+            job = await self._submit(answer)
             self._engine.post(ask, mode, group)
         except BaseException:
             log.delete()
@@ -58,6 +58,12 @@ class Backlog:
                 if job is not None:  # without its file, the job does nothing
                     await self.durable.cancel(job.id, "the request was refused")
             raise
+        return answer
+
+    async def _submit(self, answer: Answer) -> DurableJob:
+        """Submit the job of a response."""
+        id, session = answer.id, answer.session
+        return await self.durable.submit("respond", id, session=session, lane=self.lane, key=id)
 
     async def recover(self) -> None:
         """Give the responses of earlier processes their places, in the order of their jobs."""
@@ -79,38 +85,46 @@ class Backlog:
         await answer.ended.wait()
 
     def find(self, id: str) -> Answer | None:
-        """Return a response that has ended and is not in memory any more."""
-        events = self._log(id).read().events
+        """Return a response that is not in memory any more."""
+        events = EventLog(self._folder, id).read().events
         return Answer.again(events) if events else None
+
+    async def _create(self, ask: Ask, group: str | None, **more: object) -> EventLog:
+        """Write a request to the disk, and begin to record its response."""
+        log = EventLog(self._folder, ask.answer.id)
+        fields = attrs.asdict(ask, recurse=False, filter=lambda field, _: field.name != "answer")
+        request = {"ask": fields, "group": group, **more}
+        await trio.to_thread.run_sync(log.create, request)
+        log.record(ask.answer)
+        ask.answer.is_closing = self._is_closing
+        return log
 
     async def _go_on(self, id: str) -> Answer:
         """Return a response of this process, or begin the answer of a dead process again."""
         async with self._beginning:
-            if id in self._engine.answers:
-                return self._engine.answers[id]
-            log = self._log(id)
-            found = log.read()
-            if found.request is None or not found.events:
-                raise NoRetry(f"{id} was not accepted")
-            answer = Answer.again(found.events)
-            if answer.ended.is_set():
-                return answer
-            self._record(answer, log)
-            answer.start_over()
-            said = await self._engine.said(id)
-            if said is not None:  # the process died when all was said
-                answer.text(said)
-                answer.end("completed")
-                return answer
-            group = found.request.pop("group")
-            self._engine.post(Ask(answer, **found.request), WhenBusy.FOLLOWUP, group)
-            return answer
+            if id not in self._engine.answers:
+                return (await self._begin_again(id))[0]
+            return self._engine.answers[id]
 
-    def _record(self, answer: Answer, log: EventLog) -> None:
-        found, answer.record = log.begin()
-        for event in answer.feed.since(len(found.events) - 1):
-            answer.record(event)
+    async def _begin_again(self, id: str) -> tuple[Answer, Receipt | None]:
+        """Begin the answer of a dead process again. Return it with the receipt of its message."""
+        log = EventLog(self._folder, id)
+        found = log.read()
+        if found.request is None or not found.events:
+            raise NoRetry(f"{id} was not accepted")
+        answer = Answer.again(found.events)
+        if answer.ended.is_set():
+            return answer, None
+        log.record(answer)
         answer.is_closing = self._is_closing
+        answer.start_over()
+        said = await self._engine.said(id)
+        if said is not None:  # the process died when all was said
+            answer.text(said)
+            answer.end("completed")
+            return answer, None
+        ask = Ask(answer, **found.request["ask"])
+        return answer, self._engine.post(ask, WhenBusy.FOLLOWUP, found.request["group"])
 
     def _is_closing(self) -> bool:
         try:
@@ -118,6 +132,3 @@ class Backlog:
         except LanesClosedError:
             return True
         return False
-
-    def _log(self, id: str) -> EventLog:
-        return EventLog(self._folder, id)

@@ -10,28 +10,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import trio
 
-from trio_lanes import Job, LaneFullError, Lanes, current_job
+from trio_lanes import LaneFullError, Lanes, current_job
 from trio_lanes import agents as parts
 from trio_lanes.agents import Conversation, ConversationTurn, Receipt, SettledKind, Turn, WhenBusy
 
 from ..chat_agent import model as chat
-from ..chat_agent.model import ModelBusyError, ModelError, ToolCall, Usage
+from ..chat_agent.model import ModelError, ToolCall, Usage
 from ..chat_agent.toolbox import Toolbox
-from ..chat_agent.upstream import Upstream
+from ..chat_agent.upstream import Upstream, ask_model
 from ..openai_api.items import BadInputError, for_model, in_chain, once
+from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, new_id, session_of
-from .asks import Ask, Live, Pending
+from .asks import Ask, Pending
 
 TURNS: Final = "main"
 MAX_ROUNDS: Final = 16  # rounds of tool calls in a turn
-MAX_TRIES: Final = 4  # of one call of the model
-BUSY_SECONDS: Final = 1.0  # to wait for a busy model that sends no time
-MAX_BUSY_SECONDS: Final = 60.0
 KEPT: Final = 250  # answers that have ended; older ones are read from the transcripts
 CAP: Final = 20  # waiting messages of a session
 
@@ -47,6 +45,7 @@ class Engine:
     Attributes:
       turn_timeout: the maximum number of seconds of a turn, with the waits for its client.
       gate_timeout: for how long a turn waits for outputs of its client.
+      tag: a part of the ids of calls, which names this process; "" if there is no other.
     """
 
     lanes: Lanes
@@ -56,6 +55,7 @@ class Engine:
     store: parts.TranscriptStore
     turn_timeout: float = 600.0
     gate_timeout: float = 300.0
+    tag: str = ""
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
     inboxes: parts.Inboxes = attrs.field(init=False)
     _pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
@@ -68,15 +68,17 @@ class Engine:
 
     # ---- requests
 
-    def post(self, ask: Ask, when_busy: WhenBusy | None, group: str | None) -> None:
+    def post(self, ask: Ask, when_busy: WhenBusy | None, group: str | None) -> Receipt | None:
         """Give the request its place in the lane of its session, or to the calls that wait for it.
+
+        Return the receipt of its message, unless calls waited.
 
         Raises:
           LaneError: if there is no room; nothing is kept of the request.
           BadInputError: if it answers some calls of a turn, and not all.
           BusyError: if the session is busy, and the mode is reject.
         """
-        answer = ask.answer
+        answer, receipt = ask.answer, None
         if not self.resume(ask):
             receipt = self.inboxes.post(answer.session, ask, when_busy=when_busy, group=group)
             if receipt.outcome is not None and receipt.outcome.kind is SettledKind.REJECTED:
@@ -89,6 +91,7 @@ class Engine:
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
             if self.answers[id].ended.is_set():
                 del self.answers[id]
+        return receipt
 
     def resume(self, ask: Ask) -> bool:
         """Give outputs in the request to the turn that waits for them; False if none does."""
@@ -107,10 +110,10 @@ class Engine:
         pending.ask = ask
         return True
 
-    def session_of_calls(self, items: Sequence[Json]) -> str | None:
-        """Return the session whose turn waits for outputs in these items."""
+    def pending_of(self, items: Sequence[Json]) -> Pending | None:
+        """Return the calls that wait for outputs in these items."""
         found = [self._pending.get(str(item.get("call_id"))) for item in items]
-        return next((pending.session for pending in found if pending is not None), None)
+        return next((pending for pending in found if pending is not None), None)
 
     async def messages(self, session: str) -> list[parts.Message]:
         """Return the messages of a session."""
@@ -141,11 +144,11 @@ class Engine:
         """Answer requests in a conversation, in a job; `take` returns those that come meanwhile."""
         live = Live(abort)
         for ask in asks:
-            live.join(ask)
+            live.join(ask.answer)
         status, why = "cancelled", ""
         try:
             with trio.move_on_after(self.turn_timeout) as limit:
-                contents = [_content(ask) for ask in asks]
+                contents = [ask.content for ask in asks]
                 async with Conversation(session, self.store).turn(*contents) as exchange:
                     try:
                         await self._answer(exchange, asks[-1], live, session, take)
@@ -186,8 +189,8 @@ class Engine:
                 ask = answered
             more = take()
             for steer in more:
-                live.join(steer)
-                await exchange.steer(_content(steer))
+                live.join(steer.answer)
+                await exchange.steer(steer.content)
             if not calls and not more:
                 tokens = max((answer.tokens for answer in live.answers), default=0)
                 usage = {"responses": live.ids, "previous": previous, "tokens": tokens}
@@ -200,32 +203,20 @@ class Engine:
     async def _ask(
         self, prompt: list[chat.Message], tools: list[Json], exchange: ConversationTurn, live: Live
     ) -> list[ToolCall]:
-        """Call the model, again while it is busy and has said nothing. Return the tool calls."""
-        job = _current_job()
-        for tries_left in reversed(range(MAX_TRIES)):
-            await job.readmit()
-            calls: list[ToolCall] = []
-            said = False
-            try:
-                async with self.upstream.model(tools).stream(prompt) as events:
-                    async for event in events:
-                        if isinstance(event, ToolCall):  # its id may repeat in other sessions
-                            calls.append(attrs.evolve(event, id=new_id("call")))
-                        elif isinstance(event, Usage):
-                            for answer in live.answers:
-                                answer.tokens += event.tokens
-                        else:
-                            said = True
-                            exchange.append(event)
-                            for answer in live.answers:
-                                answer.text(event)
-                return calls
-            except ModelBusyError as busy:
-                seconds = BUSY_SECONDS if busy.retry_after is None else busy.retry_after
-                if said or calls or not tries_left or seconds > MAX_BUSY_SECONDS:
-                    raise
-            self.lanes.pause_for(TURNS, seconds)  # a 429 is for all users of the key
-        raise AssertionError
+        """Call the model, and write what it says. Return the tool calls."""
+
+        def tell(event: str | Usage) -> None:
+            if isinstance(event, str):
+                exchange.append(event)
+            for answer in live.answers:
+                if isinstance(event, str):
+                    answer.text(event)
+                else:
+                    answer.tokens += event.tokens
+
+        calls = await ask_model(self.upstream.model(tools), prompt, self.lanes, TURNS, tell)
+        # the id of the model may repeat in other sessions
+        return [attrs.evolve(call, id=new_id(f"call{self.tag}")) for call in calls]
 
     async def _call(
         self, exchange: ConversationTurn, ask: Ask, calls: list[ToolCall], live: Live, session: str
@@ -237,16 +228,13 @@ class Engine:
         for answer in live.answers:
             for item in items:
                 answer.begin_call(item)
-        running = [parts.ToolCall(c.id, partial(self._use, c, ask.servers)) for c in here]
-        async with parts.run_tools(running) as run:
-            async for event in run:  # they run at once, and speak in the order of the calls
-                call, item = here[event.output_index], items[event.output_index]
-                fields = {"status": "completed", "output": event.data}
-                if event.kind != "result":
-                    fields = {"status": "failed", "error": f"error: {event.data}"}
-                await exchange.result(call.id, fields.get("output", fields.get("error")))
-                for answer in live.answers:
-                    answer.end_call(item, call, "response.mcp_call_arguments", **fields)
+
+        async def ended(place: int, fields: Json) -> None:
+            await exchange.result(here[place].id, fields.get("output", fields.get("error")))
+            for answer in live.answers:
+                answer.end_call(items[place], here[place], "response.mcp_call_arguments", **fields)
+
+        await self.toolbox.run_all(self.lanes, here, ask.servers, ended)
         offered = {tool["function"]["name"] for tool in ask.tools}
         left = [call for call in calls if call not in here]
         for call in [call for call in left if call.name not in offered]:
@@ -254,27 +242,26 @@ class Engine:
             left.remove(call)
         return await self._wait_for_client(exchange, left, live, session) if left else ask
 
-    async def _use(self, call: ToolCall, servers: list[str], emit: parts.Emit) -> str:
-        return await self.toolbox.run(self.lanes, call, servers)
-
     async def _wait_for_client(
         self, exchange: ConversationTurn, calls: list[ToolCall], live: Live, session: str
     ) -> Ask | None:
-        pending = Pending(session, parts.ActionGate([call.id for call in calls]))
+        pending = Pending(session, live.ids[0], parts.ActionGate([call.id for call in calls]))
         self._pending.update(dict.fromkeys([call.id for call in calls], pending))
         for answer in live.answers:
             for call in calls:
                 answer.call(call)
         live.end("completed")
+        job = current_job()
+        assert job is not None
         try:
-            async with _current_job().lend_slot():
+            async with job.lend_slot():
                 with trio.move_on_after(self.gate_timeout):
                     await pending.gate.wait()
         finally:
             for call in calls:
                 del self._pending[call.id]
             if pending.ask is not None:
-                live.join(pending.ask)  # if the turn is cancelled now, this response is, too
+                live.join(pending.ask.answer)  # if the turn is cancelled now, this response is, too
         if pending.ask is not None:
             for result in await pending.gate.wait():
                 await exchange.result(result.id, result.value)
@@ -285,13 +272,3 @@ async def _follow(answer: Answer, receipt: Receipt) -> None:
     """End the response of a message that no turn was started with."""
     if (await receipt.settled()).turn is None:
         answer.end("cancelled")
-
-
-def _content(ask: Ask) -> Json:
-    return {"input": ask.items, "response": ask.answer.id}
-
-
-def _current_job() -> Job[Any]:
-    job = current_job()
-    assert job is not None
-    return job

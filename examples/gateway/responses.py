@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import FeedGapError, WhenBusy
 
-from ..openai_api.http import EventStream, Refused, body_of, field, named, unless_lost
-from ..openai_api.items import to_items
+from ..openai_api.http import EventStream, Refused, body_of, field, listed, named, unless_lost
+from ..openai_api.items import conversation_object, to_items
 from ..openai_api.requests import wanted
 from ..openai_api.wire import Answer, Json, new_id, session_of
 from .asks import Ask
@@ -31,8 +30,9 @@ class Responses:
         body = await body_of(request)
         ask, mode, group = self._ask(body)
         try:
-            if self._backlog is not None and body.get("background"):
-                await self._backlog.accept(ask, mode, group)
+            answer = ask.answer
+            if self._backlog is not None and (body.get("background") or self._backlog.takes_all):
+                answer = await self._backlog.accept(ask, mode, group)
             else:
                 self._engine.post(ask, mode, group)
         except BusyError:
@@ -40,7 +40,6 @@ class Responses:
             raise Refused(
                 409, "the conversation is busy", "conversation_busy", **no_retry
             ) from None
-        answer = ask.answer
         if field(body, "stream", bool, False):
             lost = (lambda: None) if body.get("background") else (lambda: answer.stop("hung up"))
             return EventStream(answer.lines(-1), lost)
@@ -70,26 +69,23 @@ class Responses:
     async def create_conversation(self, request: Request) -> Response:
         """`POST /v1/conversations`."""
         body = await body_of(request)
-        return JSONResponse(_conversation(new_id("conv"), field(body, "metadata", dict, {})))
+        return JSONResponse(conversation_object(new_id("conv"), field(body, "metadata", dict, {})))
 
     async def conversation(self, request: Request) -> Response:
         """`GET /v1/conversations/{id}`: every valid name is one, empty at first."""
-        return JSONResponse(_conversation(named(request.path_params["id"]), {}))
+        return JSONResponse(conversation_object(named(request.path_params["id"]), {}))
 
     async def items(self, request: Request) -> Response:
         """`GET /v1/conversations/{id}/items`, newest first unless `order=asc`."""
-        found = to_items(await self._engine.messages(named(request.path_params["id"])))
-        if request.query_params.get("order") != "asc":
-            found.reverse()
-        return JSONResponse({"object": "list", "data": found, "has_more": False,
-                             "first_id": None, "last_id": None})  # fmt: skip
+        messages = await self._engine.messages(named(request.path_params["id"]))
+        return listed(request, to_items(messages))
 
     def _ask(self, body: Json) -> tuple[Ask, WhenBusy | None, str | None]:
         """Return the request, its mode, and its group."""
         want = wanted(body, self._item, self._engine.toolbox)
-        session = self._engine.session_of_calls(want.items)
-        if session is None:
-            session = new_id("one") if want.session is None else want.session
+        pending = self._engine.pending_of(want.items)
+        session = want.session if pending is None else pending.session
+        session = new_id("one") if session is None else session
         answer = Answer.begun(session, self._engine.upstream.name, body)
         ask = Ask(answer, want.items, want.instructions, want.functions, want.servers)
         ask.previous = want.previous
@@ -103,7 +99,7 @@ class Responses:
     async def _find(self, id: str) -> Answer:
         """Return a response: from memory, from its file, or from its conversation."""
         answer = self._engine.answers.get(named(id))
-        if answer is None and self._backlog is not None:
+        if (answer is None or answer.is_suspended) and self._backlog is not None:
             answer = self._backlog.find(id)
         if answer is not None:
             return answer
@@ -114,12 +110,3 @@ class Responses:
         answer.text(said)
         answer.end("completed")
         return answer
-
-
-def _conversation(id: str, metadata: Any) -> Json:
-    return {
-        "id": id,
-        "object": "conversation",
-        "created_at": int(time.time()),
-        "metadata": metadata,
-    }

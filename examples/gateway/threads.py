@@ -17,7 +17,7 @@ from trio_lanes import Job
 from trio_lanes.agents import RunStatus
 
 from ..openai_api.chat import run_object, thread_message, thread_messages
-from ..openai_api.http import Refused, body_of, field, named
+from ..openai_api.http import Refused, body_of, field, listed, named
 from ..openai_api.items import BadInputError, text_of
 from ..openai_api.wire import Answer, Json, new_id
 from .asks import Ask
@@ -82,10 +82,7 @@ class Threads:
     async def messages(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/messages`, newest first unless `order=asc`."""
         id = named(request.path_params["id"])
-        found = thread_messages(id, await self._engine.messages(id))
-        if request.query_params.get("order") != "asc":
-            found.reverse()
-        return JSONResponse({"object": "list", "data": found, "has_more": False})
+        return listed(request, thread_messages(id, await self._engine.messages(id)))
 
     async def run(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs`."""

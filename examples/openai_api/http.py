@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trio_lanes import LaneError, LanesClosedError
+from trio_lanes import LaneError, Lanes, LanesClosedError
 from trio_lanes.durable import PayloadError, StoreError
 
 from ..chat_agent.web.server import is_ours
@@ -77,6 +77,19 @@ def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]]) -> Endpoint:
     return call
 
 
+def full(lanes: Lanes, name: str) -> dict[str, str]:
+    """Return the headers of a 429: about the time in which a place of a lane becomes free."""
+    lane = lanes.lane(name)
+    oldest = lanes.statistics().lanes[name].oldest_wait
+    seconds = max(0.2, min(10.0, (oldest or 1.0) / max(1, lane.waiting)))
+    return {
+        "retry_after_ms": str(round(seconds * 1000)),
+        "x_ratelimit_limit_requests": str(lane.config.max_waiting),
+        "x_ratelimit_remaining_requests": "0",
+        "x_ratelimit_reset_requests": f"{seconds:.1f}s",
+    }
+
+
 async def body_of(request: Request) -> Json:
     """Return the JSON object of a request."""
     return json_of(await raw_of(request))
@@ -101,6 +114,14 @@ def json_of(raw: bytes) -> Json:
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     return body
+
+
+def listed(request: Request, found: list[Json]) -> JSONResponse:
+    """Return a list, newest first unless the request has `order=asc`."""
+    if request.query_params.get("order") != "asc":
+        found.reverse()
+    more = {"has_more": False, "first_id": None, "last_id": None}
+    return JSONResponse({"object": "list", "data": found, **more})
 
 
 def field(body: Json, name: str, kind: Any, default: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Container, Sequence
 from typing import Any
 
@@ -161,3 +162,13 @@ def split_tools(tools: Sequence[Any], servers: Container[str]) -> tuple[list[Jso
             case _:
                 raise BadInputError("a tool is a function, or an MCP server of the gateway")
     return functions, labels
+
+
+def conversation_object(id: str, metadata: Any) -> Json:
+    """Return a conversation."""
+    return {
+        "id": id,
+        "object": "conversation",
+        "created_at": int(time.time()),
+        "metadata": metadata,
+    }

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-Json = dict[str, Any]
+from .wire import Answer, Json
 
 
 @attrs.define
@@ -29,7 +28,9 @@ class Found:
 
     request: Json | None = None
     fence: int = 0
+    job: int | None = None  # the number of its durable job
     events: list[Json] = attrs.field(factory=list)
+    size: int = 0  # bytes that were read
 
 
 class EventLog:
@@ -37,10 +38,6 @@ class EventLog:
 
     def __init__(self, folder: Path, id: str) -> None:
         self._path: Final = folder / f"{id}.jsonl"
-
-    def __bool__(self) -> bool:
-        """Whether there is such a response."""
-        return self._path.exists()
 
     def create(self, request: Json) -> None:
         """Write the request to the disk.
@@ -55,36 +52,52 @@ class EventLog:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
 
-    def begin(self) -> tuple[Found, Callable[[Json], None]]:
-        """Begin a run. Return what the file has, and a function that adds an event."""
+    def record(self, answer: Answer) -> None:
+        """Begin a run: write what the response tells from now on, and what it has told."""
         fence = self.read().fence + 1
         self._write(fence, {})
-        return self.read(), partial(self._write, fence)
+        answer.record = partial(self._write, fence)
+        for event in answer.feed.since(len(self.read().events) - 1):
+            answer.record(event)
 
-    def read(self) -> Found:
-        """Return what the file has now; nothing if there is no file."""
-        found = Found()
+    def note(self, job: int) -> None:
+        """Note the number of the durable job."""
+        self._write(self.read().fence, {"job": job})
+
+    def read(self, found: Found | None = None) -> Found:
+        """Return what the file has now; nothing if there is no file.
+
+        Args:
+          found: what was read before; only what was added since is read.
+        """
+        found = Found() if found is None else found
         try:
-            lines = self._path.read_bytes().split(b"\n")
+            with open(self._path, "rb") as file:
+                file.seek(found.size)
+                data = file.read()
         except FileNotFoundError:
             return found
-        for line in lines:
+        data = data[: data.rfind(b"\n") + 1]  # whole lines
+        found.size += len(data)
+        for line in data.split(b"\n"):
             try:
                 fence, record = json.loads(line)
-            except ValueError:  # the end of a record that was torn by a full disk
+            except ValueError:  # no record, or one that was torn by a full disk
                 continue
             if fence < found.fence:
                 continue
             found.fence = fence
             if "request" in record:
                 found.request = record["request"]
+            elif "job" in record:
+                found.job = record["job"]
             elif record.get("sequence_number") == len(found.events):
                 found.events.append(record)
         return found
 
     def _write(self, fence: int, record: Json, sync: bool = False) -> None:
         # The line feed in front keeps a record whole if the one before it was torn.
-        data = b"\n" + json.dumps([fence, record], separators=(",", ":")).encode()
+        data = b"\n" + json.dumps([fence, record], separators=(",", ":")).encode() + b"\n"
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, data)

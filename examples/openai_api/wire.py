@@ -216,6 +216,11 @@ class Answer:
         if not self.ended.is_set():
             self._over()
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether another process goes on."""
+        return self.ended.is_set() and self.status not in TERMINAL
+
     def cancel(self, reason: str) -> None:
         """The client does not want the response any more."""
         self.is_closing = bool

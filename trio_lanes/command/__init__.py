@@ -8,6 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..durable import Store
 
 NEEDS = ("click", "rich")
 
@@ -24,3 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ._cli import run
 
     return run(arguments)
+
+
+def store_named(named: str) -> Store:
+    """Return the store of a name such as ``sqlite:jobs.db`` or ``postgresql://host/app#lanes``.
+
+    For applications that take the name of their store as an option, as ``trio-lanes --store`` does.
+    The store is not opened; the lanes that open it make it if it does not exist. Not a checkpoint.
+
+    Raises:
+      ValueError: if the name is malformed, or a package that the store needs is not installed.
+    """
+    from ._exits import CommandError
+    from ._stores import find_store
+
+    try:
+        return find_store(named, make=True)
+    except CommandError as error:
+        raise ValueError(str(error)) from None

@@ -10,17 +10,20 @@ from ..durable import SqliteStore, Store
 from ._exits import STORE, CommandError
 
 
-def find_store(named: str) -> Store:
-    """Return the store of a name, which must exist; it is not opened.
+def find_store(named: str, make: bool = False) -> Store:
+    """Return the store of a name; it is not opened.
+
+    Args:
+      make: whether a worker is to open it, which makes a store that does not exist.
 
     Raises:
-      CommandError: if it does not exist, or the name is malformed.
+      CommandError: if the name is malformed; or if the store does not exist, unless ``make``.
     """
     scheme, colon, rest = named.partition(":")
     if not colon or scheme not in _SCHEMES or not rest:
         known = ", ".join(f"{scheme}:{what}" for scheme, (what, _) in _SCHEMES.items())
         raise CommandError(f"{named!r} does not name a store; use: {known}")
-    return _SCHEMES[scheme][1](rest)
+    return _SCHEMES[scheme][1](rest, make)
 
 
 def sqlite_file(named: str) -> Path:
@@ -35,39 +38,39 @@ def sqlite_file(named: str) -> Path:
     return Path(path).absolute()
 
 
-def _sqlite(path: str) -> Store:
+def _sqlite(path: str, make: bool) -> Store:
     # only a worker makes the file, so that a misspelt path is an error
-    if not Path(path).is_file():
+    if not make and not Path(path).is_file():
         raise CommandError(f"there is no store {path}: a worker makes it at its start", STORE)
     return SqliteStore(path)
 
 
-def _postgresql(rest: str) -> Store:
+def _postgresql(rest: str, make: bool) -> Store:
     where, _, namespace = rest.partition("#")
     try:
         from ..durable import PostgresStore
 
         # only a worker makes the schema, so that a misspelt name is an error
-        return PostgresStore(f"postgresql:{where}", namespace=namespace or "lanes", make=False)
+        return PostgresStore(f"postgresql:{where}", namespace=namespace or "lanes", make=make)
     except (ImportError, ValueError) as error:
         raise CommandError(str(error)) from None
 
 
-def _valkey(scheme: str) -> Callable[[str], Store]:
-    def find(rest: str) -> Store:
+def _valkey(scheme: str) -> Callable[[str, bool], Store]:
+    def find(rest: str, make: bool) -> Store:
         where, _, namespace = rest.partition("#")
         try:
             from ..durable import ValkeyStore
 
             # only a worker makes the namespace, so that a misspelt name is an error
-            return ValkeyStore(f"{scheme}:{where}", namespace=namespace or "lanes", make=False)
+            return ValkeyStore(f"{scheme}:{where}", namespace=namespace or "lanes", make=make)
         except (ImportError, ValueError) as error:
             raise CommandError(str(error)) from None
 
     return find
 
 
-_SCHEMES: Final[Mapping[str, tuple[str, Callable[[str], Store]]]] = {
+_SCHEMES: Final[Mapping[str, tuple[str, Callable[[str, bool], Store]]]] = {
     "sqlite": ("PATH", _sqlite),
     "postgresql": ("//HOST/DATABASE[#NAMESPACE]", _postgresql),
     **{

@@ -20,7 +20,7 @@ NODE = CLIENTS / "node"
 def program(
     *arguments: str, announces: str, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A Python module that serves, and the word that its first line has after ``announces``.
+    """A Python module that serves, and the word that it says after ``announces``.
 
     It ends by SIGINT, as by Ctrl-C; what a test has killed is left alone.
     """
@@ -34,9 +34,12 @@ def program(
     ) as process:
         try:
             assert process.stdout is not None
-            line = process.stdout.readline()
-            assert announces in line, line + process.stdout.read()
-            yield process, line.split(announces)[1].split()[0]
+            told = ""
+            while announces not in told:
+                line = process.stdout.readline()
+                assert line, told
+                told += line
+            yield process, told.split(announces)[1].split()[0]
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)

@@ -1,0 +1,178 @@
+"""Serve the API in this process: its endpoints, what they need, and the options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import trio
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trio_lanes import LaneConfig, Lanes, RateLimit
+from trio_lanes.agents import JsonlTranscript
+from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
+
+from ..chat_agent.toolbox import PER_SERVER, Toolbox
+from ..chat_agent.upstream import open_upstream
+from ..chat_agent.web.server import serve
+from ..deliveries.hooks import Hooks
+from ..openai_api.http import Bounded, Refused, full, guarded
+from ..openai_api.paste import PASTE
+from ..openai_api.wire import Answer
+from .asks import Ask
+from .backlog import Backlog
+from .completions import Completions
+from .engine import TURNS, Engine
+from .responses import Responses
+from .threads import Threads
+
+WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply that failed, is kept
+
+
+class Api:
+    """The endpoints as an ASGI application."""
+
+    def __init__(self, engine: Engine, hooks: Hooks, backlog: Backlog | None) -> None:
+        responses = Responses(engine, backlog)
+        completions, threads = Completions(engine), Threads(engine)
+        one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
+        table = [
+            ("POST", "/v1/responses", responses.create),
+            ("GET", one, responses.retrieve),
+            ("POST", one + "/cancel", responses.cancel),
+            ("POST", "/v1/conversations", responses.create_conversation),
+            ("GET", "/v1/conversations/{id}", responses.conversation),
+            ("GET", "/v1/conversations/{id}/items", responses.items),
+            ("GET", "/v1/models", completions.models),
+            ("POST", "/hooks/{chat}", hooks.receive),
+        ]
+        of_one_process = [
+            ("POST", "/v1/chat/completions", completions.create),
+            ("POST", "/v1/threads", threads.create),
+            ("POST", "/v1/threads/{id}/messages", threads.post),
+            ("GET", "/v1/threads/{id}/messages", threads.messages),
+            ("POST", "/v1/threads/{id}/runs", threads.run),
+            ("GET", run, threads.retrieve),
+            ("POST", run + "/cancel", threads.cancel),
+            ("POST", run + "/submit_tool_outputs", threads.submit),
+        ]
+
+        async def refused(request: Request) -> Response:
+            raise Refused(400, "this endpoint needs a gateway of one process", "needs_one_process")
+
+        if engine.tag:
+            of_one_process = [(method, path, refused) for method, path, _ in of_one_process]
+        self._routes = [
+            Route(path, guarded(endpoint, partial(full, engine.lanes, TURNS)), methods=[method])
+            for method, path, endpoint in table + of_one_process
+        ]
+
+    def app(self) -> Starlette:
+        return Starlette(routes=self._routes, middleware=[Middleware(Bounded)])
+
+
+async def answer_text(engine: Engine, session: str, text: str) -> str:
+    """Answer a message of a chat, in a turn of its own; `ConnectionError` if the model does not."""
+    answer = Answer.begun(session, engine.upstream.name, {})
+    ask = Ask(answer, [{"role": "user", "content": text}])
+    turn = partial(engine.answer, session, [ask], lambda reason: None)
+    await engine.lanes.run(turn, session=f"hook-{session}", lane=TURNS)
+    if answer.status != "completed":
+        raise ConnectionError("the model did not answer")
+    return "".join(part["text"] for item in answer.output for part in item.get("content", ()))
+
+
+@asynccontextmanager
+async def serving(
+    options: argparse.Namespace,
+    opened: Lanes,
+    beside: trio.Nursery,
+    listener: socket.socket,
+    jobs: Store,
+    kind: type[Backlog],
+    durable_lanes: Mapping[str, float | LaneConfig],
+    max_crashes: float,
+) -> AsyncIterator[tuple[str, DurableLanes]]:
+    """Serve on ``listener``; enter with the URL and the durable lanes."""
+    key = os.environ.get("OPENAI_API_KEY", "")
+    async with AsyncExitStack() as stack:
+        folder = options.durable or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        upstream = await stack.enter_async_context(
+            open_upstream(options.upstream, key, options.model, options.word_delay)
+        )
+        toolbox = Toolbox(options.tool_timeout)
+        await toolbox.connect(dict(server.split("=", 1) for server in options.mcp), stack)
+        client = await stack.enter_async_context(httpx2.AsyncClient())
+        store = JsonlTranscript(folder / "conversations")
+        engine = Engine(
+            opened, beside, upstream, toolbox, store, options.turn_timeout, options.gate_timeout
+        )
+        engine.tag = f"_{secrets.token_hex(3)}" if kind.takes_all else ""
+        hooks = Hooks(partial(answer_text, engine), client)
+        backlog = kind(engine, folder / "responses")
+        durable = await stack.enter_async_context(
+            open_durable_lanes(
+                jobs,
+                {"reply": hooks.reply, "respond": backlog.respond},
+                durable_lanes,
+                capacity=float("inf"),
+                max_crashes=max_crashes,
+                result_ttl=WEEK,
+                grace=options.grace,
+            )
+        )
+        hooks.durable = backlog.durable = durable
+        await backlog.recover()
+        api = Api(engine, hooks, backlog if options.durable else None)
+        yield await beside.start(serve, api, listener), durable
+
+
+def announce(url: str, options: argparse.Namespace) -> None:
+    """Say where the gateway is, and what one may paste."""
+    name = options.model if options.upstream else "built-in"
+    line = f"the gateway is at {url}v1 (model: {name}); Ctrl-C ends"
+    print(line, PASTE.format(url=f"{url}v1/"), sep="\n", file=sys.stderr, flush=True)
+
+
+def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:
+    """Return the lanes of this process."""
+    rate = [] if options.rpm is None else [RateLimit(options.rpm, per=60.0)]
+    turns = LaneConfig(concurrency=options.limit, max_waiting=options.waiting, rate=rate, fair=True)
+    return {TURNS: turns, "mcp:*": LaneConfig(concurrency=PER_SERVER)}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser(prog="python -m examples.gateway", description=__doc__)
+    add = parser.add_argument
+    add("--port", type=int, default=8080)
+    add("--upstream", default="", metavar="URL", help="an OpenAI-compatible endpoint (…/v1)")
+    add("--model", default="gpt-5-mini", help="the model of the upstream")
+    add("--durable", type=Path, metavar="PATH", help="a folder that outlives the process")
+    add("--store", metavar="URL", help="of the jobs: sqlite:PATH, or postgresql://HOST/DB#NAME")
+    add("--processes", type=int, default=1, metavar="N", help="which share folder and store")
+    add("--mcp", action="append", default=[], metavar="NAME=COMMAND", help="an MCP server, or URL")
+    add("--limit", type=int, default=4, help="turns at once (default: 4)")
+    add("--waiting", type=int, default=1_000, help="turns that may wait (default: 1000)")
+    add("--rpm", type=float, help="turns started in a minute (default: no limit)")
+    seconds = partial(add, type=float, metavar="SECONDS")
+    seconds("--word-delay", default=0.02, help="per word of the built-in model (default: 0.02)")
+    seconds("--turn-timeout", default=600.0, help="maximum time of a turn (default: 600)")
+    seconds("--tool-timeout", default=30.0, help="of a server's tool (default: 30)")
+    seconds("--gate-timeout", default=300.0, help="for outputs of a client (default: 300)")
+    seconds("--grace", default=30.0, help="from Ctrl-C until turns are cancelled (default: 30)")
+    return parser

@@ -1,0 +1,39 @@
+"""The responses that one turn writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from .wire import Answer
+
+
+@attrs.define(eq=False)
+class Live:
+    """Responses that a turn writes to. ``abort`` stops the turn."""
+
+    abort: Callable[[str], object]
+    answers: list[Answer] = attrs.field(factory=list)
+    ids: list[str] = attrs.field(factory=list)  # of all responses that it has written to
+
+    def join(self, answer: Answer) -> None:
+        """Write to this response, too."""
+
+        def stop(reason: str) -> None:
+            if self.answers == [answer]:
+                self.abort(reason)
+            elif answer in self.answers:  # the turn goes on for the others
+                self.answers.remove(answer)
+                answer.end("cancelled")
+
+        self.answers.append(answer)
+        self.ids.append(answer.id)
+        answer.stop = stop
+        answer.begin()
+
+    def end(self, status: str, why: str = "") -> None:
+        """End all responses."""
+        for answer in self.answers:
+            answer.end(status, why)
+        self.answers = []
