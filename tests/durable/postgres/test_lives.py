@@ -24,13 +24,13 @@ def lives(server: Server) -> Iterator[in_loop.Life]:
     lives.close()
 
 
-@pytest.mark.parametrize("seed", range(examples(3)))
+@pytest.mark.parametrize("seed", range(examples(2)))
 def test_nothing_is_wrong_in_a_life_on_postgresql(lives: in_loop.Life, seed: int) -> None:
     with lives.in_loop():
         assert simulate(Life(seed), lives.open) == []
 
 
-@pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_the_store_in_memory_and_postgresql_answer_the_same(server: Server, seed: int) -> None:
     clocks: list[StoreClock] = []
 
