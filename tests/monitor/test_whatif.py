@@ -89,6 +89,18 @@ async def test_what_cannot_be_replayed_says_why(autojump_clock: MockClock) -> No
         assert (await ask(refuses, "/replay?lane=main&limit=1")).status == 403
 
 
+async def test_the_time_in_which_no_page_was_open_is_not_replayed(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        app = monitor(lanes)
+        async with looking(app):
+            await work(lanes)
+        assert "too few jobs" in (await what_if(app, status=409))["error"]
+        async with looking(app):
+            assert "too few jobs" in (await what_if(app, status=409))["error"]
+
+
 async def test_records_that_are_not_complete_are_not_replayed(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

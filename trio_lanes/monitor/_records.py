@@ -86,6 +86,7 @@ class Records:
         return takewhile(lambda record: record.seq > seq, reversed(self.ring))
 
     def _mute(self) -> None:
+        self.since = math.inf
         if self._listens:
             self._listens = False
             _remove(self._lanes, self._ends)
