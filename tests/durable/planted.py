@@ -148,6 +148,26 @@ def _due_too_early(before: Any) -> Any:
     return lambda self, now, limit, session=None: before(self, now + 2.0, limit, session)
 
 
+def _one_request(before: Any) -> Any:
+    return lambda job: {"requests": 1}
+
+
+def _no_limit_of_templates(before: Any) -> Any:
+    def limit_of(lanes: Any, name: str) -> Any:
+        limit = before(lanes, name)
+        return limit if limit is None or name in lanes else attrs.evolve(limit, concurrency=99)
+
+    return limit_of
+
+
+def _first_lane_always(before: Any) -> Any:
+    return property(lambda self: "")
+
+
+def _no_end_of_rates(before: Any) -> Any:
+    return lambda self, job: []
+
+
 def memory() -> Callable[[Path], MemoryStore]:
     """Make stores in memory, those of one folder over the same data."""
     first: dict[Path, MemoryStore] = {}
@@ -265,5 +285,21 @@ FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
     "a recorded cancellation is forgotten": (
         suite("test_a_cancelled_job_is_cancelled_by_a_crash_that_would_make_it_dead"),
         _replaced(f"{TABLES}.update", _skip_update("cancel")),
+    ),
+    "a start is charged as one request, whatever its cost": (
+        suite("test_a_start_takes_the_cost_of_its_job_from_the_rates"),
+        _replaced("_rules.rates:costs_of", _one_request),
+    ),
+    "a lane of a template has no limit": (
+        suite("test_each_lane_of_a_template_has_its_limits_and_is_forgotten_when_empty"),
+        _replaced("_rules.budget:limit_of", _no_limit_of_templates),
+    ),
+    "each claim begins with the first lane": (
+        suite("test_lanes_of_templates_take_turns_and_serve_every_priority"),
+        _replaced("_rules.claims:Turns.served", _first_lane_always),
+    ),
+    "a rate is no reason to wait": (
+        suite("test_a_job_is_blocked_by_rates_until_a_time_that_is_known"),
+        _replaced("_rules.budget:Budget.rates_until", _no_end_of_rates),
     ),
 }
