@@ -49,3 +49,32 @@ async def test_a_store_forgets_lanes_without_jobs(
             ]
             turns = "SELECT name FROM settings WHERE kind = 'turn' AND name LIKE 'passed%'"
             assert names(turns) == []
+
+
+async def test_of_very_many_ready_lists_only_the_first_jobs_are_read_at_once(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[int]] = []
+
+    async def note(payload: list[int]) -> None:
+        ran.append(payload)
+
+    monkeypatch.setattr("trio_lanes.durable._postgres.tables.IMAGE", 20)
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {"note": note}, {"tenant:*": 1}, capacity=4) as lanes:
+        await lanes.pause("tenant:*")
+        other = PostgresStore(server.dsn(), namespace=namespace)
+        async with open_durable_lanes(other, {}, worker=False) as asking:
+            jobs = await asking.submit_many(
+                [
+                    Submission(name="note", payload=[tenant, n], lane=f"tenant:{tenant}")
+                    for n in range(6)
+                    for tenant in range(5)
+                ]
+            )
+            await asking.resume("tenant:*")  # the worker reads the image after it
+        with trio.fail_after(60):
+            for job in jobs:
+                await lanes.job(job.id).wait()
+    for tenant in range(5):
+        assert [n for of, n in ran if of == tenant] == list(range(6))

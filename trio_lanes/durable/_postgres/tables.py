@@ -46,6 +46,8 @@ QUEUE_FRONT: Final = 4
 """How many jobs of a session's queue are read at once."""
 LIST_FRONT: Final = 128
 """How many jobs of a ready list are read at once, at most."""
+IMAGE: Final = 2_000
+"""How many jobs of all ready lists are read at once, besides the first of each."""
 TAKEN_IN_AT_ONCE: Final = 500
 """How many submissions one transaction takes in at most."""
 FORGET_EVERY: Final = 1.0
@@ -88,19 +90,25 @@ _FRONT: Final = (
     " - octet_length(payload) - coalesce(octet_length(checkpoint), 0) AS before FROM ("
     "SELECT * FROM jobs WHERE jobs.lane = c.lane AND jobs.priority = c.priority"
     " AND jobs.name = c.name AND ready IS NOT NULL AND ready > c.after AND shelf = 0"
-    " ORDER BY ready LIMIT %(limit)s) f) g"
+    " ORDER BY ready LIMIT {}) f) g"
     f" WHERE g.before < {STEP_BYTES})"
+)
+_LISTS: Final = (
+    "counts, (VALUES (1), (0), (-1)) p(priority)"
+    " WHERE state = 'waiting' AND n > 0 AND name = ANY(%(names)s)"
+)
+_OF_ALL_LISTS: Final = (
+    f"least(%(limit)s, 1 + %(image)s / (SELECT greatest(1, count(*)) FROM {_LISTS}))"
 )
 _FRONTS: Final = (
     f"SELECT {SELECTED} FROM (SELECT counts.lane, counts.name, p.priority,"
-    " -9223372036854775808 AS after FROM counts, (VALUES (1), (0), (-1)) p(priority)"
-    " WHERE state = 'waiting' AND n > 0 AND name = ANY(%(names)s)) c"
-    f" CROSS JOIN LATERAL {_FRONT} j ORDER BY j.ready"
+    f" -9223372036854775808 AS after FROM {_LISTS}) c"
+    f" CROSS JOIN LATERAL {_FRONT.format(_OF_ALL_LISTS)} j ORDER BY j.ready"
 )
 _MORE: Final = (
     f"SELECT {SELECTED} FROM (SELECT %(lane)s::text AS lane, %(name)s::text AS name,"
     " %(priority)s::int AS priority, %(after)s::bigint AS after) c"
-    f" CROSS JOIN LATERAL {_FRONT} j ORDER BY j.ready"
+    f" CROSS JOIN LATERAL {_FRONT.format('%(limit)s')} j ORDER BY j.ready"
 )
 _DUE: Final = "SELECT min(due) FROM jobs WHERE state = 'parked'"
 _FORGET: Final = (
@@ -240,7 +248,8 @@ class PostgresTables(SmallTables):
         limit = min(room + 1, LIST_FRONT)  # one more, so that it is known what follows
         fronts = None
         if room and self._names:
-            fronts = execute(_FRONTS, {"names": self._names, "limit": limit})
+            of = {"names": self._names, "limit": limit, "image": IMAGE}
+            fronts = execute(_FRONTS, of)
         return (
             execute(SETTINGS),
             execute(_COUNTS),
@@ -268,6 +277,7 @@ class PostgresTables(SmallTables):
             if name in self._names
             for priority in PRIORITIES
         }
+        limit = min(limit, 1 + IMAGE // max(1, len(lists)))  # as in `_OF_ALL_LISTS`
         for job in self._rows.records(fronts.fetchall()):
             lists[job.lane, job.priority, job.name].append(job)
         for key, jobs in lists.items():
