@@ -204,7 +204,8 @@ class ServedStoreClient(Store):
             call.changed = trio.Event()  # before the check: an answer may come while this sends
             if call.answer is not None:
                 return
-            await self._linked.wait()
+            while self._link is None and self._refused is None:
+                await self._linked.wait()  # a new link may be cut before this task runs
             link = self._link
             if link is None:
                 assert self._refused is not None
