@@ -12,6 +12,9 @@ from trio_lanes.agents import (
     ActionGate,
     Conversation,
     ConversationTurn,
+    DurableInbox,
+    DurableReceipt,
+    DurableTurn,
     Emit,
     Feed,
     Inbox,
@@ -38,8 +41,10 @@ from trio_lanes.agents import (
     Turn,
     WhenBusy,
     check_transition,
+    inbox_handler,
     run_tools,
 )
+from trio_lanes.durable import DurableLanes
 
 
 class PlainRun:
@@ -173,6 +178,23 @@ async def inboxes() -> None:
         assert_type(inboxes.post("alice", 5, when_busy=WhenBusy.ROLLBACK), Receipt)
         assert_type(inboxes.turn("alice"), Turn | None)
         assert_type(inboxes.statistics(), InboxStatistics)
+
+
+async def durable_inboxes(lanes: DurableLanes) -> None:
+    async def handler(turn: DurableTurn) -> str:
+        assert_type(await turn.take(), list[Any])
+        assert_type(turn.ids, list[str])
+        return "answer"
+
+    inbox = DurableInbox(lanes, "alice", "answer", overflow=Overflow.DROP_OLDEST)
+    inbox_handler(handler)
+    receipt = await inbox.post({"any": "thing"}, when_busy=WhenBusy.COLLECT, id="1", group="a")
+    assert_type(receipt, DurableReceipt)
+    assert_type(await receipt.settled(), Settled)
+    assert_type(await receipt.outcome(), Settled | None)
+    assert_type(await receipt.position(), int | None)
+    assert_type(await inbox.waiting(), list[DurableReceipt])
+    await inbox.post("x", id=5)  # type: ignore[arg-type]
 
 
 async def feeds() -> None:

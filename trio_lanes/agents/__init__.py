@@ -8,6 +8,11 @@ from ._conversations.transcript import MemoryTranscript as MemoryTranscript
 from ._conversations.transcript import Message as Message
 from ._conversations.transcript import TranscriptError as TranscriptError
 from ._conversations.transcript import TranscriptStore as TranscriptStore
+from ._durable.inbox import DurableInbox as DurableInbox
+from ._durable.receipt import DurableReceipt as DurableReceipt
+from ._durable.turn import DurableHandler as DurableHandler
+from ._durable.turn import DurableTurn as DurableTurn
+from ._durable.turn import inbox_handler as inbox_handler
 from ._feeds.feed import Feed as Feed
 from ._feeds.feed import FeedGapError as FeedGapError
 from ._inbox.inbox import Inbox as Inbox

@@ -1,0 +1,624 @@
+"""Durable inboxes: modes, order and receipts of messages that are jobs of a store."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.agents.durable_stage import DurableStage, brief
+from trio_lanes import JobCancelledError, LaneDeadlockError
+from trio_lanes.agents import (
+    DurableInbox,
+    DurableTurn,
+    MessageState,
+    Overflow,
+    SettledKind,
+    Summary,
+    WhenBusy,
+    inbox_handler,
+)
+from trio_lanes.durable import (
+    DurableJobError,
+    JobDeadError,
+    MemoryStore,
+    PayloadError,
+    RetryPolicy,
+    SqliteStore,
+    open_durable_lanes,
+)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path, mock_clock: MockClock) -> DurableStage:
+    store: Any = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "jobs.db")
+    return DurableStage(store, mock_clock)
+
+
+async def test_messages_of_a_session_are_handled_one_at_a_time_in_order(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        receipts = [await inbox.post(text) for text in ("gate 1", "b", "c")]
+        await stage.settle()
+        assert [await one.state() for one in receipts] == ["in_turn", "waits", "waits"]
+        assert [await one.position() for one in receipts] == [None, 0, 1]
+        assert await receipts[0].outcome() is None
+        assert stage.log == [["gate 1"]]
+        stage.gate("gate 1").set()
+        settled = [await one.settled() for one in receipts]
+        assert list(map(brief, settled)) == [
+            ("ran", f"answer to {text}") for text in ("gate 1", "b", "c")
+        ]
+        assert stage.log == [["gate 1"], ["b"], ["c"]]
+        assert [await one.state() for one in receipts] == [MessageState.SETTLED] * 3
+        assert [turn.ids for turn in stage.turns] == [[one.id] for one in receipts]
+        assert not await inbox.is_busy()
+        assert {turn.session for turn in stage.turns} == {"alice"}
+
+
+async def test_a_turn_takes_the_steers_at_the_head_of_the_queue(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox()
+        first = await inbox.post("gate take")
+        await stage.settle()
+        steers = [await inbox.post(text, id=text) for text in ("s1", "s2")]
+        after = await inbox.post("f", when_busy=WhenBusy.FOLLOWUP)
+        late = await inbox.post("s3")
+        assert len(await inbox.waiting()) == 4
+        stage.gate("gate take").set()
+        assert brief(await first.settled()) == ("ran", "answer to gate take")
+        assert [brief(await one.settled()) for one in steers] == ["steered"] * 2
+        assert brief(await after.settled()) == ("ran", "answer to f")
+        assert brief(await late.settled()) == ("ran", "answer to s3")
+        assert stage.log == [["gate take"], ("took", ["s1", "s2"]), ["f"], ["s3"]]
+        assert stage.turns[0].steers == [("s1", "s1"), ("s2", "s2")]
+
+
+async def test_a_turn_takes_steers_of_its_group_and_none_before_an_interrupt(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox()
+        await inbox.post("gate take", group="g")
+        await stage.settle()
+        await inbox.post("mine", group="g")
+        await inbox.post("other", group="h")
+        stage.gate("gate take").set()
+        await stage.settle()
+        assert stage.log == [["gate take"], ("took", ["mine"]), ["other"]]
+        assert [turn.group for turn in stage.turns] == ["g", "h"]
+
+
+async def test_collected_messages_of_a_group_share_a_turn_when_they_are_due(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=1.0, max_wait=5.0)
+        first = await inbox.post("gate 1")
+        await stage.settle()
+        receipts = [await inbox.post(text, group=text[0]) for text in ("a1", "a2", "b1", "b2")]
+        stage.gate("gate 1").set()
+        await stage.settle()
+        # other messages are behind those of group a, and more may still join those of group b
+        assert stage.log == [["gate 1"], ["a1", "a2"]]
+        await stage.advance(0.9)
+        receipts.append(await inbox.post("b3", group="b"))
+        await stage.advance(0.9)
+        assert len(stage.log) == 2
+        assert await receipts[2].state() is MessageState.WAITING
+        await stage.advance(0.2)
+        assert stage.log[2:] == [["b1", "b2", "b3"]]
+        assert brief(await first.settled()) == ("ran", "answer to gate 1")
+        assert [brief(await one.settled()) for one in receipts] == [
+            ("ran", "answer to a1"),
+            ("merged", "answer to a1"),
+            ("ran", "answer to b1"),
+            ("merged", "answer to b1"),
+            ("merged", "answer to b1"),
+        ]
+        assert stage.turns[2].ids == [one.id for one in receipts[2:]]
+
+
+async def test_collected_messages_are_due_at_the_latest_after_max_wait(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=1.0, max_wait=2.0)
+        await inbox.post("gate 1")
+        await stage.settle()
+        await inbox.post("a")
+        stage.gate("gate 1").set()
+        for text in "bcd":
+            await stage.advance(0.7)
+            await inbox.post(text)
+        assert stage.log[1:] == [["a", "b", "c"]]  # 2.1 s after the first
+        await stage.settle()
+        assert stage.log[2:] == [["d"]]  # posted when the inbox was idle
+
+
+async def test_a_collected_message_of_an_idle_inbox_runs_at_once(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=9.0, max_wait=math.inf)
+        assert brief(await (await inbox.post("now")).settled()) == ("ran", "answer to now")
+
+
+async def test_an_interrupt_aborts_the_turn_and_goes_before_all_that_wait(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        first = await inbox.post("gate 1")
+        await stage.settle()
+        others = [await inbox.post(text) for text in ("f1", "f2", "f3")]
+        stop = await inbox.post("gate stop", when_busy=WhenBusy.INTERRUPT, id="stop")
+        await stage.settle()
+        settled = await first.settled()
+        assert settled.kind is SettledKind.CANCELLED
+        assert isinstance(settled.error, JobCancelledError)
+        assert settled.error.reason == "interrupted by stop"
+        assert stage.log == [["gate 1"], "gate 1 is cancelled", ["gate stop"]]
+        assert [one.id for one in await inbox.waiting()] == [one.id for one in others]
+        again = await inbox.post("again", when_busy=WhenBusy.INTERRUPT)
+        assert brief(await again.settled()) == ("ran", "answer to again")
+        assert (await stop.settled()).kind is SettledKind.CANCELLED
+        for one in others:
+            await one.settled()
+        assert stage.log[3:] == ["gate stop is cancelled", ["again"], ["f1"], ["f2"], ["f3"]]
+
+
+async def test_an_interrupt_that_is_posted_again_aborts_nothing(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        stop = await inbox.post("stop", when_busy=WhenBusy.INTERRUPT, id="stop")
+        await stop.settled()
+        await inbox.post("gate 1")
+        await stage.settle()
+        again = await inbox.post("stop", when_busy=WhenBusy.INTERRUPT, id="stop")
+        assert again.job == stop.job
+        await stage.settle()
+        assert stage.log == [["stop"], ["gate 1"]]
+        stage.gate("gate 1").set()
+
+
+async def test_a_busy_inbox_rejects_a_message_in_mode_reject(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.REJECT)
+        first = await inbox.post("gate 1")
+        await stage.settle()
+        second = await inbox.post("b")
+        assert second.job is None
+        assert brief(await second.settled()) == "rejected"
+        assert await second.state() is MessageState.SETTLED
+        assert await second.position() is None
+        assert not await second.cancel()
+        assert "refused" in repr(second)
+        stage.gate("gate 1").set()
+        await first.settled()
+        assert brief(await (await inbox.post("c")).settled()) == ("ran", "answer to c")
+
+
+async def test_a_message_replaces_a_waiting_message_of_mode_replace(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.REPLACE, cap=2)
+        await inbox.post("gate 1")
+        await stage.settle()
+        old = await inbox.post("old")
+        other = await inbox.post("f", when_busy=WhenBusy.FOLLOWUP)
+        new = await inbox.post("new")
+        stage.gate("gate 1").set()
+        assert brief(await new.settled()) == ("ran", "answer to new")
+        assert brief(await old.settled()) == "replaced"
+        assert brief(await other.settled()) == ("ran", "answer to f")
+        assert stage.log == [["gate 1"], ["f"], ["new"]]
+
+
+async def test_a_full_inbox_drops_the_newest_or_the_oldest_message(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        newest = stage.inbox(cap=2, overflow=Overflow.DROP_NEWEST, when_busy=WhenBusy.FOLLOWUP)
+        oldest = stage.inbox(cap=2, overflow=Overflow.DROP_OLDEST, when_busy=WhenBusy.FOLLOWUP)
+        await newest.post("gate 1")
+        await stage.settle()
+        receipts = [await newest.post(text) for text in "abc"]
+        receipts.append(await oldest.post("d"))
+        stage.gate("gate 1").set()
+        assert [brief(await one.settled()) for one in receipts] == [
+            *("dropped", ("ran", "answer to b"), "dropped"),
+            ("ran", "answer to d"),
+        ]
+        assert stage.log == [["gate 1"], ["b"], ["d"]]
+
+
+async def test_a_full_inbox_with_interrupts_alone_drops_a_new_message(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(cap=1)
+        await stage.lanes.pause("session:alice")
+        await inbox.post("stop", when_busy=WhenBusy.INTERRUPT)
+        assert brief(await (await inbox.post("b")).settled()) == "dropped"
+
+
+async def test_a_turn_summarizes_the_oldest_of_too_many_messages(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(cap=2, when_busy=WhenBusy.FOLLOWUP)
+        await inbox.post("gate 1")
+        await stage.settle()
+        receipts = [await inbox.post(text, id=text) for text in ("a\nb", "c", "d", "e")]
+        stage.gate("gate 1").set()
+        assert [brief(await one.settled()) for one in receipts] == [
+            ("ran", "answer to a b\nc"),
+            "summarized",
+            ("merged", "answer to a b\nc"),
+            ("ran", "answer to e"),
+        ]
+        assert stage.log == [["gate 1"], ["a b\nc", "d"], ["e"]]
+        assert isinstance(stage.turns[1].messages[0], Summary)
+        assert stage.turns[1].ids == ["a\nb", "d"]
+
+
+async def test_a_second_post_with_an_id_is_the_first_message(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        first = await inbox.post("gate 1", id="m")
+        await stage.settle()
+        waiting = await inbox.post("b", id="n")
+        assert (await inbox.post("gate 1", id="m")).job == first.job
+        assert (await inbox.post("other", id="n", when_busy=WhenBusy.REJECT)).job == waiting.job
+        stage.gate("gate 1").set()
+        await waiting.settled()
+        ended = await inbox.post("another", id="m", group="g")
+        assert ended.job == first.job
+        assert stage.log == [["gate 1"], ["b"]]
+        assert first.job is not None
+        same = inbox.receipt("m", first.job.id)
+        assert brief(await same.settled()) == ("ran", "answer to gate 1")
+        # the ids of two sessions are not the same
+        bob = DurableInbox(stage.lanes, "session:bob", "answer")
+        assert (await bob.post("x", id="m")).job != first.job
+
+
+async def test_the_next_attempt_has_the_same_messages_and_the_steers_again(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def handler(turn: DurableTurn) -> Any:
+        stage.log.append((turn.run.attempt, list(turn.messages), turn.checkpoint_data))
+        if turn.messages[0] == "gate 1":
+            await stage.gate("gate 1").wait()
+        if turn.messages[0] == "a":
+            stage.log.append(await turn.take())
+            stage.log.append(await turn.take())
+            await turn.checkpoint({"step": turn.run.attempt})
+            if turn.run.attempt == 1:
+                raise ValueError("no")
+            return [id for id, _ in turn.steers]
+        return None
+
+    stage.handler = handler  # type: ignore[method-assign]
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=0.0)
+        await inbox.post("gate 1")
+        await stage.settle()
+        receipts = [await inbox.post(text) for text in "ab"]
+        steer = await inbox.post("s", when_busy=WhenBusy.STEER, id="s")
+        stage.gate("gate 1").set()
+        assert brief(await receipts[0].settled()) == ("ran", ["s"])
+        assert brief(await receipts[1].settled()) == ("merged", ["s"])
+        assert brief(await steer.settled()) == "steered"
+        assert stage.log[1:] == [
+            *((1, ["a", "b"], None), ["s"], []),
+            *((2, ["a", "b"], {"step": 1}), ["s"], []),
+        ]
+
+
+async def test_a_turn_that_fails_settles_its_messages_as_failed(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=0.0)
+        await inbox.post("gate 1")
+        await stage.settle()
+        receipts = [await inbox.post(text) for text in ("fail", "b")]
+        stage.gate("gate 1").set()
+        for one in receipts:
+            settled = await one.settled()
+            assert settled.kind is SettledKind.FAILED
+            assert isinstance(settled.error, JobDeadError)
+        assert stage.log == [["gate 1"], ["fail", "b"], ["fail", "b"]]
+
+
+async def test_a_message_between_two_attempts_is_not_collected_by_another_turn(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0.0, order="requeue")
+    async with stage.open(retry=policy):
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=0.0, cap=2)
+        await inbox.post("gate 1")
+        await stage.settle()
+        await inbox.post("fail once")
+        stage.gate("gate 1").set()
+        await stage.settle()
+        await inbox.post("b")
+        await stage.settle()
+        assert stage.log == [["gate 1"], ["fail once"], ["b"]]
+        await stage.advance(1.1)
+        assert stage.log[3:] == [["fail once"]]
+
+
+async def test_a_waiting_message_is_cancelled_by_its_receipt(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        first = await inbox.post("gate 1")
+        await stage.settle()
+        second = await inbox.post("b")
+        assert not await first.cancel()
+        assert await second.cancel("not needed")
+        assert not await second.cancel()
+        settled = await second.settled()
+        assert settled.kind is SettledKind.CANCELLED
+        assert isinstance(settled.error, JobCancelledError)
+        assert settled.error.reason == "not needed"
+        stage.gate("gate 1").set()
+        await first.settled()
+        assert stage.log == [["gate 1"]]
+
+
+async def test_an_abort_cancels_the_turn_and_the_waiting_messages(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        assert await inbox.abort()
+        receipts = [await inbox.post(text) for text in ("gate 1", "b")]
+        await stage.settle()
+        assert await inbox.abort("enough")
+        for one in receipts:
+            settled = await one.settled()
+            assert settled.kind is SettledKind.CANCELLED
+            assert isinstance(settled.error, JobCancelledError)
+            assert settled.error.reason == "enough"
+        assert stage.log == [["gate 1"], "gate 1 is cancelled"]
+        assert brief(await (await inbox.post("c")).settled()) == ("ran", "answer to c")
+
+
+async def test_an_abort_waits_no_longer_than_its_timeout(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def stubborn(turn: DurableTurn) -> None:
+        with trio.CancelScope(shield=True):
+            await stage.gate("end").wait()
+
+    stage.handler = stubborn  # type: ignore[method-assign]
+    async with stage.open(), trio.open_nursery() as nursery:
+        inbox = stage.inbox()
+        await inbox.post("a")
+        await stage.settle()
+        answers: list[bool] = []
+
+        async def abort() -> None:
+            answers.append(await inbox.abort(timeout=2.0))
+
+        nursery.start_soon(abort)
+        await stage.settle()
+        await stage.advance(2.1)
+        assert answers == [False]
+        stage.gate("end").set()
+
+
+async def test_a_turn_that_waits_for_a_message_behind_it_gets_a_deadlock_error(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def handler(turn: DurableTurn) -> str:
+        if turn.messages == ["a"]:
+            behind = await stage.inbox().post("b", when_busy=WhenBusy.FOLLOWUP)
+            with pytest.raises(LaneDeadlockError):
+                await behind.settled()
+            assert await DurableInbox(stage.lanes, "alice", "answer").abort()  # itself, and b
+            await trio.sleep_forever()
+        return "unreachable"
+
+    stage.handler = handler  # type: ignore[method-assign]
+    async with stage.open():
+        receipt = await stage.inbox().post("a")
+        assert (await receipt.settled()).kind is SettledKind.CANCELLED
+
+
+async def test_messages_that_do_not_fit_into_one_checkpoint_share_several_turns(
+    mock_clock: MockClock,
+) -> None:
+    stage = DurableStage(MemoryStore(max_payload=700), mock_clock)
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=0.0, cap=math.inf)
+        await inbox.post("gate take")
+        await stage.settle()
+        steers = [await inbox.post(text * 200, when_busy=WhenBusy.STEER) for text in "xyz"]
+        receipts = [await inbox.post(text * 200) for text in "abcde"]
+        stage.gate("gate take").set()
+        kinds = [(await one.settled()).kind.value for one in (*steers, *receipts)]
+        assert kinds == ["steered", "ran", "ran", "ran", "merged", "ran", "ran", "merged"]
+        assert stage.log[:2] == [["gate take"], ("took", ["x" * 200])]
+        handled = [[text[0] for text in turn] for turn in stage.log[2:]]
+        assert handled == [["y"], ["z"], ["a", "b"], ["c"], ["d", "e"]]
+
+
+async def test_a_summary_that_does_not_fit_into_a_checkpoint_is_not_made(
+    mock_clock: MockClock,
+) -> None:
+    stage = DurableStage(MemoryStore(max_payload=600), mock_clock)
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP, cap=1)
+        await inbox.post("gate take")
+        await stage.settle()
+        steer = await inbox.post("s" * 300, when_busy=WhenBusy.STEER)
+        receipts = [await inbox.post(text * 200) for text in "abcde"]
+        stage.gate("gate take").set()
+        kinds = [(await one.settled()).kind.value for one in (steer, *receipts)]
+        assert kinds == ["steered", "ran", "ran", "ran", "ran", "merged"]
+        # only the last summary, of one message, fits beside the message that it comes with
+        assert [[text[0] for text in turn] for turn in stage.log[2:]] == [
+            *(["a"], ["b"], ["c"], ["d", "e"]),
+        ]
+        assert [isinstance(turn.messages[0], Summary) for turn in stage.turns] == [
+            *([False] * 4),
+            True,
+        ]
+
+
+async def test_an_instance_without_the_handler_posts_and_another_runs_the_turn(
+    mock_clock: MockClock,
+) -> None:
+    store = MemoryStore()
+    stage = DurableStage(store, mock_clock)
+    async with stage.open(), open_durable_lanes(store.another(), {}, worker=False) as asking:
+        inbox = DurableInbox(asking, "alice", "answer")
+        receipt = await inbox.post("hello")
+        assert brief(await receipt.settled()) == ("ran", "answer to hello")
+
+
+async def test_a_job_that_is_no_message_fails_and_is_no_part_of_the_inbox(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        await inbox.post("gate 1")
+        await stage.settle()
+        strange = await stage.lanes.submit("answer", {"text": "hello"}, session="alice")
+        after = await inbox.post("b")
+        assert len(await inbox.waiting()) == 1
+        stage.gate("gate 1").set()
+        with pytest.raises(DurableJobError, match="is no message of a DurableInbox"):
+            await strange.wait()
+        assert brief(await after.settled()) == ("ran", "answer to b")
+
+
+async def test_bad_arguments_are_refused_at_the_call(mock_clock: MockClock) -> None:
+    stage = DurableStage(MemoryStore(), mock_clock)
+    with pytest.raises(TypeError, match="handler must be an async function"):
+        inbox_handler(None)  # type: ignore[arg-type]
+    async with stage.open() as lanes:
+        with pytest.raises(TypeError, match="lanes must be DurableLanes"):
+            DurableInbox(None, "alice", "answer")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="session must not be blank"):
+            DurableInbox(lanes, " ", "answer")
+        with pytest.raises(TypeError, match="handler must be a string"):
+            DurableInbox(lanes, "alice", stage.handler)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="no mode 'rollback'"):
+            stage.inbox(when_busy=WhenBusy.ROLLBACK)
+        for bad in ({"cap": 0}, {"debounce": -1.0}, {"max_wait": -1.0}, {"overflow": "all"}):
+            with pytest.raises(
+                ValueError, match=next(iter(bad)) if "overflow" not in bad else "all"
+            ):
+                stage.inbox(**bad)
+        inbox = stage.inbox()
+        with pytest.raises(ValueError, match="no mode 'rollback'"):
+            await inbox.post("a", when_busy=WhenBusy.ROLLBACK)
+        with pytest.raises(TypeError, match="id must be a string"):
+            await inbox.post("a", id=7)  # type: ignore[arg-type]
+        for id in ("", "x" * 201):
+            with pytest.raises(ValueError, match="id must have 1 to 200 characters"):
+                await inbox.post("a", id=id)
+        with pytest.raises(TypeError, match="group must be a string"):
+            await inbox.post("a", group=7)  # type: ignore[arg-type]
+        with pytest.raises(PayloadError):
+            await inbox.post(object())
+        assert not await inbox.is_busy()
+        assert repr(inbox) == "<trio_lanes.agents.DurableInbox of session 'alice', 'answer'>"
+        receipt = await inbox.post("a", id="m")
+        await receipt.settled()
+        assert receipt.job is not None
+        assert repr(receipt) == (
+            f"<trio_lanes.agents.DurableReceipt of message 'm', job {receipt.job.id}>"
+        )
+        assert repr(stage.turns[0]).endswith("attempt 1, 1 messages>")
+
+
+class Meddling:
+    """A store in which something happens between the look at a queue and the next call."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.then: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def queue(self, session: str, limit: int) -> Any:
+        found = await self._store.queue(session, limit)
+        then, self.then = self.then, None
+        if then is not None:
+            await then()
+        return found
+
+
+async def test_a_message_that_is_withdrawn_while_a_turn_looks_at_it_is_not_handled(
+    mock_clock: MockClock,
+) -> None:
+    store = Meddling(MemoryStore())
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+
+    async def handler(turn: DurableTurn) -> None:
+        stage.log.append(list(turn.messages))
+        if turn.messages == ["gate 1"]:
+            await stage.gate("gate 1").wait()
+        if turn.messages[0] == "a":
+            store.then = receipts["s1"].cancel
+            stage.log.append(await turn.take())
+
+    stage.handler = handler  # type: ignore[method-assign]
+    async with stage.open():
+        inbox = stage.inbox(debounce=0.0)
+        first = await inbox.post("gate 1")
+        await stage.settle()
+        modes = {"a": "collect", "b": "collect", "c": "collect", "s1": "steer", "s2": "steer"}
+        receipts = {
+            text: await inbox.post(text, when_busy=WhenBusy(mode)) for text, mode in modes.items()
+        }
+        store.then = receipts["b"].cancel
+        stage.gate("gate 1").set()
+        kinds = [(await one.settled()).kind.value for one in (first, *receipts.values())]
+        assert kinds == ["ran", "ran", "cancelled", "merged", "cancelled", "steered"]
+        assert stage.log == [["gate 1"], ["a", "c"], ["s2"]]
+
+
+async def test_messages_beyond_those_that_a_turn_looks_at_wait_for_the_older_ones(
+    mock_clock: MockClock,
+) -> None:
+    stage = DurableStage(MemoryStore(), mock_clock)
+
+    async def handler(turn: DurableTurn) -> None:
+        stage.log.append((turn.messages[0][0], turn.run.attempt))
+        if turn.messages[0][0] == "a" and turn.run.attempt == 1:
+            raise ValueError("to the tail")
+
+    stage.handler = handler  # type: ignore[method-assign]
+    async with stage.open(retry=RetryPolicy(backoff=(0.0, 0.0), order="requeue")):
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP, cap=math.inf)
+        await stage.lanes.pause("session:alice")
+        receipts = [await inbox.post(text * 1_000_000) for text in "abcde"]
+        await stage.lanes.resume("session:alice")
+        for one in receipts:
+            await one.settled()
+        assert stage.log == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]

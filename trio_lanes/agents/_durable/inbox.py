@@ -1,0 +1,296 @@
+"""A durable inbox: messages of one session that wait in a store, with a rule for a busy session.
+
+A post reads the queue of the session, submits the job of the message, and then acts on other
+messages, as its mode says. The three are separate acts of the store. What a crash or another
+instance does between them can be seen, and nothing of it loses or doubles a message:
+
+=============================  =====================================================================
+between the acts of a post     so
+=============================  =====================================================================
+the session becomes busy or    the mode counts for the queue that the post has read: a REJECT may be
+idle                           accepted beside a message of another instance
+other instances post           more than ``cap`` messages may wait, by one for each of them
+the poster dies                the message is accepted, and what it should replace, drop or abort
+                               stays: both are handled, in order
+the message to replace starts  it is handled, before the new one: only messages that wait are taken
+                               out
+the turn to abort ends         nothing is aborted: the abort names the job of that turn
+=============================  =====================================================================
+
+`turn` has the theory of what happens to a message afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+from typing import Any, Final, final
+
+import trio
+
+from trio_lanes import JobCancelledError, resolve_global_lane, resolve_session_lane
+from trio_lanes.durable import (
+    DurableJobError,
+    DurableLanes,
+    DurableState,
+    KeyConflictError,
+    ResultGoneError,
+    current_job,
+)
+
+from .._inbox.options import check_cap, check_seconds
+from .._inbox.queue import Overflow, WhenBusy
+from .._inbox.receipt import Settled, SettledKind
+from .message import DROPPED, MOST, REPLACED, Message, Rules, messages_of, payload_of
+from .receipt import DurableReceipt
+
+LONGEST_ID: Final = 200
+
+_LIVE: Final = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
+
+
+@final
+class DurableInbox:
+    """The messages of one session, kept in a store, with a rule for messages during a turn.
+
+    ::
+
+        async def answer(turn):
+            return await ask_the_model(turn.messages)
+
+        async with open_durable_lanes(MemoryStore(), {"answer": inbox_handler(answer)}) as lanes:
+            receipt = await DurableInbox(lanes, "alice", "answer").post("hello", id="m-1")
+            print((await receipt.settled()).result)
+
+    It is what an `Inbox` is, for messages that outlive the process: each message is a durable job
+    of its session. An inbox has no state of its own, so any number of them, on any instances, may
+    be inboxes of one session. Each method that is async is a checkpoint, and raises
+    `~trio_lanes.durable.StoreUnavailableError` if the store cannot do the call now.
+
+    Args:
+      lanes: the durable lanes that accept the messages; ``worker=False`` will do.
+      session: the session of the turns.
+      handler: the name of a handler that `inbox_handler` has made, on the instances that run turns.
+      when_busy: the mode of a message that is posted without one; not ROLLBACK.
+      lane: the lane that runs the turns.
+      debounce: the number of seconds without a new message after which collected messages are due.
+      max_wait: the number of seconds after which they are due at the latest; may be `math.inf`.
+      cap: the maximum number of waiting messages; `math.inf` for no bound.
+      overflow: the rule for a new message when ``cap`` messages wait. With SUMMARIZE all messages
+        wait in the store, and the turn that begins summarizes the oldest of too many.
+
+    Raises:
+      TypeError, ValueError: for a bad value.
+    """
+
+    def __init__(
+        self,
+        lanes: DurableLanes,
+        session: str,
+        handler: str,
+        *,
+        when_busy: WhenBusy = WhenBusy.STEER,
+        lane: str = "main",
+        debounce: float = 0.5,
+        max_wait: float = 5.0,
+        cap: int | float = 20,
+        overflow: Overflow = Overflow.SUMMARIZE,
+    ) -> None:
+        if not isinstance(lanes, DurableLanes):
+            raise TypeError(f"lanes must be DurableLanes, not {lanes!r}")
+        for field, value in (("session", session), ("handler", handler)):
+            if not isinstance(value, str):
+                raise TypeError(f"{field} must be a string, not {value!r}")
+            if not value.strip():
+                raise ValueError(f"{field} must not be blank, got {value!r}")
+        self.session: Final = resolve_session_lane(session).removeprefix("session:")
+        self.handler: Final = handler
+        self.lane: Final = resolve_global_lane(lane)
+        self.when_busy: Final = _mode(when_busy)
+        self._lanes: Final = lanes
+        self._debounce: Final = check_seconds("debounce", debounce, sys.float_info.max)
+        self._max_wait: Final = check_seconds("max_wait", max_wait, math.inf)
+        self._cap: Final = check_cap(cap)
+        self._overflow: Final = Overflow(overflow)
+
+    def __repr__(self) -> str:
+        return f"<trio_lanes.agents.DurableInbox of session {self.session!r}, {self.handler!r}>"
+
+    # ---- queries
+
+    async def waiting(self) -> list[DurableReceipt]:
+        """Return the receipts of the waiting messages, in the order in which they are handled."""
+        waiting = [one for one in await self._messages() if one.state is not DurableState.RUNNING]
+        waiting.sort(key=lambda one: one.order)
+        return [self._receipt(one.id, one.job) for one in waiting]
+
+    async def is_busy(self) -> bool:
+        """Return whether a turn is active or a message waits."""
+        return bool(await self._messages())
+
+    def receipt(self, id: str, job: int) -> DurableReceipt:
+        """Return a receipt of the message with an id, of any instance. Not a checkpoint.
+
+        Args:
+          job: the number of its job: ``DurableReceipt.job.id``.
+        """
+        return self._receipt(id, job)
+
+    # ---- posting
+
+    async def post(
+        self,
+        message: Any,
+        *,
+        when_busy: WhenBusy | None = None,
+        id: str | None = None,
+        group: str | None = None,
+    ) -> DurableReceipt:
+        """Accept ``message`` (JSON), and return its receipt: the store has the message then.
+
+        If no turn is active and no message waits, the message is due at once. Otherwise
+        ``when_busy`` selects the treatment. If the call is cancelled, or raises
+        `~trio_lanes.durable.StoreUnavailableError`, the message may have been accepted: post it
+        again with its id.
+
+        Args:
+          when_busy: the mode of this message; None for the mode of the inbox.
+          id: an id for the message; a new one unless it is given. A second post with the same id
+            returns a receipt of the first message, while the store remembers it: until its end,
+            and ``result_ttl`` longer. A message that was refused is not remembered.
+          group: the group of the message. Collected messages of different groups do not share a
+            turn, and a turn takes steers of its own group only.
+
+        Raises:
+          TypeError, ValueError: for a bad id or group, an unknown mode, or mode ROLLBACK.
+          PayloadError: if the message is not JSON, or larger than the store's ``max_payload``.
+          UnknownHandlerError: if this instance has handlers, but none of that name.
+          UnknownLaneError, LaneFullError: if the lane does not exist, or has no room.
+          LanesClosedError: if the lanes are closed; a running handler may still post.
+        """
+        mode = self.when_busy if when_busy is None else _mode(when_busy)
+        id = _id(id)
+        if group is not None and not isinstance(group, str):
+            raise TypeError(f"group must be a string or None, not {group!r}")
+        key = f"{self.handler}:{self.session}:{id}"
+        found = await self._messages()
+        known = next((one for one in found if one.id == id), None)
+        if known is not None:
+            return self._receipt(id, known.job)
+        if found and mode is WhenBusy.REJECT:
+            return self._refusal(id, SettledKind.REJECTED)
+        waiting = [one for one in found if one.state is not DurableState.RUNNING]
+        replaced: list[Message] = []
+        dropped: list[Message] = []
+        if mode is WhenBusy.REPLACE:
+            replaced = [one for one in waiting if one.rules.mode is mode and not one.begun]
+        if len(waiting) >= self._cap and not replaced:
+            victims = [one for one in waiting if not (one.goes_first or one.begun)]
+            if self._overflow is Overflow.DROP_NEWEST or not victims:
+                return self._refusal(id, SettledKind.DROPPED)
+            if self._overflow is Overflow.DROP_OLDEST:
+                dropped = victims[:1]
+        rules = Rules(
+            mode=mode,
+            group=group,
+            runs_at_once=not found,
+            debounce=self._debounce,
+            max_wait=self._max_wait,
+            cap=self._cap,
+            overflow=self._overflow,
+        )
+        try:
+            job = await self._lanes.submit(
+                self.handler,
+                payload_of(id, message, rules),
+                session=self.session,
+                lane=self.lane,
+                key=key,
+            )
+        except KeyConflictError as conflict:
+            # the first message with the id counts, whatever differs
+            return self._receipt(id, conflict.id)
+        others = [(one.job, REPLACED, False) for one in replaced]
+        others += [(one.job, DROPPED, False) for one in dropped]
+        if mode is WhenBusy.INTERRUPT:
+            others += [(one, f"interrupted by {id}", True) for one in _to_abort(found)]
+        if others and (await job.status()).state in _LIVE:  # else the store remembers its end
+            for other, reason, running in others:
+                await self._lanes.cancel(other, reason, running=running)
+        return self._receipt(id, job.id)
+
+    # ---- aborting
+
+    async def abort(self, reason: str | None = None, timeout: float = 15.0) -> bool:
+        """Cancel the waiting messages and the active turn, and wait until the turn has ended.
+
+        Messages that are posted meanwhile are handled after the turn. Cancelling the wait does not
+        undo the abort. A turn that calls this method for its own session is cancelled.
+
+        Args:
+          reason: the reason in the errors of the cancelled messages.
+          timeout: the maximum number of seconds to wait.
+
+        Returns:
+          False at the timeout; True if the turn ended in time, or if no turn was active.
+        """
+        found = await self._messages()
+        for one in reversed(found):  # from the tail, so that none of them starts meanwhile
+            await self._lanes.cancel(one.job, reason)
+        mine = current_job()
+        running = [
+            one.job
+            for one in found
+            if one.state is DurableState.RUNNING and (mine is None or one.job != mine.id)
+        ]
+        with trio.move_on_after(max(0.0, timeout)) as in_time:
+            for job in running:
+                try:
+                    await self._lanes.job(job).wait()
+                except (JobCancelledError, DurableJobError, ResultGoneError):
+                    pass  # it has ended
+        return not in_time.cancelled_caught
+
+    # ---- inside
+
+    async def _messages(self) -> list[Message]:
+        return messages_of(await self._lanes.queue(self.session, MOST), self.handler)
+
+    def _receipt(self, id: str, job: int) -> DurableReceipt:
+        return DurableReceipt(self, id, self._lanes.job(job))
+
+    def _refusal(self, id: str, kind: SettledKind) -> DurableReceipt:
+        return DurableReceipt(self, id, None, Settled(kind))
+
+
+def _to_abort(found: list[Message]) -> list[int]:
+    """Return the job of the turn that an interrupt aborts, as one item, or nothing.
+
+    A job that runs has no turn if it is not first: it is about to go to the tail. If an older
+    interrupt waits, its poster aborts the turn.
+    """
+    waiting = [one for one in found if one.state is DurableState.WAITING]
+    return [
+        one.job
+        for one in found
+        if one.state is DurableState.RUNNING
+        and not any(other.goes_first or other.order < one.order for other in waiting)
+    ]
+
+
+def _mode(when_busy: WhenBusy) -> WhenBusy:
+    mode = WhenBusy(when_busy)
+    if mode is WhenBusy.ROLLBACK:
+        raise ValueError("a durable inbox has no mode 'rollback'; use 'interrupt'")
+    return mode
+
+
+def _id(id: str | None) -> str:
+    if id is None:
+        return secrets.token_hex(16)
+    if not isinstance(id, str):
+        raise TypeError(f"id must be a string, not {id!r}")
+    if not 0 < len(id) <= LONGEST_ID:
+        raise ValueError(f"id must have 1 to {LONGEST_ID} characters, got {len(id)}")
+    return id

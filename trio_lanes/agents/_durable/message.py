@@ -1,0 +1,154 @@
+"""A message of a durable inbox, as the payload of its job, and the reasons by which it can settle.
+
+The payload has the message and the rules with which it was posted. So an instance that runs a turn
+needs no options of the inbox, and a deployment may change them: each message keeps its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, final
+
+import attrs
+
+from trio_lanes.durable import DurableState, QueuedJob
+
+from .._inbox.queue import Overflow, WhenBusy
+from .._inbox.receipt import SettledKind
+
+MOST: Final = 500
+"""The most messages of a session that a post or a turn looks at."""
+
+MERGED: Final = "merged"
+STEERED: Final = "steered"
+SUMMARIZED: Final = "summarized"
+"""Why a turn has taken a message: the reasons of `JobTakenError`."""
+
+REPLACED: Final = "a newer message has replaced it"
+DROPPED: Final = "the inbox was full"
+"""Why a post has cancelled a message: the reasons of `JobCancelledError`."""
+
+KINDS: Final[Mapping[str, SettledKind]] = MappingProxyType(
+    {
+        STEERED: SettledKind.STEERED,
+        SUMMARIZED: SettledKind.SUMMARIZED,
+        REPLACED: SettledKind.REPLACED,
+        DROPPED: SettledKind.DROPPED,
+    }
+)
+"""The outcomes that a message has by its reason alone."""
+
+
+@final
+@attrs.frozen(kw_only=True)
+class Rules:
+    """How a message was posted."""
+
+    mode: WhenBusy
+    group: str | None
+    runs_at_once: bool
+    """Whether the inbox was idle at the post."""
+    debounce: float
+    max_wait: float
+    cap: int | float
+    overflow: Overflow
+
+
+@final
+@attrs.frozen
+class Message:
+    """A message that an inbox has accepted."""
+
+    job: int
+    """The number of its job, in the order of acceptance."""
+    id: str
+    content: Any
+    rules: Rules
+    state: DurableState
+    begun: bool
+    """Whether a turn of it may have begun: then no other turn takes it."""
+    age: float
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether it is an interrupt."""
+        return self.rules.mode is WhenBusy.INTERRUPT
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Its place among the messages of its session: interrupts first, else by acceptance."""
+        return not self.goes_first, self.job
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether it may share a turn with messages before and behind it."""
+        return self.rules.mode is WhenBusy.COLLECT and not self.rules.runs_at_once
+
+    def is_joined_by(self, other: Message) -> bool:
+        """Whether ``other``, the next message, shares a turn with this one."""
+        return (
+            self.is_collected
+            and other.is_collected
+            and not other.begun
+            and self.rules.group == other.rules.group
+        )
+
+
+def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
+    """Return the payload of the job of a message."""
+    return {
+        "id": id,
+        "message": content,
+        "mode": rules.mode.value,
+        "group": rules.group,
+        "at_once": rules.runs_at_once,
+        "debounce": rules.debounce,
+        "max_wait": _finite(rules.max_wait),
+        "cap": _finite(rules.cap),
+        "overflow": rules.overflow.value,
+    }
+
+
+_FIELDS: Final = frozenset(
+    ("id", "message", "mode", "group", "at_once", "debounce", "max_wait", "cap", "overflow")
+)
+
+
+def message_of(job: QueuedJob) -> Message:
+    """Return the message of a job."""
+    payload = json.loads(job.payload)
+    rules = Rules(
+        mode=WhenBusy(payload["mode"]),
+        group=payload["group"],
+        runs_at_once=payload["at_once"],
+        debounce=payload["debounce"],
+        max_wait=_infinite(payload["max_wait"]),
+        cap=_infinite(payload["cap"]),
+        overflow=Overflow(payload["overflow"]),
+    )
+    return Message(job.id, payload["id"], payload["message"], rules, job.state, job.begun, job.age)
+
+
+def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[Message]:
+    """Return the messages of the jobs of one handler, in order of acceptance."""
+    return [
+        message_of(job)
+        for job in queue
+        if job.name == handler and is_message(json.loads(job.payload))
+    ]
+
+
+def is_message(payload: Any) -> bool:
+    """Whether a payload was made by `payload_of`."""
+    return isinstance(payload, dict) and payload.keys() == _FIELDS
+
+
+def _finite(value: float) -> float | None:
+    return None if value == math.inf else value
+
+
+def _infinite(value: float | None) -> float:
+    return math.inf if value is None else value

@@ -1,0 +1,106 @@
+"""The receipt of a message of a durable inbox: its job, and its outcome wherever it is handled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from trio_lanes import JobCancelledError
+from trio_lanes.durable import DurableJob, DurableJobError, DurableState, JobTakenError
+
+from .._inbox.receipt import MessageState, Settled, SettledKind
+from .message import KINDS, MERGED
+
+if TYPE_CHECKING:
+    from .inbox import DurableInbox
+
+_OPEN: Final = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
+
+
+@final
+class DurableReceipt:
+    """The receipt of one posted message. Only `DurableInbox` makes receipts.
+
+    A receipt is a view of the store, so any number of instances may have receipts of one message.
+    Each async method is a checkpoint. It raises `~trio_lanes.durable.StoreUnavailableError` if the
+    store cannot be read, and `~trio_lanes.durable.ResultGoneError` if the store has forgotten the
+    job, ``result_ttl`` after its end.
+
+    Attributes:
+      id: the id of the message.
+      job: the job of the message; None if the post refused it.
+    """
+
+    def __init__(
+        self, inbox: DurableInbox, id: str, job: DurableJob | None, refused: Settled | None = None
+    ) -> None:
+        self.id: Final = id
+        self.job: Final = job
+        self._inbox: Final = inbox
+        self._refused: Final = refused
+
+    def __repr__(self) -> str:
+        where = "refused" if self.job is None else f"job {self.job.id}"
+        return f"<trio_lanes.agents.DurableReceipt of message {self.id!r}, {where}>"
+
+    async def state(self) -> MessageState:
+        """Return the state of the message. A message between two attempts waits."""
+        if await self.outcome() is not None:
+            return MessageState.SETTLED
+        assert self.job is not None
+        running = (await self.job.status()).state is DurableState.RUNNING
+        return MessageState.IN_TURN if running else MessageState.WAITING
+
+    async def outcome(self) -> Settled | None:
+        """Return the outcome of the message; None until it has settled."""
+        return await self._read(wait=False)
+
+    async def settled(self) -> Settled:
+        """Wait until the message has settled, on any instance, and return its outcome.
+
+        Any number of tasks may wait, any number of times. Cancelling the wait does not cancel the
+        message. The failure of a turn is returned, not raised. ``Settled.turn`` is None.
+
+        Raises:
+          LaneDeadlockError: inside a turn, if the wait would never end.
+        """
+        settled = await self._read(wait=True)
+        assert settled is not None
+        return settled
+
+    async def cancel(self, reason: str | None = None) -> bool:
+        """Take the message out of the queue; False if it does not wait any more.
+
+        It settles as CANCELLED, with a `JobCancelledError` that has the reason. A message that is
+        in a turn is not affected.
+        """
+        if self.job is None:
+            return False
+        return await self._inbox._lanes.cancel(self.job.id, reason, running=False)
+
+    async def position(self) -> int | None:
+        """Return the number of messages that wait before this message; None if it does not wait."""
+        waiting = await self._inbox.waiting()
+        return next((at for at, one in enumerate(waiting) if one.job == self.job), None)
+
+    async def _read(self, *, wait: bool) -> Settled | None:
+        job, kind = self.job, SettledKind.RAN
+        while job is not None:
+            if not wait and (await job.status()).state in _OPEN:
+                return None
+            try:
+                return Settled(kind, await job.wait())
+            except JobTakenError as error:
+                if error.reason != MERGED:
+                    return _cancelled(error)
+                job, kind = self._inbox._lanes.job(error.by), SettledKind.MERGED
+            except JobCancelledError as error:
+                return _cancelled(error)
+            except DurableJobError as error:
+                return Settled(SettledKind.FAILED, error=error)
+        assert self._refused is not None
+        return self._refused
+
+
+def _cancelled(error: JobCancelledError) -> Settled:
+    kind = KINDS.get(error.reason or "", SettledKind.CANCELLED)
+    return Settled(kind, error=error if kind is SettledKind.CANCELLED else None)
