@@ -1,6 +1,6 @@
 """Durable lanes: accepted, run and told, each job by three transactions at most.
 
-Over SQLite and PostgreSQL in one process; and shared by two worker processes, each of which submits
+Over SQLite, PostgreSQL and Valkey in one process; and shared by two worker processes, each of which submits
 every second line of jobs and runs jobs of both.
 """
 
@@ -20,13 +20,21 @@ import trio
 
 from benchmarks.trio_peers import LOOP as LOOP
 from benchmarks.workloads import Cycles, Drive
-from trio_lanes.durable import DurableLanes, PostgresStore, SqliteStore, Store, open_durable_lanes
+from trio_lanes.durable import (
+    DurableLanes,
+    PostgresStore,
+    SqliteStore,
+    Store,
+    ValkeyStore,
+    open_durable_lanes,
+)
 from trio_lanes.durable._sqlite.guest import host
 from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.sockets import connect_unix, serve_unix
 
 DSN = "BENCHMARK_POSTGRES"
-"""The variable of the environment that has the connection string of the server."""
+SOCKET = "BENCHMARK_VALKEY"
+"""The variables of the environment that have the connection string of the server, and its socket."""
 LEASE = 3600.0
 """No lease ends here, however busy the machine is."""
 
@@ -81,13 +89,13 @@ class TwoProcesses:
 
     keeps = frozenset({"order"})
 
-    def __init__(self, kind: Literal["served", "postgres"]) -> None:
+    def __init__(self, kind: Literal["served", "postgres", "valkey"]) -> None:
         self._kind = kind
 
     @asynccontextmanager
     async def open(self, folder: Path, log: list[int], in_flight: int) -> AsyncIterator[Drive]:
         async with AsyncExitStack() as stack:
-            address = os.environ.get(DSN, "")
+            address = os.environ.get(SOCKET if self._kind == "valkey" else DSN, "")
             if self._kind == "served":
                 address = str(folder.relative_to(Path.cwd()) / "store")  # at most 107 bytes
                 owner = await stack.enter_async_context(host(SqliteStore(folder / "jobs.db")))
@@ -146,8 +154,10 @@ async def one_of_two(kind: str, address: str, in_flight: int, which: int) -> Non
     store: Store
     if kind == "served":
         store = ServedStoreClient(lambda: connect_unix(address), name="the served file")
-    else:
+    elif kind == "postgres":
         store = PostgresStore(address)
+    else:
+        store = ValkeyStore(f"unix://{address}")
     limits = {"main": in_flight}
     async with open_durable_lanes(store, {"job": job}, limits, lease_ttl=LEASE) as lanes:
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
@@ -167,6 +177,8 @@ CYCLES: dict[str, Callable[[], Cycles]] = {
     "served": lambda: TwoProcesses("served"),
     "postgres": lambda: DurableCycles(lambda folder: PostgresStore(os.environ[DSN])),
     "postgres-2": lambda: TwoProcesses("postgres"),
+    "valkey": lambda: DurableCycles(lambda folder: ValkeyStore(f"unix://{os.environ[SOCKET]}")),
+    "valkey-2": lambda: TwoProcesses("valkey"),
 }
 
 if __name__ == "__main__":

@@ -179,6 +179,9 @@ def take(run: Run) -> Sample | Missing:
         if missing is None and _on_postgres(run):
             found = postgres.programs()
             missing = found if isinstance(found, Missing) else None
+        elif missing is None and _on_valkey(run):
+            server = valkey.binary()
+            missing = server if isinstance(server, Missing) else None
     elif run.workload not in IN_FLIGHT:
         missing = node_peers.prepare()
     elif isinstance(server := valkey.binary(), Missing):
@@ -210,6 +213,15 @@ def _on_postgres(run: Run) -> bool:
     return "postgres" in run.contender
 
 
+def _on_valkey(run: Run) -> bool:
+    return "valkey" in run.contender
+
+
+def _on_server(run: Run) -> bool:
+    of_node = run.contender.startswith("node.") and run.workload in IN_FLIGHT
+    return of_node or _on_postgres(run) or _on_valkey(run)
+
+
 def _run(run: Run, command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run it to its end; with a server's socket as last argument, or a server in its environment.
 
@@ -217,7 +229,7 @@ def _run(run: Run, command: list[str]) -> subprocess.CompletedProcess[str]:
     """
     environment = dict(os.environ)
     with ExitStack() as stack:
-        if _on_postgres(run) or (run.contender.startswith("node.") and run.workload in IN_FLIGHT):
+        if _on_server(run):
             OUT.mkdir(exist_ok=True)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=OUT)))
             if _on_postgres(run):
@@ -228,7 +240,10 @@ def _run(run: Run, command: list[str]) -> subprocess.CompletedProcess[str]:
             else:
                 program = valkey.binary()
                 assert isinstance(program, str)
-                command = [*command, stack.enter_context(valkey.serving(program, folder))]
+                socket = stack.enter_context(valkey.serving(program, folder))
+                environment["BENCHMARK_VALKEY"] = socket
+                if not _on_valkey(run):
+                    command = [*command, socket]
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env=environment
         )
