@@ -1,7 +1,7 @@
 """Durable lanes: accepted, run and told, each job by three transactions at most.
 
-Over SQLite, PostgreSQL and Valkey in one process; and shared by two worker processes, each of which submits
-every second line of jobs and runs jobs of both.
+Over SQLite, PostgreSQL and Valkey in one process; and shared by two worker processes, each of
+which submits every second line of jobs and runs jobs of both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trio_lanes.durable._wire.sockets import connect_unix, serve_unix
 
 DSN = "BENCHMARK_POSTGRES"
 SOCKET = "BENCHMARK_VALKEY"
-"""The variables of the environment that have the connection string of the server, and its socket."""
+"""The variables of the environment with the connection string and the socket of the servers."""
 LEASE = 3600.0
 """No lease ends here, however busy the machine is."""
 

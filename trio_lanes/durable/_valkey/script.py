@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib.resources import files
 from typing import Final, final
 
@@ -30,7 +31,9 @@ ORDER: Final = (
 )
 """The files, from the lowest: a function is defined before the functions that call it."""
 LEAVES: Final = frozenset({"accept", "step", "talk", "orders", "look", "blockers", "check", "open"})
-"""Files that define acts only. Their names are their own: a script has at most 200 local names."""
+"""Files that define acts only. A server makes the functions of a script anew for each call, so
+those of a leaf are made only if the call asks for one of its acts."""
+_VERB: Final = re.compile(r"^(?:READS|WRITES|WITH_TICKET)\.(\w+) = ", re.MULTILINE)
 
 
 @final
@@ -51,4 +54,9 @@ def source() -> str:
     """Return the text of all files, in their order."""
     folder = files(__package__) / "lua"
     texts = {name: (folder / f"{name}.lua").read_text("utf-8") for name in ORDER}
-    return "\n".join(f"do\n{texts[name]}end" if name in LEAVES else texts[name] for name in ORDER)
+    return "\n".join(_leaf(texts[name]) if name in LEAVES else texts[name] for name in ORDER)
+
+
+def _leaf(text: str) -> str:
+    asked = " or ".join(f"ASKED.{verb}" for verb in _VERB.findall(text))
+    return f"if {asked} then\n{text}end"

@@ -19,7 +19,16 @@ local SCHEMA = 1
 local SECOND = 1000000
 
 -- The acts, by verb: acts that only read, acts that write, acts that are done once for each ticket.
-local READS, WRITES, WITH_TICKET = {}, {}, {}
+-- ASKED has the verbs of this call.
+local READS, WRITES, WITH_TICKET, ASKED = {}, {}, {}, {}
+local FIRST = 8
+do
+  local at = FIRST
+  while at <= #ARGV do
+    ASKED[ARGV[at]] = true
+    at = at + 2 + tonumber(ARGV[at + 1])
+  end
+end
 
 local function int(number)
   return string.format('%.0f', number)

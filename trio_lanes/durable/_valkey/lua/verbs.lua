@@ -23,8 +23,6 @@ local function once(ticket, verb, arguments)
   return answer
 end
 
-local FIRST = 8
-
 if META_TYPE ~= 'hash' and META_TYPE ~= 'none' then
   return { 'foreign' }
 elseif META_TYPE == 'hash' and not meta.schema then
