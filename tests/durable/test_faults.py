@@ -187,7 +187,9 @@ def make_older(path: Path) -> None:
         connection.execute(f"DROP INDEX {index}")
     connection.execute("DROP TRIGGER forget_events")
     connection.execute("DROP TABLE events")
-    for column in ("error", "history", "emitted"):
+    connection.execute("DROP TRIGGER forget_messages")
+    connection.execute("DROP TABLE messages")
+    for column in ("error", "history", "emitted", "sent"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("CREATE INDEX jobs_dead ON jobs (lane) WHERE state = 'dead'")
     ready = "jobs (lane, priority, ready) WHERE ready IS NOT NULL AND shelf = 0"

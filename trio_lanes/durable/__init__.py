@@ -41,6 +41,7 @@ from .store import Postponed as Postponed
 from .store import QueuedJob as QueuedJob
 from .store import Released as Released
 from .store import Selection as Selection
+from .store import SendResult as SendResult
 from .store import Step as Step
 from .store import Store as Store
 from .store import StoreError as StoreError

@@ -11,6 +11,7 @@ from ._contract.errors import StoreUnavailableError as StoreUnavailableError
 from ._contract.errors import StoreVersionError as StoreVersionError
 from ._contract.protocol import EVENT_BYTES as EVENT_BYTES
 from ._contract.protocol import EVENTS_KEPT as EVENTS_KEPT
+from ._contract.protocol import MESSAGES_KEPT as MESSAGES_KEPT
 from ._contract.protocol import PAGE as PAGE
 from ._contract.protocol import REMEMBERED_FOR as REMEMBERED_FOR
 from ._contract.protocol import STEP_BYTES as STEP_BYTES
@@ -35,6 +36,7 @@ from ._contract.records import Postponed as Postponed
 from ._contract.records import QueuedJob as QueuedJob
 from ._contract.records import Released as Released
 from ._contract.records import Selection as Selection
+from ._contract.records import SendResult as SendResult
 from ._contract.records import Step as Step
 from ._contract.records import StoreRules as StoreRules
 from ._contract.records import SubmittedJob as SubmittedJob

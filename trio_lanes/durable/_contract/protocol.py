@@ -13,8 +13,8 @@ A reply can be lost, so each call that changes something can be asked again:
   ticket is the same act, for `REMEMBERED_FOR` seconds: it gives the same answer and does nothing
   more. A store in which no reply can be lost may forget the oldest tickets earlier.
 * `StoreUnavailableError.unknown` says whether the call may have happened.
-* No call lasts longer than `Store.patience`, except `Store.wait`, `Store.events`, `Store.wake` and
-  the calls that read every job.
+* No call lasts longer than `Store.patience`, except `Store.wait`, `Store.events`, `Store.sent`,
+  `Store.receive`, `Store.wake` and the calls that read every job.
 
 If the calling process dies:
 
@@ -62,8 +62,10 @@ STEP_BYTES: Final = 4 * 1024 * 1024
 
 EVENTS_KEPT: Final = 1_000
 """How many events of a job a store keeps."""
+MESSAGES_KEPT: Final = 1_000
+"""How many messages a job can have."""
 EVENT_BYTES: Final = 64 * 1024
-"""The most bytes of JSON text of an event."""
+"""The most bytes of JSON text of an event or a message."""
 PAGE: Final = 1_000
 """The most jobs that one call lists."""
 
@@ -182,6 +184,30 @@ class Store(Protocol):
 
         Empty: the job has ended or is dead, and there are no more. None: the job is unknown. It can
         be cancelled.
+        """
+
+    async def send(
+        self, session: str | None, id: int | None, message: str, key: str | None, ticket: str
+    ) -> tuple[int, int] | str:
+        """Keep a message (JSON text) for the run of a job, or for the job that runs in a session.
+
+        Return the job and the message's number; a message with the same key is the same message.
+        Else return why not: ``"no_active_run"``, or ``"not_streaming"`` if the job has
+        ``MESSAGES_KEPT`` messages already.
+        """
+
+    async def sent(self, id: int, number: int) -> bool:
+        """Wait until a run has taken a message: True; or until none can take it any more: False.
+
+        That is when the run that it was sent to has ended. It can be cancelled.
+        """
+
+    async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:
+        """Wait for the next message of a job with a number above ``after``, and take it.
+
+        Messages that an earlier run of the job has taken are taken again; messages that it has not
+        taken are gone. None: the fence is no longer the run's. It can be cancelled, and asked again
+        with the same ``after``, which gives the same message.
         """
 
     async def wait(self, id: int) -> Ended | None:

@@ -419,6 +419,20 @@ class InstanceInfo:
 
 @final
 @attrs.frozen
+class SendResult:
+    """The result of `DurableLanes.send`: true if a run has taken the message."""
+
+    reason: Literal["no_active_run", "not_streaming", "stopped"] | None = None
+    """Why it was refused; None if it was taken. ``"no_active_run"``: the session or job has no run.
+    ``"not_streaming"``: the job has 1,000 messages already. ``"stopped"``: the run has ended, and
+    had not taken it. The words are those of `trio_lanes.agents.SendRefused`."""
+
+    def __bool__(self) -> bool:
+        return self.reason is None
+
+
+@final
+@attrs.frozen
 class CheckReport:
     """The result of a check of a store."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncIterator
 from typing import Any, Final, final
 
 import trio
@@ -63,8 +64,8 @@ class DurableJob:
         # the exception is the cause only if no other instance has run the job since
         raise _error(ended) from (cause if told == ended.outcome else None)
 
-    def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Any], None]:
-        """Return an async generator of (number, event): what the job's runs say by `emit`.
+    def events(self, after: int = 0) -> AsyncIterator[tuple[int, Any]]:
+        """Return an async iterator of (number, event): what the job's runs say by `emit`.
 
         ::
 
@@ -72,27 +73,15 @@ class DurableJob:
                 print(number, event)
 
         It reads on any instance, and waits for further events until the job has ended; then it
-        ends. Of events before ``after`` it yields none, so a reader that was away goes on where it
-        was. The store keeps the last 1,000 events: a greater gap between two numbers shows that
+        ends. It gives no event up to the number ``after``, so a reader that was away goes on
+        where it was. The store keeps the last 1,000 events: a gap between two numbers shows that
         the reader came too late. Each step is a checkpoint. Cancelling a reader changes nothing.
 
         Raises:
           TypeError: if ``after`` is not a whole number.
           ResultGoneError: when it reads, if the store does not know the job.
         """
-        return self._events(max(0, min(_check.whole("after", after), 2**53)))
-
-    async def _events(self, after: int) -> AsyncGenerator[tuple[int, Any], None]:
-        while True:
-            found = await self._store.events(self.id, after)
-            if found is None:
-                raise ResultGoneError(self.id)
-            if not found:
-                return
-            for number, text in found:
-                yield number, decode(text)
-                await trio.lowlevel.checkpoint()
-                after = number
+        return _Events(self._store, self.id, max(0, min(_check.whole("after", after), 2**53)))
 
     async def status(self) -> DurableStatus:
         """Return the job's status. A checkpoint.
@@ -104,6 +93,33 @@ class DurableJob:
         if status is None:
             raise ResultGoneError(self.id)
         return status
+
+
+@final
+class _Events:
+    """The events of a job. It is no generator, so a reader that stops early need not close it."""
+
+    def __init__(self, store: Store, id: int, after: int) -> None:
+        self._store: Final = store
+        self._id: Final = id
+        self._after = after
+        self._read: Final[deque[tuple[int, str]]] = deque()
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> tuple[int, Any]:
+        if self._read:
+            await trio.lowlevel.checkpoint()
+        else:
+            found = await self._store.events(self._id, self._after)
+            if found is None:
+                raise ResultGoneError(self._id)
+            self._read.extend(found)
+        if not self._read:
+            raise StopAsyncIteration
+        self._after, text = self._read.popleft()
+        return self._after, decode(text)
 
 
 def _error(ended: Ended) -> DurableJobError | JobCancelledError:

@@ -24,13 +24,14 @@ from .._contract.records import (
     LaneLimit,
     QueuedJob,
     Selection,
+    SendResult,
     StoreRules,
     SubmittedJob,
 )
 from .._contract.state import DurableState
 from .._contract.tickets import new_ticket
 from .._options.cost import checked_cost
-from .._options.json_text import encode
+from .._options.json_text import encode, small
 from .._options.limits import (
     checked_crashes,
     checked_hold,
@@ -286,6 +287,36 @@ class DurableLanes(Endable):
     async def rules(self) -> StoreRules:
         """Return the rules of the store, which hold for all instances."""
         return await self._store.rules()
+
+    async def send(
+        self, session_or_id: str | int, message: object, *, key: str | None = None
+    ) -> SendResult:
+        """Send a message to the run of a job, or of a session, on whichever instance it is.
+
+        It returns when the run has taken the message by `DurableRun.messages`, or can take it no
+        more. A message that was taken belongs to the job: if it runs again, it takes the message
+        again. If this is cancelled, the message may be taken or not.
+
+        Args:
+          session_or_id: the key of a session, or the number of a job.
+          message: JSON; its text has at most 64 KiB.
+          key: a unique key: messages to one job with the same key are one message.
+
+        Raises:
+          TypeError, ValueError: for a bad argument.
+          PayloadError: if the message is not JSON, or too large.
+        """
+        if isinstance(session_or_id, str):
+            session, id = _session(session_or_id), None
+        else:
+            session, id = None, _number("session_or_id", session_or_id)
+        told = small("a message", message)
+        if key is not None:
+            text("key", key)
+        sent = await self._store.send(session, id, told, key, new_ticket())
+        if isinstance(sent, str):
+            return SendResult("no_active_run" if sent == "no_active_run" else "not_streaming")
+        return SendResult() if await self._store.sent(*sent) else SendResult("stopped")
 
     # ---- dead letters
 

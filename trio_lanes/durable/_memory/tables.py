@@ -26,6 +26,7 @@ class MemoryTables:
     def __init__(self) -> None:
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
         self._events: Final[dict[int, list[tuple[int, str]]]] = {}  # by job
+        self._messages: Final[dict[int, dict[int, tuple[int, str | None, bool, str]]]] = {}
         self._lanes: Final[dict[str, LaneLimit]] = {}
         self._groups: Final[dict[str, GroupLimit]] = {}
         self._marks: Final[defaultdict[str, list[tuple[float, int]]]] = defaultdict(list)
@@ -49,6 +50,7 @@ class MemoryTables:
     def delete(self, job: JobRecord) -> None:
         del self._jobs[job.id]
         self._events.pop(job.id, None)
+        self._messages.pop(job.id, None)
 
     def get(self, id: int) -> JobRecord | None:
         return self._jobs.get(id)
@@ -191,6 +193,17 @@ class MemoryTables:
     def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
         events = self._events.get(id, ())
         return [(number, event) for number, event in events if number > after][:limit]
+
+    def put_message(self, id: int, number: int, key: str | None, taken: bool, message: str) -> None:
+        self._messages.setdefault(id, {})[number] = number, key, taken, message
+
+    def messages(self, id: int, after: int, limit: int) -> list[tuple[int, str | None, bool, str]]:
+        messages = self._messages.get(id, {}).values()
+        return [message for message in messages if message[0] > after][:limit]
+
+    def drop_untaken(self, id: int) -> None:
+        messages = self._messages.get(id, {}).values()
+        self._messages[id] = {message[0]: message for message in messages if message[2]}
 
     def all_live(self) -> Iterable[JobRecord]:
         alive = [job for job in self._jobs.values() if job.state not in ENDED]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
 from .._contract.errors import PayloadError
+from .._contract.protocol import EVENT_BYTES
 
 LONGEST_TRACEBACK: Final = 16_000
 LONGEST_MESSAGE: Final = 4_000
@@ -31,6 +33,19 @@ def encode(what: str, value: object, max_bytes: float) -> str:
         raise PayloadError(
             f"{what} has {size} bytes of JSON, and the store's max_payload is {max_bytes}"
         )
+    return text
+
+
+def small(what: str, value: object) -> str:
+    """Return the JSON text of an event or a message.
+
+    Raises:
+      PayloadError: if ``value`` is not JSON, or larger than `EVENT_BYTES`.
+    """
+    text = encode(what, value, math.inf)
+    size = len(text.encode())
+    if size > EVENT_BYTES:
+        raise PayloadError(f"{what} has {size} bytes of JSON, more than {EVENT_BYTES}")
     return text
 
 

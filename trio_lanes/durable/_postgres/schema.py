@@ -24,7 +24,7 @@ from .._contract.errors import StoreError, StoreVersionError
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
@@ -131,6 +131,7 @@ CREATE TABLE jobs (
     checkpoint text,
     outcome text,
     error text,                     -- the type of the error of a dead or failed job
+    sent bigint NOT NULL DEFAULT 0,    -- the number of the last message
     emitted bigint NOT NULL DEFAULT 0, -- the number of the last event
     history text NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
     submitted_at double precision NOT NULL
@@ -163,6 +164,23 @@ BEGIN
 END $$;
 CREATE TRIGGER forget_events AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.emitted > 0)
     EXECUTE FUNCTION forget_events();
+
+CREATE TABLE messages (
+    job bigint NOT NULL,
+    number bigint NOT NULL,
+    key text,
+    taken boolean NOT NULL,             -- whether a run of the job has taken it
+    told text NOT NULL,                 -- JSON
+    PRIMARY KEY (job, number)
+);
+CREATE FUNCTION forget_messages() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM messages WHERE job = OLD.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_messages AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.sent > 0)
+    EXECUTE FUNCTION forget_messages();
 
 CREATE TABLE counts (               -- of jobs that have not ended
     lane text NOT NULL,
@@ -251,6 +269,25 @@ BEGIN
 END $$;
 CREATE TRIGGER forget_events AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.emitted > 0)
     EXECUTE FUNCTION forget_events();
+""",
+    5: """
+ALTER TABLE jobs ADD COLUMN sent bigint NOT NULL DEFAULT 0;
+CREATE TABLE messages (
+    job bigint NOT NULL,
+    number bigint NOT NULL,
+    key text,
+    taken boolean NOT NULL,             -- whether a run of the job has taken it
+    told text NOT NULL,                 -- JSON
+    PRIMARY KEY (job, number)
+);
+CREATE FUNCTION forget_messages() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM messages WHERE job = OLD.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_messages AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.sent > 0)
+    EXECUTE FUNCTION forget_messages();
 """,
 }
 """By schema version, the script that makes the next version."""

@@ -254,6 +254,27 @@ class SmallTables:
             )
             self._old_events.clear()
 
+    # ---- messages
+
+    def put_message(self, id: int, number: int, key: str | None, taken: bool, message: str) -> None:
+        self._small_writes += 1
+        self._execute(
+            "INSERT INTO messages VALUES (%s, %s, %s, %s, %s)"
+            " ON CONFLICT (job, number) DO UPDATE SET taken = excluded.taken",
+            (id, number, key, taken, message),
+        )
+
+    def messages(self, id: int, after: int, limit: int) -> list[tuple[int, str | None, bool, str]]:
+        statement = (
+            "SELECT number, key, taken, told FROM messages WHERE job = %s AND number > %s"
+            " ORDER BY number LIMIT %s"
+        )
+        return self._execute(statement, (id, after, limit)).fetchall()
+
+    def drop_untaken(self, id: int) -> None:
+        self._small_writes += 1
+        self._execute("DELETE FROM messages WHERE job = %s AND NOT taken", (id,))
+
     # ---- marks of rates
 
     def marks(self, meter: str) -> Sequence[tuple[float, int]]:

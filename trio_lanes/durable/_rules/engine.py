@@ -419,6 +419,11 @@ class Engine(Queues):
         job = self._run_of(instance, id, fence)
         return None if job is None else talk.emit(self, job, event)
 
+    def receive(self, instance: str, id: int, fence: int, after: int) -> tuple[int, str] | bool:
+        """Take the next message to a run; True: there is none yet; False: the run is lost."""
+        job = self._run_of(instance, id, fence)
+        return False if job is None else talk.receive(self, job, after) or True
+
     def lend_slot(self, instance: str, id: int, fence: int) -> bool:
         """Free the slot of a run; False if the fence is no longer the run's."""
         job = self._run_of(instance, id, fence)

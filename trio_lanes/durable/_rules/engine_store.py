@@ -247,6 +247,40 @@ class EngineStore(ABC):
             ticket, lambda engine: engine.emit(me, id, fence, event), Hints(ticket, ids=[id])
         )
 
+    async def send(
+        self, session: str | None, id: int | None, message: str, key: str | None, ticket: str
+    ) -> tuple[int, int] | str:
+        def act(engine: Engine) -> tuple[int, int] | str:
+            if session is not None:
+                job = orders.running(engine, session)
+            else:
+                job = None if id is None else engine.known(id)
+            return talk.send(engine, job, message, key)
+
+        told = await self._once(ticket, act)
+        return told if isinstance(told, str) else (told[0], told[1])
+
+    async def sent(self, id: int, number: int) -> bool:
+        while True:
+            with self._waiting(id) as waiter:
+                taken = await self._read(lambda queues: talk.sent(queues, id, number))
+                if taken is not None:
+                    return taken
+                await waiter.seen.wait()
+
+    async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:
+        me = self.instance
+        while True:
+            with self._waiting(id) as waiter:
+                found = await self._transact(
+                    lambda engine: engine.receive(me, id, fence, after), Hints(ids=[id])
+                )
+                if not isinstance(found, bool):
+                    return found
+                if not found:
+                    return None
+                await waiter.seen.wait()
+
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         while True:
             with self._waiting(id) as waiter:  # before it reads: an event may come meanwhile

@@ -61,6 +61,8 @@ class JobRecord:
     outcome: str | None = None
     error: str | None = None
     """The type of the error of a dead or failed job; of every other job None."""
+    sent: int = 0
+    """The number of the last message to the job."""
     emitted: int = 0
     """The number of the job's last event."""
     history: str = ""

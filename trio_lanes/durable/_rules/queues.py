@@ -106,7 +106,14 @@ class Queues:
     def advance(self, job: JobRecord, state: DurableState, **changes: object) -> None:
         """Change a job's state. No other function does that."""
         check_transition(job.state, state)
+        if job.sent and job.state is RUNNING:
+            self._drop_untaken(job)
         self.tables.update(job, state=state, **changes)
+
+    def _drop_untaken(self, job: JobRecord) -> None:
+        """Delete the messages to a job that its run, which ends, has not taken; see `talk`."""
+        self.tables.drop_untaken(job.id)
+        self.ended.append((job.id, None))
 
     def leave(
         self,

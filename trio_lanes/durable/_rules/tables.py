@@ -123,6 +123,15 @@ class Tables(Protocol):
     def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
         """Return the first events of a job with numbers above ``after``, in order."""
 
+    # ---- messages
+    def put_message(self, id: int, number: int, key: str | None, taken: bool, message: str) -> None:
+        """Add or change a message to a job; messages are deleted with the job."""
+
+    def messages(self, id: int, after: int, limit: int) -> list[tuple[int, str | None, bool, str]]:
+        """Return messages to a job with numbers above ``after``: (number, key, taken, message)."""
+
+    def drop_untaken(self, id: int) -> None: ...
+
     # ---- sums
     def waiting_for(self, lane: str) -> int:
         """Return how many jobs of a lane are waiting or parked."""

@@ -12,11 +12,10 @@ import trio
 from ... import JobCancelledError
 from ... import current_job as _current_core_job
 from ..._config import check as _check
-from .._contract.errors import PayloadError
-from .._contract.protocol import EVENT_BYTES, Store
+from .._contract.protocol import Store
 from .._contract.records import Claim, QueuedJob
 from .._contract.tickets import new_ticket
-from .._options.json_text import decode, encode
+from .._options.json_text import decode, encode, small
 from .deadlock import Wait
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ class DurableRun:
         self._job: Job[Any] | None = None  # the core's job that runs the handler
         self._cancelled = False  # whether the store has recorded its cancellation
         self._lending = 0  # how many tasks are in `yield_slot`
+        self._received = 0  # the number of the last message that it has taken
+        self._receiving = False  # whether a task waits for a message
         self._given_up = False  # whether its instance gives the job back
 
     def __repr__(self) -> str:
@@ -153,15 +154,45 @@ class DurableRun:
           StoreUnavailableError: if the store could not keep it.
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
-        text = encode("an event", event, self._store.max_payload)
-        if len(text.encode()) > EVENT_BYTES:
-            raise PayloadError(
-                f"an event has {len(text.encode())} bytes of JSON, more than {EVENT_BYTES}"
-            )
+        text = small("an event", event)
         number = await self._store.emit(self.id, self.fence, text, new_ticket())
         if number is None:
             await self._lost()
         return number
+
+    def messages(self) -> AsyncIterator[Any]:
+        """Return an async iterator that takes the messages of `DurableLanes.send` to this run.
+
+        ::
+
+            async for message in run.messages():
+                history.append(message)
+
+        It waits for further messages until it is cancelled. It begins with the messages that an
+        earlier run of this job has taken; if this run iterates a second time, it goes on where it
+        was. Each step is a checkpoint. When the run ends, messages that it has not taken are
+        refused, and their senders know it.
+
+        Raises:
+          trio.BusyResourceError: if another task of this run is taking messages.
+          StoreUnavailableError: if the store could not be asked.
+          JobCancelledError: if this run was lost, and the code is shielded from cancellation.
+        """
+        return _Messages(self)
+
+    async def _receive(self) -> Any:
+        if self._receiving:
+            await trio.lowlevel.checkpoint()
+            raise trio.BusyResourceError("another task of this run is taking messages")
+        self._receiving = True
+        try:
+            found = await self._store.receive(self.id, self.fence, self._received)
+        finally:
+            self._receiving = False
+        if found is None:
+            await self._lost()
+        self._received, text = found
+        return decode(text)
 
     def progress(self) -> None:
         """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""
@@ -207,6 +238,20 @@ class DurableRun:
         self._job.cancel(_LOST)
         await trio.lowlevel.checkpoint()
         raise JobCancelledError(_LOST)
+
+
+@final
+class _Messages:
+    """The messages to a run. It is no generator, so a task that stops early need not close it."""
+
+    def __init__(self, run: DurableRun) -> None:
+        self._run: Final = run
+
+    def __aiter__(self) -> _Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self._run._receive()
 
 
 def current_job() -> DurableRun | None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -90,6 +90,7 @@ CREATE TABLE jobs (
     checkpoint TEXT,
     outcome TEXT,
     error TEXT,                 -- the type of the error of a dead or failed job
+    sent INTEGER NOT NULL DEFAULT 0,     -- the number of the last message
     emitted INTEGER NOT NULL DEFAULT 0,  -- the number of the last event
     history TEXT NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
     submitted_at REAL NOT NULL
@@ -113,6 +114,18 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 CREATE TRIGGER forget_events AFTER DELETE ON jobs WHEN old.emitted > 0 BEGIN
     DELETE FROM events WHERE job = old.id;
+END;
+
+CREATE TABLE messages (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    key TEXT,
+    taken INTEGER NOT NULL,     -- 1: a run of the job has taken it
+    told TEXT NOT NULL,         -- JSON
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+CREATE TRIGGER forget_messages AFTER DELETE ON jobs WHEN old.sent > 0 BEGIN
+    DELETE FROM messages WHERE job = old.id;
 END;
 
 CREATE TABLE counts (           -- of jobs that have not ended
@@ -205,6 +218,20 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 CREATE TRIGGER forget_events AFTER DELETE ON jobs WHEN old.emitted > 0 BEGIN
     DELETE FROM events WHERE job = old.id;
+END;
+""",
+    8: """
+ALTER TABLE jobs ADD COLUMN sent INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE messages (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    key TEXT,
+    taken INTEGER NOT NULL,     -- 1: a run of the job has taken it
+    told TEXT NOT NULL,         -- JSON
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+CREATE TRIGGER forget_messages AFTER DELETE ON jobs WHEN old.sent > 0 BEGIN
+    DELETE FROM messages WHERE job = old.id;
 END;
 """,
 }

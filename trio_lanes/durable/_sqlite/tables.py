@@ -477,6 +477,21 @@ class SqliteTables(SmallTables):
             (id, after, limit),
         ).fetchall()
 
+    def put_message(self, id: int, number: int, key: str | None, taken: bool, message: str) -> None:
+        self._write(
+            "REPLACE INTO messages VALUES (?, ?, ?, ?, ?)", (id, number, key, taken, message)
+        )
+
+    def messages(self, id: int, after: int, limit: int) -> list[tuple[int, str | None, bool, str]]:
+        return self._execute(
+            "SELECT number, key, taken, told FROM messages WHERE job = ? AND number > ?"
+            " ORDER BY number LIMIT ?",
+            (id, after, limit),
+        ).fetchall()
+
+    def drop_untaken(self, id: int) -> None:
+        self._write("DELETE FROM messages WHERE job = ? AND taken = 0", (id,))
+
     def all_live(self) -> Iterable[JobRecord]:
         self._flush()
         return self._rows.stream(f"{_LIVE} ORDER BY session, place, id")

@@ -20,7 +20,7 @@ ORDER: Final = (
     "claims",  # which jobs an instance may run
     "instances",  # leases, and what becomes of the jobs of the dead
     "step",  # finish and claim; acts of one run
-    "talk",  # events of runs
+    "talk",  # events of runs, and messages to them
     "select",  # which jobs a listing or an order is for
     "orders",  # cancel, clear, pause, resume, configure, requeue, purge
     "look",  # inspection

@@ -292,13 +292,33 @@ class ValkeyStore:
         return number
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
+        (found,) = await self._told_of(id, "events", str(id), str(after))
+        return None if found is None else list(text.pairs_of(found))
+
+    async def send(
+        self, session: str | None, id: int | None, message: str, key: str | None, ticket: str
+    ) -> tuple[int, int] | str:
+        to = text.optional(session), "" if id is None else str(id)
+        told = await self._call("send", ticket, *to, message, text.optional(key))
+        return str(told[0]) if len(told) == 1 else (int(told[0]), int(told[1]))
+
+    async def sent(self, id: int, number: int) -> bool:
+        (taken,) = await self._told_of(id, "sent", str(id), str(number))
+        return bool(taken)
+
+    async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:
+        arguments = self.instance, str(id), str(fence), str(after)
+        number, *message = await self._told_of(id, "receive", *arguments)
+        return None if number is None else (int(number), str(message[0]))
+
+    async def _told_of(self, id: int, verb: str, *arguments: str) -> Sequence[Any]:
+        """Make a call that has no answer until there is news of a job."""
         while True:
             waiter = self._waiters.add(id)
             try:
-                told = await self._call("events", str(id), str(after))
+                told = await self._call(verb, *arguments)
                 if told:
-                    (found,) = told
-                    return None if found is None else list(text.pairs_of(found))
+                    return told
                 await waiter.seen.wait()
             finally:
                 self._waiters.remove(id, waiter)

@@ -259,6 +259,18 @@ class ServedStoreClient(Store):
     async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
         return await self._ask("emit", id, fence, event, ticket)  # type: ignore[no-any-return]
 
+    async def send(
+        self, session: str | None, id: int | None, message: str, key: str | None, ticket: str
+    ) -> tuple[int, int] | str:
+        told = await self._ask("send", session, id, message, key, ticket)
+        return told  # type: ignore[no-any-return]
+
+    async def sent(self, id: int, number: int) -> bool:
+        return bool(await self._ask_until("sent", id, number))
+
+    async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:
+        return await self._ask_until("receive", id, fence, after)  # type: ignore[no-any-return]
+
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         return await self._ask_until("events", id, after)  # type: ignore[no-any-return]
 
@@ -266,7 +278,10 @@ class ServedStoreClient(Store):
         return await self._ask_until("wait", id)  # type: ignore[no-any-return]
 
     async def _ask_until(self, verb: str, *arguments: Any) -> Any:
-        """Make a call that waits and changes nothing, again and again until it has an answer."""
+        """Make a call that waits, again and again until it has an answer.
+
+        It changes nothing, or gives the same answer when it is asked again.
+        """
         while True:
             number = self._next_number()
             call = _Call(encode([number, self._instance, verb, arguments]))

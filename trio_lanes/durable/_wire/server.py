@@ -24,14 +24,14 @@ WAITED_FOR: Final = 20.0
 """Seconds after which a wait for a job is answered, so that it is asked again."""
 NOT_YET: Final = "not yet"
 """The answer to a wait for a job that has not ended."""
-WAITS: Final = frozenset({"wait", "events"})
+WAITS: Final = frozenset({"wait", "events", "sent", "receive"})
 VERBS: Final = frozenset(
     {
         *("join", "leave", "beat", "enqueue", "step", "checkpoint"),
         *("take", "lend_slot", "regain_slot", "queue"),
         *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
-        *("blocked_by", "running", "check", "emit", *WAITS),
+        *("blocked_by", "running", "check", "emit", "send", *WAITS),
     }
 )
 
@@ -95,10 +95,10 @@ class _Connection:
     async def _do(self, number: int, me: str, verb: str, arguments: tuple[Any, ...]) -> None:
         try:
             assert verb in VERBS, verb
+            self._store.instance = me  # a call reads it before it waits for anything
             if verb in WAITS:
                 answer = await self._wait(verb, arguments)
             else:
-                self._store.instance = me  # a call reads it before it waits for anything
                 answer = await getattr(self._store, verb)(*arguments)
         except Exception as error:
             answer = _answer_for(error, verb)

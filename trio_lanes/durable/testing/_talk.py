@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import trio
+import trio.testing
 
 from .. import (
     DurableLanes,
@@ -125,6 +126,109 @@ class TalkStories:
             while found := await store.store.events(id, numbers[-1]):
                 numbers += [number for number, _ in found]
             assert numbers[1:] == list(range(6, EVENTS_KEPT + 6))
+            await store.leave()
+
+    @story
+    async def test_a_message_is_taken_by_the_run_of_a_session_on_any_instance(
+        self, bench: Bench
+    ) -> None:
+        async def listen(payload: Any) -> list[Any]:
+            run = current_job()
+            assert run is not None
+            messages = run.messages()
+            while bench.log[-1:] != ["stop"]:
+                bench.log.append(await anext(messages))
+            return bench.log
+
+        results: dict[Any, Any] = {}
+
+        async def send(lanes: DurableLanes, to: Any, message: Any, key: str | None) -> None:
+            results[message, key] = (await lanes.send(to, message, key=key)).reason
+
+        async with (
+            bench.lanes(handlers={"listen": listen}) as lanes,
+            bench.lanes(worker=False) as elsewhere,
+            trio.open_nursery() as nursery,
+        ):
+            assert (await elsewhere.send("alice", 1)).reason == "no_active_run"
+            job = await lanes.submit("listen", session="alice")
+            await bench.settle(lanes)
+            for to, message, key in (
+                *(("alice", "a", None), (job.id, "b", "k"), ("session:alice", "b", "k")),
+                ("alice", "c", None),
+            ):
+                nursery.start_soon(send, elsewhere, to, message, key)
+                for _ in range(3):
+                    await bench.advance(1, lanes)
+            assert bench.log == ["a", "b", "c"]
+            assert results == {("a", None): None, ("b", "k"): None, ("c", None): None}
+            assert not results["a", None]
+            assert await lanes.send(job.id, "stop")
+            assert await job.wait() == ["a", "b", "c", "stop"]
+            assert (await lanes.send(job.id, "late")).reason == "no_active_run"
+            assert (await lanes.send(10**400, "nobody")).reason == "no_active_run"
+            for bad in ({"message": object()}, {"message": "x" * EVENT_BYTES}):
+                with bench.raises(PayloadError):
+                    await lanes.send("alice", **bad)
+            with bench.raises(ValueError):
+                await lanes.send("alice", 1, key="")
+
+    @story
+    async def test_one_task_of_a_run_takes_messages_at_a_time(self, bench: Bench) -> None:
+        async def listen(payload: Any) -> str:
+            run = current_job()
+            assert run is not None
+
+            async def take() -> None:
+                await anext(run.messages())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                await trio.testing.wait_all_tasks_blocked()
+                with bench.raises(trio.BusyResourceError):
+                    await anext(run.messages())
+                nursery.cancel_scope.cancel()
+            return str(await anext(run.messages()))
+
+        async with bench.lanes(handlers={"listen": listen}) as lanes:
+            job = await lanes.submit("listen")
+            await bench.settle(lanes)
+            assert await lanes.send(job.id, "hello")
+            assert await job.wait() == "hello"
+
+    @story
+    async def test_what_a_run_took_the_next_run_takes_again_and_the_rest_is_refused(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            (id,) = await store.enqueue([SubmittedJob(name="echo", session="s")])
+            inner = store.store
+            assert await inner.send(None, id, "1", None, ticket()) == "no_active_run"
+            (first,) = (await store.step([], 1)).claims
+            mine = ticket()
+            assert await inner.send("s", None, '"a"', None, mine) == (id, 1)
+            assert await inner.send("s", None, '"a"', None, mine) == (id, 1)
+            assert await inner.send(None, id, '"b"', "k", ticket()) == (id, 2)
+            assert await inner.send(None, id, '"b"', "k", ticket()) == (id, 2)
+            assert await inner.send(None, id, '"c"', None, ticket()) == (id, 3)
+            assert await inner.receive(id, first.fence + 1, 0) is None
+            assert await inner.receive(id, first.fence, 0) == (1, '"a"')
+            assert await inner.receive(id, first.fence, 0) == (1, '"a"')
+            assert await inner.receive(id, first.fence, 1) == (2, '"b"')
+            (second,) = (await store.step([Finish(id, first.fence, Released())], 1)).claims
+            assert [await inner.sent(id, n) for n in (1, 2, 3)] == [True, True, False]
+            assert await inner.send(None, id, '"d"', None, ticket()) == (id, 4)
+            assert await inner.receive(id, first.fence, 0) is None
+            assert await inner.receive(id, second.fence, 0) == (1, '"a"')
+            assert await inner.receive(id, second.fence, 1) == (2, '"b"')
+            assert await inner.receive(id, second.fence, 2) == (4, '"d"')
+            assert await inner.send(None, id, '"e"', None, ticket()) == (id, 5)
+            await store.step([Finish(id, second.fence, Succeeded("1"))], 0)
+            assert await inner.sent(id, 4)
+            assert not await inner.sent(id, 5)
+            assert not await inner.sent(10**9, 1)
             await store.leave()
 
 

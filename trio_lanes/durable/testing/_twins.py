@@ -78,7 +78,7 @@ RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
-    *("emit", "emit", "events"),
+    *("emit", "emit", "events", "send", "send", "sent"),
     *("take", "take", "withdraw"),
     *("cancel", "abort", "clear", "pause", "resume", "configure"),
     *("requeue", "requeue many", "purge", "list"),
@@ -160,6 +160,7 @@ class _Life:
         self.claims: list[int] = []  # places in `_Twin.fences` of claims that may still run
         self.jobs: dict[int, int] = {}  # {place of a claim: place of its job}
         self.last: tuple[int, list[int], Any, int] | None = None
+        self.messages: list[tuple[int, int]] = []  # (place of a job, number)
         self.wrong: list[str] = []
         self.told: list[str] = []
 
@@ -360,6 +361,45 @@ class _Life:
         event = str(self.chance.randrange(9))
         ticket = f"emit {len(self.told)}"
         await self._of_claim("emit", lambda store, id, fence: store.emit(id, fence, event, ticket))
+
+    async def do_send(self) -> None:
+        chance = self.chance
+        message, key = str(chance.randrange(9)), chance.choice((None, "m1", "m2"))
+        ticket, to = f"send {len(self.told)}", chance.choice(("a", "b", "c"))
+        run = self.jobs[chance.choice(self.claims)] if self.claims else None
+
+        async def send(twin: _Twin) -> object:
+            session, id = (to, None) if run is None else (None, twin.ids[run])
+            told = await twin.played.store.send(session, id, message, key, ticket)
+            return told if isinstance(told, str) else (twin.job(told[0]), told[1])
+
+        told: Any = await self.both("send", send)
+        if not isinstance(told, str):
+            self.messages.append(told)
+            if chance.random() < 0.6:
+                await self._receive(*told)
+
+    async def _receive(self, job: int, number: int) -> None:
+        """Have the run of a job take a message that was just sent, so that nothing waits."""
+        claims = [claim for claim in self.claims if self.jobs[claim] == job]
+
+        async def receive(twin: _Twin) -> object:
+            fence = twin.fences[claims[-1]] if claims else 0
+            told = await twin.played.store.receive(twin.ids[job], fence, number - 1)
+            return told and tuple(told)
+
+        await self.both("receive", receive)
+
+    async def do_sent(self) -> None:
+        if self.messages:
+            job, number = self.chance.choice(self.messages)
+
+            async def sent(twin: _Twin) -> object:
+                status = await twin.played.store.status(twin.ids[job])
+                waits = status is not None and status.state is DurableState.RUNNING
+                return None if waits else await twin.played.store.sent(twin.ids[job], number)
+
+            await self.both("sent", sent)
 
     async def do_events(self) -> None:
         job = self._place()

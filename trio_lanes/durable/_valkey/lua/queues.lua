@@ -62,7 +62,7 @@ end
 -- `failure`: of a run that failed, {the type of its error, the error in one line}.
 local function end_job(job, state, outcome, attempt, failure)
   if job.state == 'running' then
-    end_run(job, state, failure and failure[2])
+    close_run(job, state, failure and failure[2])
   end
   job.state = state
   finish_attempts(job, attempt or 0)
@@ -82,7 +82,7 @@ end
 
 -- Make a job dead. With the rule `hold` it keeps its place, which closes its session.
 local function mark_dead(job, outcome, attempt, failure, how)
-  end_run(job, how or 'dead', failure[2])
+  close_run(job, how or 'dead', failure[2])
   job.state = 'dead'
   finish_attempts(job, attempt)
   if not (rules().hold and job.session) then
@@ -100,7 +100,7 @@ local function give_back(job, how)
   if job.cancel then
     end_job(job, 'cancelled', job.cancel)
   else
-    end_run(job, how or 'released')
+    close_run(job, how or 'released')
     job.state, job.lent = 'waiting', nil
     list_ready(job, true)
   end
@@ -148,7 +148,7 @@ local function postpone(job, delay, counts, requeue, failure)
     end_job(job, 'cancelled', job.cancel)
     return
   end
-  end_run(job, 'retried', failure)
+  close_run(job, 'retried', failure)
   local leaves = requeue and job.session
   job.state, job.why, job.due = 'parked', 'retry', now + delay
   finish_attempts(job, counts and 1 or 0)

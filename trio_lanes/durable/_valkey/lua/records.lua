@@ -2,7 +2,7 @@
 --
 -- The record of a job is a packed table in the key j:<id>. The texts that may be large have keys of
 -- their own: p:<id> the payload, c:<id> the checkpoint data, o:<id> the outcome; e:<id> is a list of
--- the last events.
+-- the last events, m:<id> a hash of the messages by number.
 --
 -- The indexes are sorted sets. `shown` says in which of them a record is, with which score: they are
 -- a function of the record, so a change of a record changes all of them, and `check` compares them.
@@ -167,7 +167,7 @@ local function forget(job)
   index(job, {})
   count_changes(job, nil, nil)
   call('DEL', ROOT .. 'j:' .. id, ROOT .. 'p:' .. id, ROOT .. 'c:' .. id, ROOT .. 'o:' .. id,
-    ROOT .. 'e:' .. id)
+    ROOT .. 'e:' .. id, ROOT .. 'm:' .. id)
   if job.key and call('GET', ROOT .. 'u:' .. job.key) == id then
     call('DEL', ROOT .. 'u:' .. job.key)
   end

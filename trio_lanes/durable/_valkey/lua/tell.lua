@@ -79,6 +79,26 @@ local function tell_news(job)
   end
 end
 
+-- Delete the messages to a job that its run, which ends, has not taken, and tell their senders.
+local function drop_untaken(job)
+  local key = ROOT .. 'm:' .. job.id
+  local all = call('HGETALL', key)
+  for at = 1, #all, 2 do
+    if not cmsgpack.unpack(all[at + 1]).taken then
+      call('HDEL', key, all[at])
+    end
+  end
+  tell_news(job)
+end
+
+-- End a run: in the history, and for its messages.
+local function close_run(job, how, failure)
+  if job.sent then
+    drop_untaken(job)
+  end
+  end_run(job, how, failure)
+end
+
 -- Have the caller told of the news of a job, and of its end.
 local function listen_to(job)
   local key = ROOT .. 'q:' .. job.id

@@ -1,0 +1,55 @@
+"""The edges of what runs say, and of what is said to them."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_lanes.durable import MemoryStore, current_job, open_durable_lanes
+from trio_lanes.durable._rules import talk
+from trio_lanes.durable._rules.history import begun, ended, forgiven, place
+
+
+async def test_a_job_that_has_its_fill_of_messages_gets_no_more(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async def listen(payload: object) -> list[object]:
+        run = current_job()
+        assert run is not None
+        messages = run.messages()
+        heard = [await anext(messages) for _ in range(2)]
+        await trio.sleep(1)
+        return heard
+
+    monkeypatch.setattr(talk, "MESSAGES_KEPT", 2)
+    async with open_durable_lanes(MemoryStore(), {"listen": listen}) as lanes:
+        job = await lanes.submit("listen", session="alice")
+        await trio.sleep(0.1)
+        assert await lanes.send("alice", "one")
+        assert await lanes.send(job.id, "two", key="two")
+        assert (await lanes.send("alice", "three")).reason == "not_streaming"
+        assert await lanes.send("alice", "two", key="two")  # it is the second
+        assert await job.wait() == ["one", "two"]
+
+
+async def test_a_message_that_a_run_did_not_take_is_refused_when_it_ends(
+    autojump_clock: MockClock,
+) -> None:
+    async def deaf(payload: object) -> None:
+        await trio.sleep(1)
+
+    async with open_durable_lanes(MemoryStore(), {"deaf": deaf}) as lanes:
+        job = await lanes.submit("deaf", session="alice")
+        await trio.sleep(0.1)
+        result = await lanes.send("alice", "hello")
+        assert (bool(result), result.reason) == (False, "stopped")
+        await job.wait()
+
+
+def test_the_end_of_a_run_that_an_older_version_claimed_leaves_the_history_alone() -> None:
+    assert ended("", "succeeded", 2.0, None) == ""
+
+
+def test_a_run_is_forgiven_by_its_fence() -> None:
+    history = ended(begun("", 1, 7, place("host", 1), 1.0), "crashed", 2.0, None)
+    assert forgiven(history, 8) == history
+    assert '"released"' in forgiven(history, 7)
