@@ -130,6 +130,16 @@ async def test_the_page_is_one_file_that_needs_no_other_place() -> None:
     assert "{{" not in response.text
 
 
+async def test_no_header_repeats_the_host_that_the_client_named() -> None:
+    async with open_server() as url:
+        port = url.rsplit(":", 1)[1].rstrip("/")
+        response = await get(url, host=f"localhost:{port}")
+    assert response.status_code == 200
+    told = " ".join(response.headers.values())
+    assert "localhost" not in told
+    assert port not in told
+
+
 async def test_every_page_has_a_nonce_of_its_own() -> None:
     async with open_server() as url:
         nonces = {re.findall(r'nonce="([\w-]+)"', (await get(url)).text)[0] for _ in range(3)}

@@ -149,6 +149,20 @@ def test_deliveries_are_checked_acknowledged_and_answered_once_and_in_order() ->
         assert commands["content"].startswith("Hello")
 
 
+def test_several_processes_answer_deliveries_once_and_in_order(tmp_path: Path) -> None:
+    several = ("--limit", "4", "--durable", str(tmp_path), "--processes", "2")
+    with Stub() as stub, running(stub, *several) as (_, first):
+        base = str(first.base_url)
+        for event in range(6):
+            for _ in range(2):  # over connections of their own: to any process
+                with httpx2.Client(base_url=base, timeout=PATIENCE) as client:
+                    assert slack(client, event, f"number {event}.").status_code == 200
+        stub.wait(6)
+        time.sleep(0.3)  # for a reply that must not come
+        texts = [body["text"].removeprefix("You said: ") for _, body in stub.replies]
+        assert [text.partition(" (")[0] for text in texts] == [f"number {n}." for n in range(6)]
+
+
 def test_what_is_not_signed_is_refused_and_what_needs_no_answer_gets_none() -> None:
     with Stub() as stub, running(stub) as (_, client):
         assert client.post("hooks/slack", json={"type": "x"}).status_code == 401
