@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,15 @@ PER_SERVER: Final = 4  # calls of one server at once
 TOOLS: Final = {
     name: tool for name, tool in bundled_tools().items() if name in ("time", "calc", "search")
 }
+
+
+@asynccontextmanager
+async def open_toolbox(call_seconds: float, servers: Sequence[str]) -> AsyncIterator[Toolbox]:
+    """Open the bundled tools, and those of servers ``NAME=COMMAND`` or ``NAME=URL``."""
+    async with AsyncExitStack() as stack:
+        toolbox = Toolbox(call_seconds)
+        await toolbox.connect(dict(server.split("=", 1) for server in servers), stack)
+        yield toolbox
 
 
 class Toolbox:

@@ -15,9 +15,11 @@ from trio_lanes.durable import MemoryStore, SqliteStore
 from ..chat_agent.sessions import FailuresTold
 from ..chat_agent.shutdown import run_with_lanes
 from ..chat_agent.web.server import listen
+from ..openai_api.http import Requests
+from ..openai_api.paste import announce
 from .backlog import LANE, Backlog
 from .engine import TURNS
-from .serving import announce, lanes_of, parser, serving
+from .serving import lanes_of, opening, parser, serving
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -25,18 +27,19 @@ async def run(options: argparse.Namespace) -> int:
     listener = listen(options.port)
     jobs = SqliteStore(options.durable / "jobs.db") if options.durable else MemoryStore()
     durable_lanes = {TURNS: options.limit, LANE: math.inf}
+    say, requests = partial(print, file=sys.stderr, flush=True), Requests()
+    async with opening(options) as parts:
 
-    async def work(opened: Lanes, beside: trio.Nursery) -> None:
-        async with serving(
-            options, opened, beside, listener, jobs, Backlog, durable_lanes, math.inf
-        ) as (url, _):
-            announce(url, options)
-            await opened.wait_closing()
+        async def work(opened: Lanes, beside: trio.Nursery) -> None:
+            own = listener, jobs, Backlog, durable_lanes, math.inf
+            async with serving(options, parts, requests, opened, beside, *own):
+                announce(listener, options)
+                await opened.wait_closing()
 
-    say = partial(print, file=sys.stderr, flush=True)
-    return await run_with_lanes(
-        work, lanes_of(options), {}, say=say, grace=options.grace, instruments=[FailuresTold()]
-    )
+        return await run_with_lanes(
+            work, lanes_of(options), {}, say=say, grace=options.grace,
+            instruments=[FailuresTold()], farewell=requests.wait_none,
+        )  # fmt: skip
 
 
 def main() -> int:

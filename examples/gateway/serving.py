@@ -6,10 +6,9 @@ import argparse
 import os
 import secrets
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,12 +25,11 @@ from trio_lanes import LaneConfig, Lanes, RateLimit
 from trio_lanes.agents import JsonlTranscript
 from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
 
-from ..chat_agent.toolbox import PER_SERVER, Toolbox
-from ..chat_agent.upstream import open_upstream
+from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
+from ..chat_agent.upstream import Upstream, open_upstream
 from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
-from ..openai_api.http import Bounded, Refused, full, guarded
-from ..openai_api.paste import PASTE
+from ..openai_api.http import Bounded, Refused, Requests, full, guarded
 from ..openai_api.wire import Answer
 from .asks import Ask
 from .backlog import Backlog
@@ -40,13 +38,17 @@ from .engine import TURNS, Engine
 from .responses import Responses
 from .threads import Threads
 
+Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
 WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply that failed, is kept
 
 
 class Api:
     """The endpoints as an ASGI application."""
 
-    def __init__(self, engine: Engine, hooks: Hooks, backlog: Backlog | None) -> None:
+    def __init__(
+        self, engine: Engine, hooks: Hooks, backlog: Backlog | None, requests: Requests
+    ) -> None:
+        self._requests = requests
         responses = Responses(engine, backlog)
         completions, threads = Completions(engine), Threads(engine)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
@@ -82,7 +84,9 @@ class Api:
         ]
 
     def app(self) -> Starlette:
-        return Starlette(routes=self._routes, middleware=[Middleware(Bounded)])
+        return Starlette(
+            routes=self._routes, middleware=[Middleware(Bounded, requests=self._requests)]
+        )
 
 
 async def answer_text(engine: Engine, session: str, text: str) -> str:
@@ -97,8 +101,23 @@ async def answer_text(engine: Engine, session: str, text: str) -> str:
 
 
 @asynccontextmanager
+async def opening(options: argparse.Namespace) -> AsyncIterator[Parts]:
+    """Open what turns need, also while they are drained: the model, tools, a client, a folder."""
+    key = os.environ.get("OPENAI_API_KEY", "")
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            open_upstream(options.upstream, key, options.model, options.word_delay) as upstream,
+            open_toolbox(options.tool_timeout, options.mcp) as toolbox,
+            httpx2.AsyncClient() as client,
+        ):
+            yield upstream, toolbox, client, options.durable or Path(folder)
+
+
+@asynccontextmanager
 async def serving(
     options: argparse.Namespace,
+    parts: Parts,
+    requests: Requests,
     opened: Lanes,
     beside: trio.Nursery,
     listener: socket.socket,
@@ -106,46 +125,24 @@ async def serving(
     kind: type[Backlog],
     durable_lanes: Mapping[str, float | LaneConfig],
     max_crashes: float,
-) -> AsyncIterator[tuple[str, DurableLanes]]:
-    """Serve on ``listener``; enter with the URL and the durable lanes."""
-    key = os.environ.get("OPENAI_API_KEY", "")
-    async with AsyncExitStack() as stack:
-        folder = options.durable or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        upstream = await stack.enter_async_context(
-            open_upstream(options.upstream, key, options.model, options.word_delay)
-        )
-        toolbox = Toolbox(options.tool_timeout)
-        await toolbox.connect(dict(server.split("=", 1) for server in options.mcp), stack)
-        client = await stack.enter_async_context(httpx2.AsyncClient())
-        store = JsonlTranscript(folder / "conversations")
-        engine = Engine(
-            opened, beside, upstream, toolbox, store, options.turn_timeout, options.gate_timeout
-        )
-        engine.tag = f"_{secrets.token_hex(3)}" if kind.takes_all else ""
-        hooks = Hooks(partial(answer_text, engine), client)
-        backlog = kind(engine, folder / "responses")
-        durable = await stack.enter_async_context(
-            open_durable_lanes(
-                jobs,
-                {"reply": hooks.reply, "respond": backlog.respond},
-                durable_lanes,
-                capacity=float("inf"),
-                max_crashes=max_crashes,
-                result_ttl=WEEK,
-                grace=options.grace,
-            )
-        )
+) -> AsyncIterator[DurableLanes]:
+    """Serve on ``listener``; enter with the durable lanes. Leaving does not end the server."""
+    upstream, toolbox, client, folder = parts
+    store = JsonlTranscript(folder / "conversations")
+    times = options.turn_timeout, options.gate_timeout
+    engine = Engine(opened, beside, upstream, toolbox, store, *times)
+    engine.tag = f"_{secrets.token_hex(3)}" if kind.takes_all else ""
+    hooks = Hooks(partial(answer_text, engine), client)
+    backlog = kind(engine, folder / "responses")
+    async with open_durable_lanes(
+        jobs, {"reply": hooks.reply, "respond": backlog.respond}, durable_lanes,
+        capacity=float("inf"), max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace,
+    ) as durable:  # fmt: skip
         hooks.durable = backlog.durable = durable
         await backlog.recover()
-        api = Api(engine, hooks, backlog if options.durable else None)
-        yield await beside.start(serve, api, listener), durable
-
-
-def announce(url: str, options: argparse.Namespace) -> None:
-    """Say where the gateway is, and what one may paste."""
-    name = options.model if options.upstream else "built-in"
-    line = f"the gateway is at {url}v1 (model: {name}); Ctrl-C ends"
-    print(line, PASTE.format(url=f"{url}v1/"), sep="\n", file=sys.stderr, flush=True)
+        api = Api(engine, hooks, backlog if options.durable else None, requests)
+        await beside.start(serve, api, listener)
+        yield durable
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

@@ -28,7 +28,9 @@ from trio_lanes.durable import DurableLanes
 from ..chat_agent.sessions import FailuresTold
 from ..chat_agent.web.server import HOSTS
 from ..gateway.engine import TURNS
-from ..gateway.serving import announce, lanes_of, parser, serving
+from ..gateway.serving import lanes_of, opening, parser, serving
+from ..openai_api.http import Requests
+from ..openai_api.paste import announce
 from .shared import SharedBacklog
 
 ARGUMENTS: Final = "GATEWAY_ARGUMENTS"  # of each process, in the environment
@@ -69,18 +71,19 @@ async def lanes() -> AsyncIterator[DurableLanes]:
     }
     listener = socket.create_server((HOSTS[0], options.port), reuse_port=True)
     options.rpm = None  # counted in the store
+    requests = Requests()
     async with (
+        opening(options) as parts,
         open_lanes(lanes_of(options), instruments=[FailuresTold()]) as opened,
         trio.open_nursery() as beside,
     ):
-        store = store_named(options.store)
-        async with serving(
-            options, opened, beside, listener, store, SharedBacklog, durable_lanes, MAX_CRASHES
-        ) as (url, durable):
+        own = listener, store_named(options.store), SharedBacklog, durable_lanes, MAX_CRASHES
+        async with serving(options, parts, requests, opened, beside, *own) as durable:
             try:
                 os.close(os.open(Path(folder) / "announced", os.O_CREAT | os.O_EXCL))
-                announce(url, options)
+                announce(listener, options)
             except FileExistsError:  # by another process
                 pass
             yield durable
+            await requests.wait_none()
         beside.cancel_scope.cancel()

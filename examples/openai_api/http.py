@@ -23,6 +23,7 @@ from .wire import Json
 
 logger: Final = logging.getLogger(__name__)
 MAX_BODY: Final = 4_000_000  # bytes
+FAREWELL_SECONDS: Final = 3.0
 MAX_REQUESTS: Final = 2_000  # open at once
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
@@ -177,12 +178,32 @@ async def unless_lost(request: Request, wait: Callable[[], Awaitable[object]]) -
     return done
 
 
+class Requests:
+    """The number of open requests."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._none: Final = trio.lowlevel.ParkingLot()
+
+    def closed(self) -> None:
+        """A request was answered, or its client has left."""
+        self.open -= 1
+        if not self.open:
+            self._none.unpark_all()
+
+    async def wait_none(self) -> None:
+        """Wait until the last answers have reached their clients, for some seconds at most."""
+        with trio.move_on_after(FAREWELL_SECONDS):
+            while self.open:
+                await self._none.park()
+
+
 class Bounded:
     """ASGI middleware: requests of this machine alone, and not too many at once."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, requests: Requests) -> None:
         self._app: Final = app
-        self._open = 0
+        self._requests: Final = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -191,12 +212,12 @@ class Bounded:
             await error(Refused(403, "this gateway is for this machine alone"))(
                 scope, receive, send
             )
-        elif self._open >= MAX_REQUESTS:
+        elif self._requests.open >= MAX_REQUESTS:
             busy = Refused(503, "too many requests are open", retry_after_ms="1000")
             await error(busy)(scope, receive, send)
         else:
-            self._open += 1
+            self._requests.open += 1
             try:
                 await self._app(scope, receive, send)
             finally:
-                self._open -= 1
+                self._requests.closed()

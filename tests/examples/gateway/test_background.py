@@ -6,7 +6,9 @@ import json
 import os
 import random
 import signal
+import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,26 @@ def test_a_request_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None
         (tmp_path / "responses").rename(tmp_path / "gone")
         (tmp_path / "responses").touch()  # nothing can be stored
         assert client.post("responses", json=body).status_code == 503
+
+
+@pytest.mark.parametrize("several", [(), ("--processes", "2")])
+def test_a_drain_lets_the_last_answers_reach_their_clients(
+    tmp_path: Path, several: tuple[str, ...]
+) -> None:
+    command = (*OPTIONS[:-1], "60", "--durable", str(tmp_path), *several)
+    with program(*command, announces="the gateway is at ") as (process, url):
+
+        def ask(stream: bool) -> bool:
+            body = {"input": "slow 2", "stream": stream}
+            return (
+                '"status":"completed"'
+                in httpx2.post(f"{url}/responses", json=body, timeout=120).text
+            )
+
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(ask, stream) for stream in (True, False)]
+            while len([*(tmp_path / "conversations").glob("*")]) < 2:
+                time.sleep(0.05)  # both turns have begun
+            process.send_signal(signal.SIGINT)
+            assert [one.result() for one in asked] == [True, True]
+        assert process.wait(timeout=120) == 0
