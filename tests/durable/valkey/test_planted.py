@@ -1,0 +1,87 @@
+"""Faults that are put into the script: the suite or the comparison of two stores finds each."""
+
+from pathlib import Path
+
+import pytest
+
+from trio_lanes.durable import ValkeyStore
+from trio_lanes.durable._valkey.script import Script
+from trio_lanes.testing import compare_stores, durable_store_suite
+
+from ..test_conformance import memory
+from .clock import SCRIPT
+from .place import Place
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+
+FAULTS = {
+    "a lent slot is not free": (
+        "    if not job.lent then\n      at[",
+        "    if true then\n      at[",
+    ),
+    "a run that is given back goes to the tail": ("list_ready(job, true)", "list_ready(job)"),
+    "a crash is not counted": ("job.crashes = (job.crashes or 0) + 1", "job.crashes = 0"),
+    "a lane has one slot too many": (
+        "local free = (self.limit(lane).c or huge) -",
+        "local free = 1 + (self.limit(lane).c or huge) -",
+    ),
+    "the next head of a session is not listed": (
+        "  tell_ended(job, outcome)\n  list_next_head(job.session)\nend\n\n-- Make a job dead",
+        "  tell_ended(job, outcome)\nend\n\n-- Make a job dead",
+    ),
+    "the fence of a finish is not compared": (
+        "job.state == 'running' and job.fence == fence then\n    return job",
+        "job.state == 'running' then\n    return job",
+    ),
+    "a recorded cancellation is forgotten": (
+        "  if job.cancel then\n    end_job(job, 'cancelled', job.cancel)\n  else",
+        "  if false then\n    end_job(job, 'cancelled', job.cancel)\n  else",
+    ),
+    "the number of a step is forgotten": ("if number <= info.number then", "if false then"),
+    "a ticket is not remembered": (
+        "  if text then\n    if verb ==",
+        "  if false then\n    if verb ==",
+    ),
+    "a delayed job is due too early": (
+        "'parked', now + item.delay, 'delay'",
+        "'parked', now + item.delay / 2, 'delay'",
+    ),
+}
+
+
+FOUND_BY_SUITE = {
+    "a run that is given back goes to the tail": "test_the_runs_of_a_crash_go_before_waiting_jobs",
+    "the fence of a finish is not compared": (
+        "test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more"
+    ),
+}
+"""The story that fails; every other fault is found by the comparison."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_script_is_found(server: Server, fault: str) -> None:
+    right, wrong = FAULTS[fault]
+    assert SCRIPT.text.count(right) == 1
+    place = Place()
+    place.server = server
+
+    def store(folder: Path) -> ValkeyStore:
+        made = place.store(folder)
+        made._script = Script(SCRIPT.text.replace(right, wrong))
+        return made
+
+    def differ(seed: int) -> list[str]:
+        clock = place.clock
+        return compare_stores(memory(), store, seed=seed, clock=clock)  # type: ignore[arg-type]
+
+    try:
+        if fault in FOUND_BY_SUITE:
+            clock = place.clock
+            suite = durable_store_suite(store, clock=clock, pause=0.01)  # type: ignore[arg-type]
+            with pytest.RaisesGroup(AssertionError, flatten_subgroups=True, allow_unwrapped=True):
+                getattr(suite(), FOUND_BY_SUITE[fault])()
+        else:
+            assert any(differ(seed) for seed in range(20))
+    finally:
+        place.close()
