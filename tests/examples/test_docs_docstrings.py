@@ -92,6 +92,16 @@ async def tool(emit: Callable[[object], Awaitable[None]]) -> int:
     return 5
 
 
+class DurableTalk:
+    """The events of a job that has ended, and the messages to a run that is lost."""
+
+    async def events(self, *, after: int) -> AsyncIterator[tuple[int, object]]:
+        yield after + 1, "half of it"
+
+    async def messages(self) -> AsyncIterator[object]:
+        yield "and quickly"
+
+
 def answered_gate(lanes: trio_lanes.Lanes, calls: list[ToolCall]) -> ActionGate:
     """A gate, and somebody elsewhere who answers after a while."""
     gate = ActionGate(calls)
@@ -136,6 +146,9 @@ def names(where: str, lanes: trio_lanes.Lanes) -> dict[str, Any]:
     if where.startswith("trio_lanes.durable"):
         taken["answer"] = lambda payload: reply(payload["text"])
         taken["SqliteStore"] = lambda path: MemoryStore()  # a file takes real time
+        taken |= {"run": DurableTalk(), "history": [], "last_seen": 0}
+    if where.startswith("trio_lanes.durable.DurableJob.events"):
+        taken["lanes"] = SimpleNamespace(job=lambda id: DurableTalk())
     return taken
 
 
