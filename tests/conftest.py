@@ -18,6 +18,7 @@ Trio offers no public way to this. Two private names are touched, here and in `s
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 import hypothesis
@@ -30,6 +31,10 @@ from tests.support.chaos import examples
 # the addresses of objects. With it they are sorted by age, then shuffled: every order comes up, and
 # comes back with its seed. (pytest-trio sets it too, where Hypothesis is installed.)
 trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True
+
+# A shell lets a command in the background ignore SIGINT. Tests send it, to themselves too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
