@@ -17,7 +17,7 @@ from trio_lanes import LaneError, LanesClosedError
 from trio_lanes.agents import Receipt, WhenBusy
 from trio_lanes.durable import DurableJob, DurableLanes, DurableState, NoRetry, Retry
 
-from ..openai_api.log import EventLog
+from ..openai_api.log import EventLog, Found
 from ..openai_api.wire import Answer
 from .asks import Ask
 from .engine import Engine
@@ -39,7 +39,7 @@ class Backlog:
         self._engine: Final = engine
         self._folder: Final = folder
         self._beginning: Final = trio.Lock()
-        self._followed: Final[dict[str, Answer]] = {}  # responses of other processes
+        self._followed: Final[dict[str, tuple[Answer, Found]]] = {}  # of other processes
 
     async def accept(self, ask: Ask, mode: WhenBusy | None, group: str | None) -> Answer:
         """Accept a request, and give it its place; raise as `Engine.post`, having kept nothing."""

@@ -91,7 +91,9 @@ class SharedBacklog(Backlog):
     def find(self, id: str) -> Answer | None:
         """Return a response of any process."""
         if id in self._followed:
-            return self._followed[id]
+            followed, found = self._followed[id]
+            self._learn(followed, found)  # its client may have read more at another process
+            return followed
         answer = super().find(id)
         return answer if answer is None or answer.ended.is_set() else self._follow(answer)
 
@@ -101,25 +103,29 @@ class SharedBacklog(Backlog):
         """Have this response tell what its file tells, until it ends."""
         start_soon = self._engine.nursery.start_soon
         answer.stop = lambda reason: start_soon(self._cancel, answer, reason)
-        self._followed[answer.id] = answer
+        self._followed[answer.id] = answer, Found()
         start_soon(self._read_on, answer)
         return answer
 
     async def _read_on(self, answer: Answer) -> None:
-        log, found = EventLog(self._folder, answer.id), Found()
+        _, found = self._followed[answer.id]
         ends: list[tuple[str, str]] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._wait_job, answer, ends)
             while not answer.ended.is_set():
                 last_look = bool(ends)
-                for event in log.read(found).events[answer.feed.last + 1 :]:
-                    answer.learn(event)
+                self._learn(answer, found)
                 if last_look and not answer.ended.is_set():  # its job has ended without a word
-                    log.record(answer)
+                    EventLog(self._folder, answer.id).record(answer)
                     answer.end(*ends[0])
                 await trio.sleep(LOOK_SECONDS)
             nursery.cancel_scope.cancel()
         del self._followed[answer.id]
+
+    def _learn(self, answer: Answer, found: Found) -> None:
+        """Take in the events that the file has and the response lacks."""
+        for event in EventLog(self._folder, answer.id).read(found).events[answer.feed.last + 1 :]:
+            answer.learn(event)
 
     async def _wait_job(self, answer: Answer, ends: list[tuple[str, str]]) -> None:
         """Wait until the job of the turn has ended; add the end that the response then has."""
