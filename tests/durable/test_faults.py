@@ -345,13 +345,15 @@ async def test_a_file_that_is_no_database_is_refused_and_untouched(
     await refused(path, StoreError, "damaged, or is not a store")
 
 
-@pytest.mark.parametrize("place", ["a page", "its end"])
+@pytest.mark.parametrize("place", ["a page", "its end", "the length of its free list"])
 async def test_a_damaged_file_is_refused_and_untouched(tmp_path: Path, place: str) -> None:
     path = tmp_path / "jobs.db"
     await used(path)
     content = bytearray(path.read_bytes())
     if place == "a page":
         content[4096:-4096:3] = b"\xff" * len(content[4096:-4096:3])
+    elif place == "the length of its free list":
+        content[36:40] = (5).to_bytes(4)
     else:
         del content[len(content) // 2 :]
     path.write_bytes(content)

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples, number
-from trio_lanes.durable import JobDeadError
+from trio_lanes.durable import CheckReport, JobDeadError, MemoryStore
 from trio_lanes.durable.testing import _life
 from trio_lanes.testing import (
     NO_FAULTS,
@@ -130,6 +130,16 @@ async def test_a_life_reports_a_broken_rule(
 @pytest.mark.parametrize("seed", range(12))
 def test_the_store_in_memory_and_sqlite_answer_the_same(seed: int) -> None:
     assert compare_stores(memory(), sqlite, seed=seed) == []
+
+
+def test_a_comparison_names_what_a_check_finds_in_both_stores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check(store: object, repair: bool) -> CheckReport:
+        return CheckReport(("a slot is held by no run",), 0)
+
+    monkeypatch.setattr(MemoryStore, "check", check)
+    assert "check: ('a slot is held by no run',)" in compare_stores(memory(), memory(), seed=0)
 
 
 async def test_a_cluster_runs_the_handlers_of_a_user(autojump_clock: MockClock) -> None:

@@ -4,6 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from trio_lanes import JobCancelledError
 from trio_lanes.durable import MemoryStore, current_job, open_durable_lanes
 from trio_lanes.durable._rules import talk
 from trio_lanes.durable._rules.history import begun, ended, forgiven, place
@@ -53,3 +54,32 @@ def test_a_run_is_forgiven_by_its_fence() -> None:
     history = ended(begun("", 1, 7, place("host", 1), 1.0), "crashed", 2.0, None)
     assert forgiven(history, 8) == history
     assert '"released"' in forgiven(history, 7)
+
+
+@pytest.mark.parametrize("act", ["take", "emit", "receive"])
+async def test_a_lost_run_can_neither_take_jobs_nor_say_nor_hear_anything(
+    act: str, autojump_clock: MockClock
+) -> None:
+    store = MemoryStore()
+    lost = trio.Event()
+
+    async def talk_on(payload: object) -> None:
+        run = current_job()
+        assert run is not None
+        (instance,) = store._tables.instances()
+        for record in store._tables.running(instance.id):
+            record.fence += 1000  # as another claim does
+        with trio.CancelScope(shield=True):
+            with pytest.raises(JobCancelledError, match="the run was lost"):
+                if act == "take":
+                    await run.take({}, None)
+                elif act == "emit":
+                    await run.emit("hello")
+                else:
+                    async for _ in run.messages():
+                        raise AssertionError
+        lost.set()
+
+    async with open_durable_lanes(store, {"talk": talk_on}, grace=0) as lanes:
+        await lanes.submit("talk")
+        await lost.wait()
