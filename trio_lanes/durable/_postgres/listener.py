@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, final
 
 import psycopg
@@ -136,10 +137,8 @@ class Listener:
 
     def forget(self) -> None:
         """Unregister, and close the connection. Runs in a thread."""
-        try:
+        with suppress(psycopg.Error):  # the registration ends by itself
             connection = self._link.connection
             if connection is not None and not connection.closed:
                 connection.execute("DELETE FROM listeners WHERE id = %s", (self._me,))
-        except psycopg.Error:
-            pass  # the registration ends by itself
         self._link.close()
