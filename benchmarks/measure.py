@@ -110,8 +110,10 @@ class Bench:
         for round_number in range(rounds):
             for run in runs:
                 self._take(run, f"{row.id} {round_number + 1}/{rounds}", row.unit)
-        base = self._samples[runs[0]]
-        return RowResult(row, n, [self._line(run, row, base) for run in runs])
+        # Another row may have measured the same run before: these are the last samples.
+        taken = {run: self._samples[run][-rounds:] for run in runs}
+        base = taken[runs[0]]
+        return RowResult(row, n, [self._line(run, row, taken[run], base) for run in runs])
 
     def growth(self, growth: Growth) -> GrowthResult:
         lines = []
@@ -139,8 +141,9 @@ class Bench:
         said = sample.reason if isinstance(sample, Missing) else f"{sample.value:.1f} {unit}"
         self.progress(f"{label:12} n={run.n:<9,} {NAMES[run.contender]}: {said}")
 
-    def _line(self, run: Run, row: Row, base: list[Sample | Missing]) -> Line:
-        samples = self._samples[run]
+    def _line(
+        self, run: Run, row: Row, samples: list[Sample | Missing], base: list[Sample | Missing]
+    ) -> Line:
         taken = [sample for sample in samples if isinstance(sample, Sample)]
         ratios = [
             ours.value / theirs.value
