@@ -65,7 +65,7 @@ DEFAULTS: Final = {  # names in signatures that say nothing to users: what to sh
     "DEFAULT_LANES": repr(inspect.signature(trio_lanes.open_lanes).parameters["lanes"].default),
     "MappingProxyType({})": "{}",
     "_control.ANY_OWNER": "...",
-    "trio_lanes._lifecycle.shutdown.Stoppable": "trio_lanes.Lanes",
+    "trio_lanes._signals.Stoppable": "trio_lanes.Lanes",
 }
 
 

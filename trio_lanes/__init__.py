@@ -20,12 +20,10 @@ from ._config.errors import UnknownLaneError as UnknownLaneError
 from ._config.names import is_probe_lane as is_probe_lane
 from ._config.names import resolve_global_lane as resolve_global_lane
 from ._config.names import resolve_session_lane as resolve_session_lane
-from ._config.retry_after import retry_after as retry_after
 from ._instrument import LaneInstrument as LaneInstrument
 from ._lanes import Lanes as Lanes
 from ._lanes import open_lanes as open_lanes
 from ._lifecycle.drain import DrainReport as DrainReport
-from ._lifecycle.shutdown import shutdown_on_signals as shutdown_on_signals
 from ._limits.rate import RateLimit as RateLimit
 from ._map import MapResults as MapResults
 from ._nursery import LaneNursery as LaneNursery
@@ -36,6 +34,8 @@ from ._observe.statistics import LaneStatistics as LaneStatistics
 from ._observe.statistics import RateStatistics as RateStatistics
 from ._observe.statistics import SessionStatistics as SessionStatistics
 from ._portal import LanesPortal as LanesPortal
+from ._retry_after import retry_after as retry_after
+from ._signals import shutdown_on_signals as shutdown_on_signals
 from ._views import Lane as Lane
 from ._views import SessionLane as SessionLane
 from ._waiting.current import current_job as current_job

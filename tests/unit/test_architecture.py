@@ -91,6 +91,11 @@ def test_no_circle_of_imports_leads_across_packages() -> None:
         done += free
 
 
+def test_the_packages_of_the_core_have_at_most_9000_lines() -> None:
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 9_000
+
+
 def fields_of_job(tree: ast.Module) -> set[str]:
     """The names of the private fields of `Job`."""
     (job,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Job")

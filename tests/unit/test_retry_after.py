@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_lanes._config.retry_after import retry_after
+from trio_lanes._retry_after import retry_after
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, final, runtime_checkable
 
 import trio
 
-from .._config.check import finite_seconds, seconds
-from .drain import DrainReport
+from ._config.check import finite_seconds, seconds
+from ._lifecycle.drain import DrainReport
 
 logger: Final = logging.getLogger("trio_lanes")
 
