@@ -151,8 +151,7 @@ async def post(app: Any, body: bytes | None, token: str, **options: Any) -> Answ
 
 
 async def token_of(app: Any) -> str:
-    page = (await ask(app)).body.decode()
-    return page.partition('name="lanes-token" content="')[2].partition('"')[0]
+    return str((await ask(app, "/access")).json["token"])
 
 
 async def operator(app: Any) -> Operator:

@@ -37,6 +37,7 @@ _PATIENCE: Final = 10.0  # seconds that the body of an action may take
 
 FILES: Final = {
     "page.js": "text/javascript",
+    "live.js": "text/javascript",
     "elements.js": "text/javascript",
     "timeline.js": "text/javascript",
     "story.js": "text/javascript",
@@ -111,6 +112,7 @@ class _Page:
             routes=[
                 Route("/", self._page),
                 Route("/static/{name}", self._static),
+                Route("/access", self._access),
                 Route("/frames", self._stream),
                 Route("/history", self._history),
                 Route("/job/{number:int}", self._story),
@@ -137,11 +139,9 @@ class _Page:
             return role
         nonce = secrets.token_urlsafe(16)
         text = self._html
-        token = self._guard.token if role == "operate" else ""
         for name, value in (
             ("nonce", nonce),
             ("role", role),
-            ("token", token),
             ("title", self._title),
             ("durable", "" if self._store is None else "yes"),
         ):
@@ -157,6 +157,13 @@ class _Page:
         if name not in self._files:
             return _refusal(404, "there is no such file")
         return Response(self._files[name], media_type=FILES[name], headers=HEADERS)
+
+    async def _access(self, request: Request) -> Response:
+        """What this connection may do, and the token that its actions need."""
+        role = await self._role(request)
+        if isinstance(role, Response):
+            return role
+        return _json({"role": role, "token": self._guard.token if role == "operate" else ""})
 
     async def _stream(self, request: Request) -> Response:
         role = await self._role(request)

@@ -1,11 +1,11 @@
-"""The content of a page: sessions, their messages, lanes and their jobs.
+"""The content of a page: sessions and their messages.
 
-The board gets all events synchronously, updates its state, and publishes the changes. The numbers
-of the lanes change with every job, so they are read only when a frame is sent.
+The board gets all events synchronously, updates its state, and publishes the changes. The lanes and
+their jobs are shown by the monitor of the library.
 
 The tables of the board empty themselves: a session is in them while it is busy, paused, in a mode
-of its own, or open on a page. A viewer looks through a `Window`: all viewers see the lanes and the
-states of the sessions, and each sees the texts of those sessions alone that it has open.
+of its own, or open on a page. A viewer looks through a `Window`: all viewers see the states of the
+sessions, and each sees the texts of those sessions alone that it has open.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import trio
-
 from trio_lanes import Job, Lane, LaneInstrument, Lanes, SessionLane
 
 from ..approvals import Approvals
 from ..events import Answered, Asked, Began, Ended, Event, Queued, Steered
 from ..sessions import Sessions
 from .feed import Fact, Feed
-from .spans import Spans
 from .transcripts import Transcripts
 
 
@@ -30,7 +27,6 @@ class Board(LaneInstrument):
     """A listener of sessions, and an instrument of lanes; `attach` sets both."""
 
     def __init__(self, feed: Feed) -> None:
-        self.spans: Final = Spans(feed)
         self.transcripts: Final = Transcripts(feed)
         self.closing = ""
         self._feed: Final = feed
@@ -54,29 +50,6 @@ class Board(LaneInstrument):
     def sessions(self) -> list[Fact]:
         """Return the states of the sessions that are known, as facts."""
         return [self._session(name) for name in self._known]
-
-    def now(self) -> Fact:
-        """Return the time, and the present state of the lanes."""
-        rows = [
-            {
-                "name": name,
-                "limit": lane.concurrency,
-                # A running job that is not a borrower of the limiter lends its slot.
-                "holders": [
-                    job.id
-                    for job in self._lanes.lane(name).limiter.statistics().borrowers
-                    if isinstance(job, Job)
-                ],
-                "active": lane.active,
-                "waiting": lane.waiting,
-                "oldest": lane.oldest_wait,
-                "finished": lane.finished,
-                "paused": lane.paused,
-                "until": lane.paused_until,
-            }
-            for name, lane in self._lanes.statistics().lanes.items()
-        ]
-        return {"now": trio.current_time(), "lanes": rows}
 
     def _session(self, name: str) -> Fact:
         turn = self._sessions.turn(name)
@@ -132,40 +105,27 @@ class Board(LaneInstrument):
     def tell(self, event: Event) -> None:
         """Record an event of a session."""
         self.transcripts.tell(event)
-        self.spans.tell(event)
         if isinstance(event, Queued | Began | Steered | Asked | Answered | Ended):
             self._update(event.session)
 
-    def job_submitted(self, job: Job[Any]) -> None:
-        self.spans.job_submitted(job)
-
-    def job_started(self, job: Job[Any]) -> None:
-        self.spans.job_started(job)
-
     def job_finished(self, job: Job[Any]) -> None:
-        self.spans.job_finished(job)
         if job.session in self._known:  # the turn is over only now
             self._update(job.session)
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
-        self._lane_changed(lane)
+        if isinstance(lane, SessionLane):
+            self._update(lane.key)
 
     def lane_resumed(self, lane: Lane | SessionLane) -> None:
-        self._lane_changed(lane)
+        self.lane_paused(lane)
 
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
         self.closing = reason
         self._feed.publish({"what": "closing", "reason": reason})
 
-    def _lane_changed(self, lane: Lane | SessionLane) -> None:
-        if isinstance(lane, SessionLane):
-            self._update(lane.key)
-        else:
-            self.look()
-
     def look(self) -> None:
-        """Mark a lane as changed."""
-        self._feed.publish({"what": "lanes"})
+        """Have a frame sent to each viewer, with what it has newly opened."""
+        self._feed.publish({"what": "look"})
 
 
 class Window:
@@ -199,7 +159,7 @@ class Window:
 
     def snapshot(self) -> list[Fact]:
         """Return all that a new viewer has to know."""
-        facts = [*self._board.sessions(), *self._board.spans.facts()]
+        facts = self._board.sessions()
         if self._board.closing:
             facts.append({"what": "closing", "reason": self._board.closing})
         return self._seen(facts) + self._items(self._open)
@@ -210,12 +170,11 @@ class Window:
         kinds = ("item", "piece")  # the items of a fresh session are sent as they are now
         told = [f for f in facts if not (f["what"] in kinds and f["session"] in fresh)]
         of_fresh = [fact for fact in self._board.sessions() if fact["session"] in fresh]
-        spans = [fact for fact in self._board.spans.facts() if fact["span"]["session"] in fresh]
-        return self._seen(told) + self._items(fresh) + of_fresh + spans
+        return self._seen(told) + self._items(fresh) + of_fresh
 
     def now(self) -> Fact:
         """Return what is sent with each frame."""
-        return self._board.now() | {"open": [*self._open]}
+        return {"open": [*self._open]}
 
     def _items(self, sessions: Iterable[str]) -> list[Fact]:
         sessions = [*sessions]
@@ -227,11 +186,7 @@ class Window:
         """Leave out the texts of sessions that are not open."""
         seen = []
         for fact in facts:
-            if fact["what"] == "span":
-                span = fact["span"]
-                if span["session"] is not None and span["session"] not in self._open:
-                    fact = fact | {"span": span | {"text": ""}}
-            elif "session" in fact and fact["session"] not in self._open:
+            if "session" in fact and fact["session"] not in self._open:
                 if fact["what"] in ("item", "piece"):
                     continue
                 if fact["what"] == "session":

@@ -68,7 +68,7 @@ HEADERS: Final = {
     "X-Frame-Options": "DENY",
 }
 CONTENT_POLICY: Final = (
-    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+    "default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'nonce-{nonce}'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
@@ -177,7 +177,6 @@ class Page:
             chat.session = session
             if not await chat.obey(line):
                 lines.append("! a page does not end the chat: Ctrl-C does, where it was started")
-            self._board.look()  # some commands change a lane without an event
             if lines:  # and `/as NAME` opens that chat
                 said = {"said": "\n".join(lines), "session": session, "now": chat.session}
                 await viewer.send(said)
@@ -368,7 +367,6 @@ async def run_web(
     def hang_up(lanes: Lanes) -> None:
         assert read_limits is not None
         say(reload(lanes, read_limits))
-        board.look()
 
     watching = [] if crowd is None else [crowd, crowd.recorder]
     code = await run_with_lanes(

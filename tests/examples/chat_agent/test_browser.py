@@ -280,11 +280,12 @@ async def test_a_tool_call_waits_for_a_word_and_lends_its_slot_meanwhile() -> No
         tab.say("ann", "mail")
         tab.shows("ann", "mail", call + "waits for your word")
         tab.state("ann", "asks for your word")
-        expect(tab.page.locator('[data-lane="main"] .jobs')).to_contain_text("lends its slot · ann")
-        expect(tab.page.locator('[data-lane="main"] .slot.used')).to_have_count(0)
+        main = tab.page.locator('lanes-table [data-lane="main"]')
+        expect(main).to_contain_text("+1 lent")
+        expect(main.locator(".slots .held")).to_have_count(0)
         tab.say("ben", "one")
         tab.shows("ben", "one", "begun one")
-        expect(tab.page.locator('[data-lane="main"] .slot.used')).to_have_count(1)
+        expect(main.locator(".slots .held")).to_have_count(1)
         browser.let_on("one")
         tab.press("ann", "Allow")
         sent = "mail sent: bob: hi"
@@ -334,10 +335,12 @@ async def test_three_pages_at_once_see_the_same_and_any_of_them_may_act() -> Non
         browser.let_on("two")
         for tab in tabs:
             tab.shows("ann", "one", "begun one", "stopped", "two", "begun two ended two")
-        slots = [tab.page.locator('[data-lane="main"] .slot') for tab in tabs]
-        tabs[0].page.locator('[data-lane="main"]').get_by_role("button", name="+").click()
-        for slot in slots:
-            expect(slot).to_have_count(5)
+        lanes = [tab.page.locator('lanes-table [data-lane="main"]') for tab in tabs]
+        lanes[0].locator("summary").click()
+        lanes[0].get_by_role("spinbutton").fill("5")
+        lanes[0].get_by_role("button", name="Set limit").click()
+        for lane in lanes:
+            expect(lane.locator(".slots i")).to_have_count(5)
         late = browser.open("ann")
         late.shows("ann", "one", "begun one", "stopped", "two", "begun two ended two")
 

@@ -39,7 +39,6 @@ class Viewer:
     def forget(self) -> None:
         self.sessions: dict[str, Fact] = {}
         self.items: dict[str, dict[int, Any]] = {}
-        self.spans: dict[int, Any] = {}
 
     async def send(self, frame: Fact) -> None:
         frame = json.loads(json.dumps(frame, allow_nan=False))
@@ -63,10 +62,6 @@ class Viewer:
                 self.items.setdefault(fact["session"], {})[fact["item"]["id"]] = fact["item"]
             case "piece":
                 self.items[fact["session"]][fact["id"]]["text"] += fact["text"]
-            case "span":
-                self.spans[fact["span"]["id"]] = fact["span"]
-                if fact["span"]["finished"] is not None and fact["span"]["started"] is None:
-                    del self.spans[fact["span"]["id"]]
 
     @property
     def known(self) -> object:
@@ -75,7 +70,7 @@ class Viewer:
             session: [item | {"id": 0} for item in items.values()]
             for session, items in self.items.items()
         }
-        return self.sessions, items, self.spans
+        return self.sessions, items
 
     def said(self, session: str) -> list[tuple[str, str]]:
         return [(item["kind"], item["text"]) for item in self.items[session].values()]
@@ -201,17 +196,12 @@ async def test_a_viewer_sees_what_a_first_look_would_show(autojump_clock: object
     ]
     kinds = [(item["kind"], item["state"]) for item in viewer.items["ann"].values()]
     assert ("user", "steered") in kinds
-    states = {(span["session"] or span["lane"]): span for span in viewer.spans.values()}
-    assert states["cleo"]["state"] == "failed"
-    assert states["dan"]["stopped"]
-    ((begin, end),) = states["bob"]["lent"]
-    assert 5 < end - begin < 7
 
 
 async def test_a_viewer_is_sent_the_texts_of_the_sessions_that_it_has_open_and_no_other(
     autojump_clock: object,
 ) -> None:
-    """Also not the first words on the time line, nor the messages that wait."""
+    """Also not the messages that wait."""
     both, one, none = Viewer(opens=("ann", "bob")), Viewer(opens=("bob",)), Viewer(opens=())
     async with open_stage() as stage:
         for viewer in (both, one, none):
@@ -225,7 +215,6 @@ async def test_a_viewer_is_sent_the_texts_of_the_sessions_that_it_has_open_and_n
         await stage.lanes.wait_idle()
         await trio.sleep(1)
     assert len(both.said("ann")) == len(both.said("bob")) == len(one.said("bob")) == 4
-    assert set(none.spans) == set(one.spans) == set(both.spans)
     assert "by ann" in json.dumps(both.frames)
     assert "by bob" in json.dumps(one.frames)
     assert "by ann" not in json.dumps(one.frames)
@@ -375,24 +364,6 @@ async def test_a_viewer_of_another_run_is_given_a_snapshot(autojump_clock: objec
     assert viewer.said("ann")[0] == ("user", "two")
 
 
-async def test_a_frame_tells_the_lanes_as_they_are(autojump_clock: object) -> None:
-    viewer = Viewer()
-    async with open_stage(turns=2) as stage:
-        stage.nursery.start_soon(stage.view(viewer))
-        for n in range(5):
-            stage.sessions.say(f"user{n}", "slow 5")
-        stage.lanes.pause_for("tools", 10)
-        await trio.sleep(1)
-        main, tools, _ = viewer.frames[-1]["lanes"]
-        assert main["name"] == "main"
-        assert (len(main["holders"]), main["limit"], main["waiting"]) == (2, 2, 3)
-        assert (tools["name"], tools["paused"], tools["until"]) == ("tools", True, 10)
-        stage.lanes.lane("main").concurrency = 3
-        stage.board.look()
-        await trio.sleep(0.1)
-        assert len(viewer.frames[-1]["lanes"][0]["holders"]) == 3
-
-
 async def test_viewers_are_told_that_the_lanes_close_and_why(autojump_clock: object) -> None:
     viewer, late = Viewer(), Viewer()
     async with open_stage() as stage:
@@ -404,17 +375,3 @@ async def test_viewers_are_told_that_the_lanes_close_and_why(autojump_clock: obj
     told = {"what": "closing", "reason": "restarting"}
     assert told in viewer.frames[-1]["facts"]
     assert told in late.frames[0]["facts"]
-
-
-async def test_what_ended_more_than_a_minute_ago_is_on_no_time_line(
-    autojump_clock: object,
-) -> None:
-    viewer = Viewer()
-    async with open_stage() as stage:
-        stage.sessions.say("ann", "what is 6*7?")
-        await trio.sleep(30)
-        stage.sessions.say("bob", "hello")
-        await trio.sleep(40)
-        with trio.move_on_after(1):
-            await stage.view(viewer)()
-    assert [span["text"] for span in viewer.spans.values()] == ["hello"]

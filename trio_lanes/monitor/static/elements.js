@@ -1,5 +1,5 @@
 // The custom elements of numbers: totals, lanes, what is noticed, sessions. Each takes `frame`.
-import { clock, h, limit, say, seconds, svg, tell } from "./tools.js";
+import { choice, clock, h, limit, say, seconds, svg, tell } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 /** @typedef {import("./types").Row} Row */
@@ -98,7 +98,7 @@ class Table extends HTMLElement {
     const under = h("small"), slots = h("span", { class: "slots", role: "img" }), lent = h("small");
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
     const line = h("small"), wait = h("span"), rate = h("span"), last = h("td");
-    const all = h("tr", {}, h("th", { scope: "row" }, name, under), h("td", {}, slots, lent),
+    const all = h("tr", { "data-lane": name }, h("th", { scope: "row" }, name, under), h("td", {}, slots, lent),
       h("td", {}, bar, line), h("td", {}, wait), h("td", {}, rate), last);
     const made = { all, under, slots, lent, bar, line, wait, rate, pause: h("button"), drawn: "",
       now: /** @type {Row | null} */ (null) };
@@ -197,14 +197,11 @@ class Sessions extends HTMLElement {
     if (this.firstChild) return;
     this.list = h("tbody");
     this.found = h("div", { class: "found", "aria-live": "polite" });
-    const orders = ["waiting", "oldest", "name"].map((name) => h("button", { type: "button", value: name,
-      "aria-pressed": String(name === this.order), click: () => {
-        this.order = name;
-        for (const button of orders) button.setAttribute("aria-pressed", String(button.value === name));
-        if (this.shown) this.frame = this.shown;
-      } }, name));
     this.append(h("section", { class: "card", "aria-label": "Sessions" }, h("h2", {}, "Sessions"),
-      h("fieldset", { class: "choice" }, h("legend", { class: "hidden" }, "Order of the sessions"), ...orders),
+      choice("Order of the sessions", ["waiting", "oldest", "name"], (name) => {
+        this.order = name;
+        if (this.shown) this.frame = this.shown;
+      }),
       this.found,
       h("table", {}, h("caption", { class: "hidden" }, "Sessions"), h("thead", {}, h("tr", {}, ...["session", "waiting", "running", "oldest"].map((text) => h("th", { scope: "col" }, text)))), this.list)));
     /** @type {Frame | null} */

@@ -1,5 +1,5 @@
 // What another limit would have done in the last minutes: a slider, and the waits before and after.
-import { h, say, seconds } from "./tools.js";
+import { h, say, seconds, served } from "./tools.js";
 
 /** @typedef {{p50: number, p95: number, longest: number, per_second: number}} Waits */
 
@@ -39,7 +39,7 @@ class Replay extends HTMLElement {
   async #ask() {
     const asked = `lane=${encodeURIComponent(this.#lane.value)}&limit=${this.#limit.value}`;
     this.#answer.replaceChildren("replaying …");
-    const answer = await fetch(`replay?${asked}`).catch(() => null);
+    const answer = await fetch(served(`replay?${asked}`)).catch(() => null);
     const told = answer === null ? { error: "the server cannot be reached" } : await answer.json();
     if (told.error !== undefined) { this.#answer.replaceChildren(told.error); return; }
     const row = (/** @type {string} */ name, /** @type {Waits} */ waits) => h("tr", {}, h("th", { scope: "row" }, name),

@@ -2,7 +2,7 @@
 //
 // Running and waiting jobs come with each frame, ended jobs once, as records. A bar has a piece for
 // each state, each with a pattern of its own. It is one canvas, drawn once a frame.
-import { called, h, tell } from "./tools.js";
+import { called, choice, h, tell } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 /** @typedef {import("./types").Job} Job */
@@ -63,15 +63,9 @@ class Timeline extends HTMLElement {
     if (this.firstChild) return;
     this.canvas = h("canvas", { role: "img", "aria-label": "Time line of jobs", click: (/** @type {MouseEvent} */ event) => this.#click(event),
       wheel: (/** @type {WheelEvent} */ event) => { if (event.ctrlKey) { event.preventDefault(); this.zoom(event.deltaY > 0 ? 1.25 : 0.8); } } });
-    const choices = ["sessions", "slots"].map((name) => h("button", { type: "button", value: name,
-      "aria-pressed": String(name === this.by), click: () => {
-        this.by = name;
-        for (const button of choices) button.setAttribute("aria-pressed", String(button.value === name));
-        this.draw();
-      } }, name));
     const legend = Object.entries(STATES).map(([state, [text]]) => h("li", {}, h("i", { class: `state ${state}` }), text));
     this.append(h("section", { class: "card", "aria-label": "Time line" }, h("div", { class: "legend" },
-      h("h2", {}, "Time line"), h("fieldset", { class: "choice" }, h("legend", { class: "hidden" }, "Rows"), ...choices),
+      h("h2", {}, "Time line"), choice("Rows", ["sessions", "slots"], (name) => { this.by = name; this.draw(); }),
       h("ul", {}, ...legend)), this.canvas));
     new ResizeObserver(() => this.draw()).observe(this);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.colours = null; this.draw(); });

@@ -1,5 +1,8 @@
 // What all modules use: elements made of text only, and numbers in words.
 
+/** The address of something that the monitor serves, wherever it is mounted. @param {string} path */
+export const served = (path) => new URL(`../${path}`, import.meta.url);
+
 /**
  * Make an element. Strings become text, never markup.
  * @template {keyof HTMLElementTagNameMap} K
@@ -56,9 +59,22 @@ export function clock(wall) {
   return new Date(wall * 1000).toLocaleTimeString("en-GB");
 }
 
+/** What was told with an event. @param {Event} event */
+export const detail = (event) => /** @type {CustomEvent} */ (event).detail;
+
 /** @param {EventTarget} from @param {string} name @param {unknown} detail */
 export function tell(from, name, detail) {
   from.dispatchEvent(new CustomEvent(name, { bubbles: true, composed: true, detail }));
+}
+
+/** Buttons of which one is pressed, at first the first.
+ * @param {string} label @param {string[]} names @param {(name: string) => void} choose */
+export function choice(label, names, choose) {
+  const buttons = names.map((name) => h("button", { type: "button", value: name, "aria-pressed": String(name === names[0]), click: () => {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === name));
+    choose(name);
+  } }, name));
+  return h("fieldset", { class: "choice" }, h("legend", { class: "hidden" }, label), ...buttons);
 }
 
 /** What a job is called. @param {{id: number, name: string, session: string | null}} job */
