@@ -125,13 +125,14 @@ class PrometheusInstrument(LaneInstrument):
         started = job.started_at
         if started is not None:
             bounds = self._bounds
+            shortest = bounds[0]  # most jobs are in the first buckets: a comparison spares a call
             # Not `waiting_since`: a job that is readmitted begins to wait anew.
             waited = started - (job.submitted_at + job.delay)
             ran = job.finished_at - started  # type: ignore[operator]
             figures.waited += waited
-            figures.waits[bisect_left(bounds, waited)] += 1
+            figures.waits[bisect_left(bounds, waited) if waited > shortest else 0] += 1
             figures.ran += ran
-            figures.runs[bisect_left(bounds, ran)] += 1
+            figures.runs[bisect_left(bounds, ran) if ran > shortest else 0] += 1
         if job.state is _SUCCEEDED:
             figures.succeeded += 1
         else:
