@@ -7,9 +7,12 @@ it shows what it should.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,12 @@ from playwright.sync_api import (
     expect,
     sync_playwright,
 )
+from trio.testing import wait_all_tasks_blocked
 
-from trio_lanes import Job, LaneConfig, Lanes, current_job, open_lanes
+from trio_lanes import Job, LaneConfig, Lanes, LanesStatistics, current_job, open_lanes
 from trio_lanes.durable import DurableLanes, MemoryStore, RetryPolicy, open_durable_lanes
 from trio_lanes.monitor import Role, serve_monitor
+from trio_lanes.monitor._app import MOST_VIEWERS
 
 pytestmark = pytest.mark.real_processes
 
@@ -236,6 +241,143 @@ async def test_the_numbers_of_the_page_are_those_of_the_lanes() -> None:
         expect(row.locator(".slots i.held")).to_have_count(2)
         stage.do(lanes.clear)
         expect(row).to_contain_text("0 waiting")
+
+    await browse(drive, main=2)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_the_figures_of_the_page_equal_the_statistics_after_random_work(seed: int) -> None:
+    chance = random.Random(seed)
+    gates: list[trio.Event] = []
+    jobs: list[Job[Any]] = []
+
+    def gate() -> trio.Event:
+        gates.append(trio.Event())
+        return gates[-1]
+
+    async def works() -> None:
+        await gate().wait()
+
+    async def lends() -> None:
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            await gate().wait()
+
+    async def outlives_its_cancellation() -> None:
+        with trio.CancelScope(shield=True):
+            await gate().wait()
+
+    async def fails() -> None:
+        await gate().wait()
+        raise ValueError
+
+    bodies = (works, works, lends, fails, outlives_its_cancellation)
+
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+        page = stage.open()
+
+        def act() -> None:
+            """Change the lanes: a job waits for a gate, and for no time."""
+            what = chance.choice(["submit"] * 6 + ["let on"] * 3 + ["cancel", "pause", "limit"])
+            if chance.random() < 0.05:
+                what = chance.choice(["clear", "reset"])
+            name = chance.choice(["main", "cron"])
+            if what == "submit":
+                session = chance.choice([None, "ann", "ben", "cleo"])
+                jobs.append(lanes.submit_nowait(chance.choice(bodies), lane=name, session=session))
+            elif what == "let on" and gates:
+                gates.pop(chance.randrange(len(gates))).set()
+            elif what == "cancel" and jobs:
+                chance.choice(jobs).cancel()
+            elif what == "pause":
+                lanes.resume(name) if lanes.lane(name).paused else lanes.pause(name)
+            elif what == "limit":
+                lanes.lane(name).concurrency = chance.randrange(5)
+            elif what == "clear":
+                lanes.clear(name)
+            elif what == "reset":
+                lanes.reset(name)
+
+        def now() -> tuple[float, LanesStatistics]:
+            return trio.current_time(), lanes.statistics()
+
+        for _ in range(12):
+            for _ in range(chance.randrange(1, 8)):
+                stage.do(act)
+            trio.from_thread.run(wait_all_tasks_blocked)
+            at, found = stage.do(now)
+            page.wait_for_function(
+                "at => document.querySelector('lanes-live').latest.at > at", arg=at
+            )
+            frame = page.evaluate("document.querySelector('lanes-live').latest")
+            each = found.lanes
+            assert frame["totals"]["active"] == found.active
+            assert frame["totals"]["waiting"] == found.waiting
+            for name in ("lent", "finished", "failed", "cancelled"):
+                assert frame["totals"][name] == sum(getattr(lane, name) for lane in each.values())
+            cards = page.locator("lanes-totals .card")
+            for card, shown in (
+                ("Running", str(found.active)),
+                ("Waiting", str(found.waiting)),
+                ("Failed", str(sum(lane.failed for lane in each.values()))),
+            ):
+                expect(cards.filter(has_text=card).locator("strong")).to_have_text(shown)
+            for name, lane in each.items():
+                row = page.locator(f'[data-lane="{name}"]')
+                slots = f"{lane.slots} of {lane.concurrency} slots held, "
+                stopping = f"{min(lane.cancelling, lane.slots)} cancelling"
+                expect(row.locator(".slots")).to_have_attribute("aria-label", slots + stopping)
+                expect(row).to_contain_text(f"{lane.waiting} waiting")
+                if lane.lent:
+                    expect(row).to_contain_text(f"+{lane.lent} lent")
+                if lane.waiting:
+                    parts = (
+                        f"{lane.waiting_in_sessions} in sessions, {lane.waiting_in_lane} in lane"
+                    )
+                    expect(row).to_contain_text(parts)
+        stage.do(lambda: [gate.set() for gate in gates])
+
+    main = LaneConfig(concurrency=2, log_failures=False)
+    await browse(drive, main=main, cron=main)
+
+
+async def test_a_viewer_that_reads_nothing_and_one_too_many_do_not_hold_the_page_up() -> None:
+    def connect(url: str) -> socket.socket:
+        host, port = url.removeprefix("http://").rstrip("/").split(":")
+        viewer = socket.socket()
+        viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        viewer.settimeout(PATIENCE / 2)
+        viewer.connect((host, int(port)))
+        viewer.sendall(f"GET /frames HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        return viewer
+
+    def status(viewer: socket.socket) -> bytes:
+        return viewer.recv(12)
+
+    def drive(stage: Stage) -> None:
+        page = stage.open()
+        for number in range(500):
+            stage.do(
+                partial(stage.lanes.submit_nowait, trio.sleep_forever, session=f"{number}" * 30)
+            )
+        viewers = [connect(stage.url) for _ in range(MOST_VIEWERS - 1)]
+        assert [status(viewer) for viewer in viewers] == [b"HTTP/1.1 200"] * len(viewers)
+        refused = connect(stage.url)
+        assert status(refused) == b"HTTP/1.1 503"
+        refused.close()
+        # No viewer reads on: their sockets are full, and the page goes on.
+        first = page.evaluate("document.querySelector('lanes-live').latest.n")
+        page.wait_for_function(
+            "first => document.querySelector('lanes-live').latest.n > first + 8", arg=first
+        )
+        for viewer in viewers:
+            viewer.close()
+        again = b""
+        while again != b"HTTP/1.1 200":  # until the server has seen that they are gone
+            with closing(connect(stage.url)) as viewer:
+                again = status(viewer)
 
     await browse(drive, main=2)
 
