@@ -25,8 +25,9 @@ SESSIONS = 240
 BACKLOG = {"main": 120, "few": 6}
 LONG = 300
 """Seconds for a busy machine to come to the end of the jobs that are left."""
-SOON = 5
-"""Seconds for which a kill waits for a run of its victim."""
+SOON = 30
+"""Seconds for which a kill waits for a run of its victim, which has just been started on a busy
+machine."""
 STOP_EVERY = 40
 """A process is stopped for longer than its lease once in so many kills."""
 
@@ -238,8 +239,8 @@ class Story:
             by_session[run.session].append(run)
         for session, of in by_session.items():
             payloads = [run.payload for run in of]
-            assert payloads == sorted(payloads), session
-            assert most_at_once(of) == 1, session
+            assert payloads == sorted(payloads), (session, of)
+            assert most_at_once(of) == 1, (session, of)
 
     def told(self) -> str:
         return (
