@@ -142,7 +142,9 @@ def test_a_comparison_names_what_a_check_finds_in_both_stores(
     assert "check: ('a slot is held by no run',)" in compare_stores(memory(), memory(), seed=0)
 
 
-async def test_a_cluster_runs_the_handlers_of_a_user(autojump_clock: MockClock) -> None:
+async def test_a_cluster_runs_the_handlers_of_a_user(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     sent: list[Any] = []
 
     async def answer(payload: Any) -> Any:
@@ -162,6 +164,8 @@ async def test_a_cluster_runs_the_handlers_of_a_user(autojump_clock: MockClock) 
             assert await job.wait() == n
         assert (await cluster.lanes.check()).problems == ()
     assert set(sent) == set(range(20))
+    assert "could not sign off from its store: StoreUnavailableError(" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("what", FAULTS)

@@ -15,6 +15,7 @@ import trio
 from ... import LaneConfig, LaneGroup, LaneInstrument, open_lanes
 from ..._config import check as _check
 from ..._config.names import TEMPLATE_MARK
+from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
 from .._options.limits import (
@@ -199,10 +200,14 @@ async def _working(
 async def _leave(store: Store) -> None:
     try:
         await store.leave()
-    except Exception:
-        logger.exception(
-            "this instance could not sign off from its store; jobs that it still ran are run again,"
-            " with one crash more"
+    except Exception as error:
+        # a store that is away is no fault of the program, so its traceback would be noise
+        known = isinstance(error, StoreUnavailableError)
+        logger.error(
+            "this instance could not sign off from its store: %r; jobs that it still ran are run"
+            " again, with one crash more",
+            error,
+            exc_info=None if known else error,
         )
 
 
