@@ -103,7 +103,8 @@ class Store(Protocol):
           ticket: it is also the id of the new incarnation. With the ticket of an earlier call,
             this only prolongs the lease of that incarnation, unless it is over.
           lost: (id, fence) of runs that were cancelled with the lease of the former incarnation. If
-            another instance has counted their crash already, it is taken back.
+            another instance has counted their crash already, it is taken back. A run that ended at
+            the time of its cancellation may be in ``held`` as well.
           held: the fences of runs of the former incarnation that have ended and are not reported
             yet. They belong to the new incarnation, whose next step finishes them.
         """

@@ -166,7 +166,8 @@ class Engine(Queues):
           alone: whether no other instance can be alive.
           former: the former incarnation of this process. Its runs are given back without a crash.
           lost: (id, fence) of this process's runs that ended with its lease; they count no crash.
-          held: fences of runs of ``former`` that have ended, and become runs of ``instance``.
+          held: fences of runs of ``former`` that have ended, and become runs of ``instance``. A run
+            that ended at the very time of its cancellation is in ``lost`` as well.
         """
         if self.tables.answer(instance, self.now) is not None:
             self.beat(instance, lease_until)
@@ -222,8 +223,7 @@ class Engine(Queues):
         if job is None or job.state in ENDED:
             return
         if job.fence == fence and job.state is RUNNING:
-            self.give_back(job)  # no other instance has given it back yet
-            return
+            return  # no other instance has given it back: this join does, or keeps its end
         self.tables.update(
             job,
             crashes=max(0, job.crashes - 1),
@@ -449,6 +449,7 @@ class Engine(Queues):
 
 def _record(item: SubmittedJob, now: float) -> JobRecord:
     return JobRecord(
+        id=0,  # set when it is accepted
         name=item.name,
         lane=item.lane,
         session=item.session,

@@ -107,6 +107,25 @@ class AgainStories:
             await store.leave()
 
     @story
+    async def test_a_run_that_ended_as_it_was_cancelled_with_the_lease_keeps_its_end(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening(max_crashes=1)):
+            await store.join()
+            await store.enqueue([one("1", session="a"), one("2", session="b")])
+            (ended, cut) = (await store.step([], 2)).claims
+            lost = [(ended.id, ended.fence), (cut.id, cut.fence)]
+            await store.join(lost, held=[ended.fence])
+            finish = Finish(ended.id, ended.fence, Succeeded("7"))
+            claims = (await store.step([finish], 2)).claims
+            assert [(claim.id, claim.crashes) for claim in claims] == [(cut.id, 0)]
+            end = await store.wait(ended.id)
+            assert end is not None
+            assert end.outcome == "7"
+            await store.leave()
+
+    @story
     async def test_a_join_that_is_asked_again_is_one_incarnation(self, bench: Bench) -> None:
         store = bench.played()
         me = ticket()

@@ -89,8 +89,7 @@ local function forgive(id, fence)
     return
   end
   if job.fence == fence and job.state == 'running' then
-    give_back(job)  -- no other instance has given it back yet
-    return
+    return  -- no other instance has given it back: this join does, or keeps its end
   end
   job.crashes = math.max(0, (job.crashes or 0) - 1)
   if job.company == 1 then
