@@ -179,9 +179,7 @@ class Rows:
         known = self._known.get(row[_ID])
         if known is not None:
             return known
-        job = JobRecord.__new__(JobRecord)
-        for name, value in zip(COLUMNS, row, strict=False):
-            setattr(job, name, value)
+        job = JobRecord(*row[: len(COLUMNS)])
         job.state = _STATES[row[_STATE]]
         self._known[job.id] = job
         self.payloads += len(job.payload)

@@ -10,7 +10,7 @@ from .._contract.state import DurableState
 
 
 @final
-@attrs.define(kw_only=True)
+@attrs.define
 class JobRecord:
     """A job, as one row of a table.
 
@@ -24,7 +24,7 @@ class JobRecord:
       shelf: why claims skip the job on the ready list, where it keeps its place; 0: they do not.
     """
 
-    id: int = 0
+    id: int
     name: str
     lane: str
     session: str | None
@@ -35,9 +35,10 @@ class JobRecord:
     """A hash of the payload; only of a job with a key."""
     timeout: float
     retry: str | None
+    state: DurableState
+    submitted_at: float
     cost: str | None = None
     """What each start takes from rates, as JSON text: {unit: amount}; None: one request."""
-    state: DurableState
     place: int | None = None
     ready: int | None = None
     shelf: int = 0
@@ -67,7 +68,6 @@ class JobRecord:
     """The number of the job's last event."""
     history: str = ""
     """The last runs; see `history`."""
-    submitted_at: float
 
 
 ON_LIST, SESSION_PAUSED = 0, 2

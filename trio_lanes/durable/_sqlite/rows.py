@@ -161,9 +161,7 @@ class Rows:
         known = self._known.get(row[_ID])
         if known is not None:
             return known
-        job = JobRecord.__new__(JobRecord)
-        for name, value in zip(COLUMNS, row, strict=True):
-            setattr(job, name, value)
+        job = JobRecord(*row)
         job.state = _STATES[row[_STATE]]
         self._known[job.id] = job
         self.payloads += len(job.payload)
