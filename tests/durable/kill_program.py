@@ -19,7 +19,13 @@ from typing import Any
 
 import trio
 
-from trio_lanes.durable import PostgresStore, Store, current_job, open_durable_lanes
+from trio_lanes.durable import (
+    PostgresStore,
+    Store,
+    ValkeyStore,
+    current_job,
+    open_durable_lanes,
+)
 from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.sockets import connect_unix
 
@@ -35,6 +41,9 @@ def store_of(kind: str, address: str) -> Store:
     if kind == "postgres":
         dsn, _, namespace = address.rpartition("#")
         return PostgresStore(dsn, namespace=namespace)
+    if kind == "valkey":
+        url, _, namespace = address.rpartition("#")
+        return ValkeyStore(url, namespace=namespace)
     return ServedStoreClient(lambda: connect_unix(address), name="the served file")
 
 
