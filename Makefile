@@ -70,17 +70,24 @@ test: $(STAMP) $(NODE) $(NODE_CLIENTS)
 test-fast: $(STAMP)
 	CHAOS=0.2 $(BIN)/pytest -q -m "not slow and not real_processes" tests/contract tests/model tests/unit $(ARGS)
 
-# The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives, and
-# processes that are killed 1,000 times over PostgreSQL and 300 times over a served file. On two
-# quiet cores the lives take about two hours, and the kills ten minutes.
+# The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives,
+# processes that are killed 1,000 times each over PostgreSQL and Valkey and 300 times over a served
+# file, and 10,000 cancelled calls of each store. On two quiet cores the lives take about two hours,
+# and the kills half an hour.
 LIVES ?= 100000
 KILLS ?= 1000
 KILLS_SERVED ?= 300
+CANCELLED ?= 10000
+CANCELLED_CALLS := test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
-	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py
+	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py \
+	tests/durable/valkey/test_processes.py \
+	$(addsuffix ::$(CANCELLED_CALLS),tests/durable/test_patience.py \
+	tests/durable/postgres/test_faults.py tests/durable/valkey/test_faults.py)
 
 chaos: $(STAMP)
 	CHAOS=20 LIVES=$(LIVES) KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
+		CANCELLED=$(CANCELLED) \
 		$(BIN)/pytest -rP tests/model $(CHAOTIC) $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.durable.cancelled import cancel_calls
 from trio_lanes.durable import (
     SqliteStore,
     StoreLockedError,
@@ -213,3 +214,7 @@ async def used(path: Path) -> None:
 def test_a_patience_is_a_positive_number_of_seconds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="patience"):
         SqliteStore(tmp_path / "jobs.db", patience=0)
+
+
+async def test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    await cancel_calls(SqliteStore(tmp_path / "jobs.db"))

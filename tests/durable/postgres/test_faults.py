@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.durable.cancelled import cancel_calls
 from trio_lanes.durable import (
     DurableState,
     PostgresStore,
@@ -329,3 +330,9 @@ async def test_a_notice_names_no_job_if_very_many_have_ended(
                     nursery.start_soon(wait)
                     await trio.testing.wait_all_tasks_blocked()
                     assert await clearing.clear("main", "cleared") == 400
+
+
+async def test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all(
+    dsn: str, namespace: str
+) -> None:
+    await cancel_calls(PostgresStore(dsn, namespace=namespace))

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.durable.cancelled import cancel_calls
 from trio_lanes.durable import (
     DurableState,
     Finish,
@@ -157,6 +158,24 @@ async def test_a_server_that_does_not_answer_is_left_after_the_patience(
                     await trio.sleep(0.05)
 
 
+async def test_a_server_that_is_busy_for_longer_than_the_patience_is_unavailable_and_then_goes_on(
+    own_server: Server, namespace: str
+) -> None:
+    echo = Echo()
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.3)
+    async with open_durable_lanes(store, {"echo": echo}) as lanes:
+        first = await submit_all(lanes, range(5))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, own_server.ask, "DEBUG", "SLEEP", 1)
+            with trio.fail_after(30), pytest.raises(StoreUnavailableError):
+                while True:
+                    await lanes.statistics()
+        second = await submit_all(lanes, range(5, 10))
+        assert [await result_of(job) for job in first + second] == list(range(10))
+        assert echo.ran == Counter(range(10))
+        assert (await lanes.check()).problems == ()
+
+
 async def test_a_server_without_memory_is_unavailable_and_then_goes_on(
     own_server: Server, namespace: str
 ) -> None:
@@ -292,14 +311,10 @@ async def submit_until(lanes: Any) -> None:
             await trio.sleep(0.02)
 
 
-async def test_a_call_that_is_cancelled_is_done_as_a_whole(server: Server, namespace: str) -> None:
-    store = ValkeyStore(server.url, namespace=namespace)
-    async with open_durable_lanes(store, {}, worker=False) as lanes:
-        for n in range(30):
-            with trio.move_on_after(0.0001 * n):
-                await lanes.submit("a", key=str(n))
-            await lanes.submit("a", key=str(n))
-        assert len(await lanes.jobs()) == 30
+async def test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all(
+    server: Server, namespace: str
+) -> None:
+    await cancel_calls(ValkeyStore(server.url, namespace=namespace))
 
 
 async def test_acts_that_wait_when_the_store_is_closed_are_unavailable(
