@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 from ._contract.errors import DurableJobError as DurableJobError
 from ._contract.errors import JobDeadError as JobDeadError
 from ._contract.errors import JobTakenError as JobTakenError
+from ._contract.errors import LockLostError as LockLostError
 from ._contract.errors import ResultGoneError as ResultGoneError
 from ._contract.errors import UnknownHandlerError as UnknownHandlerError
 from ._lanes.job import DurableJob as DurableJob
 from ._lanes.lanes import DurableLanes as DurableLanes
+from ._lanes.locks import HeldLock as HeldLock
+from ._lanes.locks import Quota as Quota
+from ._lanes.locks import Spent as Spent
 from ._lanes.opening import open_durable_lanes as open_durable_lanes
 from ._memory.store import MemoryStore as MemoryStore
 from ._options.retry import NoRetry as NoRetry

@@ -127,6 +127,13 @@ class StoreUnavailableError(StoreError):
     unknown: bool = False
 
 
+class LockLostError(LaneError):
+    """A lock was lost while its body ran: the instance has lost its lease, or its lanes are closed.
+
+    The body was cancelled. Another task may hold the lock by now, with a greater fence.
+    """
+
+
 class StoreLockedError(StoreError):
     """Another process is the worker of this store, or has taken the store over.
 

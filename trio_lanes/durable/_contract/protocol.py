@@ -14,7 +14,7 @@ A reply can be lost, so each call that changes something can be asked again:
   more. A store in which no reply can be lost may forget the oldest tickets earlier.
 * `StoreUnavailableError.unknown` says whether the call may have happened.
 * No call lasts longer than `Store.patience`, except `Store.wait`, `Store.events`, `Store.sent`,
-  `Store.receive`, `Store.wake` and the calls that read every job.
+  `Store.receive`, `Store.served`, `Store.wake` and the calls that read every job.
 
 If the calling process dies:
 
@@ -37,6 +37,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
+from ... import RateLimit
 from .records import (
     CheckReport,
     DurableBlocker,
@@ -210,6 +211,52 @@ class Store(Protocol):
         taken are gone. None: the fence is no longer the run's. It can be cancelled, and asked again
         with the same ``after``, which gives the same message.
         """
+
+    # ---- locks and quotas
+
+    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
+        """Ask for a lock. Return the number of the request, and its fence, or None if it waits.
+
+        Requests have a lock in the order in which they came; those that are shared have it
+        together. The fence is greater than every earlier one of the lock. A request ends with
+        `release`, or with the incarnation of this instance. None: the incarnation has ended.
+        """
+
+    async def spend(
+        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+    ) -> tuple[int, float | None] | None:
+        """Take costs, by unit, from a quota. Return the number of the request, and the time.
+
+        That is the store's time at which they were taken; None if the request waits. They are
+        taken when all limits admit them, in the order of the requests. The number is 0 if they were
+        taken at once: there is no request then. None: the incarnation has ended.
+
+        Args:
+          limits: the same of all instances. What they remember is kept under the quota's name.
+        """
+
+    async def served(self, request: int) -> float | None:
+        """Wait until a request is served; return the fence of the lock, or when costs were taken.
+
+        None: the request has ended. It can be cancelled, and asked again.
+        """
+
+    async def release(self, request: int, used: bool, ticket: str) -> None:
+        """End a request, whether it waits or was served.
+
+        Args:
+          used: False gives back what was taken from the quota.
+        """
+
+    async def settle(
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        at: float,
+        change: Mapping[str, int],
+        ticket: str,
+    ) -> None:
+        """Change the costs that were taken at a time: less than 0 gives back, more takes now."""
 
     async def wait(self, id: int) -> Ended | None:
         """Wait until the job has ended or is dead; None if it is unknown. Cancellable."""

@@ -8,6 +8,7 @@ import math
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, final
 
 from ... import LaneConfig, LaneGroup, Lanes, resolve_global_lane
@@ -44,6 +45,7 @@ from .._options.submission import Submission
 from .._runs.worker import Handler
 from .ending import Endable
 from .job import DurableJob
+from .locks import HeldLock, Quota, Requests
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -71,6 +73,8 @@ class DurableLanes(Endable):
         self._handlers: Final = handlers
         self._grace: Final = grace
         self._jobs: weakref.WeakValueDictionary[int, DurableJob] = weakref.WeakValueDictionary()
+        self._requests: Requests | None = None
+        self._quotas: Mapping[str, Quota] = {}
         self.local: Lanes | None = None
         """The core lanes on which this instance runs its jobs; None with ``worker=False``."""
 
@@ -317,6 +321,63 @@ class DurableLanes(Endable):
         if isinstance(sent, str):
             return SendResult("no_active_run" if sent == "no_active_run" else "not_streaming")
         return SendResult() if await self._store.sent(*sent) else SendResult("stopped")
+
+    # ---- locks and quotas
+
+    def lock(self, key: str, *, shared: bool = False) -> AbstractAsyncContextManager[HeldLock]:
+        """Hold a lock over all instances for the time of a block.
+
+        ::
+
+            async with lanes.lock("index") as held:
+                await rebuild(fence=held.fence)
+
+        Tasks get a lock in the order in which they asked for it; those with ``shared=True`` that
+        follow one another hold it together. A session needs none: its jobs run one at a time.
+
+        The lock is kept by the lease of this instance. If the lease is lost, or the lanes are
+        closed, the body is cancelled, and the block raises `LockLostError`; after that another task
+        may have the lock. A body that cannot be cancelled then should give ``held.fence`` to what
+        it writes to. Entering is a checkpoint; cancelled there, the task gives its place back.
+        Leaving ends the lock, cancelled or not, within the patience of the store.
+
+        Raises:
+          TypeError, ValueError: for a bad argument, at the call.
+          RuntimeError: if this task holds the lock already, or without a worker.
+          StoreUnavailableError: on entering, if the store is not available.
+        """
+        text("key", key)
+        _check.boolean("shared", shared)
+        requests = self._working()
+        requests.check_not_held(key)
+        return requests.lock(key, shared)
+
+    def quota(self, name: str) -> Quota:
+        """Return a quota over all instances, which `open_durable_lanes` got as ``quotas``.
+
+        ::
+
+            spent = await lanes.quota("openai").spend(requests=1, tokens=900)
+            answer = await ask(question)
+            await spent.settle(tokens=answer.tokens)
+
+        Raises:
+          LookupError: if there is no quota of that name.
+          RuntimeError: without a worker.
+        """
+        self._working()
+        if name not in self._quotas:
+            known = ", ".join(map(repr, self._quotas)) or "none"
+            raise LookupError(f"there is no quota {name!r}; there are: {known}")
+        return self._quotas[name]
+
+    def _working(self) -> Requests:
+        if self._requests is None:
+            raise RuntimeError(
+                "locks and quotas are kept by the lease of an instance, and one with worker=False "
+                "has none: open the lanes with worker=True; the handlers may be empty"
+            )
+        return self._requests
 
     # ---- dead letters
 

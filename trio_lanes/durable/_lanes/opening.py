@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import MappingProxyType
 from typing import Final, Literal, TypeVar, cast
@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeVar, cast
 import attrs
 import trio
 
-from ... import LaneConfig, LaneGroup, LaneInstrument, open_lanes
+from ... import LaneConfig, LaneGroup, LaneInstrument, RateLimit, open_lanes
 from ..._config import check as _check
 from ..._config.names import TEMPLATE_MARK
 from .._contract.errors import StoreUnavailableError
@@ -30,6 +30,7 @@ from .._runs.lease import Lease
 from .._runs.worker import Handler, Worker
 from .._wire.stand_in import stand_in
 from .lanes import DurableLanes, text
+from .locks import Quota, Requests
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -37,6 +38,7 @@ DEFAULT_RETRY: Final = RetryPolicy()
 DEFAULT_LANES: Final[Mapping[str, int]] = MappingProxyType({"main": 4, "cron": 1, "subagent": 8})
 """The lanes of an application that names none, as in the core."""
 NO_GROUPS: Final[Mapping[str, LaneGroup]] = MappingProxyType({})
+NO_QUOTAS: Final[Mapping[str, RateLimit]] = MappingProxyType({})
 
 
 def open_durable_lanes(
@@ -53,6 +55,7 @@ def open_durable_lanes(
     lease_ttl: float = 30.0,
     grace: float = 30.0,
     worker: bool = True,
+    quotas: Mapping[str, RateLimit | Sequence[RateLimit]] = NO_QUOTAS,
     instruments: Iterable[LaneInstrument] = (),
 ) -> AbstractAsyncContextManager[DurableLanes]:
     """Open lanes whose accepted jobs survive a crash, for the time of a block.
@@ -93,6 +96,9 @@ def open_durable_lanes(
       lease_ttl: seconds without a heartbeat after which an instance has lost its runs; not used
         by a store that takes only one worker.
       worker: whether this instance runs jobs; else it only submits and inspects.
+      quotas: by name, the limits of what all instances together may spend: see
+        `DurableLanes.quota`. ``{"openai": [RateLimit(500), RateLimit(200_000, unit="tokens")]}``.
+        Each instance applies its limits to the common past, so give all instances the same.
       instruments: instruments of the core lanes on which this instance runs its jobs.
 
     Raises:
@@ -126,11 +132,14 @@ def open_durable_lanes(
         worker=worker,
     )
     _check.seconds("grace", grace)
+    limits = {text("a quota's name", name): _limits(name, of) for name, of in quotas.items()}
     store = stand_in(store)
     durable = DurableLanes(store, handlers, grace)
     if not worker:
         return _asking(durable, opening)
     durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
+    durable._requests = requests = Requests(store, durable._worker)
+    durable._quotas = {name: Quota(name, of, store, requests) for name, of in limits.items()}
     # the store alone decides which jobs run: the core's lanes have no limits of their own
     local = {
         name: attrs.evolve(
@@ -140,6 +149,14 @@ def open_durable_lanes(
         for name, config in {TEMPLATE_MARK: LaneConfig(), **configs}.items()
     }
     return _working(durable, durable._worker, opening, local, tuple(instruments))
+
+
+def _limits(name: str, limits: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:
+    """Return the limits of a quota; raise an error for a bad value."""
+    found = (limits,) if isinstance(limits, RateLimit) else tuple(limits)
+    if not found or not all(isinstance(limit, RateLimit) for limit in found):
+        raise TypeError(f"quota {name!r} must be a RateLimit, or some of them, not {limits!r}")
+    return found
 
 
 @asynccontextmanager
@@ -179,6 +196,8 @@ async def _working(
                         durable.local = worker.core = core
                         await nursery.start(worker.pump)
                         nursery.start_soon(worker.listen)
+                        assert durable._requests is not None
+                        nursery.start_soon(durable._requests.end_later)
                         nursery.start_soon(lease.keep)
                         if store.leased:
                             nursery.start_soon(lease.beat)

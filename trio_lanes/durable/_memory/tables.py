@@ -16,6 +16,7 @@ from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, 
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING
 from .._rules.answers import Answers
 from .._rules.job_record import LENT_SLOT, ON_LIST, WANTS_SLOT, JobRecord
+from .._rules.request import Request
 from .._rules.tables import LastStep
 
 
@@ -27,6 +28,7 @@ class MemoryTables:
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
         self._events: Final[dict[int, list[tuple[int, str]]]] = {}  # by job
         self._messages: Final[dict[int, dict[int, tuple[int, str | None, bool, str]]]] = {}
+        self._requests: Final[dict[int, Request]] = {}  # in order of their ids
         self._lanes: Final[dict[str, LaneLimit]] = {}
         self._groups: Final[dict[str, GroupLimit]] = {}
         self._marks: Final[defaultdict[str, list[tuple[float, int]]]] = defaultdict(list)
@@ -208,6 +210,22 @@ class MemoryTables:
     def all_live(self) -> Iterable[JobRecord]:
         alive = [job for job in self._jobs.values() if job.state not in ENDED]
         return sorted(alive, key=lambda job: (job.session or "", job.place or 0, job.id))
+
+    def request(self, id: int) -> Request | None:
+        return self._requests.get(id)
+
+    def put_request(self, request: Request) -> None:
+        self._requests[request.id] = request
+
+    def drop_request(self, id: int) -> None:
+        del self._requests[id]
+
+    def first_request(self, line: str, served: bool) -> Request | None:
+        of = (one for one in self._requests.values() if one.line == line)
+        return next((one for one in of if (one.served is not None) is served), None)
+
+    def requests_of(self, instance: str) -> list[Request]:
+        return [one for one in self._requests.values() if one.instance == instance]
 
     def waiting_for(self, lane: str) -> int:
         return sum(

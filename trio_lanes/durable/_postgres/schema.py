@@ -24,7 +24,7 @@ from .._contract.errors import StoreError, StoreVersionError
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
@@ -209,6 +209,16 @@ CREATE TABLE answers (              -- of acts that may be asked for again
     told text NOT NULL              -- JSON
 );
 CREATE INDEX answers_until ON answers (until);
+CREATE TABLE requests (             -- for locks and quotas
+    id bigint PRIMARY KEY,
+    line text NOT NULL,
+    instance text NOT NULL,
+    told text NOT NULL,             -- JSON; see `Request`
+    served double precision         -- NULL: it waits
+);
+-- a hash, since the name of a line may be longer than the entry of an index
+CREATE INDEX requests_line ON requests (md5(line), served, id);
+CREATE INDEX requests_instance ON requests (instance);
 CREATE TABLE listeners (id text PRIMARY KEY, until double precision NOT NULL);
 CREATE TABLE submissions (          -- committed by their submitters, and not taken in yet
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -288,6 +298,18 @@ BEGIN
 END $$;
 CREATE TRIGGER forget_messages AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.sent > 0)
     EXECUTE FUNCTION forget_messages();
+""",
+    6: """
+CREATE TABLE requests (             -- for locks and quotas
+    id bigint PRIMARY KEY,
+    line text NOT NULL,
+    instance text NOT NULL,
+    told text NOT NULL,             -- JSON; see `Request`
+    served double precision         -- NULL: it waits
+);
+-- a hash, since the name of a line may be longer than the entry of an index
+CREATE INDEX requests_line ON requests (md5(line), served, id);
+CREATE INDEX requests_instance ON requests (instance);
 """,
 }
 """By schema version, the script that makes the next version."""

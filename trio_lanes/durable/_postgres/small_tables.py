@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import attrs
 
@@ -18,11 +18,13 @@ from .._contract.protocol import REMEMBERED_FOR
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._rules.job_record import JobRecord
 from .._rules.rates import from_json, group_from_json, group_to_json, to_json
+from .._rules.request import Request
 from .._rules.tables import LastStep
 from .rows import Execute
 
 SETTINGS: Final = 'SELECT kind, name, told FROM settings ORDER BY kind, name COLLATE "C"'
 """In the order in which lanes take turns."""
+REQUESTS: Final[LiteralString] = "SELECT id, line, instance, told, served FROM requests WHERE "
 
 
 class SmallTables:
@@ -274,6 +276,37 @@ class SmallTables:
     def drop_untaken(self, id: int) -> None:
         self._small_writes += 1
         self._execute("DELETE FROM messages WHERE job = %s AND NOT taken", (id,))
+
+    # ---- requests for locks and quotas
+
+    def request(self, id: int) -> Request | None:
+        return self._request("id = %s", (id,))
+
+    def _request(self, where: LiteralString, values: tuple[Any, ...]) -> Request | None:
+        row = self._execute(REQUESTS + where, values).fetchone()
+        return None if row is None else Request(*row)
+
+    def put_request(self, request: Request) -> None:
+        self._small_writes += 1
+        self._execute(
+            "INSERT INTO requests VALUES (%s, %s, %s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET served = excluded.served",
+            attrs.astuple(request),
+        )
+
+    def drop_request(self, id: int) -> None:
+        self._small_writes += 1
+        self._execute("DELETE FROM requests WHERE id = %s", (id,))
+
+    def first_request(self, line: str, served: bool) -> Request | None:
+        of: LiteralString = "md5(line) = md5(%s) AND line = %s AND served "
+        if served:
+            return self._request(of + "IS NOT NULL LIMIT 1", (line, line))
+        return self._request(of + "IS NULL ORDER BY id LIMIT 1", (line, line))
+
+    def requests_of(self, instance: str) -> list[Request]:
+        rows = self._execute(REQUESTS + "instance = %s", (instance,)).fetchall()
+        return [Request(*row) for row in rows]
 
     # ---- marks of rates
 

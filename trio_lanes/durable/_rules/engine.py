@@ -53,7 +53,7 @@ from typing import Final, TypeVar, final
 
 import attrs
 
-from ... import LaneFullError, UnknownLaneError
+from ... import LaneFullError, RateLimit, UnknownLaneError
 from .._contract.errors import KeyConflictError
 from .._contract.records import (
     Cancelled,
@@ -69,7 +69,7 @@ from .._contract.records import (
     Succeeded,
 )
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, RUNNING, SUCCEEDED, WAITING
-from . import talk
+from . import lines, talk
 from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
 from .history import forgiven
@@ -180,7 +180,7 @@ class Engine(Queues):
                 self.tables.update(job, instance=instance)
             else:
                 self.give_back(job)
-        self.tables.drop_instance(former)
+        self._drop_instance(former)
         tables, names = self.tables, self.opening.names
         tables.put_instance(
             InstanceInfo(
@@ -237,8 +237,12 @@ class Engine(Queues):
     def remove_instance(self, id: str) -> None:
         """End an incarnation: its runs are given back with a crash. It can be repeated."""
         self.crash(self.tables.running(id))
-        self.tables.drop_instance(id)
+        self._drop_instance(id)
         self.look = True
+
+    def _drop_instance(self, id: str) -> None:
+        lines.end_requests(self, id)
+        self.tables.drop_instance(id)
 
     # ---- accepting
 
@@ -423,6 +427,26 @@ class Engine(Queues):
         """Take the next message to a run; True: there is none yet; False: the run is lost."""
         job = self._run_of(instance, id, fence)
         return False if job is None else talk.receive(self, job, after) or True
+
+    def acquire(self, instance: str, key: str, shared: bool) -> tuple[int, float | None] | None:
+        """Ask for a lock, as `lines.acquire` does; None: the instance has no lease."""
+        return lines.acquire(self, instance, key, shared) if self.is_alive(instance) else None
+
+    def spend(
+        self,
+        instance: str,
+        quota: str,
+        limits: Sequence[RateLimit],
+        costs: Mapping[str, int],
+    ) -> tuple[int, float | None] | None:
+        """Spend from a quota, as `lines.spend` does; None: the instance has no lease."""
+        if not self.is_alive(instance):
+            return None
+        return lines.spend(self, instance, quota, limits, costs)
+
+    def look_at_request(self, instance: str, id: int) -> tuple[float | None, float | None] | None:
+        """Look at a request, as `lines.look` does; None: it has ended, or the lease is over."""
+        return lines.look(self, id) if self.is_alive(instance) else None
 
     def lend_slot(self, instance: str, id: int, fence: int) -> bool:
         """Free the slot of a run; False if the fence is no longer the run's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterator,
@@ -18,6 +19,7 @@ from typing import Any, Final, TypeVar, final
 
 import trio
 
+from ... import RateLimit
 from .._contract.protocol import PAGE
 from .._contract.records import (
     CheckReport,
@@ -35,7 +37,7 @@ from .._contract.records import (
     StoreRules,
     SubmittedJob,
 )
-from . import inspection, orders, talk
+from . import inspection, lines, orders, talk
 from .blockers import blockers
 from .engine import Engine
 from .lane_limits import configured
@@ -281,6 +283,42 @@ class EngineStore(ABC):
                     return None
                 await waiter.seen.wait()
 
+    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
+        me = self.instance
+        return _pair(await self._once(ticket, lambda engine: engine.acquire(me, key, shared)))
+
+    async def spend(
+        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+    ) -> tuple[int, float | None] | None:
+        me = self.instance
+        return _pair(
+            await self._once(ticket, lambda engine: engine.spend(me, quota, limits, costs))
+        )
+
+    async def served(self, request: int) -> float | None:
+        me = self.instance
+        while True:
+            with self._waiting(request) as waiter:
+                asked_at = trio.current_time()
+                found = await self._transact(lambda engine: engine.look_at_request(me, request))
+                if found is None or found[0] is not None:
+                    return None if found is None else found[0]
+                with trio.move_on_at(math.inf if found[1] is None else asked_at + found[1]):
+                    await waiter.seen.wait()
+
+    async def release(self, request: int, used: bool, ticket: str) -> None:
+        await self._once(ticket, lambda engine: lines.release(engine, request, used))
+
+    async def settle(
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        at: float,
+        change: Mapping[str, int],
+        ticket: str,
+    ) -> None:
+        await self._once(ticket, lambda engine: lines.settle(engine, quota, limits, at, change))
+
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         while True:
             with self._waiting(id) as waiter:  # before it reads: an event may come meanwhile
@@ -390,6 +428,11 @@ class EngineStore(ABC):
         if not repair or not report.problems:
             return report
         return await self._transact(lambda engine: inspection.check(engine, repair=True))
+
+
+def _pair(told: Sequence[Any] | None) -> tuple[int, float | None] | None:
+    """Return an answer that a store may have kept as a list."""
+    return None if told is None else (told[0], told[1])
 
 
 class _Waiter:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -103,6 +103,25 @@ class Meter:
             return (time, before + amount), 1
         return (now, amount), 1
 
+    def given_back(self, marks: Sequence[Mark], at: float, amount: int, now: float) -> list[Mark]:
+        """Return the marks as if the charge at a time had been smaller by an amount.
+
+        They stay the same if the limit has been as new since.
+        """
+        if not self._sliding:
+            time, charged = marks[-1] if marks else (math.inf, 0)
+            if at < time or self.arrival((time, charged)) <= now:
+                return list(marks)
+            return [(time, charged - amount)] if charged > amount else []
+        place = bisect_right(marks, at, key=_time) - 1
+        if place < 0 or marks[place][0] != at:
+            return list(marks)
+        most = marks[place][1] - amount
+        return [
+            (time, total - amount if number >= place else min(total, most))
+            for number, (time, total) in enumerate(marks)
+        ]
+
     def gone(self, marks: Sequence[Mark], now: float) -> int:
         """Return how many marks are of charges that have left the window."""
         since = Fraction(now) - self._per
@@ -132,6 +151,10 @@ def _sum(mark: Mark) -> int:
     return mark[1]
 
 
+def _time(mark: Mark) -> float:
+    return mark[0]
+
+
 def lane_meters(name: str, limit: LaneLimit) -> list[Meter]:
     """Return the meters of a lane."""
     return list(_meters(f"lane {name}", limit.rates))
@@ -140,6 +163,11 @@ def lane_meters(name: str, limit: LaneLimit) -> list[Meter]:
 def group_meters(name: str, limit: GroupLimit) -> list[Meter]:
     """Return the meters of a group."""
     return list(_meters(f"group {name}", limit.rates))
+
+
+def quota_meters(line: str, limits: Sequence[RateLimit]) -> list[Meter]:
+    """Return the meters of a quota, by the name of its line."""
+    return list(_meters(line, limits))
 
 
 def _meters(owner: str, rates: Sequence[RateLimit]) -> Iterator[Meter]:

@@ -14,6 +14,7 @@ import attrs
 
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
 from .job_record import JobRecord
+from .request import Request
 
 
 @final
@@ -131,6 +132,15 @@ class Tables(Protocol):
         """Return messages to a job with numbers above ``after``: (number, key, taken, message)."""
 
     def drop_untaken(self, id: int) -> None: ...
+
+    # ---- requests for locks and quotas
+    def request(self, id: int) -> Request | None: ...
+    def put_request(self, request: Request) -> None: ...
+    def drop_request(self, id: int) -> None: ...
+    def first_request(self, line: str, served: bool) -> Request | None:
+        """Return the first request of a line that was served, or that waits."""
+
+    def requests_of(self, instance: str) -> list[Request]: ...
 
     # ---- sums
     def waiting_for(self, lane: str) -> int:

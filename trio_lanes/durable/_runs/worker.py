@@ -94,7 +94,10 @@ class Worker:
         self._idle = trio.Event()  # no run is left, all ends are reported, no claim is under way
         self._unavailable = False
         self._broken: BaseException | None = None  # why the end of a run could not be reported
-        self._term = 0  # +1 whenever all runs are cancelled; claims of an earlier term do not begin
+        self.term: int = 0
+        """+1 whenever all runs are cancelled; claims of an earlier term do not begin."""
+        self.leased: Final[set[trio.CancelScope]] = set()
+        """What else must end with the lease: the bodies of locks."""
         self.stopping: bool = False
         self.closed: bool = False
         self.claiming: bool = True
@@ -172,7 +175,7 @@ class Worker:
                 fence,
             )
         for claim in step.claims:
-            self._begin(claim, late=question.term != self._term)
+            self._begin(claim, late=question.term != self.term)
         for _, fence in step.cancels:
             run = self._runs.get(fence)
             if run is not None:  # else it has just ended, and the next step reports it
@@ -193,7 +196,7 @@ class Worker:
         room = self.capacity - busy if self.claiming else 0
         self._steps_taken += 1
         room = int(max(0, min(room, MOST_ROOM)))
-        return _Question(self._steps_taken, tuple(finished), room, self._term)
+        return _Question(self._steps_taken, tuple(finished), room, self.term)
 
     def _keep_or_withdraw(self, question: _Question, unknown: bool) -> None:
         """Keep a step without an answer if it may have happened, now or before."""
@@ -371,7 +374,9 @@ class Worker:
 
     def cancel_all(self, reason: str) -> list[tuple[int, int]]:
         """Cancel all runs, which gives their jobs back. Return (id, fence) of each."""
-        self._term += 1
+        self.term += 1
+        for scope in self.leased:
+            scope.cancel()
         runs = self.running
         for run in runs:
             assert run._job is not None

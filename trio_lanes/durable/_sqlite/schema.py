@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -164,6 +164,15 @@ CREATE TABLE instances (
     names TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE turns (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+CREATE TABLE requests (         -- for locks and quotas
+    id INTEGER PRIMARY KEY,
+    line TEXT NOT NULL,
+    instance TEXT NOT NULL,
+    told TEXT NOT NULL,         -- JSON; see `Request`
+    served REAL                 -- NULL: it waits
+);
+CREATE INDEX requests_line ON requests (line, served);
+CREATE INDEX requests_instance ON requests (instance);
 """
 
 MIGRATIONS: Final = {
@@ -233,6 +242,17 @@ CREATE TABLE messages (
 CREATE TRIGGER forget_messages AFTER DELETE ON jobs WHEN old.sent > 0 BEGIN
     DELETE FROM messages WHERE job = old.id;
 END;
+""",
+    9: """
+CREATE TABLE requests (         -- for locks and quotas
+    id INTEGER PRIMARY KEY,
+    line TEXT NOT NULL,
+    instance TEXT NOT NULL,
+    told TEXT NOT NULL,         -- JSON; see `Request`
+    served REAL                 -- NULL: it waits
+);
+CREATE INDEX requests_line ON requests (line, served);
+CREATE INDEX requests_instance ON requests (instance);
 """,
 }
 """By schema version, the script that makes the next version."""

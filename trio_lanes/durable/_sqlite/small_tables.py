@@ -12,8 +12,11 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._rules.rates import from_json, group_from_json, group_to_json, to_json
+from .._rules.request import Request
 
 
 class SmallTables:
@@ -156,6 +159,29 @@ class SmallTables:
             " (SELECT meter FROM marks GROUP BY meter HAVING max(until) <= ?)",
             (now,),
         )
+
+    def request(self, id: int) -> Request | None:
+        return self._request("id = ?", (id,))
+
+    def _request(self, where: str, values: tuple[Any, ...]) -> Request | None:
+        statement = f"SELECT id, line, instance, told, served FROM requests WHERE {where}"
+        row = self._execute(statement, values).fetchone()
+        return None if row is None else Request(*row)
+
+    def put_request(self, request: Request) -> None:
+        self._write("REPLACE INTO requests VALUES (?, ?, ?, ?, ?)", attrs.astuple(request))
+
+    def drop_request(self, id: int) -> None:
+        self._write("DELETE FROM requests WHERE id = ?", (id,))
+
+    def first_request(self, line: str, served: bool) -> Request | None:
+        if served:
+            return self._request("line = ? AND served IS NOT NULL LIMIT 1", (line,))
+        return self._request("line = ? AND served IS NULL ORDER BY id LIMIT 1", (line,))
+
+    def requests_of(self, instance: str) -> list[Request]:
+        statement = "SELECT id, line, instance, told, served FROM requests WHERE instance = ?"
+        return [Request(*row) for row in self._execute(statement, (instance,)).fetchall()]
 
     def pauses(self) -> dict[str, float]:
         """Return {session: when its pause ends}."""

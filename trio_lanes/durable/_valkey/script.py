@@ -18,8 +18,10 @@ ORDER: Final = (
     "queues",  # the rules of order
     "accept",  # enqueue
     "claims",  # which jobs an instance may run
+    "lines",  # requests for locks and quotas
     "instances",  # leases, and what becomes of the jobs of the dead
     "step",  # finish and claim; acts of one run
+    "locks",  # acts of locks and quotas
     "talk",  # events of runs, and messages to them
     "select",  # which jobs a listing or an order is for
     "orders",  # cancel, clear, pause, resume, configure, requeue, purge
@@ -30,7 +32,9 @@ ORDER: Final = (
     "verbs",  # which act a call asks for
 )
 """The files, from the lowest: a function is defined before the functions that call it."""
-LEAVES: Final = frozenset({"accept", "step", "talk", "orders", "look", "blockers", "check", "open"})
+LEAVES: Final = frozenset(
+    {"accept", "step", "locks", "talk", "orders", "look", "blockers", "check", "open"}
+)
 """Files that define acts only. A server makes the functions of a script anew for each call, so
 those of a leaf are made only if the call asks for one of its acts."""
 _VERB: Final = re.compile(r"^(?:READS|WRITES|WITH_TICKET)\.(\w+) = ", re.MULTILINE)

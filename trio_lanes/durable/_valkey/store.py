@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import random
 import uuid
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -20,6 +22,7 @@ import attrs
 import outcome
 import trio
 
+from ... import RateLimit
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import PAGE
 from .._contract.records import (
@@ -310,6 +313,46 @@ class ValkeyStore:
         arguments = self.instance, str(id), str(fence), str(after)
         number, *message = await self._told_of(id, "receive", *arguments)
         return None if number is None else (int(number), str(message[0]))
+
+    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
+        told = await self._call("acquire", ticket, self.instance, key, str(int(shared)))
+        return None if told == [None] else (int(told[0]), float(told[1]) or None)
+
+    async def spend(
+        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+    ) -> tuple[int, float | None] | None:
+        terms = text.meters_argument(limits), json.dumps(dict(costs))
+        told = await self._call("spend", ticket, self.instance, quota, *terms)
+        return None if told == [None] else (int(told[0]), float(told[1]) or None)
+
+    async def served(self, request: int) -> float | None:
+        while True:
+            waiter, asked_at = self._waiters.add(request), trio.current_time()
+            try:
+                served, *due = await self._call("served", self.instance, str(request))
+                if served is None or int(served):
+                    return None if served is None else float(served)
+                with trio.move_on_at(asked_at + float(due[0]) / 1e6 if due else math.inf):
+                    await waiter.seen.wait()
+            finally:
+                self._waiters.remove(request, waiter)
+
+    async def release(self, request: int, used: bool, ticket: str) -> None:
+        await self._call("release", ticket, str(request), str(int(used)))
+
+    async def settle(
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        at: float,
+        change: Mapping[str, int],
+        ticket: str,
+    ) -> None:
+        less = {unit: -amount for unit, amount in change.items() if amount < 0}
+        more = {unit: amount for unit, amount in change.items() if amount > 0}
+        meters = text.meters_argument(limits)
+        changes = json.dumps(less), json.dumps(more)
+        await self._call("settle", ticket, quota, meters, f"{at:.0f}", *changes)
 
     async def _told_of(self, id: int, verb: str, *arguments: str) -> Sequence[Any]:
         """Make a call that has no answer until there is news of a job."""

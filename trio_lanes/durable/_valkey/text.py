@@ -295,6 +295,11 @@ def _gcra(limit: RateLimit) -> dict[str, int]:
     return {"num": num, "den": den, "burst": math.floor(burst * num)}
 
 
+def meters_argument(limits: Iterable[RateLimit]) -> str:
+    """The limits of a quota, as the script reads them."""
+    return json.dumps(_meters(limits))
+
+
 def lanes_of(answer: Sequence[Any]) -> dict[str, LaneLimit]:
     """Return lanes from the script's answer."""
     return {

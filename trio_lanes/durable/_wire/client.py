@@ -26,6 +26,7 @@ from typing import Any, Final, final
 
 import trio
 
+from ... import RateLimit
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import (
@@ -273,6 +274,31 @@ class ServedStoreClient(Store):
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         return await self._ask_until("events", id, after)  # type: ignore[no-any-return]
+
+    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
+        return await self._ask("acquire", key, shared, ticket)  # type: ignore[no-any-return]
+
+    async def spend(
+        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+    ) -> tuple[int, float | None] | None:
+        told = await self._ask("spend", quota, limits, costs, ticket)
+        return told  # type: ignore[no-any-return]
+
+    async def served(self, request: int) -> float | None:
+        return await self._ask_until("served", request)  # type: ignore[no-any-return]
+
+    async def release(self, request: int, used: bool, ticket: str) -> None:
+        await self._ask("release", request, used, ticket)
+
+    async def settle(
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        at: float,
+        change: Mapping[str, int],
+        ticket: str,
+    ) -> None:
+        await self._ask("settle", quota, limits, at, change, ticket)
 
     async def wait(self, id: int) -> Ended | None:
         return await self._ask_until("wait", id)  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ WAITED_FOR: Final = 20.0
 """Seconds after which a wait for a job is answered, so that it is asked again."""
 NOT_YET: Final = "not yet"
 """The answer to a wait for a job that has not ended."""
-WAITS: Final = frozenset({"wait", "events", "sent", "receive"})
+WAITS: Final = frozenset({"wait", "events", "sent", "receive", "served"})
 VERBS: Final = frozenset(
     {
         *("join", "leave", "beat", "enqueue", "step", "checkpoint"),
@@ -32,6 +32,7 @@ VERBS: Final = frozenset(
         *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
         *("blocked_by", "running", "check", "emit", "send", *WAITS),
+        *("acquire", "spend", "release", "settle"),
     }
 )
 

@@ -22,6 +22,7 @@ from ._life import Life as Life
 from ._life import shrink as shrink
 from ._life import simulate as simulate
 from ._limits import LimitStories
+from ._locks import LockStories
 from ._take import TakeStories
 from ._talk import TalkStories
 from ._templates import TemplateStories
@@ -60,6 +61,7 @@ def durable_store_suite(
         BlockerStories,
         TakeStories,
         CrashStories,
+        LockStories,
         TalkStories,
     ):
         make_store = staticmethod(make)

@@ -94,6 +94,7 @@ class Bench:
 
     Attributes:
       log: the entries of the handlers, in order.
+      fences: the fences of locks, in order.
     """
 
     def __init__(
@@ -109,6 +110,12 @@ class Bench:
         self._pause = pause
         self._gates: dict[str, trio.Event] = {}
         self.log: list[Any] = []
+        self.fences: list[int] = []
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the time of the test is virtual."""
+        return self._clock is not None
 
     def store(self) -> Store:
         """Return a store over the data of this test."""

@@ -34,6 +34,9 @@ local function begin_writing()
 end
 
 local function drop_instance(id)
+  for _, request in ipairs(call('SMEMBERS', ROOT .. 'ki:' .. id)) do
+    LINES.release(request, true)
+  end
   local info = instance_of(id)
   if not info then
     return

@@ -7,7 +7,8 @@
 --
 -- The other kind, gcra, keeps `since` and `sum`: the theoretical arrival time is
 -- since + sum * num / den microseconds. `sum` stays below `den` by moving `since`, so the products
--- are exact. An amount is admitted as much earlier as the burst is larger.
+-- are exact. An amount is admitted as much earlier as the burst is larger. `begun` is since when the
+-- limit has been in use without a break.
 
 local ONE_REQUEST = { requests = 1 }
 local FORGET_AFTER = 60000  -- milliseconds
@@ -83,14 +84,14 @@ function SLIDING.continue(key, old, meter)
 end
 
 local function since_and_sum(key)
-  local since, sum = unpack(call('LRANGE', key, 0, 1))
-  return tonumber(since or nil), tonumber(sum or nil)
+  local since, sum, begun = unpack(call('LRANGE', key, 0, 2))
+  return tonumber(since or nil), tonumber(sum or nil), tonumber(begun or since or nil)
 end
 
-local function put_since(key, meter, since, sum)
+local function put_since(key, meter, since, sum, begun)
   local whole = math.floor(sum / meter.den)
   call('DEL', key)
-  call('RPUSH', key, int(since + whole * meter.num), int(sum - whole * meter.den))
+  call('RPUSH', key, int(since + whole * meter.num), int(sum - whole * meter.den), int(begun))
 end
 
 function GCRA.ready_at(key, meter, amount)
@@ -103,11 +104,11 @@ function GCRA.ready_at(key, meter, amount)
 end
 
 function GCRA.charge(key, meter, amount)
-  local since, sum = since_and_sum(key)
+  local since, sum, begun = since_and_sum(key)
   if not since or (now - since) * meter.den >= sum * meter.num then
-    since, sum = now, 0
+    since, sum, begun = now, 0, now
   end
-  put_since(key, meter, since, sum + amount)
+  put_since(key, meter, since, sum + amount, begun)
   return since + math.ceil((sum + amount) * meter.num / meter.den)
 end
 
@@ -117,7 +118,8 @@ function GCRA.continue(key, old, meter)
   if since then
     local used = math.max(((since - now) * old.den + sum * old.num) / old.num, 0)
     local whole = math.floor(used)
-    put_since(key, meter, now + math.ceil((used - whole) * meter.num / meter.den), whole)
+    local at = now + math.ceil((used - whole) * meter.num / meter.den)
+    put_since(key, meter, at, whole, at)
     since, sum = since_and_sum(key)
   end
   return (since or now) + math.ceil((sum or 0) * meter.num / meter.den)
@@ -126,6 +128,44 @@ end
 local function forget_meter_at(key, as_new)
   local millis = math.ceil((as_new - (meta.offset or 0)) / 1000) + FORGET_AFTER
   call('PEXPIREAT', key, int(millis))
+end
+
+-- Lessen the charge of a time by an amount, unless the limit has been as new since. Return when the
+-- limit is as new; nil: nothing was changed, or nothing is left.
+function SLIDING.give_back(key, meter, at, amount)
+  local mine = call('ZRANGEBYSCORE', key, int(at), int(at))
+  if #mine == 0 then
+    return
+  end
+  local later = call('ZRANGEBYSCORE', key, '(' .. int(at), '+inf', 'WITHSCORES')
+  call('ZREMRANGEBYSCORE', key, int(at), '+inf')
+  local _, before = mark_at(key, -1)
+  local most, last = tonumber(mine[#mine]) - amount, at
+  for _, sum in ipairs(mine) do
+    sum = math.min(tonumber(sum), most)
+    if sum > (before or 0) then
+      add_mark(key, at, sum)
+    end
+  end
+  for place = 1, #later, 2 do
+    last = tonumber(later[place + 1])
+    add_mark(key, last, tonumber(later[place]) - amount)
+  end
+  return last + meter.per
+end
+
+function GCRA.give_back(key, meter, at, amount)
+  local since, sum, begun = since_and_sum(key)
+  if not since or at < begun or (now - since) * meter.den >= sum * meter.num then
+    return
+  end
+  sum = sum - amount
+  if (since - begun) * meter.den + sum * meter.num <= 0 then
+    call('DEL', key)
+    return
+  end
+  put_since(key, meter, since, sum, begun)
+  return since + math.ceil(sum * meter.num / meter.den)
 end
 
 local KINDS = { sliding = SLIDING, gcra = GCRA }
@@ -157,6 +197,19 @@ local function charge_meters(owner, meters, costs)
     end
   end
   return last
+end
+
+local function give_back_to(owner, meters, at, costs)
+  for _, meter in ipairs(meters) do
+    local amount = costs[meter.unit] or 0
+    if amount > 0 then
+      local key = meter_key(owner, meter)
+      local as_new = KINDS[meter.kind].give_back(key, meter, at, amount)
+      if as_new then
+        forget_meter_at(key, as_new)
+      end
+    end
+  end
 end
 
 -- The marks of `old` become those of `new`.

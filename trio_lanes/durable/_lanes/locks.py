@@ -1,0 +1,242 @@
+"""Locks and quotas over instances, as the tasks of one instance use them.
+
+A request is kept by the lease of this instance: when the lease is lost, the store serves others. So
+the body of a lock is cancelled by the same deadline that cancels the runs. A request whose release
+got no answer is released later, by a task of the lanes: else it would hold up others for as long as
+this instance lives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, TypeAlias, final
+
+import attrs
+import trio
+
+from ... import RateLimit
+from ..._config import check as _check
+from .._contract.errors import LockLostError, StoreUnavailableError
+from .._contract.protocol import Store
+from .._contract.tickets import new_ticket
+from .._runs.worker import AGAIN_AFTER, Worker
+
+MOST: Final = 10**12
+"""The greatest amount of a unit."""
+
+Ask: TypeAlias = Callable[[str], Awaitable[tuple[int, float | None] | None]]
+"""A call of the store that makes a request, with a ticket."""
+
+
+@final
+@attrs.frozen
+class HeldLock:
+    """A lock that a task holds; see `DurableLanes.lock`."""
+
+    key: str
+    """The key of the lock."""
+    shared: bool
+    """Whether other tasks may hold it at the same time."""
+    fence: int
+    """A number that is greater than that of every earlier holder."""
+
+
+@final
+class Requests:
+    """The requests of one instance for locks and quotas."""
+
+    def __init__(self, store: Store, worker: Worker) -> None:
+        self._store: Final = store
+        self._worker: Final = worker
+        self._held: Final[set[tuple[trio.lowlevel.Task, str]]] = set()  # or waited for
+        self._later: Final[deque[Callable[[], Awaitable[None]]]] = deque()
+        self._more = trio.Event()
+
+    def check_not_held(self, key: str) -> None:
+        """Refuse a second request of a task for a lock: it would wait for itself.
+
+        Raises:
+          RuntimeError: if this task holds the lock, or waits for it.
+        """
+        if (trio.lowlevel.current_task(), key) in self._held:
+            raise RuntimeError(f"this task holds the lock {key!r} already")
+
+    @asynccontextmanager
+    async def lock(self, key: str, shared: bool) -> AsyncIterator[HeldLock]:
+        """Hold a lock for the time of the block."""
+        self.check_not_held(key)
+        mine = trio.lowlevel.current_task(), key
+        self._held.add(mine)
+        try:
+            acquire = partial(self._store.acquire, key, shared)
+            request, fence = await self._served(acquire)
+            scope = trio.CancelScope()
+            self._worker.leased.add(scope)
+            try:
+                with scope:
+                    yield HeldLock(key, shared, int(fence))
+            finally:
+                self._worker.leased.discard(scope)
+                await self._release(request, used=True)
+            if scope.cancelled_caught:
+                raise LockLostError(
+                    f"the lock {key!r} was lost: this instance has lost its lease, or its lanes are"
+                    " closed"
+                )
+        finally:
+            self._held.discard(mine)
+
+    async def spend(
+        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int]
+    ) -> float:
+        """Wait until costs are taken from a quota; return the store's time of that."""
+        request, at = await self._served(partial(self._store.spend, quota, limits, costs))
+        if request:
+            await self._release(request, used=True)
+        return at
+
+    async def _served(self, ask: Ask) -> tuple[int, float]:
+        """Make a request until it is served; return its number, and the fence or the time."""
+        while True:
+            term, ticket = self._worker.term, new_ticket()
+            try:
+                asked = await ask(ticket)
+            except StoreUnavailableError as error:
+                if error.unknown:
+                    self._do_later(partial(self._withdraw, ask, ticket))
+                raise
+            if asked is None:
+                await trio.sleep(AGAIN_AFTER)  # until this instance has a lease again
+                continue
+            request, served = asked
+            used = False
+            try:
+                got = await self._store.served(request) if served is None else served
+                used = term == self._worker.term
+            finally:
+                if request and not used:
+                    await self._release(request, used=False)
+            if got is not None and used:
+                return request, got
+
+    async def _release(self, request: int, *, used: bool) -> None:
+        ticket = new_ticket()
+        with trio.CancelScope(shield=True):
+            try:
+                await self._store.release(request, used, ticket)
+            except StoreUnavailableError:
+                self._do_later(partial(self._store.release, request, used, ticket))
+
+    def _do_later(self, act: Callable[[], Awaitable[None]]) -> None:
+        self._later.append(act)
+        self._more.set()
+
+    async def _withdraw(self, ask: Ask, ticket: str) -> None:
+        """End a request that may have been made: its answer was lost."""
+        asked = await ask(ticket)
+        if asked is not None and asked[0]:
+            await self._store.release(asked[0], False, new_ticket())
+
+    async def end_later(self) -> None:
+        """End the requests whose end got no answer, for as long as the lanes are open."""
+        while True:
+            while self._later:
+                try:
+                    await self._later[0]()
+                except StoreUnavailableError:
+                    await trio.sleep(AGAIN_AFTER)
+                else:
+                    self._later.popleft()
+            self._more = trio.Event()
+            await self._more.wait()
+
+
+@final
+class Quota:
+    """A quota over all instances; see `DurableLanes.quota`."""
+
+    def __init__(
+        self, name: str, limits: Sequence[RateLimit], store: Store, requests: Requests
+    ) -> None:
+        self.name: Final = name
+        self._limits: Final = limits
+        self._units: Final = {limit.unit for limit in limits}
+        self._store: Final = store
+        self._requests: Final = requests
+
+    def __repr__(self) -> str:
+        return f"<trio_lanes.durable.Quota {self.name!r} of {', '.join(sorted(self._units))}>"
+
+    async def spend(self, **amounts: int) -> Spent:
+        """Take amounts from the quota, by unit, as soon as all its limits admit them.
+
+        Callers of all instances are served in the order in which they came. An amount above a limit
+        waits until nothing of the limit is in use. A quota of requests takes one, unless
+        ``requests`` is given. A checkpoint; if it is cancelled, nothing is taken.
+
+        Raises:
+          TypeError, ValueError: for a bad amount, or a unit that the quota does not count.
+          StoreUnavailableError: if the store is not available; with ``unknown``, the amounts may
+            have been taken.
+        """
+        costs = self._checked(amounts)
+        if "requests" in self._units:
+            costs.setdefault("requests", 1)
+        return Spent(self, costs, await self._requests.spend(self.name, self._limits, costs))
+
+    def _checked(self, amounts: Mapping[str, int]) -> dict[str, int]:
+        for unit, amount in amounts.items():
+            if unit not in self._units:
+                counted = ", ".join(map(repr, sorted(self._units)))
+                raise ValueError(
+                    f"quota {self.name!r} does not count {unit!r} (counted: {counted})"
+                )
+            if not 0 <= _check.whole(unit, amount) <= MOST:
+                raise ValueError(f"{unit} must be from 0 to 10**12, got {amount!r}")
+        return dict(amounts)
+
+
+@final
+class Spent:
+    """What a caller took from a quota.
+
+    Attributes:
+      costs: the amounts, by unit.
+    """
+
+    def __init__(self, quota: Quota, costs: Mapping[str, int], at: float) -> None:
+        self.costs: Final = costs
+        self._quota: Final = quota
+        self._at: Final = at
+        self._settled = False
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{amount} {unit}" for unit, amount in self.costs.items())
+        return f"<trio_lanes.durable.Spent {told} of {self._quota.name!r}>"
+
+    async def settle(self, **used: int) -> None:
+        """Say which amounts were used in the end: the rest is given back, or is taken as well.
+
+        What is given back can be spent at once, by the caller that is next. Amounts above those
+        that were taken are taken now, without a wait. Units that are not named stay. A checkpoint.
+
+        Raises:
+          TypeError, ValueError: for a bad amount, or a unit that the quota does not count.
+          RuntimeError: if it was settled before.
+          StoreUnavailableError: if the store is not available; it may be tried again then.
+        """
+        quota = self._quota
+        change = {
+            unit: amount - self.costs.get(unit, 0) for unit, amount in quota._checked(used).items()
+        }
+        if self._settled:
+            raise RuntimeError(f"{self!r} was settled before")
+        self._settled = True
+        try:
+            await quota._store.settle(quota.name, quota._limits, self._at, change, new_ticket())
+        except StoreUnavailableError as error:
+            self._settled = error.unknown
+            raise

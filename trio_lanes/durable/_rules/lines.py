@@ -1,0 +1,191 @@
+"""Locks and quotas: requests of instances, which wait in lines.
+
+Each lock has a line, and each quota has one. A request joins the tail; it is served when it is the
+first that waits, and its lock is free or the rates of its quota admit its costs. The number of a
+request wakes the task that waits for it, as the number of a job does.
+
+A request belongs to an incarnation. It ends when it is released, or with its incarnation: so the
+lease keeps a lock, and the end of the lease frees it. The request of a quota that is served at once
+is not kept.
+
+Invariants, true between any two transactions:
+
+1. The served requests of a lock are all shared, or are one.
+2. The requests of a line are served in the order of their numbers. So every served request of a
+   lock is before every one that waits.
+3. The first request that waits for a lock cannot be served. That of a quota can be, as soon as
+   its time comes: the task that waits for it knows the time, and asks again then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from ... import RateLimit
+from . import rates
+from .queues import Queues
+from .request import Request
+
+
+def acquire(queues: Queues, instance: str, key: str, shared: bool) -> tuple[int, float | None]:
+    """Ask for a lock; return the number of the request, and its fence, or None if it waits."""
+    request = Request(queues.tables.next_number(), f"lock {key}", instance, json.dumps(shared))
+    queues.tables.put_request(request)
+    _serve_lock(queues, request.line)
+    return _answer(queues, request.id)
+
+
+def spend(
+    queues: Queues, instance: str, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int]
+) -> tuple[int, float | None]:
+    """Take costs from a quota; return the number of the request, and when it was charged.
+
+    The time is None if it waits. The number is 0 if it was charged at once: it is not kept.
+    """
+    told = json.dumps([rates.to_json(limits), dict(costs)])
+    request = Request(queues.tables.next_number(), f"quota {quota}", instance, told)
+    first = _first(queues, request.line)
+    if first is None and _charged(queues, request):
+        return 0, queues.now
+    queues.tables.put_request(request)
+    if first is not None:
+        _serve_quota(queues, request.line)  # its time may have come
+    return _answer(queues, request.id)
+
+
+def _answer(queues: Queues, id: int) -> tuple[int, float | None]:
+    request = queues.tables.request(id)
+    assert request is not None
+    return id, request.served
+
+
+def look(queues: Queues, id: int) -> tuple[float | None, float | None] | None:
+    """Return the fence or the time of the charge of a request, and the seconds until it is due.
+
+    The first is None if the request waits; the second is None if it waits for a lock, or another
+    request is before it. None: the request has ended.
+    """
+    request = queues.tables.request(id)
+    if request is None:
+        return None
+    due = None
+    if request.served is None and request.is_for_quota:
+        first, due = _serve_quota(queues, request.line)
+        if first != id:
+            due = None
+        request = queues.tables.request(id)
+        assert request is not None
+    return request.served, due
+
+
+def release(queues: Queues, id: int, used: bool) -> None:
+    """End a request. Unless it was used, what it has taken from its quota is given back."""
+    request = queues.tables.request(id)
+    if request is None:
+        return
+    queues.tables.drop_request(id)
+    if request.is_for_quota:
+        if request.served is not None and not used:
+            limits, costs = _terms(request)
+            _give_back(queues, request.line, limits, request.served, costs)
+        _wake_first(queues, request.line)
+    else:
+        _serve_lock(queues, request.line)
+
+
+def settle(
+    queues: Queues, quota: str, limits: Sequence[RateLimit], at: float, change: Mapping[str, int]
+) -> None:
+    """Change the costs that were taken from a quota at a time."""
+    line = f"quota {quota}"
+    less = {unit: -amount for unit, amount in change.items() if amount < 0}
+    more = {unit: amount for unit, amount in change.items() if amount > 0}
+    _give_back(queues, line, limits, at, less)
+    rates.charge(queues.tables, rates.quota_meters(line, limits), more, queues.now)
+    _wake_first(queues, line)
+
+
+def end_requests(queues: Queues, instance: str) -> None:
+    """End the requests of an incarnation that is gone."""
+    for request in queues.tables.requests_of(instance):
+        release(queues, request.id, used=True)
+
+
+def _wake_first(queues: Queues, line: str) -> None:
+    """Have the task of the first request ask again: it may be served earlier than it knows."""
+    first = _first(queues, line)
+    if first is not None:
+        queues.ended.append((first.id, None))
+
+
+def _serve_lock(queues: Queues, line: str) -> None:
+    tables = queues.tables
+    while (request := _first(queues, line)) is not None:
+        holder = tables.first_request(line, served=True)
+        if holder is not None and "false" in (holder.told, request.told):
+            return
+        request.served = tables.next_number()
+        tables.put_request(request)
+        queues.ended.append((request.id, None))
+
+
+def _serve_quota(queues: Queues, line: str) -> tuple[int, float]:
+    """Charge requests while the rates admit the first; return the next, and the seconds until then.
+
+    The number is 0 if there is none.
+    """
+    tables, served = queues.tables, False
+    while (request := _first(queues, line)) is not None:
+        if not _charged(queues, request):
+            if served:
+                queues.ended.append((request.id, None))  # it is the first now
+            limits, costs = _terms(request)
+            at = rates.ready_at(tables, rates.quota_meters(line, limits), costs)
+            return request.id, at - queues.now
+        served = True
+        request.served = queues.now
+        tables.put_request(request)
+        queues.ended.append((request.id, None))
+    return 0, 0.0
+
+
+def _first(queues: Queues, line: str) -> Request | None:
+    """Return the first request that waits; requests of instances without a lease are dropped."""
+    while (request := queues.tables.first_request(line, served=False)) is not None:
+        until = queues.tables.lease_of(request.instance)
+        if until is not None and until > queues.now:
+            break
+        queues.tables.drop_request(request.id)
+    return request
+
+
+def _charged(queues: Queues, request: Request) -> bool:
+    """Charge a request if the rates of its quota admit it now; return whether they do."""
+    limits, costs = _terms(request)
+    meters = rates.quota_meters(request.line, limits)
+    if rates.ready_at(queues.tables, meters, costs) > queues.now:
+        return False
+    rates.charge(queues.tables, meters, costs, queues.now)
+    return True
+
+
+def _terms(request: Request) -> tuple[Sequence[RateLimit], Mapping[str, int]]:
+    limits, costs = json.loads(request.told)
+    return rates.from_json(limits), costs
+
+
+def _give_back(
+    queues: Queues, line: str, limits: Sequence[RateLimit], at: float, amounts: Mapping[str, int]
+) -> None:
+    """Give back amounts that were taken from a quota at a time."""
+    tables = queues.tables
+    for meter in rates.quota_meters(line, limits):
+        amount = amounts.get(meter.unit)
+        if amount:
+            before = list(tables.marks(meter.key))
+            marks = meter.given_back(before, at, amount, queues.now)
+            if marks != before:
+                tables.forget_marks(meter.key)
+                for mark in marks:
+                    tables.put_mark(meter.key, mark, len(marks), meter.refilled_at(mark))

@@ -1,0 +1,307 @@
+"""Tests of locks and quotas over instances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from ... import RateLimit
+from .. import DurableLanes
+from ._bench import Bench, opening, story, ticket
+
+TOKENS = RateLimit(100, per=100.0, burst=1, unit="tokens")
+SLIDING = RateLimit(2, per=10.0, algorithm="sliding")
+
+
+async def hold(
+    bench: Bench,
+    lanes: DurableLanes,
+    name: str,
+    *,
+    shared: bool = False,
+    task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Hold the lock of the tests until the test opens the gate of a name."""
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        async with lanes.lock("k", shared=shared) as held:
+            assert (held.key, held.shared) == ("k", shared)
+            bench.log.append(f"{name} begins")
+            bench.fences.append(held.fence)
+            await bench.gate(name).wait()
+        bench.log.append(f"{name} ends")
+
+
+class LockStories:
+    """Tests of locks and quotas over instances."""
+
+    @story
+    async def test_tasks_have_a_lock_one_after_the_other_in_their_order(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes, trio.open_nursery() as nursery:
+            for name in ("a", "b", "c"):
+                nursery.start_soon(hold, bench, lanes, name)
+                await bench.settle(lanes)
+            assert bench.log == ["a begins"]
+            async with lanes.lock("another"):
+                pass
+            for name in ("a", "b", "c"):
+                bench.gate(name).set()
+                await bench.settle(lanes)
+            assert bench.log == [f"{name} {what}" for name in "abc" for what in ("begins", "ends")]
+            assert bench.fences == sorted(set(bench.fences))
+            assert (await lanes.check()).problems == ()
+
+    @story
+    async def test_shared_holders_are_together_and_nothing_overtakes(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes, trio.open_nursery() as nursery:
+            for name, shared in (("a", True), ("b", True), ("c", False), ("d", True), ("e", True)):
+                nursery.start_soon(
+                    lambda *one: hold(bench, lanes, one[0], shared=one[1]), name, shared
+                )
+                await bench.settle(lanes)
+            assert bench.begun() == ["a", "b"]
+            bench.gate("a").set()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b"]
+            bench.gate("b").set()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "b", "c"]
+            bench.gate("c").set()
+            await bench.settle(lanes)
+            assert sorted(bench.begun()) == ["a", "b", "c", "d", "e"]
+            bench.gate("d").set()
+            bench.gate("e").set()
+
+    @story
+    async def test_who_is_cancelled_gives_the_lock_or_the_place_to_the_next(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes() as lanes, trio.open_nursery() as nursery:
+            scopes = []
+            for name in ("a", "b", "c"):
+                scopes.append(await nursery.start(hold, bench, lanes, name))
+                await bench.settle(lanes)
+            scopes[1].cancel()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a"]
+            scopes[0].cancel()
+            await bench.settle(lanes)
+            assert bench.begun() == ["a", "c"]
+            with bench.raises(ZeroDivisionError):
+                async with lanes.lock("other"):
+                    raise ZeroDivisionError
+            async with lanes.lock("other"):
+                bench.gate("c").set()
+
+    @story
+    async def test_a_lock_taken_twice_by_one_task_and_bad_arguments_are_refused_at_the_call(
+        self, bench: Bench
+    ) -> None:
+        quotas = {"q": [SLIDING, TOKENS]}
+        async with bench.lanes(quotas=quotas) as lanes, bench.lanes(worker=False) as asking:
+            async with lanes.lock("k"):
+                for shared in (False, True):
+                    with bench.raises(RuntimeError):
+                        lanes.lock("k", shared=shared)
+                again = lanes.lock("l")
+                async with lanes.lock("l"):
+                    with bench.raises(RuntimeError):
+                        await again.__aenter__()
+            async with lanes.lock("k"):
+                pass
+            for bad, error in ((3, TypeError), ("", ValueError)):
+                with bench.raises(error):
+                    lanes.lock(bad)  # type: ignore[arg-type]
+            with bench.raises(TypeError):
+                lanes.lock("k", shared=1)  # type: ignore[arg-type]
+            with bench.raises(RuntimeError):
+                asking.lock("k")
+            with bench.raises(RuntimeError):
+                asking.quota("q")
+            with bench.raises(LookupError):
+                lanes.quota("none")
+            quota = lanes.quota("q")
+            for amounts, error in (
+                ({"words": 1}, ValueError),
+                ({"tokens": -1}, ValueError),
+                ({"tokens": 10**13}, ValueError),
+                ({"tokens": 1.5}, ValueError),
+                ({"tokens": "1"}, TypeError),
+            ):
+                with bench.raises(error):
+                    await quota.spend(**amounts)
+            spent = await quota.spend(tokens=5)
+            assert spent.costs == {"requests": 1, "tokens": 5}
+            with bench.raises(ValueError):
+                await spent.settle(words=1)
+            await spent.settle(tokens=5)
+            with bench.raises(RuntimeError):
+                await spent.settle(tokens=5)
+            assert "tokens" in repr(quota)
+            assert "5 tokens" in repr(spent)
+
+    @story
+    async def test_a_lock_goes_over_instances_and_is_freed_with_its_lease(
+        self, bench: Bench
+    ) -> None:
+        dead = bench.played()
+        if not dead.leased:
+            return  # it has one instance
+        async with dead.store.open(opening()):
+            await dead.join()
+            mine = ticket()
+            request, first = await dead.acquire("k", False, mine)
+            assert first > 0
+            assert await dead.acquire("k", False, mine) == (request, first)
+            behind, waits = await dead.acquire("k", False, ticket())
+            assert waits is None
+            async with (
+                bench.lanes() as lanes,
+                bench.lanes() as others,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(hold, bench, lanes, "a")
+                await bench.settle(lanes)
+                nursery.start_soon(hold, bench, others, "b")
+                await bench.settle(lanes)
+                assert bench.begun() == []
+                await bench.lease_over()
+                await reaped(bench, lanes, lambda: bench.begun() == ["a"])
+                bench.gate("a").set()
+                await reaped(bench, lanes, lambda: bench.begun() == ["a", "b"])
+                bench.gate("b").set()
+                assert first < bench.fences[0] < bench.fences[1]
+            assert await dead.served(behind) is None
+            assert await dead.acquire("k", False, ticket()) is None
+            assert await dead.spend("q", [SLIDING], {"requests": 1}, ticket()) is None
+            await dead.release(behind, True, ticket())
+
+    @story
+    async def test_amounts_are_taken_in_order_as_the_limits_admit_them(self, bench: Bench) -> None:
+        async def spend(name: str, **amounts: int) -> None:
+            await lanes.quota("q").spend(**amounts)
+            bench.log.append(name)
+
+        quotas = {"q": [SLIDING, TOKENS]}
+        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+            for name, tokens in (("a", 5), ("b", 3), ("c", 0), ("d", 200)):
+                nursery.start_soon(partial(spend, name, tokens=tokens))
+                await bench.settle(lanes)
+            assert bench.log == ["a"]
+            await bench.advance(4.0, lanes)
+            assert bench.log == ["a"]
+            await bench.advance(2.0, lanes)
+            assert bench.log == ["a", "b"]  # after 5 s for 5 tokens
+            await bench.advance(3.0, lanes)
+            assert bench.log == ["a", "b"]
+            await bench.advance(2.0, lanes)
+            assert bench.log == ["a", "b", "c"]  # the third request after 10 s
+            await bench.advance(3.0, lanes)
+            assert bench.log == ["a", "b", "c"]
+            await bench.advance(2.0, lanes)
+            assert bench.log == ["a", "b", "c", "d"]  # above the limit, which is free
+
+    @story
+    async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken(
+        self, bench: Bench
+    ) -> None:
+        async def spend(tokens: int) -> None:
+            await lanes.quota("q").spend(tokens=tokens)
+            bench.log.append(tokens)
+
+        async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
+            first = await lanes.quota("q").spend(tokens=100)
+            nursery.start_soon(spend, 40)
+            await bench.settle(lanes)
+            assert bench.log == []
+            await first.settle(tokens=10)
+            await bench.advance(9.0, lanes)
+            assert bench.log == []
+            await bench.advance(2.0, lanes)
+            assert bench.log == [40]
+            second = await lanes.quota("q").spend(tokens=0)
+            await second.settle(tokens=50)
+            nursery.start_soon(spend, 10)
+            await bench.advance(85.0, lanes)
+            assert bench.log == [40]
+            await bench.advance(6.0, lanes)
+            assert bench.log == [40, 10]
+
+    @story
+    async def test_who_is_cancelled_takes_nothing_and_the_next_goes_on(self, bench: Bench) -> None:
+        async def spend(tokens: int, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+            with trio.CancelScope() as scope:
+                task_status.started(scope)
+                await lanes.quota("q").spend(tokens=tokens)
+                bench.log.append(tokens)
+
+        async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
+            await nursery.start(spend, 5)
+            giant = await nursery.start(spend, 1_000_000)
+            await bench.settle(lanes)
+            await nursery.start(spend, 0)
+            await bench.settle(lanes)
+            assert bench.log == [5]
+            giant.cancel()
+            await bench.settle(lanes)
+            assert bench.log == [5, 0]
+
+    @story
+    async def test_what_was_charged_and_not_used_is_given_back_once(self, bench: Bench) -> None:
+        for limit in (SLIDING, RateLimit(4, per=10.0, burst=2)):
+            store, name = bench.played(), limit.algorithm
+            async with store.store.open(opening()):
+                await store.join()
+                spend = partial(store.spend, name, [limit], {"requests": 1})
+                first, second = await spend(ticket()), await spend(ticket())
+                assert first[0] == second[0] == 0
+                waiting = await spend(ticket())
+                assert waiting[1] is None
+                mine = ticket()
+                for _ in range(2):  # the same act
+                    await store.settle(name, [limit], first[1], {"requests": -1}, mine)
+                assert await store.served(waiting[0]) is not None
+                await store.release(waiting[0], False, ticket())
+                again = await spend(ticket())
+                assert again[0] == 0
+                # a time at which nothing was taken changes nothing
+                await store.settle(name, [limit], -1.0, {"requests": -1}, ticket())
+                last = await spend(ticket())
+                assert last[1] is None
+                await store.release(last[0], False, ticket())
+                await store.release(last[0], False, ticket())
+                await store.leave()
+
+    @story
+    async def test_the_requests_of_a_dead_instance_leave_the_line_of_a_quota(
+        self, bench: Bench
+    ) -> None:
+        async def spend(lanes: DurableLanes) -> None:
+            await lanes.quota("q").spend(tokens=1)
+            bench.log.append("spent")
+
+        dead = bench.played()
+        if not dead.leased:
+            return  # it has one instance
+        async with dead.store.open(opening()):
+            await dead.join()
+            await dead.spend("q", [TOKENS], {"tokens": 5}, ticket())
+            waiting = await dead.spend("q", [TOKENS], {"tokens": 10**6}, ticket())
+            assert waiting[1] is None
+        async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
+            nursery.start_soon(spend, lanes)
+            await bench.settle(lanes)
+            await bench.lease_over()
+            await reaped(bench, lanes, lambda: bench.log == ["spent"])
+
+
+async def reaped(bench: Bench, lanes: DurableLanes, so: Callable[[], Any]) -> None:
+    """Wait until a condition holds, which other instances bring about."""
+    for _ in range(200):
+        await bench.advance(30.0 if bench.virtual else 0.1, lanes)
+        if so():
+            return
+    raise AssertionError(bench.log)
