@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.chaos import examples
 from trio_lanes.durable import ValkeyStore
 from trio_lanes.testing import compare_stores, durable_store_suite
 
@@ -48,7 +49,7 @@ def test_the_suite_also_runs_in_real_time(server: Server) -> None:
     suite().test_the_runs_of_a_crash_go_before_waiting_jobs()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_the_script_answers_as_the_engine_over_tables(seed: int) -> None:
     differ = compare_stores(
         memory(),

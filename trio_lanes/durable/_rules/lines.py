@@ -84,7 +84,7 @@ def release(queues: Queues, id: int, used: bool) -> None:
     request = queues.tables.request(id)
     if request is None:
         return
-    queues.tables.drop_request(id)
+    _drop(queues, request)
     if request.is_for_quota:
         if request.served is not None and not used:
             limits, costs = _terms(request)
@@ -156,8 +156,13 @@ def _first(queues: Queues, line: str) -> Request | None:
         until = queues.tables.lease_of(request.instance)
         if until is not None and until > queues.now:
             break
-        queues.tables.drop_request(request.id)
+        _drop(queues, request)
     return request
+
+
+def _drop(queues: Queues, request: Request) -> None:
+    queues.tables.drop_request(request.id)
+    queues.ended.append((request.id, None))  # a task may wait for it
 
 
 def _charged(queues: Queues, request: Request) -> bool:

@@ -75,11 +75,17 @@ LANES: Final = {
     ),
 }
 RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
+QUOTA: Final = (
+    RateLimit(4, per=9.0, burst=2),
+    RateLimit(9, per=7.0, unit="tokens", algorithm="sliding"),
+)
 ACTS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
     *("emit", "emit", "events", "send", "send", "sent"),
     *("take", "take", "withdraw"),
+    *("acquire", "acquire", "release", "release", "served", "served"),
+    *("spend", "spend", "spend", "settle"),
     *("cancel", "abort", "clear", "pause", "resume", "configure"),
     *("requeue", "requeue many", "purge", "list"),
 )
@@ -94,6 +100,8 @@ class _Twin:
         self.opened = AsyncExitStack()
         self.ids: list[int] = []
         self.fences: list[int] = []  # in order of the claims
+        self.requests: list[int] = []  # for locks and quotas
+        self.charges: list[float] = []  # when costs were taken from a quota
 
     def job(self, id: int) -> int:
         """Return the place of a job in the order of acceptance."""
@@ -105,6 +113,15 @@ class _Twin:
         """Return when a job was submitted; None if it is None, or forgotten."""
         status = None if job is None else await self.played.store.status(self.ids[job])
         return None if status is None else status.submitted_at
+
+    def asked(self, told: tuple[int, float | None] | None) -> object:
+        """Return the answer to a request without the numbers of this store."""
+        if told is None:
+            return None
+        request, served = told
+        if request and request not in self.requests:
+            self.requests.append(request)
+        return self.requests.index(request) if request else "at once", served is None
 
     def seen(self, step: Step) -> object:
         """Return the answer of a step without the numbers of this store."""
@@ -161,6 +178,7 @@ class _Life:
         self.jobs: dict[int, int] = {}  # {place of a claim: place of its job}
         self.last: tuple[int, list[int], Any, int] | None = None
         self.messages: list[tuple[int, int]] = []  # (place of a job, number)
+        self.spent: list[dict[str, int]] = []  # what was taken from the quota at once
         self.wrong: list[str] = []
         self.told: list[str] = []
 
@@ -415,6 +433,77 @@ class _Life:
                 return None if told is None else list(map(tuple, told))
 
             await self.both("events", events)
+
+    async def do_acquire(self) -> None:
+        key, shared = self.chance.choice(("k", "l")), self.chance.random() < 0.5
+        await self._request("acquire", lambda store, t: store.acquire(key, shared, t))
+
+    async def do_spend(self) -> None:
+        costs = {"requests": self.chance.randrange(3), "tokens": self.chance.randrange(5)}
+        told: Any = await self._request("spend", lambda store, t: store.spend("q", QUOTA, costs, t))
+        if told is not None and told[0] == "at once":
+            self.spent.append(costs)
+
+    async def _request(
+        self, what: str, ask: Callable[[Store, str], Awaitable[tuple[int, float | None] | None]]
+    ) -> object:
+        ticket = f"{what} {len(self.told)}"
+
+        async def request(twin: _Twin) -> object:
+            told = await ask(twin.played.store, ticket)
+            if told is not None and told[0] == 0 and told[1] is not None:
+                twin.charges.append(told[1])
+            return twin.asked(told)
+
+        return await self.both(what, request)
+
+    def _asked(self) -> int | None:
+        requests = self.twins[0].requests
+        return self.chance.randrange(len(requests)) if requests else None
+
+    async def do_release(self) -> None:
+        place, used = self._asked(), self.chance.random() < 0.5
+        if place is not None:
+            await self._order(
+                "release", lambda store, t: store.release(self._mine(store)[place], used, t)
+            )
+
+    def _mine(self, store: Store) -> list[int]:
+        return next(twin.requests for twin in self.twins if twin.played.store is store)
+
+    async def do_served(self) -> None:
+        place = self._asked()
+
+        async def served(twin: _Twin) -> object:
+            answers: list[object] = []
+
+            async def ask() -> None:
+                assert place is not None
+                answers.append(await twin.played.store.served(twin.requests[place]) is not None)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                for _ in range(3):
+                    await twin.played.store.rules()  # returns after the first answer
+                nursery.cancel_scope.cancel()
+            return answers or "waits"
+
+        if place is not None:
+            await self.both("served", served)
+
+    async def do_settle(self) -> None:
+        if self.spent:
+            place = self.chance.randrange(len(self.spent))
+            costs, ticket = self.spent[place], f"settle {len(self.told)}"
+            change = {unit: self.chance.randint(-most, 2) for unit, most in costs.items()}
+            for unit, by in change.items():
+                costs[unit] += by
+
+            async def settle(twin: _Twin) -> None:
+                at = twin.charges[place]
+                await twin.played.store.settle("q", QUOTA, at, change, ticket)
+
+            await self.both("settle", settle)
 
     async def do_crash(self) -> None:
         for twin in self.twins:

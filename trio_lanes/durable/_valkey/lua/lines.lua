@@ -12,7 +12,15 @@ function LINES.request(id)
   return text and cmsgpack.unpack(text) or nil
 end
 
+function LINES.tell(request)
+  local info = request and instance_of(request.instance)
+  if info then
+    publish(info.channel, request.id)
+  end
+end
+
 function LINES.forget(request)
+  LINES.tell(request)  -- a task may wait for it
   call('DEL', ROOT .. 'l:' .. request.id)
   call('ZREM', ROOT .. 'kw:' .. request.line, request.id)
   call('ZREM', ROOT .. 'kh:' .. request.line, request.id)
@@ -27,13 +35,6 @@ function LINES.first(line)
       return request
     end
     LINES.forget(request)
-  end
-end
-
-function LINES.tell(request)
-  local info = request and instance_of(request.instance)
-  if info then
-    publish(info.channel, request.id)
   end
 end
 

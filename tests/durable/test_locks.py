@@ -1,0 +1,188 @@
+"""Locks and quotas while the lease is lost, the lanes close, or the store is away."""
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from trio_lanes import RateLimit
+from trio_lanes.durable import (
+    LockLostError,
+    MemoryStore,
+    Store,
+    StoreUnavailableError,
+    open_durable_lanes,
+)
+
+TOKENS = RateLimit(60, unit="tokens", burst=1)
+
+
+class Away(MemoryStore):
+    """A store whose next calls of a verb get no answer, before the act or after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+
+    async def _unless_away(self, verb: str, *arguments: Any) -> Any:
+        if self.before.get(verb, 0) > 0:
+            self.before[verb] -= 1
+            await trio.lowlevel.checkpoint()
+            raise StoreUnavailableError("away")
+        answer = await getattr(super(), verb)(*arguments)
+        if self.after.get(verb, 0) > 0:
+            self.after[verb] -= 1
+            error = StoreUnavailableError("the answer was lost")
+            error.unknown = True
+            raise error
+        return answer
+
+    async def acquire(self, *arguments: Any) -> Any:
+        return await self._unless_away("acquire", *arguments)
+
+    async def spend(self, *arguments: Any) -> Any:
+        return await self._unless_away("spend", *arguments)
+
+    async def settle(self, *arguments: Any) -> Any:
+        return await self._unless_away("settle", *arguments)
+
+    async def release(self, *arguments: Any) -> Any:
+        return await self._unless_away("release", *arguments)
+
+
+def lanes_over(store: Store, **options: Any) -> Any:
+    return open_durable_lanes(store, {}, quotas={"q": TOKENS}, **options)
+
+
+async def free(lanes: Any, key: str = "k") -> None:
+    """Wait until a lock is free."""
+    async with lanes.lock(key):
+        pass
+
+
+async def test_a_lost_lease_cancels_the_body_and_the_lock_goes_to_the_next(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store, log = MemoryStore(), []
+
+    async def hold(lanes: Any) -> None:
+        with pytest.raises(LockLostError, match="lost its lease"):
+            async with lanes.lock("k"):
+                log.append("held")
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    log.append("cancelled")
+
+    async with lanes_over(store, lease_ttl=30) as lanes, trio.open_nursery() as nursery:
+        nursery.start_soon(hold, lanes)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(free, lanes)  # its request ends with the lease, and is made again
+        await trio.testing.wait_all_tasks_blocked()
+        store.jump(1000)
+    assert log == ["held", "cancelled"]
+
+
+async def test_the_end_of_the_lanes_cancels_the_body_of_a_lock(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        async with lanes_over(MemoryStore()) as lanes:
+
+            async def hold() -> None:
+                with pytest.raises(LockLostError, match="lanes are closed"):
+                    async with lanes.lock("k"):
+                        await trio.sleep_forever()
+
+            nursery.start_soon(hold)
+            await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("verb", ["acquire", "spend"])
+async def test_a_request_without_an_answer_holds_up_no_other(
+    autojump_clock: trio.testing.MockClock, verb: str
+) -> None:
+    store = Away()
+    async with lanes_over(store) as lanes:
+        quota = lanes.quota("q")
+        await quota.spend(tokens=5)
+        for lost in (store.before, store.after):
+            lost[verb] = 1
+            with pytest.raises(StoreUnavailableError):
+                await (free(lanes) if verb == "acquire" else quota.spend(tokens=10**6))
+            with trio.fail_after(50):
+                await free(lanes)
+                await quota.spend(tokens=1)
+
+
+async def test_a_charge_without_an_answer_is_not_repeated(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = Away()
+    async with lanes_over(store) as lanes:
+        store.after["spend"] = 1
+        with pytest.raises(StoreUnavailableError) as caught:
+            await lanes.quota("q").spend(tokens=5)
+        assert caught.value.unknown
+        await trio.sleep(3)
+        before = trio.current_time()
+        await lanes.quota("q").spend(tokens=1)
+        assert trio.current_time() - before == pytest.approx(2)
+
+
+async def test_a_release_without_an_answer_is_done_later(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = Away()
+    async with lanes_over(store) as lanes:
+        store.before["release"] = 3
+        await free(lanes)
+        with trio.fail_after(50):
+            await free(lanes)
+        assert store.before["release"] == 0
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+async def test_a_settlement_can_be_repeated_if_it_has_not_happened(
+    autojump_clock: trio.testing.MockClock, unknown: bool
+) -> None:
+    store = Away()
+    async with lanes_over(store) as lanes:
+        spent = await lanes.quota("q").spend(tokens=30)
+        (store.after if unknown else store.before)["settle"] = 1
+        with pytest.raises(StoreUnavailableError):
+            await spent.settle(tokens=0)
+        if unknown:
+            with pytest.raises(RuntimeError, match="settled before"):
+                await spent.settle(tokens=0)
+        else:
+            await spent.settle(tokens=0)
+        before = trio.current_time()
+        await lanes.quota("q").spend(tokens=1)
+        assert trio.current_time() == before
+
+
+async def test_a_body_that_raises_and_a_block_that_is_cancelled_free_the_lock(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with lanes_over(MemoryStore()) as lanes:
+        with pytest.raises(KeyError):
+            async with lanes.lock("k"):
+                raise KeyError
+        with trio.move_on_after(1):
+            async with lanes.lock("k", shared=True):
+                await trio.sleep_forever()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await free(lanes)
+        assert scope.cancelled_caught
+        with trio.fail_after(1):
+            await free(lanes)
+
+
+@pytest.mark.parametrize("limits", [(), (3,), 3])
+def test_a_quota_needs_limits(limits: Any) -> None:
+    with pytest.raises(TypeError):
+        open_durable_lanes(MemoryStore(), {}, quotas={"q": limits})
