@@ -188,7 +188,8 @@ def make_older(path: Path) -> None:
     connection.execute("DROP TRIGGER forget_events")
     connection.execute("DROP TABLE events")
     connection.execute("DROP TRIGGER forget_messages")
-    connection.execute("DROP TABLE messages")
+    for table in ("messages", "requests", "logs"):
+        connection.execute(f"DROP TABLE {table}")
     for column in ("error", "history", "emitted", "sent"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("CREATE INDEX jobs_dead ON jobs (lane) WHERE state = 'dead'")

@@ -36,6 +36,9 @@ from ._runs.status import RUN_TRANSITIONS as RUN_TRANSITIONS
 from ._runs.status import IllegalTransitionError as IllegalTransitionError
 from ._runs.status import RunStatus as RunStatus
 from ._runs.status import check_transition as check_transition
+from ._shared.locks import SharedThreadLocks as SharedThreadLocks
+from ._shared.registry import SharedRunRegistry as SharedRunRegistry
+from ._shared.transcripts import SharedTranscripts as SharedTranscripts
 from ._tools.calls import AnyCall as AnyCall
 from ._tools.calls import Emit as Emit
 from ._tools.calls import ToolCall as ToolCall

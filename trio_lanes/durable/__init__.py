@@ -14,6 +14,8 @@ from ._lanes.lanes import DurableLanes as DurableLanes
 from ._lanes.locks import HeldLock as HeldLock
 from ._lanes.locks import Quota as Quota
 from ._lanes.locks import Spent as Spent
+from ._lanes.log import DurableLog as DurableLog
+from ._lanes.log import LogRecord as LogRecord
 from ._lanes.opening import open_durable_lanes as open_durable_lanes
 from ._memory.store import MemoryStore as MemoryStore
 from ._options.retry import NoRetry as NoRetry

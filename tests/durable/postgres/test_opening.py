@@ -138,7 +138,7 @@ DROP INDEX jobs_name, jobs_letters, jobs_error;
 DROP TABLE events;
 DROP TRIGGER forget_events ON jobs;
 DROP FUNCTION forget_events;
-DROP TABLE messages;
+DROP TABLE messages, requests, logs;
 DROP TRIGGER forget_messages ON jobs;
 DROP FUNCTION forget_messages;
 ALTER TABLE jobs DROP COLUMN error, DROP COLUMN history, DROP COLUMN cost;

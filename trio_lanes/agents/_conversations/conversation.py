@@ -413,7 +413,7 @@ async def _locked(exclusive: Conversation, shared: Conversation) -> AsyncIterato
     All callers acquire locks in the order of (store, thread id), so they cannot deadlock.
     """
 
-    def lock(conversation: Conversation) -> AbstractAsyncContextManager[None]:
+    def lock(conversation: Conversation) -> AbstractAsyncContextManager[object]:
         locks = conversation.store.locks
         mode = locks.exclusive if conversation is exclusive else locks.shared
         return mode(conversation.thread_id)

@@ -7,7 +7,8 @@ gives records their meaning; a store only keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSet, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 import attrs
@@ -54,20 +55,32 @@ class Message:
     """The usage of a message of the assistant, as the application gave it."""
 
 
+class Locks(Protocol):
+    """Shared and exclusive locks by thread id: `ThreadLocks`, or `SharedThreadLocks`."""
+
+    def shared(self, key: str) -> AbstractAsyncContextManager[object]:
+        """Hold ``key`` together with other tasks that share it."""
+        ...
+
+    def exclusive(self, key: str) -> AbstractAsyncContextManager[object]:
+        """Hold ``key`` alone."""
+        ...
+
+
 class TranscriptStore(Protocol):
     """The interface of a store of threads, as `Conversation` uses it.
 
-    A store belongs to one process. Concurrent calls of its methods must have the same effect as
-    calls one after the other.
+    A store belongs to one process, except `SharedTranscripts`. Concurrent calls of its methods must
+    have the same effect as calls one after the other.
     """
 
     @property
-    def locks(self) -> ThreadLocks:
+    def locks(self) -> Locks:
         """The locks by thread id, always the same object. Conversations acquire them."""
         ...
 
     @property
-    def live(self) -> set[str]:
+    def live(self) -> MutableSet[str]:
         """The ids of the turns that run now: always the same object, empty at first.
 
         Conversations maintain it. If the log has no end of a turn and this set does not have its

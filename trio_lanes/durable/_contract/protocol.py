@@ -258,6 +258,24 @@ class Store(Protocol):
     ) -> None:
         """Change the costs that were taken at a time: less than 0 gives back, more takes now."""
 
+    # ---- logs
+
+    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
+        """Add a record (JSON text) to a log, which needs not exist; return its number, from 1 up.
+
+        None: the incarnation of this instance has ended, and nothing was added.
+        """
+
+    async def read_log(self, log: str, after: int) -> list[tuple[int, str, str]]:
+        """Return the first records of a log with numbers above ``after``, in order.
+
+        Each is its number, the incarnation that added it, and its text. They are at most ``PAGE``,
+        and have at most ``STEP_BYTES`` of text, or are a single record.
+        """
+
+    async def drop_log(self, log: str, ticket: str) -> bool:
+        """Forget a log with all its records; False if there is none."""
+
     async def wait(self, id: int) -> Ended | None:
         """Wait until the job has ended or is dead; None if it is unknown. Cancellable."""
 

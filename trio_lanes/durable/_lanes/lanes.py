@@ -46,6 +46,7 @@ from .._runs.worker import Handler
 from .ending import Endable
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
+from .log import DurableLog
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -370,6 +371,17 @@ class DurableLanes(Endable):
             known = ", ".join(map(repr, self._quotas)) or "none"
             raise LookupError(f"there is no quota {name!r}; there are: {known}")
         return self._quotas[name]
+
+    def log(self, name: str) -> DurableLog:
+        """Return an append-only log of the store: for records that outlive jobs and instances.
+
+        Not a checkpoint. The log begins with its first record, and is kept until it is deleted. Its
+        writers need the lease of a worker; any instance reads it.
+
+        Raises:
+          TypeError, ValueError: for a bad name: a string of at most 1,000 characters.
+        """
+        return DurableLog(text("name", name), self._store, self._worker)
 
     def _working(self) -> Requests:
         if self._requests is None:

@@ -29,6 +29,7 @@ class MemoryTables:
         self._events: Final[dict[int, list[tuple[int, str]]]] = {}  # by job
         self._messages: Final[dict[int, dict[int, tuple[int, str | None, bool, str]]]] = {}
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
+        self._logs: Final[dict[str, list[tuple[int, str, str]]]] = {}
         self._lanes: Final[dict[str, LaneLimit]] = {}
         self._groups: Final[dict[str, GroupLimit]] = {}
         self._marks: Final[defaultdict[str, list[tuple[float, int]]]] = defaultdict(list)
@@ -226,6 +227,17 @@ class MemoryTables:
 
     def requests_of(self, instance: str) -> list[Request]:
         return [one for one in self._requests.values() if one.instance == instance]
+
+    def write_log(self, log: str, author: str, record: str) -> int:
+        records = self._logs.setdefault(log, [])
+        records.append((len(records) + 1, author, record))
+        return len(records)
+
+    def read_log(self, log: str, after: int, limit: int) -> list[tuple[int, str, str]]:
+        return self._logs.get(log, [])[after : after + limit]
+
+    def drop_log(self, log: str) -> bool:
+        return self._logs.pop(log, None) is not None
 
     def waiting_for(self, lane: str) -> int:
         return sum(

@@ -219,6 +219,13 @@ CREATE TABLE requests (             -- for locks and quotas
 -- a hash, since the name of a line may be longer than the entry of an index
 CREATE INDEX requests_line ON requests (md5(line), served, id);
 CREATE INDEX requests_instance ON requests (instance);
+CREATE TABLE logs (
+    log text NOT NULL,
+    number bigint NOT NULL,
+    author text NOT NULL,           -- the incarnation that added the record
+    told text NOT NULL,             -- JSON
+    PRIMARY KEY (log, number)
+);
 CREATE TABLE listeners (id text PRIMARY KEY, until double precision NOT NULL);
 CREATE TABLE submissions (          -- committed by their submitters, and not taken in yet
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -310,6 +317,13 @@ CREATE TABLE requests (             -- for locks and quotas
 -- a hash, since the name of a line may be longer than the entry of an index
 CREATE INDEX requests_line ON requests (md5(line), served, id);
 CREATE INDEX requests_instance ON requests (instance);
+CREATE TABLE logs (
+    log text NOT NULL,
+    number bigint NOT NULL,
+    author text NOT NULL,           -- the incarnation that added the record
+    told text NOT NULL,             -- JSON
+    PRIMARY KEY (log, number)
+);
 """,
 }
 """By schema version, the script that makes the next version."""

@@ -308,6 +308,29 @@ class SmallTables:
         rows = self._execute(REQUESTS + "instance = %s", (instance,)).fetchall()
         return [Request(*row) for row in rows]
 
+    # ---- logs
+
+    def write_log(self, log: str, author: str, record: str) -> int:
+        self._small_writes += 1
+        row = self._execute(
+            "INSERT INTO logs SELECT %s, coalesce(max(number), 0) + 1, %s, %s FROM logs"
+            " WHERE log = %s RETURNING number",
+            (log, author, record, log),
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def read_log(self, log: str, after: int, limit: int) -> Iterable[tuple[int, str, str]]:
+        return self._execute(
+            "SELECT number, author, told FROM logs WHERE log = %s AND number > %s"
+            " ORDER BY number LIMIT %s",
+            (log, after, limit),
+        )
+
+    def drop_log(self, log: str) -> bool:
+        self._small_writes += 1
+        return self._execute("DELETE FROM logs WHERE log = %s", (log,)).rowcount > 0
+
     # ---- marks of rates
 
     def marks(self, meter: str) -> Sequence[tuple[float, int]]:

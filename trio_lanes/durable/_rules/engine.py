@@ -448,6 +448,10 @@ class Engine(Queues):
         """Look at a request, as `lines.look` does; None: it has ended, or the lease is over."""
         return lines.look(self, id) if self.is_alive(instance) else None
 
+    def write_log(self, instance: str, log: str, record: str) -> int | None:
+        """Add a record to a log; None: the instance has no lease."""
+        return self.tables.write_log(log, instance, record) if self.is_alive(instance) else None
+
     def lend_slot(self, instance: str, id: int, fence: int) -> bool:
         """Free the slot of a run; False if the fence is no longer the run's."""
         job = self._run_of(instance, id, fence)

@@ -319,6 +319,18 @@ class EngineStore(ABC):
     ) -> None:
         await self._once(ticket, lambda engine: lines.settle(engine, quota, limits, at, change))
 
+    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
+        me = self.instance
+        return await self._once(ticket, lambda engine: engine.write_log(me, log, record))
+
+    async def read_log(self, log: str, after: int) -> list[tuple[int, str, str]]:
+        return await self._read(
+            lambda queues: inspection.page_of(queues.tables.read_log(log, after, PAGE)), long=True
+        )
+
+    async def drop_log(self, log: str, ticket: str) -> bool:
+        return await self._once(ticket, lambda engine: engine.tables.drop_log(log))
+
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         while True:
             with self._waiting(id) as waiter:  # before it reads: an event may come meanwhile

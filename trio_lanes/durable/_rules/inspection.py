@@ -57,6 +57,18 @@ def status_of(job: JobRecord) -> DurableStatus:
     )
 
 
+def page_of(records: Iterable[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    """Return the first records that have at most ``STEP_BYTES`` of text, or a single one."""
+    page: list[tuple[int, str, str]] = []
+    size = 0
+    for record in records:
+        size += len(record[2].encode())
+        if page and size > STEP_BYTES:
+            break
+        page.append(record)
+    return page
+
+
 def queue(queues: Queues, session: str, limit: int) -> list[QueuedJob]:
     """Return the oldest jobs of a session that have not ended, with their payloads."""
     unended = Selection(states=frozenset({WAITING, PARKED, RUNNING}), session=session)

@@ -142,6 +142,15 @@ class Tables(Protocol):
 
     def requests_of(self, instance: str) -> list[Request]: ...
 
+    # ---- logs
+    def write_log(self, log: str, author: str, record: str) -> int:
+        """Add a record to a log; return its number, from 1 up without gaps."""
+
+    def read_log(self, log: str, after: int, limit: int) -> Iterable[tuple[int, str, str]]:
+        """Return the first records of a log above a number: (number, author, text)."""
+
+    def drop_log(self, log: str) -> bool: ...
+
     # ---- sums
     def waiting_for(self, lane: str) -> int:
         """Return how many jobs of a lane are waiting or parked."""

@@ -173,6 +173,13 @@ CREATE TABLE requests (         -- for locks and quotas
 );
 CREATE INDEX requests_line ON requests (line, served);
 CREATE INDEX requests_instance ON requests (instance);
+CREATE TABLE logs (
+    log TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    author TEXT NOT NULL,       -- the incarnation that added the record
+    told TEXT NOT NULL,         -- JSON
+    PRIMARY KEY (log, number)
+) WITHOUT ROWID;
 """
 
 MIGRATIONS: Final = {
@@ -253,6 +260,13 @@ CREATE TABLE requests (         -- for locks and quotas
 );
 CREATE INDEX requests_line ON requests (line, served);
 CREATE INDEX requests_instance ON requests (instance);
+CREATE TABLE logs (
+    log TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    author TEXT NOT NULL,       -- the incarnation that added the record
+    told TEXT NOT NULL,         -- JSON
+    PRIMARY KEY (log, number)
+) WITHOUT ROWID;
 """,
 }
 """By schema version, the script that makes the next version."""

@@ -9,7 +9,7 @@ import json
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -182,6 +182,23 @@ class SmallTables:
     def requests_of(self, instance: str) -> list[Request]:
         statement = "SELECT id, line, instance, told, served FROM requests WHERE instance = ?"
         return [Request(*row) for row in self._execute(statement, (instance,)).fetchall()]
+
+    def write_log(self, log: str, author: str, record: str) -> int:
+        statement = "SELECT coalesce(max(number), 0) + 1 FROM logs WHERE log = ?"
+        number: int = self._execute(statement, (log,)).fetchone()[0]
+        self._write("INSERT INTO logs VALUES (?, ?, ?, ?)", (log, number, author, record))
+        return number
+
+    def read_log(self, log: str, after: int, limit: int) -> Iterable[tuple[int, str, str]]:
+        return self._execute(
+            "SELECT number, author, told FROM logs WHERE log = ? AND number > ?"
+            " ORDER BY number LIMIT ?",
+            (log, after, limit),
+        )
+
+    def drop_log(self, log: str) -> bool:
+        self._small_writes += 1
+        return self._execute("DELETE FROM logs WHERE log = ?", (log,)).rowcount > 0
 
     def pauses(self) -> dict[str, float]:
         """Return {session: when its pause ends}."""

@@ -23,6 +23,7 @@ ORDER: Final = (
     "step",  # finish and claim; acts of one run
     "locks",  # acts of locks and quotas
     "talk",  # events of runs, and messages to them
+    "logs",  # append-only logs
     "select",  # which jobs a listing or an order is for
     "orders",  # cancel, clear, pause, resume, configure, requeue, purge
     "look",  # inspection
@@ -33,7 +34,7 @@ ORDER: Final = (
 )
 """The files, from the lowest: a function is defined before the functions that call it."""
 LEAVES: Final = frozenset(
-    {"accept", "step", "locks", "talk", "orders", "look", "blockers", "check", "open"}
+    {"accept", "step", "locks", "talk", "logs", "orders", "look", "blockers", "check", "open"}
 )
 """Files that define acts only. A server makes the functions of a script anew for each call, so
 those of a leaf are made only if the call asks for one of its acts."""

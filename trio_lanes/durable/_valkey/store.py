@@ -354,6 +354,19 @@ class ValkeyStore:
         changes = json.dumps(less), json.dumps(more)
         await self._call("settle", ticket, quota, meters, f"{at:.0f}", *changes)
 
+    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
+        (number,) = await self._call("write_log", ticket, self.instance, log, record)
+        return None if number is None else int(number)
+
+    async def read_log(self, log: str, after: int) -> list[tuple[int, str, str]]:
+        told = await self._call("read_log", log, str(after), weight=PORTION)
+        columns = told[::3], told[1::3], told[2::3]
+        return [(int(n), str(by), str(record)) for n, by, record in zip(*columns, strict=True)]
+
+    async def drop_log(self, log: str, ticket: str) -> bool:
+        (dropped,) = await self._call("drop_log", ticket, log)
+        return bool(dropped)
+
     async def _told_of(self, id: int, verb: str, *arguments: str) -> Sequence[Any]:
         """Make a call that has no answer until there is news of a job."""
         while True:

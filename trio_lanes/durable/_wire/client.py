@@ -300,6 +300,15 @@ class ServedStoreClient(Store):
     ) -> None:
         await self._ask("settle", quota, limits, at, change, ticket)
 
+    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
+        return await self._ask("write_log", log, record, ticket)  # type: ignore[no-any-return]
+
+    async def read_log(self, log: str, after: int) -> list[tuple[int, str, str]]:
+        return list(await self._ask("read_log", log, after, long=True))
+
+    async def drop_log(self, log: str, ticket: str) -> bool:
+        return bool(await self._ask("drop_log", log, ticket))
+
     async def wait(self, id: int) -> Ended | None:
         return await self._ask_until("wait", id)  # type: ignore[no-any-return]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import trio
 
 from ... import RateLimit
 from .. import DurableLanes
+from ..store import STEP_BYTES
 from ._bench import Bench, opening, story, ticket
 
 TOKENS = RateLimit(100, per=100.0, burst=1, unit="tokens")
@@ -274,6 +276,34 @@ class LockStories:
                 await store.release(last[0], False, ticket())
                 await store.release(last[0], False, ticket())
                 await store.leave()
+
+    @story
+    async def test_a_log_has_its_records_in_order_and_needs_a_lease(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.store.open(opening()):
+            assert await store.write_log("a", "[0]", ticket()) is None
+            await store.join()
+            mine = ticket()
+            for _ in range(2):  # the same act
+                assert await store.write_log("a", "[1]", mine) == 1
+            for n in range(2, 60):
+                assert await store.write_log("a", f"[{n}]", ticket()) == n
+            assert await store.write_log("b", "[9]", ticket()) == 1
+            found = await store.read_log("a", 0)
+            me = found[0][1]
+            assert found == [(n, me, f"[{n}]") for n in range(1, 60)]
+            assert await store.read_log("a", 57) == [(58, me, "[58]"), (59, me, "[59]")]
+            assert await store.read_log("a", 59) == await store.read_log("none", 0) == []
+            large = json.dumps("x" * (STEP_BYTES // 2))
+            for n in (1, 2, 3):
+                assert await store.write_log("large", large, ticket()) == n
+            assert [number for number, *_ in await store.read_log("large", 0)] == [1]
+            assert [number for number, *_ in await store.read_log("large", 2)] == [3]
+            assert await store.drop_log("a", ticket())
+            assert not await store.drop_log("a", ticket())
+            assert await store.read_log("a", 0) == []
+            assert await store.read_log("b", 0) == [(1, me, "[9]")]
+            await store.leave()
 
     @story
     async def test_the_requests_of_a_dead_instance_leave_the_line_of_a_quota(

@@ -1,0 +1,212 @@
+"""`SharedRunRegistry`: the runs of sessions on any instance, and the ways to reach them.
+
+A run is a run of a durable job, so the store knows where it is, and nothing beside it can disagree.
+What is sent to it is a message of the job: the sender learns whether a run has taken it. A message
+that a run has taken belongs to the job, so the run after a crash takes it again, and in the same
+order. Aborts and outputs are handed over at once; a message for the model waits until the run takes
+messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, final
+
+import trio
+
+from trio_lanes import JobCancelledError
+from trio_lanes.durable import (
+    DurableJobError,
+    DurableLanes,
+    DurableRun,
+    DurableStatus,
+    ResultGoneError,
+    StoreUnavailableError,
+    current_job,
+)
+
+from .._runs.registry import Run, RunRegistry, SendRefused, SendResult
+
+_log: Final = logging.getLogger("trio_lanes.agents")
+
+_OFFER_AGAIN: Final = 0.05
+"""Seconds between two offers of a message to a run that takes none now."""
+_ASK_AGAIN: Final = 0.5
+"""Seconds after which a store that is away is asked for messages again."""
+_KIND: Final = "trio_lanes"
+"""The field that has the kind of a message of the registry."""
+
+Outputs = Callable[[Mapping[str, Any]], object]
+
+
+@final
+class SharedRunRegistry:
+    """The active run of each session, on any instance of a store.
+
+    ::
+
+        registry = SharedRunRegistry(lanes)
+
+        async def answer(payload):                  # a handler of durable jobs
+            run = ModelRun(payload)                 # a `Run`: takes messages, can be aborted
+            async with registry.running(run, outputs=gate.submit):
+                return await run.go_on()
+
+        await registry.send("alice", "one more thing")     # on any instance
+        await registry.submit("alice", {"call-1": "approved"})
+
+    Sending returns when the run, on whichever instance, has what was sent; or else why not. If the
+    instance of the run dies first, the answer is STOPPED, and the job of the run is run again
+    elsewhere. Each async method is a checkpoint, and raises
+    `~trio_lanes.durable.StoreUnavailableError` if the store cannot do the call now. If it is
+    cancelled, what was sent may have reached the run.
+    """
+
+    def __init__(self, lanes: DurableLanes) -> None:
+        self._lanes: Final = lanes
+        self._here: Final = RunRegistry()
+
+    def __repr__(self) -> str:
+        return f"<trio_lanes.agents.SharedRunRegistry of {self._lanes!r}>"
+
+    @asynccontextmanager
+    async def running(self, run: Run, *, outputs: Outputs | None = None) -> AsyncIterator[None]:
+        """Hand ``run`` what is sent to its session, for an ``async with`` block of a handler.
+
+        Args:
+          run: messages are offered to it when it is streaming and not compacting.
+          outputs: takes the outputs of `submit`, as `ActionGate.submit` does. What it raises is
+            logged.
+
+        Raises:
+          RuntimeError: outside of a durable job, or in a job without a session.
+        """
+        job = current_job()
+        if job is None or job.session is None:
+            raise RuntimeError("running() is for the handler of a durable job with a session")
+        failed: BaseException | None = None
+        with self._here.running(job.session, run):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hear, job, run, outputs)
+                try:
+                    yield
+                except BaseException as error:
+                    failed = error  # it leaves as it is, not in a group
+                nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def get(self, session: str) -> DurableStatus | None:
+        """Return the status of the job that runs in ``session``, on any instance, or None."""
+        return await self._lanes.running(session)
+
+    async def send(self, session: str, message: Any, *, key: str | None = None) -> SendResult:
+        """Send ``message`` (JSON) to the active run of ``session``.
+
+        A run on this instance that takes no messages now refuses it. A run elsewhere keeps it until
+        it takes messages again.
+
+        Args:
+          key: messages to one job with the same key are one message.
+
+        Raises:
+          TypeError, ValueError, PayloadError: for a bad argument.
+        """
+        run = self._here.get(session)
+        if run is not None and not run.is_streaming:
+            await trio.lowlevel.checkpoint()
+            return SendResult(SendRefused.NOT_STREAMING)
+        if run is not None and run.is_compacting:
+            await trio.lowlevel.checkpoint()
+            return SendResult(SendRefused.COMPACTING)
+        return await self._send(session, "message", message, key)
+
+    async def abort(self, session: str, reason: str | None = None) -> SendResult:
+        """Ask the active run of ``session`` to end: its ``abort`` is called where it runs.
+
+        To cancel its job for good, whatever happens to its instance, use `DurableLanes.abort
+        <trio_lanes.durable.DurableLanes.abort>`.
+        """
+        return await self._send(session, "abort", reason, None)
+
+    async def submit(
+        self, session: str, outputs: Mapping[str, Any], *, key: str | None = None
+    ) -> SendResult:
+        """Hand the outputs of calls, or approvals, to the active run of ``session``.
+
+        Args:
+          outputs: ``{call id: output}``, in JSON.
+          key: outputs to one job with the same key are handed over once.
+        """
+        return await self._send(session, "outputs", dict(outputs), key)
+
+    async def wait_ended(self, session: str, timeout: float = 15.0) -> bool:
+        """Wait until the job that runs in ``session`` now has ended; False at the timeout.
+
+        A job that is given back has not ended: it runs again.
+        """
+        status = await self._lanes.running(session)
+        if status is None:
+            return True
+        with trio.move_on_after(max(0.1, timeout)):
+            try:
+                await self._lanes.job(status.id).wait()
+            except (JobCancelledError, DurableJobError, ResultGoneError):
+                pass  # it has ended
+            return True
+        return False
+
+    async def abort_and_wait(
+        self, session: str, reason: str | None = None, timeout: float = 15.0
+    ) -> bool:
+        """`abort` the active run of ``session``, and wait for the end of its job."""
+        await self.abort(session, reason)
+        return await self.wait_ended(session, timeout)
+
+    async def _send(self, session: str, kind: str, what: Any, key: str | None) -> SendResult:
+        told = await self._lanes.send(session, {_KIND: kind, "what": what}, key=key)
+        return SendResult(None if told.reason is None else SendRefused(told.reason))
+
+    # ---- where the run is
+
+    async def _hear(self, job: DurableRun, run: Run, outputs: Outputs | None) -> None:
+        send, receive = trio.open_memory_channel[Any](1_000)  # a job has no more messages
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_offer, job, run, receive)
+            while True:
+                try:
+                    async for told in job.messages():
+                        kind = told.get(_KIND) if isinstance(told, dict) else None
+                        if kind == "abort":
+                            _call(job, run.abort, told["what"])
+                        elif kind == "outputs":
+                            _call(job, outputs or _no_place, told["what"])
+                        else:
+                            send.send_nowait(told["what"] if kind == "message" else told)
+                except StoreUnavailableError:
+                    await trio.sleep(_ASK_AGAIN)
+
+
+async def _offer(job: DurableRun, run: Run, messages: trio.MemoryReceiveChannel[Any]) -> None:
+    """Offer each message until the run takes it."""
+
+    def take(message: Any) -> bool:
+        return run.is_streaming and not run.is_compacting and run.queue_message(message)
+
+    async for message in messages:
+        while _call(job, take, message) is False:  # noqa: ASYNC110 - a run has no event for it
+            await trio.sleep(_OFFER_AGAIN)
+
+
+def _call(job: DurableRun, function: Callable[[Any], object], argument: Any) -> object:
+    try:
+        return function(argument)
+    except Exception:
+        _log.exception("%r raised when it was handed what was sent to it", job)
+        return None
+
+
+def _no_place(outputs: Any) -> None:
+    raise ValueError(f"the run takes no outputs, and was sent {outputs!r}")

@@ -1,0 +1,104 @@
+"""`DurableLog`: an append-only log in the store, for records that outlive jobs and instances."""
+
+from __future__ import annotations
+
+from typing import Any, Final, final
+
+import attrs
+import trio
+
+from ... import JobCancelledError
+from .._contract.errors import LockLostError, StoreUnavailableError
+from .._contract.protocol import Store
+from .._contract.tickets import new_ticket
+from .._options.json_text import decode, encode
+from .._runs.run import current_job
+from .._runs.worker import AGAIN_AFTER, Worker
+
+LONGEST: Final = 60.0
+"""Seconds for which a write without an answer is repeated."""
+
+
+@final
+@attrs.frozen
+class LogRecord:
+    """A record of a log."""
+
+    number: int
+    """Counted from 1 in each log."""
+    author: str
+    """The id of the instance that added it, as in `DurableLanes.instances`."""
+    data: Any
+    """The JSON value."""
+
+
+@final
+class DurableLog:
+    """An append-only log; see `DurableLanes.log`.
+
+    Attributes:
+      name: the name of the log.
+    """
+
+    def __init__(self, name: str, store: Store, worker: Worker | None) -> None:
+        self.name: Final = name
+        self._store: Final = store
+        self._worker: Final = worker
+
+    def __repr__(self) -> str:
+        return f"<trio_lanes.durable.DurableLog {self.name!r}>"
+
+    async def append(self, data: object) -> int:
+        """Add a record (JSON); return its number. A checkpoint.
+
+        If it raises, or is cancelled, nothing was added, except after `StoreUnavailableError` with
+        ``unknown``. A write without an answer is repeated, uncancelled, until its answer comes, the
+        lease of this instance is lost, or for a minute. It is the same write, so it is done once.
+
+        Raises:
+          PayloadError: if ``data`` is not JSON, or larger than the store's ``max_payload``.
+          RuntimeError: without a worker, whose lease the writes need.
+          StoreUnavailableError: if the store is not available.
+          LockLostError: if this instance has lost its lease.
+          JobCancelledError: inside a run that was lost, if the code is shielded from cancellation.
+        """
+        worker = self._worker
+        if worker is None:
+            raise RuntimeError("a log needs the lease of a worker: open the lanes with worker=True")
+        text, ticket = encode("a record", data, self._store.max_payload), new_ticket()
+        run, term, until = current_job(), worker.term, trio.current_time() + LONGEST
+        if run is not None and run._given_up:
+            await trio.lowlevel.checkpoint()
+            raise JobCancelledError("the run was lost")
+        unknown = False
+        while True:
+            try:
+                with trio.CancelScope(shield=unknown):
+                    number = await self._store.write_log(self.name, text, ticket)
+            except StoreUnavailableError as error:
+                unknown = unknown or error.unknown
+                if not unknown or term != worker.term or trio.current_time() >= until:
+                    error.unknown = unknown
+                    raise
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(AGAIN_AFTER)
+                continue
+            if number is None:
+                raise LockLostError("this instance has lost its lease, so it cannot write to a log")
+            return number
+
+    async def read(self, after: int = 0) -> list[LogRecord]:
+        """Return the records with numbers above ``after``, in order. A checkpoint.
+
+        Raises:
+          StoreUnavailableError: if the store is not available.
+        """
+        found: list[LogRecord] = []
+        while page := await self._store.read_log(self.name, after):
+            found += [LogRecord(number, by, decode(text)) for number, by, text in page]
+            after = page[-1][0]
+        return found
+
+    async def delete(self) -> bool:
+        """Forget the log with all its records; False if there is none. A checkpoint."""
+        return await self._store.drop_log(self.name, new_ticket())

@@ -1,0 +1,47 @@
+-- Logs: the list x:<log> has the records in order, each with the incarnation that added it.
+
+local RECORDS_AT_ONCE = 1000
+local PART = 20
+local BYTES_AT_ONCE = 4 * 1024 * 1024
+
+-- Arguments: the instance, the log, the record. Answer: its number; or false: the instance has no lease.
+local function write_log(arguments)
+  if not is_alive(arguments[1]) then
+    return { 0, false }
+  end
+  local record = cmsgpack.pack({ arguments[1], arguments[3] })
+  return { 0, call('RPUSH', ROOT .. 'x:' .. arguments[2], record) }
+end
+
+-- Arguments: the log, the number after which. Answer: numbers, incarnations and texts.
+local function read_log(arguments)
+  local key, number, found, size = ROOT .. 'x:' .. arguments[1], tonumber(arguments[2]), { 0 }, 0
+  local last = number + RECORDS_AT_ONCE
+  while number < last do
+    local texts = call('LRANGE', key, number, number + PART - 1)
+    for _, text in ipairs(texts) do
+      local record = cmsgpack.unpack(text)
+      size = size + #record[2]
+      if size > BYTES_AT_ONCE and #found > 1 then
+        return found
+      end
+      number = number + 1
+      found[#found + 1] = number
+      found[#found + 1] = record[1]
+      found[#found + 1] = record[2]
+    end
+    if #texts < PART then
+      return found
+    end
+  end
+  return found
+end
+
+-- Arguments: the log. Answer: whether there was one.
+local function drop_log(arguments)
+  return { 0, call('UNLINK', ROOT .. 'x:' .. arguments[1]) }
+end
+
+WITH_TICKET.write_log = write_log
+READS.read_log = read_log
+WITH_TICKET.drop_log = drop_log
