@@ -25,6 +25,8 @@ from .terminal import open_terminal, plain_screen
 from .tools import bundled_tools
 
 if TYPE_CHECKING:
+    from trio_lanes.durable import Store
+
     from .simulate import Crowd
 
 USAGE_ERROR = 2
@@ -65,7 +67,7 @@ async def _chat(options: argparse.Namespace) -> int:
         if isinstance(model, str):
             print(model, file=sys.stderr)
             return USAGE_ERROR
-        if options.durable is not None:
+        if options.durable is not None or options.store is not None:
             return await _chat_durably(options, model, limits, read_limits)
         if options.web:
             from .web.server import listen, run_web
@@ -109,28 +111,42 @@ async def _chat_durably(
 ) -> int:
     from trio_lanes.durable import StoreError
 
-    from .durable import run_durable_chat
-
     code = USAGE_ERROR
     try:
         with open_terminal() as (screen, lines):
-            code = await run_durable_chat(
-                model,
-                screen,
-                lines,
-                options.durable,
+            if options.store is not None:
+                from .shared import run_shared_chat
+
+                run = partial(run_shared_chat, model, screen, lines, find_store(options.store))
+            else:
+                from .durable import run_durable_chat
+
+                run = partial(run_durable_chat, model, screen, lines, options.durable)
+            code = await run(
                 session=options.session,
                 limits=limits,
                 read_limits=read_limits,
                 turn_timeout=options.turn_timeout,
                 grace=options.grace,
             )
-    except* (StoreError, OSError) as errors:
+    except* (StoreError, OSError, ValueError, ImportError) as errors:
         error: BaseException = errors
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         print(error, file=sys.stderr)
     return code
+
+
+def find_store(url: str) -> Store:
+    """Return the store of a URL, as `trio-lanes --store` names it."""
+    from trio_lanes.durable import PostgresStore, SqliteStore, ValkeyStore
+
+    scheme, _, rest = url.partition(":")
+    where, _, namespace = url.partition("#")
+    if scheme == "sqlite":
+        return SqliteStore(rest)
+    kind = PostgresStore if scheme.startswith("postgres") else ValkeyStore
+    return kind(where, namespace=namespace or "chat")
 
 
 async def _simulate(options: argparse.Namespace) -> int:
@@ -207,6 +223,9 @@ def _parser() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--durable", type=Path, metavar="FOLDER", help="keep messages until they are answered"
+    )
+    instead.add_argument(
+        "--store", metavar="URL", help="share the chat with other processes: valkey://HOST#NAME"
     )
     instead.add_argument(
         "--crash", action="store_true", help="kill a durable chat in mid-answer, and go on"

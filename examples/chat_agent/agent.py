@@ -8,7 +8,7 @@ start: the first call is the start of the turn, each later call is a `Job.readmi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +33,12 @@ BUSY_SECONDS: Final = 5.0  # to wait for a busy model that sends no time
 MAX_BUSY_SECONDS: Final = 300.0  # the longest such time; with a longer time, the turn fails
 ANSWER_TOKENS: Final = 200  # an estimate, made before the model has answered
 
-Steers = Callable[[], Sequence[str]]  # returns the steers for the turn
+Steers = Callable[[], Awaitable[Sequence[str]]]  # returns the steers for the turn
+
+
+async def no_steers() -> Sequence[str]:
+    """Return no steers."""
+    return ()
 
 
 def cost_of(messages: Iterable[Message]) -> dict[str, float]:
@@ -63,8 +68,9 @@ class Agent:
         session: str,
         conversation: Conversation,
         texts: Sequence[str],
-        steers: Steers = lambda: (),
+        steers: Steers = no_steers,
         rolled_back: Callable[[], bool] = bool,
+        turn_id: str | None = None,
     ) -> str:
         """Answer `texts`, and the messages that `steers` returns meanwhile. Return the last answer.
 
@@ -72,7 +78,7 @@ class Agent:
         returns, the answer is stored. If it raises, the text so far is stored; or nothing of the
         turn, if `rolled_back` returns True then.
         """
-        async with conversation.turn(*texts) as turn:
+        async with conversation.turn(*texts, id=turn_id) as turn:
             self.tell(Entered(session, turn.id))
             try:
                 return await self._answer(session, turn, steers)
@@ -94,7 +100,7 @@ class Agent:
                 if rounds == MAX_ROUNDS:
                     raise ModelError(f"the model still wants tools after {rounds} rounds")
                 await self._call(session, turn, calls)
-            if more := steers():
+            if more := await steers():
                 await turn.steer(*more)
                 rounds = 0
             elif not calls:

@@ -107,7 +107,7 @@ class Sessions:
     async def _answer(self, session: str, turn: Turn) -> str:
         conversation = self.conversation(session)
 
-        def steers() -> Sequence[str]:
+        async def steers() -> Sequence[str]:
             taken = tuple(map(str, turn.take()))
             if taken:
                 self._tell(Steered(session, taken))

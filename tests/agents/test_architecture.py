@@ -17,7 +17,7 @@ import trio_lanes.agents
 ROOT = Path(trio_lanes.agents.__file__).parent
 NAME = "trio_lanes.agents"
 
-ORDER = ["_feeds", "_runs", "_tools", "_conversations", "_inbox", "_durable"]
+ORDER = ["_feeds", "_runs", "_tools", "_conversations", "_inbox", "_durable", "_shared"]
 """The packages, lowest first: each may import from those before it."""
 
 MODULES = sorted(ROOT.glob("*/*.py"))

@@ -1055,3 +1055,30 @@ async def test_the_repr_of_a_store_in_memory_says_how_many_threads_it_has() -> N
     store = MemoryTranscript()
     await say(Conversation("one", store), "u1", "a1")
     assert "1 threads" in repr(store)
+
+
+# ---- turns with ids, and turns that are taken out
+
+
+async def test_a_turn_that_was_cut_off_is_taken_out_and_a_complete_one_stays(
+    store: TranscriptStore,
+) -> None:
+    conversation = Conversation("thread", store)
+    assert await conversation.take_out("never there")
+    await say(conversation, "one", "1")
+    with pytest.raises(ModelError):
+        async with conversation.turn("two", id="mine") as turn:
+            assert turn.id == "mine"
+            turn.append("half an ans")
+            with pytest.raises(TranscriptError, match="mine runs"):
+                await Conversation("thread", store).take_out("mine")
+            raise ModelError
+    with pytest.raises(TranscriptError, match="has a turn 'mine' already"):
+        async with conversation.turn("two", id="mine"):
+            pass
+    for _ in range(2):
+        assert await Conversation("thread", store).take_out("mine")
+    async with conversation.turn("two", id="again") as turn:
+        await turn.finish("2")
+    assert not await conversation.take_out("again")
+    assert short(await conversation.messages()) == ["u:one", "a:1", "u:two", "a:2"]

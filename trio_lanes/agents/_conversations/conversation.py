@@ -72,7 +72,9 @@ class Conversation:
             f"{len(self._running)} turns running>"
         )
 
-    def turn(self, *contents: Any) -> AbstractAsyncContextManager[ConversationTurn]:
+    def turn(
+        self, *contents: Any, id: str | None = None
+    ) -> AbstractAsyncContextManager[ConversationTurn]:
         """Add user messages, and reserve the place of the answer: ``async with ... as turn:``.
 
         Entering appends the user messages and an empty answer to the thread, as one commit. It is
@@ -89,16 +91,46 @@ class Conversation:
 
         Args:
           contents: the user messages, each a string or another JSON value.
+          id: the id of the turn, by which `take_out` finds it after a crash; a new id unless it is
+            given.
 
         Raises:
-          TranscriptError: at the call, if there is no message.
+          TranscriptError: at the call, if there is no message; on entering, if the thread has a
+            turn with the id.
           TypeError, ValueError: at the call, for a message that is not JSON.
           Exception: on entering and on leaving, any error of the store; but if an exception leaves
             the block, it is raised, and the error of the store is logged.
         """
         if not contents:
             raise TranscriptError("a turn must begin with a user message, and none was given")
-        return _Turning(self, [_json("a message", content) for content in contents])
+        return _Turning(self, [_json("a message", content) for content in contents], id)
+
+    @enable_ki_protection
+    async def take_out(self, turn_id: str) -> bool:
+        """Take a turn that was cut off out of the thread, as `ConversationTurn.rollback` does.
+
+        A process that answers again, after a crash, takes out the turn of its predecessor first: so
+        the thread has the question once. A checkpoint.
+
+        Returns:
+          False if the turn is complete, and stays; True if the thread does not have it any more, or
+          never had it.
+
+        Raises:
+          TranscriptError: if the turn runs, or the stored data is not a conversation.
+          Exception: any error of the store.
+        """
+        async with self.store.locks.exclusive(self.thread_id):
+            await self._read()
+            exchange = self._thread.exchanges.get(turn_id)
+            if exchange is None or exchange.rolled_back:
+                return True
+            if exchange.status == "in_progress" and turn_id in self.store.live:
+                raise TranscriptError(f"turn {turn_id} runs; it cannot be taken out")
+            if exchange.status == "completed":
+                return False
+            await self.store.append(self.thread_id, [{"turn": turn_id, "op": "rollback"}])
+        return True
 
     @enable_ki_protection
     async def messages(self) -> list[Message]:
@@ -352,18 +384,21 @@ class _Written:
 class _Turning:
     """One `async with` block of `Conversation.turn`."""
 
-    def __init__(self, conversation: Conversation, contents: list[Any]) -> None:
+    def __init__(self, conversation: Conversation, contents: list[Any], id: str | None) -> None:
         self._conversation: Final = conversation
         self._contents: Final = contents
+        self._id: Final = id
         self._turn: ConversationTurn | None = None
 
     @enable_ki_protection
     async def __aenter__(self) -> ConversationTurn:
         conversation = self._conversation
         store = conversation.store
-        exchange = Exchange(_new_id(), self._contents)
+        exchange = Exchange(_new_id() if self._id is None else self._id, self._contents)
         async with store.locks.exclusive(conversation.thread_id):
             await conversation._read()
+            if exchange.id in conversation._thread.exchanges:
+                raise TranscriptError(f"the thread has a turn {exchange.id!r} already")
             history = tuple(
                 message
                 for ended in conversation._thread.ended(store.live)

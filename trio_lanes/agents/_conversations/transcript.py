@@ -55,7 +55,7 @@ class Message:
     """The usage of a message of the assistant, as the application gave it."""
 
 
-class Locks(Protocol):
+class TranscriptLocks(Protocol):
     """Shared and exclusive locks by thread id: `ThreadLocks`, or `SharedThreadLocks`."""
 
     def shared(self, key: str) -> AbstractAsyncContextManager[object]:
@@ -75,7 +75,7 @@ class TranscriptStore(Protocol):
     """
 
     @property
-    def locks(self) -> Locks:
+    def locks(self) -> TranscriptLocks:
         """The locks by thread id, always the same object. Conversations acquire them."""
         ...
 

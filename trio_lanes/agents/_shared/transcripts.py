@@ -23,7 +23,7 @@ REMEMBERED: Final = 10_000
 
 @final
 class SharedTranscripts:
-    """A `TranscriptStore` for all instances of a store; make one for each `DurableLanes`.
+    """A `TranscriptStore` for all instances; one for each `~trio_lanes.durable.DurableLanes`.
 
     ::
 
