@@ -218,6 +218,14 @@ async def test_a_store_that_is_away_does_not_end_a_run(
         assert await job.wait() == ["x", "('abort', None)"]
 
 
+async def test_a_job_that_is_cancelled_has_ended(autojump_clock: MockClock, stage: Stage) -> None:
+    async with stage.instances() as (lanes, _), trio.open_nursery() as nursery:
+        await lanes.submit("turn", session="alice")
+        await wait_all_tasks_blocked()
+        nursery.start_soon(lanes.abort, "alice")
+        assert await stage.registry["elsewhere"].wait_ended("alice")
+
+
 async def test_a_run_registers_itself_in_a_job_with_a_session_and_fails_as_it_is(
     autojump_clock: MockClock,
     stage: Stage,

@@ -25,6 +25,7 @@ class Away(MemoryStore):
         super().__init__()
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = {}
+        self.refused = 0
 
     async def _unless_away(self, verb: str, *arguments: Any) -> Any:
         if self.before.get(verb, 0) > 0:
@@ -40,6 +41,10 @@ class Away(MemoryStore):
         return answer
 
     async def acquire(self, *arguments: Any) -> Any:
+        if self.refused:
+            self.refused -= 1
+            await trio.lowlevel.checkpoint()
+            return None
         return await self._unless_away("acquire", *arguments)
 
     async def spend(self, *arguments: Any) -> Any:
@@ -130,6 +135,17 @@ async def test_a_charge_without_an_answer_is_not_repeated(
         before = trio.current_time()
         await lanes.quota("q").spend(tokens=1)
         assert trio.current_time() - before == pytest.approx(2)
+
+
+async def test_a_request_of_an_instance_without_a_lease_is_made_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = Away()
+    async with lanes_over(store) as lanes:
+        store.refused = 2
+        before = trio.current_time()
+        await free(lanes)
+        assert trio.current_time() - before == pytest.approx(1)
 
 
 async def test_a_release_without_an_answer_is_done_later(

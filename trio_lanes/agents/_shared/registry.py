@@ -175,18 +175,20 @@ class SharedRunRegistry:
         send, receive = trio.open_memory_channel[Any](1_000)  # a job has no more messages
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_offer, job, run, receive)
+            messages = job.messages()
             while True:
                 try:
-                    async for told in job.messages():
-                        kind = told.get(_KIND) if isinstance(told, dict) else None
-                        if kind == "abort":
-                            _call(job, run.abort, told["what"])
-                        elif kind == "outputs":
-                            _call(job, outputs or _no_place, told["what"])
-                        else:
-                            send.send_nowait(told["what"] if kind == "message" else told)
+                    told = await anext(messages)
                 except StoreUnavailableError:
                     await trio.sleep(_ASK_AGAIN)
+                    continue
+                kind = told.get(_KIND) if isinstance(told, dict) else None
+                if kind == "abort":
+                    _call(job, run.abort, told["what"])
+                elif kind == "outputs":
+                    _call(job, outputs or _no_place, told["what"])
+                else:
+                    send.send_nowait(told["what"] if kind == "message" else told)
 
 
 async def _offer(job: DurableRun, run: Run, messages: trio.MemoryReceiveChannel[Any]) -> None:

@@ -330,8 +330,7 @@ class LockStories:
 
 async def reaped(bench: Bench, lanes: DurableLanes, so: Callable[[], Any]) -> None:
     """Wait until a condition holds, which other instances bring about."""
-    for _ in range(200):
+    tries = iter(range(200))
+    while not so() and next(tries, None) is not None:
         await bench.advance(30.0 if bench.virtual else 0.1, lanes)
-        if so():
-            return
-    raise AssertionError(bench.log)
+    assert so(), bench.log

@@ -116,8 +116,7 @@ class _Twin:
 
     def asked(self, told: tuple[int, float | None] | None) -> object:
         """Return the answer to a request without the numbers of this store."""
-        if told is None:
-            return None
+        assert told is not None  # the lease is long
         request, served = told
         if request and request not in self.requests:
             self.requests.append(request)
@@ -441,7 +440,7 @@ class _Life:
     async def do_spend(self) -> None:
         costs = {"requests": self.chance.randrange(3), "tokens": self.chance.randrange(5)}
         told: Any = await self._request("spend", lambda store, t: store.spend("q", QUOTA, costs, t))
-        if told is not None and told[0] == "at once":
+        if told[0] == "at once":
             self.spent.append(costs)
 
     async def _request(
@@ -451,8 +450,8 @@ class _Life:
 
         async def request(twin: _Twin) -> object:
             told = await ask(twin.played.store, ticket)
-            if told is not None and told[0] == 0 and told[1] is not None:
-                twin.charges.append(told[1])
+            if told is not None and told[0] == 0:
+                twin.charges.append(told[1] or 0.0)
             return twin.asked(told)
 
         return await self.both(what, request)

@@ -1,0 +1,69 @@
+"""Which lines of the script are run: a script that notes each statement that it begins."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Final
+
+from trio_lanes.durable._valkey import script
+from trio_lanes.durable._valkey.script import LEAVES, ORDER, Script
+
+from .server import Server
+
+SEEN: Final = "lines-run"
+"""The key of the set of lines that were run, on the server."""
+
+_STATEMENT: Final = re.compile(
+    r"\s*(?:local (?!function)\w|if |for |while |return\b|break\b|call\(|repeat\b"
+    r"|[A-Za-z_][\w.]*(?:\[[^\]]*\])*(?:, [\w.\[\]]+)* = |[A-Za-z_][\w.:]*\()"
+)
+_GOES_ON: Final = re.compile(r"(?:[,({]|\b(?:and|or|not)|\.\.|[^=~<>]=|[+\-*/])\s*(?:--.*)?$")
+_BEGINS_WITHIN: Final = re.compile(r"\s*(?:and |or |\.\.|[+\-*/] )")
+
+
+def statements() -> dict[str, int]:
+    """Return the lines that begin a statement, as ``FILE:LINE``, with their places in the file."""
+    found = {}
+    folder = files(script.__package__) / "lua"
+    for name in ORDER:
+        for number, _ in _of((folder / f"{name}.lua").read_text("utf-8")):
+            found[f"{name}:{number}"] = number
+    return found
+
+
+def _of(text: str) -> list[tuple[int, str]]:
+    found, depth, goes_on = [], 0, False
+    for number, line in enumerate(text.splitlines(), 1):
+        code = re.sub(r"'(?:[^'\\]|\\.)*'", "''", line).split("--")[0]
+        if depth == 0 and not goes_on and _STATEMENT.match(code) and not _BEGINS_WITHIN.match(code):
+            found.append((number, line))
+        # a function that is an argument has statements of its own
+        opened = sum(code.count(one) for one in "({[") - sum(code.count(one) for one in ")}]")
+        depth = 0 if "function(" in code and code.rstrip().endswith(")") else max(0, depth + opened)
+        goes_on = bool(_GOES_ON.search(code.rstrip()))
+    return found
+
+
+def noting() -> Script:
+    """Return the script, with a note of each statement before it."""
+    folder = files(script.__package__) / "lua"
+    texts = []
+    for name in ORDER:
+        text = (folder / f"{name}.lua").read_text("utf-8")
+        lines = text.splitlines()
+        for number, line in _of("\n".join(lines)):
+            indent = line[: len(line) - len(line.lstrip())]
+            note = f"redis.call('SADD', '{SEEN}', '{name}:{number}') "
+            lines[number - 1] = indent + note + line.lstrip()
+        noted = "\n".join(lines) + "\n"
+        if name in LEAVES:
+            noted = script._leaf(text).replace(text, noted)
+        texts.append(noted)
+    return Script("\n".join(texts))
+
+
+def not_run(server: Server) -> list[str]:
+    """Return the statements that no call has begun since the server was started."""
+    seen = set(server.ask("SMEMBERS", SEEN))
+    return [line for line in statements() if line not in seen]
