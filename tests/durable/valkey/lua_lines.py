@@ -9,8 +9,6 @@ from typing import Final
 from trio_lanes.durable._valkey import script
 from trio_lanes.durable._valkey.script import LEAVES, ORDER, Script
 
-from .server import Server
-
 SEEN: Final = "lines-run"
 """The key of the set of lines that were run, on the server."""
 
@@ -61,9 +59,3 @@ def noting() -> Script:
             noted = script._leaf(text).replace(text, noted)
         texts.append(noted)
     return Script("\n".join(texts))
-
-
-def not_run(server: Server) -> list[str]:
-    """Return the statements that no call has begun since the server was started."""
-    seen = set(server.ask("SMEMBERS", SEEN))
-    return [line for line in statements() if line not in seen]

@@ -1,48 +1,93 @@
-"""Every line of the script is run: by the stories of the suite, and by random lives."""
+"""Every line of the script is run: by the stories of the suite, by random lives, by the faults."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from inspect import signature
+from typing import Any
 
 import pytest
+import trio
 
 from tests.durable.planted import memory
-from trio_lanes.durable import ValkeyStore
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.testing import compare_stores, durable_store_suite
 
-from . import clock
-from .lua_lines import not_run, noting
+from . import clock, test_check, test_faults, test_opening, test_rare_ways
+from .lua_lines import SEEN, noting, statements
 from .place import Place
 from .server import Server, programs
 
-pytestmark = pytest.mark.real_processes
+pytestmark = [pytest.mark.real_processes, pytest.mark.slow]
+LIVES = 12
 PLACE = Place()
 
 
+class Lines:
+    """The lines that were run on any server."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.run: set[str] = set()
+
+    def note(self, server: Server) -> None:
+        self.run.update(server.ask("SMEMBERS", SEEN))
+
+    def of(self, test: Callable[..., Any], *arguments: Any) -> None:
+        """Run a test, and note the lines."""
+        namespace = f"lines-{len(self.run)}"
+        trio.run(test, *arguments, *([namespace] if arguments else []))
+        self.note(self.server)
+
+
 @pytest.fixture
-def noted(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server of its own, whose stores note the lines that are run."""
-    script = Script(noting().text.replace(clock._REAL, clock._TESTS))
-    monkeypatch.setattr(clock, "SCRIPT", script)
-    own = Server(programs()["valkey"], appendonly="no")
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
+    """A server of its own, and scripts that note the lines that are run."""
+    text = noting().text
+    monkeypatch.setattr("trio_lanes.durable._valkey.store.source", lambda: text)
+    monkeypatch.setattr(clock, "SCRIPT", Script(text.replace(clock._REAL, clock._TESTS)))
+    own = Server(programs()["valkey"], appendfsync="always")
+    lines, stop = Lines(own), Server.stop
+
+    def noting_stop(server: Server, *how: Any) -> None:
+        lines.note(server)
+        stop(server, *how)
+
+    monkeypatch.setattr(Server, "stop", noting_stop)
     try:
         own.start()
         PLACE.server = own
-        yield own
+        yield lines
     finally:
         PLACE.close()
         own.remove()
 
 
-def store(folder: Path) -> ValkeyStore:
-    return PLACE.store(folder)
-
-
-def test_every_line_of_the_script_is_run(noted: Server) -> None:
-    suite = durable_store_suite(store, clock=PLACE.clock, pause=0.01)()  # type: ignore[arg-type]
+def test_every_line_of_the_script_is_run(lines: Lines) -> None:
+    server = lines.server
+    suite = durable_store_suite(PLACE.store, clock=PLACE.clock, pause=0.01)()  # type: ignore[arg-type]
     for name in dir(suite):
         if name.startswith("test_"):
             getattr(suite, name)()
-    for seed in range(8):
+    for seed in range(LIVES):
         compare_stores(memory(), PLACE.store, seed=seed, clock=PLACE.clock)  # type: ignore[arg-type]
-    assert not_run(noted) == []
+    for case in test_check.CASES:
+        test_check.test_a_check_finds_what_was_changed_from_outside(
+            server, f"{case[0].__name__}", *case
+        )
+    for name, test in vars(test_rare_ways).items():
+        if name.startswith("test_"):
+            stage = test_rare_ways.Stage(PLACE)
+            test(stage, *([server] if "server" in signature(test).parameters else []))
+    lines.note(server)
+    for command in (("SET", "x"), ("HSET", "field", "x"), ("HSET", "schema", "99")):
+        trio.run(
+            test_opening.test_what_is_no_store_of_this_version_is_refused_and_untouched,
+            *(server, f"{command[0]}-{command[1]}", command, "."),
+        )
+    lines.of(test_opening.test_only_a_worker_makes_a_namespace_for_the_command, server)
+    lines.of(test_opening.test_rules_and_rates_are_kept_as_they_were_given, server)
+    lines.of(test_faults.test_a_restart_that_loses_nothing_cancels_nothing, server)
+    trio.run(
+        test_faults.test_after_a_failover_to_older_data_instances_and_server_agree_again, "failover"
+    )
+    lines.of(test_faults.test_a_namespace_that_vanishes_ends_the_lanes, server)
+    assert [line for line in statements() if line not in lines.run] == []

@@ -114,9 +114,6 @@ local function crash_job(job, company)
     job.alone = (job.alone or 0) + 1
   end
   job.company = math.min(job.company or company, company)
-  if job.company == 0 then
-    job.company = nil
-  end
   local alone = job.alone or 0
   if not job.cancel and alone >= rules().max_crashes then
     local times = alone == 1 and 'once' or alone .. ' times'
