@@ -37,6 +37,7 @@ from trio_lanes.agents import (
     ToolEvent,
     ToolResult,
     ToolRun,
+    TranscriptLocks,
     TranscriptStore,
     Turn,
     WhenBusy,
@@ -116,7 +117,10 @@ async def conversations(folder: Path) -> None:
     assert_type(message.content, Any)
     assert_type(await conversation.fork("bob"), Conversation)
     assert_type(await conversation.merge(conversation), None)
-    locks = conversation.store.locks
+    assert_type(conversation.store.locks, TranscriptLocks)
+    async with conversation.store.locks.exclusive("alice"):
+        pass
+    locks = MemoryTranscript().locks
     assert_type(locks, ThreadLocks)
     async with locks.shared("alice"), locks.exclusive(("bob", 1)):
         pass
