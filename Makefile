@@ -77,6 +77,8 @@ test-fast: $(STAMP)
 LIVES ?= 100000
 KILLS ?= 1000
 KILLS_SERVED ?= 300
+KILLS_SERVER ?= 100
+ROLLS ?= 100
 CANCELLED ?= 10000
 CANCELLED_CALLS := test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
@@ -87,7 +89,7 @@ CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 
 chaos: $(STAMP)
 	CHAOS=20 LIVES=$(LIVES) KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
-		CANCELLED=$(CANCELLED) \
+		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) \
 		$(BIN)/pytest -rP tests/model $(CHAOTIC) $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether

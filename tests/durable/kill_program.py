@@ -22,6 +22,7 @@ import trio
 from trio_lanes.durable import (
     PostgresStore,
     Store,
+    StoreUnavailableError,
     ValkeyStore,
     current_job,
     open_durable_lanes,
@@ -75,7 +76,19 @@ async def work(kind: str, address: str, log: str) -> None:
         lease_ttl=LEASE,
         max_crashes=1_000_000,
     ):
-        await trio.sleep_forever()
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            await anext(aiter(signals))  # then the block is left, which drains
+
+
+def run(kind: str, address: str, log: str) -> bool:
+    """Work until SIGTERM; False if the store was away."""
+    ended = False
+    try:
+        trio.run(work, kind, address, log)
+        ended = True
+    except* StoreUnavailableError:
+        pass
+    return ended
 
 
 def main(kind: str, address: str, log: str) -> None:
@@ -87,7 +100,8 @@ def main(kind: str, address: str, log: str) -> None:
                 child = os.fork()
                 if not child:
                     try:
-                        trio.run(work, kind, address, log)
+                        while not run(kind, address, log):
+                            time.sleep(0.2)  # as a supervisor, if its store is away
                     finally:
                         os._exit(1)
                 children.add(child)

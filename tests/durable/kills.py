@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from tests.durable.kill_program import LANES, LEASE
-from trio_lanes.durable import DurableLanes, DurableState
+from trio_lanes.durable import DurableLanes, DurableState, DurableStatus, StoreUnavailableError
 
 PROCESSES = 4
 SESSIONS = 240
@@ -128,6 +128,10 @@ class Workers:
         self._program.communicate(timeout=LONG)
 
 
+async def nothing(pid: int) -> None:
+    """Leave a dead process to the end of its lease."""
+
+
 @attrs.define
 class Story:
     """One series of kills."""
@@ -156,7 +160,10 @@ class Story:
                 while waiting[lane] < most:
                     n = self.submitted
                     session = f"{lane}-{n % SESSIONS}"
-                    await self.lanes.submit("job", n, session=session, lane=lane, key=str(n))
+                    try:
+                        await self.lanes.submit("job", n, session=session, lane=lane, key=str(n))
+                    except StoreUnavailableError:
+                        break  # with its key it is the same job, whether it was accepted or not
                     self.submitted += 1
                     lane_of[n] = lane
                     waiting[lane] += 1
@@ -191,34 +198,52 @@ class Story:
         os.kill(pid, signal.SIGCONT)
         self.pids.append(pid)
 
-    async def go_on(self, kills: int) -> None:
-        """Kill, and then let all jobs end."""
+    async def kill_and_stop(self, kills: int) -> None:
+        """Kill processes, and stop some for longer than their leases."""
+        async with trio.open_nursery() as stopping:
+            for n in range(kills):
+                if n % STOP_EVERY == STOP_EVERY // 8:
+                    stopping.start_soon(self.stop)
+                await self.kill()
+
+    async def roll(self, times: int) -> None:
+        """Have processes drain, one after the other, as a deployment does."""
+        for _ in range(times):
+            await trio.sleep(self.dice.random() * 0.3)
+            pid = self.pids.pop(0)
+            os.kill(pid, signal.SIGTERM)
+            await self.workers.reap(pid)
+            self.pids.append(await self.workers.start())
+
+    async def go_on(self, disturb: Callable[[], Awaitable[None]]) -> None:
+        """Run jobs until the disturbance has ended, and then let all jobs end."""
         for _ in range(PROCESSES):
             self.pids.append(await self.workers.start())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.submit)
-            async with trio.open_nursery() as stopping:
-                for n in range(kills):
-                    if n % STOP_EVERY == STOP_EVERY // 8:
-                        stopping.start_soon(self.stop)
-                    await self.kill()
+            await disturb()
             nursery.cancel_scope.cancel()
         with trio.fail_after(LONG):
             while True:
-                now = await self.lanes.statistics()
-                if not (now.waiting or now.parked or now.running):
-                    break
+                with suppress(StoreUnavailableError):
+                    now = await self.lanes.statistics()
+                    if not (now.waiting or now.parked or now.running):
+                        break
                 await trio.sleep(0.1)
         self.log.read()
 
     # ---- what must hold
 
-    async def check(self) -> None:
+    async def _check_all_ended(self) -> list[DurableStatus]:
         jobs = await self.lanes.jobs(limit=-1)
         assert [job.key for job in jobs] == [str(n) for n in range(self.submitted)]  # not doubled
         assert {job.state for job in jobs} == {DurableState.SUCCEEDED}  # nor lost
         assert (await self.lanes.check()).problems == ()
         assert self.log.done == set(range(self.submitted))
+        return jobs
+
+    async def check(self) -> None:
+        jobs = await self._check_all_ended()
         runs: defaultdict[int, list[Run]] = defaultdict(list)
         for run in self.log.runs.values():
             runs[run.job].append(run)
@@ -233,11 +258,41 @@ class Story:
             assert together <= limit, (lane, together)
         assert self.kills_that_hit >= self.kills / 2, (self.kills_that_hit, self.kills)
 
-    def _check_order(self) -> None:
+    async def check_after_losses(self) -> str:
+        """Check what holds although the server has lost its last moments; say what was lost.
+
+        A job whose end was lost runs again, and so may a job whose claim was lost.
+        """
+        jobs = await self.lanes.jobs(limit=-1)
+        assert {job.state for job in jobs} == {DurableState.SUCCEEDED}
+        assert (await self.lanes.check()).problems == ()
+        kept = {int(job.key or "") for job in jobs}
+        assert kept <= set(range(self.submitted))
+        ran = Counter(run.payload for run in self.log.runs.values() if run.ended is not None)
+        assert kept <= set(ran)
+        for session, of in self._by_session().items():
+            first = list(dict.fromkeys(run.payload for run in of))
+            assert first == sorted(first), (session, of)
+        again = sum(times - 1 for times in ran.values())
+        lost = self.submitted - len(kept)
+        return f"{lost} of {self.submitted} accepted jobs were lost, {again} runs were repeated"
+
+    async def check_nothing_repeated(self) -> None:
+        """Check that each job ran once, and that no crash was counted."""
+        await self._check_all_ended()
+        assert len(self.log.runs) == self.submitted
+        assert not any(run.cut for run in self.log.runs.values())
+        assert {job.crashes for job in await self.lanes.jobs(limit=-1)} == {0}
+        self._check_order()
+
+    def _by_session(self) -> dict[str, list[Run]]:
         by_session: defaultdict[str, list[Run]] = defaultdict(list)
         for _, run in sorted(self.log.runs.items()):
             by_session[run.session].append(run)
-        for session, of in by_session.items():
+        return by_session
+
+    def _check_order(self) -> None:
+        for session, of in self._by_session().items():
             payloads = [run.payload for run in of]
             assert payloads == sorted(payloads), (session, of)
             assert most_at_once(of) == 1, (session, of)
@@ -261,10 +316,6 @@ def most_at_once(runs: Iterable[Run]) -> int:
         now += step
         most = max(most, now)
     return most
-
-
-async def nothing(pid: int) -> None:
-    """Leave a dead process to the end of its lease."""
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """Workers on a file that another process serves, killed while they run jobs."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ async def test_kill_9_on_a_served_file_loses_nothing(tmp_path: Path) -> None:
             await nursery.start(serve_unix, socket, owner.guest)
             async with open_durable_lanes(owner.guest(), {}, LANES, worker=False) as lanes:
                 async with killing(lanes, "served", socket, tmp_path, owner.bury) as story:
-                    await story.go_on(number("KILLS_SERVED", 12))
+                    await story.go_on(partial(story.kill_and_stop, number("KILLS_SERVED", 12)))
                     print(story.told())
                     await story.check()
             nursery.cancel_scope.cancel()

@@ -1,15 +1,18 @@
 """Four processes on one server, killed and stopped: nothing is lost, doubled or out of order."""
 
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.durable.kill_program import LANES
 from tests.durable.kills import killing
 from tests.support.chaos import number
 from trio_lanes.durable import ValkeyStore, open_durable_lanes
 
-from .server import Server
+from .server import Server, programs
 
 pytestmark = pytest.mark.real_processes
 
@@ -22,6 +25,48 @@ async def test_kill_9_and_stops_longer_than_the_lease(
     address = f"{server.url}#{namespace}"
     async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
         async with killing(lanes, "valkey", address, tmp_path) as story:
-            await story.go_on(number("KILLS", 8))
+            await story.go_on(partial(story.kill_and_stop, number("KILLS", 8)))
             print(story.told())
             await story.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fsync", ["always", "everysec"])
+async def test_a_server_that_is_killed_while_processes_run_jobs(tmp_path: Path, fsync: str) -> None:
+    server = Server(programs()["valkey"], appendfsync=fsync)
+    deaths = number("KILLS_SERVER", 3)
+
+    async def kill_server() -> None:
+        for _ in range(deaths):
+            await trio.sleep(1 + story.dice.random())
+            if story.dice.random() < 0.3:
+                await story.kill()
+            server.stop(signal.SIGKILL)
+            await trio.to_thread.run_sync(server.start)
+
+    server.start()
+    try:
+        store = ValkeyStore(server.url, patience=60)
+        async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
+            async with killing(lanes, "valkey", f"{server.url}#lanes", tmp_path) as story:
+                await story.go_on(kill_server)
+                if fsync == "always":
+                    await story.check()
+                    print(f"{deaths} deaths of the server;", story.told())
+                else:
+                    print(f"{deaths} deaths of the server;", await story.check_after_losses())
+    finally:
+        server.remove()
+
+
+@pytest.mark.slow
+async def test_a_rolling_sigterm_repeats_nothing_and_counts_no_crash(
+    server: Server, namespace: str, tmp_path: Path
+) -> None:
+    store = ValkeyStore(server.url, namespace=namespace, patience=60)
+    address = f"{server.url}#{namespace}"
+    async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
+        async with killing(lanes, "valkey", address, tmp_path) as story:
+            await story.go_on(partial(story.roll, number("ROLLS", 8)))
+            await story.check_nothing_repeated()
+            print(f"{number('ROLLS', 8)} processes ended by SIGTERM; {story.submitted} jobs")
