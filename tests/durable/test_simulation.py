@@ -115,12 +115,16 @@ async def test_a_life_reports_a_broken_rule(
     for run in (Run(2, 5), Run(1, 4)):
         monkeypatch.setattr(_life, "current_job", lambda run=run: run)
         story.end(story.begin())
+    for run in (Run(3, 6), Run(4, 7)):
+        monkeypatch.setattr(_life, "current_job", lambda run=run: run)
+        story.begin()
     await _life._check_end(story, Ended(3, JobDeadError("ValueError", "no")), 3)
     await _life._check_end(story, Ended(4, 5), 4)
     told = "; ".join(story.wrong)
     for what in (
         "the fence 4 of job 1 does not rise",
         "job 1 begins after a later job",
+        "job 4 (fence 7) overlaps job 3 (fence 6)",
         "job 3 is dead: ValueError: no",
         "job 4 has the result 5 of another job, not 4",
     ):

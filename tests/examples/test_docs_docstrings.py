@@ -22,8 +22,9 @@ import trio_lanes.agents
 import trio_lanes.durable
 import trio_lanes.instruments
 import trio_lanes.testing
+from trio_lanes import RateLimit
 from trio_lanes.agents import ActionGate, Conversation, RunRegistry, ThreadLocks, ToolCall
-from trio_lanes.durable import MemoryStore
+from trio_lanes.durable import MemoryStore, open_durable_lanes
 
 PACKAGES = [
     trio_lanes,
@@ -66,6 +67,19 @@ def examples() -> dict[str, str]:
 
 
 EXAMPLES = examples()
+
+
+OVER_INSTANCES = (
+    "trio_lanes.agents.Shared",
+    "trio_lanes.durable.DurableLanes.lock",
+    "trio_lanes.durable.DurableLanes.quota",
+)
+
+
+async def done(*arguments: object, **options: object) -> SimpleNamespace:
+    """Do it; the answer has a size."""
+    await trio.sleep(1)
+    return SimpleNamespace(tokens=640)
 
 
 async def reply(*words: str) -> str:
@@ -161,8 +175,15 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("where", EXAMPLES)
 async def test_an_example_in_a_docstring_runs(where: str, autojump_clock: MockClock) -> None:
     block = f"async def block():\n{textwrap.indent(EXAMPLES[where], '    ')}\n    return locals()"
-    async with trio_lanes.open_lanes({"main": 4}) as lanes:
+    quotas = {"openai": [RateLimit(60), RateLimit(900, unit="tokens")]}
+    async with (
+        trio_lanes.open_lanes({"main": 4}) as lanes,
+        open_durable_lanes(MemoryStore(), {}, quotas=quotas) as durable,
+    ):
         namespace = names(where, lanes)
+        if where.startswith(OVER_INSTANCES):
+            namespace |= {"lanes": durable, "write_both": done, "rebuild": done}
+            namespace |= {"ask": done, "question": "how?"}
         exec(compile(block, f"<{where}>", "exec"), namespace)
         for name, value in (await namespace["block"]()).items():
             if name.startswith("test_"):

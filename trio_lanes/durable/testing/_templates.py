@@ -198,11 +198,14 @@ class TemplateStories:
         groups = {"g": LaneGroup(["tenant:*"], concurrency=1)}
         async with bench.lanes(lanes=TENANTS, groups=groups) as lanes:
             await lanes.pause("tenant:*")
-            for n in range(3):
-                for name in "ab":
-                    await lanes.submit("echo", f"{name}{n}", lane=f"tenant:{name}")
+            jobs = [
+                await lanes.submit("echo", f"{name}{n}", lane=f"tenant:{name}")
+                for n in range(3)
+                for name in "ab"
+            ]
             await lanes.resume("tenant:*")
-            await bench.settle(lanes)
+            for job in jobs:
+                await job.wait()
             assert bench.log == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
     @story
