@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,9 +17,10 @@ from trio_lanes.durable import DurableLanes, RetryPolicy, Store, open_durable_la
 class DurableStage:
     """A handler that logs its turns and does what a test tells it, on lanes over one store."""
 
-    def __init__(self, store: Store, clock: MockClock) -> None:
+    def __init__(self, store: Store, clock: MockClock, pause: float = 0.0) -> None:
         self.store = store
         self.clock = clock
+        self._pause = pause  # real seconds in which a notice of a server comes
         self.log: list[Any] = []
         self.turns: list[DurableTurn] = []
         self._gates: dict[str, trio.Event] = {}
@@ -59,6 +61,8 @@ class DurableStage:
     async def settle(self) -> None:
         """Wait until nothing more happens without the passage of time."""
         for _ in range(12):
+            if self._pause:
+                await trio.to_thread.run_sync(time.sleep, self._pause)
             await wait_all_tasks_blocked()
             await self.lanes.pause_for("session:nobody", 0)  # returns after all earlier calls
         await wait_all_tasks_blocked()

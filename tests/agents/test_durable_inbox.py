@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,10 @@ import trio
 from trio.testing import MockClock
 
 from tests.agents.durable_stage import DurableStage, brief
+from tests.durable.postgres import clock as postgres_clock
+from tests.durable.postgres import server as postgres_server
+from tests.durable.valkey import clock as valkey_clock
+from tests.durable.valkey import server as valkey_server
 from trio_lanes import JobCancelledError, LaneDeadlockError
 from trio_lanes.agents import (
     DurableInbox,
@@ -27,16 +34,79 @@ from trio_lanes.durable import (
     JobDeadError,
     MemoryStore,
     PayloadError,
+    PostgresStore,
     RetryPolicy,
     SqliteStore,
+    ValkeyStore,
     open_durable_lanes,
 )
 
+REAL = pytest.mark.real_processes
+NETWORKED = [pytest.param(name, marks=REAL) for name in ("postgres", "valkey")]
+STORES = ["memory", "sqlite", *NETWORKED]
+_names = itertools.count(1)
 
-@pytest.fixture(params=["memory", "sqlite"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path, mock_clock: MockClock) -> DurableStage:
-    store: Any = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "jobs.db")
-    return DurableStage(store, mock_clock)
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.Server]:
+    program = postgres_server.programs()
+    assert program is not None
+    with closing_server(postgres_server.Server(program)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[valkey_server.Server]:
+    with closing_server(valkey_server.Server(valkey_server.programs()["valkey"])) as server:
+        yield server
+
+
+@contextmanager
+def closing_server(server: Any) -> Iterator[Any]:
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(params=STORES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def mock_clock(kind: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The clock of Trio and of the store."""
+    if kind in ("memory", "sqlite"):
+        yield MockClock()
+        return
+    server = request.getfixturevalue(kind)
+    clock: Any
+    if kind == "postgres":
+        clock = postgres_clock.StoreClock(server.dsn())
+    else:
+        clock = valkey_clock.StoreClock(server)
+    yield clock
+    clock.close()
+
+
+@pytest.fixture
+def stage(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, mock_clock: Any
+) -> DurableStage:
+    name = f"inbox_{next(_names)}"
+    if kind == "memory":
+        return DurableStage(MemoryStore(), mock_clock)
+    if kind == "sqlite":
+        return DurableStage(SqliteStore(tmp_path / "jobs.db"), mock_clock)
+    server = request.getfixturevalue(kind)
+    if kind == "postgres":
+        mock_clock.prepare(name)
+        store: Any = PostgresStore(server.dsn(), namespace=name, patience=3600)
+    else:
+        store = valkey_clock.on_test_time(ValkeyStore(server.url, namespace=name, patience=3600))
+    return DurableStage(store, mock_clock, pause=0.01)
 
 
 async def test_messages_of_a_session_are_handled_one_at_a_time_in_order(
