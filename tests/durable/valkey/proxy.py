@@ -13,6 +13,7 @@ class Proxy:
     Attributes:
       url: the URL to give to a store.
       swallows: whether answers of the server are lost, and the connection is cut with the first.
+      drops: whether requests are lost, and the connection is cut with the first.
       connections: how many connections it has had.
     """
 
@@ -21,6 +22,8 @@ class Proxy:
         self._tls = tls
         self.url = ""
         self.swallows = False
+        self.drops = False
+        self._carrying: set[trio.CancelScope] = set()
         self.connections = 0
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -31,6 +34,11 @@ class Proxy:
             nursery.start_soon(trio.serve_listeners, self._carry, [listener])
             task_status.started()
 
+    def cut(self) -> None:
+        """Cut the present connections."""
+        for scope in self._carrying:
+            scope.cancel()
+
     async def _carry(self, plain: trio.SocketStream) -> None:
         self.connections += 1
         client: trio.SocketStream | trio.SSLStream[trio.SocketStream] = plain
@@ -39,12 +47,14 @@ class Proxy:
         try:
             async with client, await trio.open_tcp_stream("127.0.0.1", self._to) as server:
                 async with trio.open_nursery() as nursery:
+                    self._carrying.add(nursery.cancel_scope)
                     nursery.start_soon(self._requests, client, server, nursery.cancel_scope)
                     async for answer in server:
                         if self.swallows:
                             break
                         await client.send_all(answer)
                     nursery.cancel_scope.cancel()
+                self._carrying.discard(nursery.cancel_scope)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
@@ -52,5 +62,7 @@ class Proxy:
         self, client: trio.abc.ReceiveStream, server: trio.SocketStream, scope: trio.CancelScope
     ) -> None:
         async for request in client:
+            if self.drops:
+                break
             await server.send_all(request)
         scope.cancel()

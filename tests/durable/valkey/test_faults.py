@@ -1,6 +1,8 @@
 """Faults between an instance and its Valkey server: nothing accepted is lost."""
 
+import itertools
 import os
+import random
 import signal
 from collections import Counter
 from typing import Any
@@ -10,6 +12,7 @@ import trio
 import trio.testing
 
 from tests.durable.cancelled import cancel_calls
+from tests.support.chaos import number
 from trio_lanes.durable import (
     DurableState,
     Finish,
@@ -107,6 +110,60 @@ async def test_an_answer_that_is_lost_is_asked_for_again_and_the_act_is_done_onc
                 proxy.swallows = False
             assert len(await lanes.jobs()) == 2
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_nothing(
+    server: Server, namespace: str
+) -> None:
+    dice, echo, most = random.Random(1), Echo(), number("CUTS", 40)
+    proxies = [Proxy(server.port) for _ in range(3)]
+
+    async def disturb(scope: trio.CancelScope) -> None:
+        for _ in range(most):
+            await trio.sleep(dice.random() * 0.05)
+            proxy = dice.choice(proxies)
+            how = dice.choice(("cut", "drops", "swallows"))
+            if how == "cut":
+                proxy.cut()
+            else:
+                setattr(proxy, how, True)
+                await trio.sleep(dice.random() * 0.05)
+                setattr(proxy, how, False)
+        scope.cancel()
+
+    async def work(proxy: Proxy, lanes: list[Any], *, task_status: Any) -> None:
+        store = ValkeyStore(proxy.url, namespace=namespace, patience=60)
+        async with open_durable_lanes(store, {"echo": echo}, {"main": 9}, grace=0) as mine:
+            lanes.append(mine)
+            task_status.started()
+            await trio.sleep_forever()
+
+    jobs: list[Any] = []
+    async with trio.open_nursery() as carrying, trio.open_nursery() as nursery:
+        lanes: list[Any] = []
+        for proxy in proxies:
+            await carrying.start(proxy.serve)
+            await nursery.start(work, proxy, lanes)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as disturbing:
+                disturbing.start_soon(disturb, scope)
+                for n in itertools.count():
+                    await trio.sleep(0.002)
+                    key = {"session": f"s{n % 7}", "key": str(n)}
+                    with trio.CancelScope(shield=True):
+                        jobs.append(await dice.choice(lanes).submit("echo", n, **key))
+        with trio.fail_after(120):
+            assert [await result_of(job) for job in jobs] == list(range(len(jobs)))
+            assert (await lanes[0].check()).problems == ()
+        assert echo.ran == Counter(range(len(jobs)))
+        assert len(jobs) > most
+        print(f"{most} faults, {len(jobs)} jobs, {sum(one.connections for one in proxies)} links")
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            while nursery.child_tasks:  # noqa: ASYNC110 - they sign off over the proxies
+                await trio.sleep(0.01)
+        carrying.cancel_scope.cancel()
 
 
 async def test_a_call_whose_answers_stay_lost_is_unknown_and_the_ticket_decides(

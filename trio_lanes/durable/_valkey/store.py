@@ -14,8 +14,9 @@ import json
 import math
 import random
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, Literal, final
 
 import attrs
@@ -44,6 +45,7 @@ from .._contract.records import (
 )
 from .._contract.state import DurableState
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE
+from .._wire.outlast import outlast
 from . import text
 from .address import read_address
 from .link import Link
@@ -142,15 +144,21 @@ class ValkeyStore:
             lost=self._lose,
         )
         failed: outcome.Error | None = None
+        keeping, pumping = trio.CancelScope(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            begun = await outcome.acapture(self._begin, nursery, link, opening)
+            nursery.start_soon(self._look_slowly)
+            connect = partial(nursery.start, outlast, keeping, link.keep_connected)
+            nursery.start_soon(outlast, pumping, link.pump)
+            begun = await outcome.acapture(self._begin, connect, link, opening)
             if isinstance(begun, outcome.Error):
                 failed = begun  # the nursery would wrap it in a group
             else:
                 self._link = link
+                keeping.shield = pumping.shield = True
                 try:
                     yield
                 finally:
+                    keeping.shield = pumping.shield = False
                     self._link = None
                     link.close()
                     self._waiters.look_again()  # these tasks get StoreUnavailableError
@@ -174,10 +182,10 @@ class ValkeyStore:
         self._lost.update(fences)
         self._look_again()
 
-    async def _begin(self, nursery: trio.Nursery, link: Link, opening: Opening) -> None:
-        await nursery.start(link.keep_connected)
-        nursery.start_soon(link.pump)
-        nursery.start_soon(self._look_slowly)
+    async def _begin(
+        self, connect: Callable[[], Awaitable[None]], link: Link, opening: Opening
+    ) -> None:
+        await connect()
         asked = text.opening_argument(opening, uuid.uuid4().hex)
         await link.call("open", asked, str(int(self._make)))
 

@@ -48,6 +48,7 @@ from .._contract.records import (
 )
 from .codec import decode, encode
 from .link import Link
+from .outlast import outlast
 from .server import NOT_YET, WAITED_FOR
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -96,14 +97,17 @@ class ServedStoreClient(Store):
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
+        linking = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_linked, opening)
+            nursery.start_soon(outlast, linking, self._keep_linked, opening)
             try:
                 with trio.move_on_after(self.patience):
                     await self._linked.wait()
                 if self._link is not None:
+                    linking.shield = True
                     yield
             finally:
+                linking.shield = False
                 failed = self._refused
                 if self._link is None and failed is None:
                     failed = StoreUnavailableError(f"{self._name} has not answered")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from ... import JobCancelledError
 from .. import (
     DurableState,
@@ -33,6 +35,24 @@ class CrashStories:
             status = await lanes.job(claims[0].id).status()
             assert (status.crashes, status.attempt) == (1, 1)
             assert (await lanes.check()).problems == ()
+
+    @story
+    async def test_a_block_that_is_cancelled_gives_its_jobs_back_at_once(
+        self, bench: Bench
+    ) -> None:
+        async with bench.lanes(worker=False) as asking:
+            with trio.CancelScope() as scope:
+                async with bench.lanes() as lanes:
+                    job = await lanes.submit("gate", "x")
+                    await bench.settle(lanes)
+                    assert bench.begun() == ["x"]
+                    before = trio.current_time()
+                    scope.cancel()
+                    await trio.sleep_forever()
+            assert trio.current_time() - before < 3
+            status = await asking.job(job.id).status()
+            assert (status.state, status.crashes) == (DurableState.WAITING, 0)
+            assert await asking.instances() == []
 
     @story
     async def test_the_runs_of_a_crash_go_before_waiting_jobs(self, bench: Bench) -> None:
