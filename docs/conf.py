@@ -23,7 +23,12 @@ version = release
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib_trio"]
 root_doc = "index"
-exclude_patterns = ["_build", "design-costs.md", "performance-table.md"]  # pages include these
+exclude_patterns = [
+    "_build",
+    "design-costs.md",
+    "performance-table.md",
+    "performance-table-durable.md",
+]  # pages include these
 
 html_theme = "furo"
 html_title = f"trio-lanes {release}"
