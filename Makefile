@@ -79,17 +79,21 @@ KILLS ?= 1000
 KILLS_SERVED ?= 300
 KILLS_SERVER ?= 100
 ROLLS ?= 100
+CUTS ?= 600
 CANCELLED ?= 10000
 CANCELLED_CALLS := test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all
+CUTS_AT_RANDOM := \
+	test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_nothing
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py \
 	tests/durable/valkey/test_processes.py \
+	tests/durable/valkey/test_faults.py::$(CUTS_AT_RANDOM) \
 	$(addsuffix ::$(CANCELLED_CALLS),tests/durable/test_patience.py \
 	tests/durable/postgres/test_faults.py tests/durable/valkey/test_faults.py)
 
 chaos: $(STAMP)
 	CHAOS=20 LIVES=$(LIVES) KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
-		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) \
+		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) CUTS=$(CUTS) \
 		$(BIN)/pytest -rP tests/model $(CHAOTIC) $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether

@@ -32,6 +32,8 @@ from trio_lanes.durable._wire.sockets import connect_unix
 
 LANES = {"main": 120, "few": 2}
 LEASE = float(os.environ.get("KILLS_LEASE", "6"))
+AHEAD = float(os.environ.get("KILLS_CLOCK", "0"))
+"""Seconds by which the wall clock of every second process is ahead."""
 STALLED = 0.05 * LEASE
 """Seconds by which the end of a body is late only if its process has stood still: its lease may be
 over then, and its job may run elsewhere."""
@@ -91,6 +93,12 @@ def run(kind: str, address: str, log: str) -> bool:
     return ended
 
 
+def set_clock_ahead() -> None:
+    """Let the wall clock of this process be wrong."""
+    real = time.time
+    time.time = lambda: real() + AHEAD
+
+
 def main(kind: str, address: str, log: str) -> None:
     children: set[int] = set()
     try:
@@ -99,6 +107,8 @@ def main(kind: str, address: str, log: str) -> None:
             if command == "start":
                 child = os.fork()
                 if not child:
+                    if os.getpid() % 2:
+                        set_clock_ahead()
                     try:
                         while not run(kind, address, log):
                             time.sleep(0.2)  # as a supervisor, if its store is away

@@ -12,13 +12,14 @@ class Proxy:
 
     Attributes:
       url: the URL to give to a store.
+      port: the port of the server, on the loopback interface.
       swallows: whether answers of the server are lost, and the connection is cut with the first.
       drops: whether requests are lost, and the connection is cut with the first.
       connections: how many connections it has had.
     """
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._to = port
+        self.port = port
         self._tls = tls
         self.url = ""
         self.swallows = False
@@ -45,7 +46,7 @@ class Proxy:
         if self._tls is not None:
             client = trio.SSLStream(plain, self._tls, server_side=True, https_compatible=True)
         try:
-            async with client, await trio.open_tcp_stream("127.0.0.1", self._to) as server:
+            async with client, await trio.open_tcp_stream("127.0.0.1", self.port) as server:
                 async with trio.open_nursery() as nursery:
                     self._carrying.add(nursery.cancel_scope)
                     nursery.start_soon(self._requests, client, server, nursery.cancel_scope)

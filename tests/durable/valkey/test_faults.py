@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import signal
+import time
 from collections import Counter
 from typing import Any
 
@@ -332,6 +333,48 @@ async def test_after_a_failover_to_older_data_instances_and_server_agree_again(
             nursery.cancel_scope.cancel()
     finally:
         server.remove()
+
+
+async def test_a_stale_replica_that_takes_over_loses_what_it_lacked_and_nothing_else(
+    own_server: Server, namespace: str
+) -> None:
+    ran: list[int] = []
+
+    async def note(payload: Any) -> Any:
+        ran.append(payload)
+        await trio.lowlevel.checkpoint()
+        return payload
+
+    replica = Server(programs()["valkey"], replicaof=f"127.0.0.1 {own_server.port}")
+    proxy = Proxy(own_server.port)
+    try:
+        await trio.to_thread.run_sync(replica.start)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(proxy.serve)
+            store = ValkeyStore(proxy.url, namespace=namespace)
+            async with open_durable_lanes(store, {"echo": note}) as lanes:
+                kept = await submit_all(lanes, range(30))
+                assert [await result_of(job) for job in kept] == list(range(30))
+                with trio.fail_after(60):
+                    while not replica.ask("EXISTS", f"{{{namespace}}}:j:{kept[-1].id}"):
+                        await trio.to_thread.run_sync(time.sleep, 0.02)
+                replica.ask("REPLICAOF", "NO", "ONE")  # from now on it is stale
+                lacked = await submit_all(lanes, range(30, 40))
+                assert [await result_of(job) for job in lacked] == list(range(30, 40))
+                proxy.port = replica.port
+                proxy.cut()
+                later = await submit_all(lanes, range(40, 60))
+                assert [await result_of(job) for job in later] == list(range(40, 60))
+                assert min(job.id for job in later) > max(job.id for job in lacked)
+                jobs = [job.id for job in await lanes.jobs(limit=-1)]
+                assert jobs == [job.id for job in kept + later]  # ten are lost, and no other
+                for session in range(3):
+                    mine = list(dict.fromkeys(n for n in ran if n % 3 == session))
+                    assert mine == sorted(mine)
+                assert (await lanes.check()).problems == ()
+            nursery.cancel_scope.cancel()
+    finally:
+        replica.remove()
 
 
 async def test_a_restart_that_loses_nothing_cancels_nothing(

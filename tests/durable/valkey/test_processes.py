@@ -60,9 +60,10 @@ async def test_a_server_that_is_killed_while_processes_run_jobs(tmp_path: Path, 
 
 
 @pytest.mark.slow
-async def test_a_rolling_sigterm_repeats_nothing_and_counts_no_crash(
-    server: Server, namespace: str, tmp_path: Path
+async def test_a_rolling_sigterm_and_wrong_clocks_repeat_nothing_and_count_no_crash(
+    server: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KILLS_CLOCK", "3600")  # the clocks of processes decide nothing
     store = ValkeyStore(server.url, namespace=namespace, patience=60)
     address = f"{server.url}#{namespace}"
     async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
