@@ -72,8 +72,8 @@ test-fast: $(STAMP)
 
 # The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives,
 # processes that are killed 1,000 times each over PostgreSQL and Valkey and 300 times over a served
-# file, and 10,000 cancelled calls of each store. On two quiet cores the lives take about two hours,
-# and the kills half an hour.
+# file, 10,000 cancelled calls of each store, and all orders of acts over Valkey with two faults. On
+# two quiet cores the lives take about two hours, and the kills half an hour.
 LIVES ?= 100000
 KILLS ?= 1000
 KILLS_SERVED ?= 300
@@ -86,7 +86,7 @@ CUTS_AT_RANDOM := \
 	test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_nothing
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py \
-	tests/durable/valkey/test_processes.py \
+	tests/durable/valkey/test_processes.py tests/durable/valkey/test_interleavings.py \
 	tests/durable/valkey/test_faults.py::$(CUTS_AT_RANDOM) \
 	$(addsuffix ::$(CANCELLED_CALLS),tests/durable/test_patience.py \
 	tests/durable/postgres/test_faults.py tests/durable/valkey/test_faults.py)

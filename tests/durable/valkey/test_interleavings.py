@@ -1,0 +1,76 @@
+"""Every interleaving of two workers and three jobs on the real server: all jobs end, each once."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.chaos import TIMES
+from trio_lanes.durable._valkey.script import Script
+
+from .clock import SCRIPT
+from .conftest import _started
+from .interleavings import Explorer, Wrong
+from .server import Server
+
+pytestmark = [pytest.mark.real_processes, pytest.mark.slow]
+FAULTS = {
+    "the number of a step is forgotten": (
+        ("if number <= info.number then", "if false then"),
+        "job . ends by itself|a step that was asked again|an old step|the same step",
+    ),
+    "a step does not ask for the lease": (
+        ("  if not is_alive(instance) then\n    for at = 4", "  if false then\n    for at = 4"),
+        "a step without a lease",
+    ),
+    "the next head of a session is not listed": (
+        (
+            "  tell_ended(job, outcome)\n  list_next_head(job.session)\nend\n\n-- Make a job dead",
+            "  tell_ended(job, outcome)\nend\n\n-- Make a job dead",
+        ),
+        "is a waiting head, and is on no ready list",
+    ),
+    "the runs of a dead instance are left": (
+        ("  crash(runs_of(id))\n  drop_instance(id)", "  drop_instance(id)"),
+        "runs on an instance that is not in the store",
+    ),
+    "a dead instance is not reaped": (
+        (
+            "    if id ~= instance then\n      remove_instance(id)",
+            "    if false then\n      remove_instance(id)",
+        ),
+        "jobs are stuck",
+    ),
+}
+"""Faults that are put into the script, and what is found."""
+
+
+@pytest.fixture(scope="module")
+def ways_server(server: Server) -> Iterator[Server]:
+    """A server whose keys are those of one state at a time."""
+    yield from _started(appendonly="no")
+
+
+@pytest.mark.parametrize(("limit", "room", "faults"), [(1, 2, 1), (2, 1, 1), (2, 2, 0)])
+def test_in_every_order_of_acts_and_faults_all_jobs_end_once(
+    ways_server: Server, limit: int, room: int, faults: int
+) -> None:
+    faults += TIMES > 1
+    explorer = Explorer(ways_server, SCRIPT, limit, room)
+    try:
+        states = explorer.explore(faults)
+    finally:
+        explorer.close()
+    print(f"limit {limit}, room {room}, {faults} faults: {states} states, {explorer.acts} acts")
+    assert explorer.acts > states > 100
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_script_is_found(ways_server: Server, fault: str) -> None:
+    (right, wrong), found = FAULTS[fault]
+    assert SCRIPT.text.count(right) == 1
+    explorer = Explorer(ways_server, Script(SCRIPT.text.replace(right, wrong)), 1, 1)
+    try:
+        with pytest.raises(Wrong, match=found):
+            explorer.explore(faults=1)
+    finally:
+        explorer.close()
