@@ -87,6 +87,7 @@ CUTS_AT_RANDOM := \
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py \
 	tests/durable/valkey/test_processes.py tests/durable/valkey/test_interleavings.py \
+	tests/durable/valkey/test_lives.py \
 	tests/durable/valkey/test_faults.py::$(CUTS_AT_RANDOM) \
 	$(addsuffix ::$(CANCELLED_CALLS),tests/durable/test_patience.py \
 	tests/durable/postgres/test_faults.py tests/durable/valkey/test_faults.py)
