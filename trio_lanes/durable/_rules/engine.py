@@ -68,7 +68,7 @@ from .._contract.records import (
     SubmittedJob,
     Succeeded,
 )
-from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, RUNNING, SUCCEEDED, WAITING
+from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, SUCCEEDED, WAITING
 from . import lines, talk
 from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
@@ -222,14 +222,15 @@ class Engine(Queues):
         job = self.tables.get(id)
         if job is None or job.state in ENDED:
             return
-        if job.fence == fence and job.state is RUNNING:
-            return  # no other instance has given it back: this join does, or keeps its end
+        history = forgiven(job.history, fence)
+        if history == job.history:
+            return  # the run did not end by a crash, or it has not ended
         self.tables.update(
             job,
             crashes=max(0, job.crashes - 1),
             alone=job.alone - (job.company == 1),
             company=0,
-            history=forgiven(job.history, fence),
+            history=history,
         )
         if job.fence == fence and job.state is DEAD:  # this crash made it dead
             revive(self, job)

@@ -184,6 +184,22 @@ class CrashStories:
             await store.leave()
 
     @story
+    async def test_a_join_takes_back_the_crashes_of_its_own_runs_alone(self, bench: Bench) -> None:
+        async with bench.doomed(Submission(name="echo", payload="x")):
+            pass
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            (run,) = (await store.step([], 1)).claims
+            assert run.crashes == 1
+            await store.step([Finish(run.id, run.fence, Released())], 0)
+            await store.join([(run.id, run.fence)], [run.fence])
+            (again,) = (await store.step([], 1)).claims
+            assert again.crashes == 1
+            await store.step([Finish(again.id, again.fence, Succeeded("1"))], 0)
+            await store.leave()
+
+    @story
     async def test_every_heartbeat_gives_back_the_runs_of_dead_instances(
         self, bench: Bench
     ) -> None:

@@ -19,13 +19,15 @@ local function end_run(job, how, failure)
   run[6], run[7], run[8] = now, how, failure or false
 end
 
--- A run did not end by a crash, as another instance took it to have ended.
+-- A run did not end by a crash, as another instance took it to have ended. Return whether one did.
 local function forgive_run(job, fence)
   for _, run in ipairs(job.runs or {}) do
     if run[2] == fence and run[7] == 'crashed' then
       run[7] = 'released'
+      return true
     end
   end
+  return false
 end
 
 local function shown_runs(job)

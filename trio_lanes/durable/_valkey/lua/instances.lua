@@ -88,18 +88,14 @@ end
 -- Take back the crash of a run that ended because its lease was lost.
 local function forgive(id, fence)
   local job = find(id)
-  if not job or ENDED[job.state] then
+  if not job or ENDED[job.state] or not forgive_run(job, fence) then
     return
-  end
-  if job.fence == fence and job.state == 'running' then
-    return  -- no other instance has given it back: this join does, or keeps its end
   end
   job.crashes = math.max(0, (job.crashes or 0) - 1)
   if job.company == 1 then
     job.alone = (job.alone or 0) - 1
   end
   job.company = nil
-  forgive_run(job, fence)
   put(job)
   if job.fence == fence and job.state == 'dead' then  -- this crash made it dead
     revive(job)
