@@ -204,3 +204,19 @@ async def test_a_wait_for_a_job_that_has_just_ended_is_no_deadlock() -> None:
         await wait_all_tasks_blocked()
         heard.set()
         assert [await one.wait(), await two.wait()] == ["quick", "quick"]
+
+
+async def test_a_job_that_has_ended_is_waited_for_inside_of_a_run(
+    autojump_clock: MockClock,
+) -> None:
+    async def outer(id: Any) -> Any:
+        return await lanes.job(id).wait()
+
+    async def echo(payload: Any) -> Any:
+        return payload
+
+    handlers = {"outer": outer, "echo": echo}
+    async with open_durable_lanes(MemoryStore(), handlers) as lanes:
+        first = await lanes.submit("echo", "hello")
+        await first.wait()
+        assert await (await lanes.submit("outer", first.id)).wait() == "hello"
