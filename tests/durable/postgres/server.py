@@ -125,7 +125,11 @@ class Server:
         shutil.rmtree(self.folder)
 
     def run(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """Execute a statement as superuser."""
+        """Execute a statement as superuser; again, if it was chosen to end a deadlock."""
         with psycopg.connect(self.dsn(database), autocommit=True) as connection:
-            cursor = connection.execute(statement.encode())
-            return [] if cursor.description is None else cursor.fetchall()
+            while True:
+                try:
+                    cursor = connection.execute(statement.encode())
+                except psycopg.errors.DeadlockDetected:
+                    continue
+                return [] if cursor.description is None else cursor.fetchall()
