@@ -30,6 +30,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
+from trio_lanes.durable._runs.worker import MOST_JOBS
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -42,6 +43,25 @@ async def echo(payload: Any) -> Any:
 
 
 # ---- what has to wake the worker: nothing else happens in these that could
+
+
+async def test_more_jobs_than_one_step_takes_begin_at_once_if_there_is_room(
+    mock_clock: MockClock,
+) -> None:
+    begun = 0
+
+    async def note(payload: Any) -> None:
+        nonlocal begun
+        begun += 1
+        await trio.sleep_forever()
+
+    number = 2 * MOST_JOBS + 1
+    async with open_durable_lanes(
+        MemoryStore(), {"note": note}, {"main": number}, capacity=number, grace=0
+    ) as lanes:
+        await lanes.submit_many([Submission(name="note") for _ in range(number)])
+        await wait_all_tasks_blocked()
+        assert begun == number
 
 
 async def test_a_slot_that_is_lent_wakes_the_worker_for_a_job_that_waits_already(

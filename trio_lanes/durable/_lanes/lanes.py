@@ -156,6 +156,8 @@ class DurableLanes(Endable):
 
     async def _enqueue(self, batch: list[SubmittedJob]) -> list[DurableJob]:
         self._check_open()
+        if self._worker is not None:
+            self._worker.look_for(batch)
         return [self.job(id) for id in await self._store.enqueue(batch, new_ticket())]
 
     def _checked(self, given: Submission) -> SubmittedJob:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, final
 
 import attrs
@@ -33,6 +33,7 @@ from .._contract.records import (
     Outcome,
     Postponed,
     Released,
+    SubmittedJob,
     Succeeded,
 )
 from .._options.json_text import decode, encode, encode_error, error_line
@@ -44,8 +45,8 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
 
-MOST_ROOM: Final = 1_000
-"""How many jobs a step claims at most."""
+MOST_JOBS: Final = 500
+"""How many runs and claims one step has at most, so that the store can serve others soon."""
 AGAIN_AFTER: Final = 0.5
 """Seconds between two tries of a store that is not available."""
 GIVE_UP_AFTER: Final = 5.0
@@ -83,11 +84,13 @@ class Worker:
         self.capacity: Final = capacity
         self._failed: Final = failed
         self._runs: Final[dict[int, DurableRun]] = {}  # {fence: run that has not ended}
+        self._sessions: Final[set[str]] = set()  # of these runs
         self._unfinished: Final[set[int]] = set()  # fences of runs that the store has as running
         self._outbox: list[Finish] = []  # for the next step
         self._asked: _Question | None = None  # the step that has no answer yet
         self._steps_taken = 0  # by this incarnation
         self._rejoining = False  # whether the lease is lost, and the next join has no answer yet
+        self._joined = trio.Event()  # the join that follows has its answer
         self._changed = trio.Event()  # a step is needed
         self._step_taken = trio.Event()
         self._ended = trio.Event()  # no run is left
@@ -108,6 +111,15 @@ class Worker:
     def look(self) -> None:
         """Request a step."""
         self._changed.set()
+
+    def look_for(self, jobs: Iterable[SubmittedJob]) -> None:
+        """Request a step if it may claim one of these jobs, which are about to be submitted.
+
+        The store gets both at the same time, so that the job begins one call earlier.
+        """
+        has_room = self.claiming and len(self._runs) < self.capacity
+        if has_room and any(not job.delay and job.session not in self._sessions for job in jobs):
+            self._changed.set()
 
     async def listen(self) -> None:
         """Request a step at each wake-up from the store."""
@@ -164,7 +176,8 @@ class Worker:
             self._unfinished.difference_update(recorded)
             self._answered()
             if self._rejoining:  # until then the store refuses every end
-                await trio.sleep(AGAIN_AFTER)
+                with trio.move_on_after(AGAIN_AFTER):
+                    await self._joined.wait()
             return
         self._asked = None
         self._unfinished.difference_update(one.fence for one in question.finished)
@@ -184,6 +197,8 @@ class Worker:
                 run._job.cancel("cancelled")
         self._say_step_taken()
         self._answered()
+        if self._outbox or (len(step.claims) == question.room and self._room() > 0):
+            self._changed.set()  # there may be more than one step takes
         if not self.stopping or self._unfinished:
             # counted from the request, since the answer of a slow store is old
             with trio.move_on_at(math.inf if step.next_due is None else asked_at + step.next_due):
@@ -191,12 +206,15 @@ class Worker:
 
     def _next_question(self) -> _Question:
         self._changed = trio.Event()
-        finished, self._outbox = self._outbox, []
-        busy = sum(not run._lending for run in self._runs.values())
-        room = self.capacity - busy if self.claiming else 0
+        finished, self._outbox = self._outbox[:MOST_JOBS], self._outbox[MOST_JOBS:]
         self._steps_taken += 1
-        room = int(max(0, min(room, MOST_ROOM)))
+        room = int(max(0, min(self._room(), MOST_JOBS - len(finished))))
         return _Question(self._steps_taken, tuple(finished), room, self.term)
+
+    def _room(self) -> int | float:
+        """How many jobs may begin."""
+        busy = sum(not run._lending for run in self._runs.values())
+        return self.capacity - busy if self.claiming else 0
 
     def _keep_or_withdraw(self, question: _Question, unknown: bool) -> None:
         """Keep a step without an answer if it may have happened, now or before."""
@@ -215,6 +233,7 @@ class Worker:
     def lose_lease(self) -> list[tuple[int, int]]:
         """Note that the incarnation has ended, and cancel all runs. Return (id, fence) of each."""
         self._rejoining = True
+        self._joined = trio.Event()
         self.claiming = False
         return self.cancel_all("the lease was lost")
 
@@ -222,6 +241,7 @@ class Worker:
         """Note that a new incarnation has begun, whose steps are counted from 1."""
         self._withdraw()
         self._rejoining = False
+        self._joined.set()
         self._steps_taken = 0
         self.claiming = not (self.stopping or self.closed)
 
@@ -265,6 +285,8 @@ class Worker:
             self._changed.set()
             return
         self._runs[claim.fence] = run
+        if claim.session is not None:
+            self._sessions.add(claim.session)
         if late:  # the claim was on its way when all runs were cancelled
             self._report(run, Released())
             return
@@ -309,6 +331,8 @@ class Worker:
 
     def _report(self, run: DurableRun, outcome: Outcome | None) -> None:
         del self._runs[run.fence]
+        if run.session is not None:
+            self._sessions.discard(run.session)
         if not self._runs:
             self._ended.set()
             self._ended = trio.Event()

@@ -44,34 +44,40 @@ MOST_WEIGHT: Final = 500
 
 @final
 class Act:
-    """One act that a caller waits for.
+    """One act, for which the task that made it waits.
 
     Attributes:
       weight: about how many jobs it touches.
-      done: set when it has an answer.
-      unknown: whether it may have happened, though its caller has no answer.
-      given_up: whether its caller does not wait any more.
+      due: the time of Trio's clock until which its task waits.
+      answer: its answer; None: the task still waits.
+      unknown: whether it may have happened, though there is no answer.
     """
 
-    __slots__ = ("answer", "arguments", "done", "given_up", "unknown", "weight")
+    __slots__ = ("answer", "arguments", "due", "task", "unknown", "weight")
 
-    def __init__(self, arguments: list[bytes], weight: int) -> None:
+    def __init__(self, arguments: list[bytes], weight: int, due: float) -> None:
         self.arguments: Final = arguments
         self.weight: Final = weight
-        self.done: Final = trio.Event()
+        self.due: Final = due
+        self.task: Final = trio.lowlevel.current_task()
         self.answer: outcome.Outcome[list[Any]] | None = None
         self.unknown = False
-        self.given_up = False
 
     @property
     def is_submission(self) -> bool:
         """Whether it accepts jobs."""
         return self.arguments[0] == b"enqueue"
 
+    @property
+    def is_step(self) -> bool:
+        """Whether it claims jobs."""
+        return self.arguments[0] == b"step"
+
     def end(self, answer: outcome.Outcome[list[Any]]) -> None:
-        """Give the act its answer."""
-        self.answer = answer
-        self.done.set()
+        """Give the act its answer, unless it was overdue and has one."""
+        if self.answer is None:
+            self.answer = answer
+            trio.lowlevel.reschedule(self.task)
 
 
 @final
@@ -116,7 +122,8 @@ class Link:
         self._look: Final = look
         self._claimed: Final = claimed
         self._lost: Final = lost
-        self._acts: Final[deque[Act]] = deque()
+        self._acts: Final[deque[Act]] = deque()  # those that were not sent yet
+        self._unanswered: Final[deque[Act]] = deque()  # in order of `Act.due`; some have an answer
         self._came = trio.Event()
         self._connection: BaseConnection | None = None
         self._connected = trio.Event()
@@ -130,6 +137,7 @@ class Link:
 
     # ---- callers
 
+    @trio.lowlevel.enable_ki_protection  # a task must wait for each act that it has made
     async def call(self, verb: str, *arguments: str, weight: int = 1) -> list[Any]:
         """Do an act, and return its answer without its first element.
 
@@ -140,19 +148,28 @@ class Link:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         texts = [argument.encode() for argument in arguments]
-        act = Act([verb.encode(), b"%d" % len(texts), *texts], weight)
+        due = trio.current_time() + self._patience
+        act = Act([verb.encode(), b"%d" % len(texts), *texts], weight, due)
         if self._broken is not None:
             raise StoreError(*self._broken.args)
         self._acts.append(act)
+        self._unanswered.append(act)
         self._came.set()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._patience):
-            await act.done.wait()
-        if act.answer is None:
-            act.given_up = True
-            if act.unknown:
-                self._cut("a call had no answer")
-            raise self._unavailable(act)
+        await trio.lowlevel.wait_task_rescheduled(lambda raise_cancel: trio.lowlevel.Abort.FAILED)
+        assert act.answer is not None
         return act.answer.unwrap()
+
+    async def watch(self) -> None:
+        """End the acts that are overdue."""
+        while True:
+            # an act that is made while this sleeps is due after it
+            first_due = trio.current_time() + self._patience
+            await trio.sleep_until(self._unanswered[0].due if self._unanswered else first_due)
+            while self._unanswered and self._unanswered[0].due <= trio.current_time():
+                act = self._unanswered.popleft()
+                if act.unknown and act.answer is None:
+                    self._cut("a call had no answer")
+                act.end(outcome.Error(self._unavailable(act)))
 
     def _unavailable(self, act: Act) -> StoreUnavailableError:
         why = f": {self._why}" if self._why is not None else ""
@@ -248,19 +265,20 @@ class Link:
             if not self._acts:
                 self._came = trio.Event()
                 await self._came.wait()
-                continue
+                await trio.lowlevel.checkpoint()  # other tasks of this tick add their acts
             batch: list[Act] = []
             weight = 0
             while self._acts and (not batch or weight + self._acts[0].weight <= MOST_WEIGHT):
                 act = self._acts.popleft()
                 batch.append(act)
                 weight += act.weight
+            batch.sort(key=lambda act: act.is_step)  # steps last: they claim what the others accept
             await self._ask(batch)
 
     async def _ask(self, batch: list[Act]) -> None:
         """Ask until there is an answer, or no caller waits any more."""
         self._asked = batch
-        while batch := [act for act in batch if not act.given_up]:
+        while batch := [act for act in batch if act.answer is None]:
             connection = self._connection
             if connection is None or _is_lost(connection):
                 await self._wait_for_another(connection)
@@ -352,6 +370,8 @@ class Link:
         looks, *answers = rest
         for act, answer in zip(batch, answers, strict=True):
             act.end(outcome.Value(answer))
+        while self._unanswered and self._unanswered[0].answer is not None:
+            self._unanswered.popleft()
         if looks:
             self._look()
 

@@ -56,10 +56,16 @@ class Script:
 
 
 def source() -> str:
-    """Return the text of all files, in their order."""
+    """Return the text of all files, in their order.
+
+    All but the first are the body of a function. For each variable that a new function refers to,
+    Lua searches the variables of the enclosing function, and most refer to those of the first file:
+    these are found at once, since they belong to a function further out.
+    """
     folder = files(__package__) / "lua"
     texts = {name: (folder / f"{name}.lua").read_text("utf-8") for name in ORDER}
-    return "\n".join(_leaf(texts[name]) if name in LEAVES else texts[name] for name in ORDER)
+    parts = [_leaf(texts[name]) if name in LEAVES else texts[name] for name in ORDER[1:]]
+    return "\n".join([texts["base"], "return (function()", *parts, "end)()"])
 
 
 def _leaf(text: str) -> str:

@@ -144,21 +144,22 @@ class ValkeyStore:
             lost=self._lose,
         )
         failed: outcome.Error | None = None
-        keeping, pumping = trio.CancelScope(), trio.CancelScope()
+        keeping, pumping, watching = trio.CancelScope(), trio.CancelScope(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_slowly)
             connect = partial(nursery.start, outlast, keeping, link.keep_connected)
             nursery.start_soon(outlast, pumping, link.pump)
+            nursery.start_soon(outlast, watching, link.watch)
             begun = await outcome.acapture(self._begin, connect, link, opening)
             if isinstance(begun, outcome.Error):
                 failed = begun  # the nursery would wrap it in a group
             else:
                 self._link = link
-                keeping.shield = pumping.shield = True
+                keeping.shield = pumping.shield = watching.shield = True
                 try:
                     yield
                 finally:
-                    keeping.shield = pumping.shield = False
+                    keeping.shield = pumping.shield = watching.shield = False
                     self._link = None
                     link.close()
                     self._waiters.look_again()  # these tasks get StoreUnavailableError
@@ -246,6 +247,9 @@ class ValkeyStore:
 
     async def leave(self) -> None:
         await self._call("leave", self.instance)
+
+    async def bury(self, host: str, pid: int) -> None:
+        await self._call("bury", host, str(pid))
 
     async def beat(self) -> bool:
         assert self._opening is not None

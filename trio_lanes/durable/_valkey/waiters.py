@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, final
 
@@ -13,6 +13,9 @@ from .._contract.state import DurableState
 
 MOST: Final = 10_000
 """How many jobs are remembered at most, of those that have not ended and of those that have."""
+
+SEPARATOR: Final = "\x1e"
+"""A character that no JSON text has."""
 
 
 @final
@@ -39,7 +42,8 @@ class Waiters:
     def __init__(self) -> None:
         self._by_id: Final[dict[int, set[Waiter]]] = {}
         self._alive: Final[set[int]] = set()
-        self._ended: Final[deque[int]] = deque(maxlen=MOST)  # the message may come first
+        # jobs that have ended, in that order: the message may come before the answer to `enqueue`
+        self._ended: Final[OrderedDict[int, None]] = OrderedDict()
 
     def add(self, id: int) -> Waiter:
         """Begin to wait for a job."""
@@ -58,20 +62,27 @@ class Waiters:
     def accepted(self, ids: Iterable[int]) -> None:
         """Note that jobs were accepted: the server tells this client when they end."""
         if len(self._alive) < MOST:
-            self._alive.update(set(ids).difference(self._ended))
+            self._alive.update(id for id in ids if id not in self._ended)
 
     def is_alive(self, id: int) -> bool:
         """Whether a job is known not to have ended."""
         return id in self._alive
 
     def told(self, message: str) -> None:
-        """Note the server's message about a job: ``ID`` has news, or ``ID STATE [OUTCOME]``."""
+        """Note a message of the server: what it tells about jobs, separated by `SEPARATOR`."""
+        for about in message.split(SEPARATOR):
+            self._note(about)
+
+    def _note(self, message: str) -> None:
+        """Note what the server tells about a job: ``ID`` has news, or ``ID STATE [OUTCOME]``."""
         id, *rest = message.split(" ", 2)
         if not rest:
             self._wake(int(id), None)
             return
         state, *outcome = rest
-        self._ended.append(int(id))
+        self._ended[int(id)] = None
+        if len(self._ended) > MOST:
+            self._ended.popitem(last=False)
         self._alive.discard(int(id))
         self._wake(int(id), Ended(DurableState(state), outcome[0]) if outcome else None)
 

@@ -12,6 +12,23 @@ local function read_item(arguments, at)
   }
 end
 
+-- A unit of the costs that no rate of the lane and its group counts; and the units that are counted.
+local function uncounted(item, limit)
+  local _, group_of = groups()
+  local group, counted, names = group_of[label_of(lanes(), item.lane)], { requests = true }, {}
+  for _, meters in ipairs({ limit.meters, group and group.meters or {} }) do
+    for _, meter in ipairs(meters) do
+      counted[meter.unit] = true
+      names[#names + 1] = meter.unit
+    end
+  end
+  for unit in pairs(item.cost) do
+    if not counted[unit] then
+      return unit, names
+    end
+  end
+end
+
 -- A refusal, if the job that has the key differs from the item; else nil.
 local function compare(item, job)
   for _, field in ipairs({ 'name', 'session', 'lane', 'digest' }) do
@@ -23,9 +40,9 @@ local function compare(item, job)
 end
 
 local function refusal(items)
-  local keyed_here, fresh, budget = {}, {}, new_budget()
+  local keyed_here, fresh = {}, {}
   for _, item in ipairs(items) do
-    local lane = budget.limit(item.lane)
+    local lane = limit_of(item.lane)
     if not lane then
       return unknown_lane(item.lane)
     end
@@ -42,9 +59,11 @@ local function refusal(items)
       if item.key then
         keyed_here[item.key] = item
       end
-      local unit, counted = budget.uncounted(item.lane, item.cost or ONE_REQUEST)
-      if unit then
-        return { 1, 'unit', unit, item.lane, unpack(counted) }
+      if item.cost then
+        local unit, counted = uncounted(item, lane)
+        if unit then
+          return { 1, 'unit', unit, item.lane, unpack(counted) }
+        end
       end
       if lane.m then
         fresh[item.lane] = (fresh[item.lane] or 0) + 1

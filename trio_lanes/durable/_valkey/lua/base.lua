@@ -49,8 +49,13 @@ local function number_of(text)
 end
 
 -- Parts of a key that users name have their lengths in front, so that no two keys are the same.
+local NAMED = {}
+
 local function named(name)
-  return #name .. ':' .. name
+  if not NAMED[name] then
+    NAMED[name] = #name .. ':' .. name
+  end
+  return NAMED[name]
 end
 
 local META_TYPE = call('TYPE', META).ok
@@ -94,7 +99,17 @@ end
 
 -- One sequence for ids, places, ready numbers and fences. On a server with another run_id, which may
 -- have an older copy of the data, it goes on at the time in microseconds: no number comes twice. So
--- all numbers have 16 digits, and a sorted set orders equal scores by number.
+-- all numbers have 16 digits, and a sorted set orders equal scores by number. The last number of this
+-- call is written at its end.
+local NUMBER
+
 local function next_number()
-  return call('INCR', ROOT .. 'seq')
+  NUMBER = (NUMBER or tonumber(call('GET', ROOT .. 'seq') or 0)) + 1
+  return NUMBER
+end
+
+local function write_number()
+  if NUMBER then
+    call('SET', ROOT .. 'seq', int(NUMBER))
+  end
 end

@@ -134,22 +134,6 @@ local function new_budget()
     return found
   end
 
-  -- A unit of `costs` that no rate of the lane and its group counts; and the units that are counted.
-  function self.uncounted(lane, costs)
-    local group, counted, names = group_of[label_of(all, lane)], { requests = true }, {}
-    for _, meters in ipairs({ self.limit(lane).meters, group and group.meters or {} }) do
-      for _, meter in ipairs(meters) do
-        counted[meter.unit] = true
-        names[#names + 1] = meter.unit
-      end
-    end
-    for unit in pairs(costs) do
-      if not counted[unit] then
-        return unit, names
-      end
-    end
-  end
-
   function self.take(job)
     local lane, costs = job.lane, job.cost or ONE_REQUEST
     local group, use, member = group_with_use(lane)

@@ -11,18 +11,23 @@ local PASSED_OVER = { [0] = 8, [-1] = 9 }
 local ISOLATED_FOR = 15 * SECOND
 local STEP_BYTES = 4 * 1024 * 1024
 
+local function payload_of(job)
+  local payload = PAYLOADS[job.id] or call('GET', ROOT .. 'p:' .. job.id)
+  PAYLOADS[job.id] = payload
+  return payload
+end
+
 -- `rest`: what only the worker reads, as the submitter gave it.
 local function claim_of(job)
-  local payload = call('GET', ROOT .. 'p:' .. job.id)
   local kept = job.kept and call('GET', ROOT .. 'c:' .. job.id)
   return {
-    job.id, job.fence or 0, job.name, payload, job.session or false, job.lane,
+    job.id, job.fence, job.name, payload_of(job), job.session or false, job.lane,
     (job.attempts or 0) + 1, job.crashes or 0, job.rest or '', kept or false,
   }
 end
 
-local function claim_bytes(claim)
-  return #claim[4] + (claim[10] and #claim[10] or 0)
+local function claim_bytes(job)
+  return #payload_of(job) + (job.kept and call('STRLEN', ROOT .. 'c:' .. job.id) or 0)
 end
 
 local function new_isolation(instance)
@@ -90,10 +95,7 @@ local function new_fronts(lane, names)
         list[entry] = { first[1], tonumber(first[2]) }
       else
         list[entry] = nil
-        call('SREM', ROOT .. 'rn:' .. lane, entry)
-        if call('EXISTS', ROOT .. 'rn:' .. lane) == 0 then
-          call('SREM', ROOT .. 'lw', lane)
-        end
+        drop_listed(lane, entry)
       end
     end
     return list[entry]
@@ -105,11 +107,7 @@ local function new_fronts(lane, names)
 
   function self.first(priority)
     local list, best, of = lists[priority], nil, nil
-    local entries = {}
     for entry in pairs(list) do
-      entries[#entries + 1] = entry
-    end
-    for _, entry in ipairs(entries) do
       local first = front(list, entry)
       if first and (not best or first[2] < best[2]) then
         best, of = first, entry
@@ -203,7 +201,7 @@ local function next_of(lane, fronts, budget, turns, isolation, most_bytes)
   if together(job) < huge and not isolation.allows(job) then
     return nil, 'isolation'
   end
-  if most_bytes < huge and claim_bytes(claim_of(job)) > most_bytes then
+  if most_bytes < huge and claim_bytes(job) > most_bytes then
     return nil, 'bytes'
   end
   for _, head in ipairs(heads) do
@@ -275,10 +273,9 @@ local function take(instance, info, room)
       begin_run(job, info)
       isolation.add(job)
       put(job)
-      local claim = claim_of(job)
-      claims[#claims + 1] = claim
+      claims[#claims + 1] = claim_of(job)
       in_turn[#in_turn + 1] = turn
-      left = math.min(left, STEP_BYTES) - claim_bytes(claim)
+      left = math.min(left, STEP_BYTES) - claim_bytes(job)
     elseif why == 'isolation' then
       break
     end

@@ -182,7 +182,19 @@ local function leave(arguments)
   return { 0 }
 end
 
+-- Arguments: the host and the pid of a process that has ended.
+local function bury(arguments)
+  for _, id in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
+    local info = instance_of(id)
+    if info.host == arguments[1] and info.pid == arguments[2] then
+      remove_instance(id)
+    end
+  end
+  return { 0 }
+end
+
 WRITES.beat = beat
 WRITES.leave = leave
+WRITES.bury = bury
 WRITES.compare_runs = compare_runs
 WITH_TICKET.join = join

@@ -60,7 +60,7 @@ local function put_group(name, limit)
 end
 
 local function is_template(name)
-  return string.sub(name, -1) == '*'
+  return string.byte(name, -1) == 42  -- '*'
 end
 
 -- The lane or template of `all` whose limits a lane has; nil: the lane does not exist.
@@ -120,6 +120,7 @@ end
 
 -- {state, lane, name, number} of the jobs that have not ended.
 local function all_counts()
+  write_counts()
   local counts, flat = {}, call('HGETALL', ROOT .. 'n')
   for at = 1, #flat, 2 do
     local state, length, rest = string.match(flat[at], '^(%a+):(%d+):(.*)$')

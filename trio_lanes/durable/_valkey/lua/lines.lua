@@ -15,7 +15,7 @@ end
 function LINES.tell(request)
   local info = request and instance_of(request.instance)
   if info then
-    publish(info.channel, request.id)
+    tell(info.channel, request.id)
   end
 end
 

@@ -18,17 +18,27 @@
 --   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
 --   dead, failed, done          dead jobs, failed jobs by id; ended jobs, by the time to forget them
 --
--- The hashes n, ss and sl:<lane> count jobs by lane, state and name, and queued jobs by session.
--- Only statistics read them.
+-- The hashes n, ss and sl:<lane> count jobs by lane, state and name, and queued jobs by session. Only
+-- statistics read them. The changes of a call are written at its end, or before they are read.
 
 local JOBS = {}   -- by id, as far as this call has read them; false: there is none
 local SEEN = {}   -- where the indexes have them
 local DIRTY = {}  -- ids of records to be written at the end of the call
+local COUNTS = {} -- by key, by field: the changes of counts, to be written at the end of the call
+local PAYLOADS = {}  -- of the jobs that this call has accepted
+local FIRST_DUE      -- the time of the first parked job, if this call knows it
+local LISTED = {}    -- by lane, by name: ready lists that are known to be in rn:<lane>
 
 local ENDED = { succeeded = true, failed = true, cancelled = true }
 
+local LEVELS = { [1] = '1:', [0] = '0:', [-1] = '-1:' }
+
 local function ready_list(lane, entry)
   return ROOT .. 'r:' .. named(lane) .. ':' .. entry
+end
+
+local function entry_of(job)
+  return LEVELS[job.priority] .. job.name
 end
 
 local function shown(job)
@@ -38,7 +48,7 @@ local function shown(job)
     at[ROOT .. 's:' .. job.session] = job.place
   end
   if job.ready and not job.shelf then
-    at[ready_list(job.lane, job.priority .. ':' .. job.name)] = job.ready
+    at[ready_list(job.lane, entry_of(job))] = job.ready
   end
   if job.session and (state == 'waiting' or state == 'parked' or state == 'running') then
     at[ROOT .. 'si:' .. job.session] = id
@@ -78,19 +88,25 @@ local function shown(job)
 end
 
 local function count(key, field, by)
-  if call('HINCRBY', key, field, by) == 0 then
-    call('HDEL', key, field)
-  end
+  local fields = COUNTS[key] or {}
+  fields[field] = (fields[field] or 0) + by
+  COUNTS[key] = fields
 end
 
-local function counted(job)
-  return job.state .. ':' .. named(job.lane) .. ':' .. job.name
+local function write_counts()
+  for key, fields in pairs(COUNTS) do
+    for field, by in pairs(fields) do
+      if by ~= 0 and call('HINCRBY', key, field, by) == 0 then
+        call('HDEL', key, field)
+      end
+    end
+  end
+  COUNTS = {}
 end
 
 local function seen(job)
   return {
-    at = shown(job), place = job.place, state = job.state, counted = counted(job),
-    listed = job.ready and not job.shelf,
+    at = shown(job), place = job.place, state = job.state, listed = job.ready and not job.shelf,
   }
 end
 
@@ -120,6 +136,9 @@ local function index(job, at)
       call('ZREM', key, id)
     end
   end
+  if before[ROOT .. 'due'] ~= at[ROOT .. 'due'] then
+    FIRST_DUE = nil
+  end
 end
 
 local function count_changes(job, place, state)
@@ -130,12 +149,31 @@ local function count_changes(job, place, state)
     count(ROOT .. 'sl:' .. job.lane, job.session, by)
   end
   if state ~= was.state then
+    local of = ':' .. named(job.lane) .. ':' .. job.name
     if was.state and not ENDED[was.state] then
-      count(ROOT .. 'n', was.counted, -1)
+      count(ROOT .. 'n', was.state .. of, -1)
     end
     if state and not ENDED[state] then
-      count(ROOT .. 'n', counted(job), 1)
+      count(ROOT .. 'n', state .. of, 1)
     end
+  end
+end
+
+local function note_listed(lane, entry)
+  local entries = LISTED[lane] or {}
+  if not entries[entry] then
+    call('SADD', ROOT .. 'rn:' .. lane, entry)
+    call('SADD', ROOT .. 'lw', lane)
+    entries[entry], LISTED[lane] = true, entries
+  end
+end
+
+-- Take a ready list that is empty out of the names of its lane.
+local function drop_listed(lane, entry)
+  LISTED[lane] = nil
+  call('SREM', ROOT .. 'rn:' .. lane, entry)
+  if call('EXISTS', ROOT .. 'rn:' .. lane) == 0 then
+    call('SREM', ROOT .. 'lw', lane)
   end
 end
 
@@ -145,8 +183,7 @@ local function put(job)
   DIRTY[job.id] = true
   index(job, new.at)
   if new.listed and not SEEN[job.id].listed then
-    call('SADD', ROOT .. 'rn:' .. job.lane, job.priority .. ':' .. job.name)
-    call('SADD', ROOT .. 'lw', job.lane)
+    note_listed(job.lane, entry_of(job))
   end
   count_changes(job, job.place, job.state)
   SEEN[job.id] = new
@@ -156,6 +193,7 @@ local function insert(job, payload)
   JOBS[job.id] = job
   SEEN[job.id] = { at = {} }
   call('SET', ROOT .. 'p:' .. job.id, payload)
+  PAYLOADS[job.id] = payload
   if job.key then
     call('SET', ROOT .. 'u:' .. job.key, job.id)
   end

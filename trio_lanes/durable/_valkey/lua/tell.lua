@@ -11,6 +11,7 @@ local LOOK = false       -- whether a job may start that could not before
 local SOON = false       -- whether something falls due earlier than idle instances know
 local CALLER_LOOKS = false
 local LARGEST_TOLD = 16384
+local NEWS = {}          -- by channel: the texts that this call tells its client
 
 local function instance_of(id)
   local text = id ~= '' and call('GET', ROOT .. 'i:' .. id)
@@ -42,6 +43,19 @@ local function publish(channel, text)
   return call('PUBLISH', ROOT .. 'to:' .. channel, text)
 end
 
+-- Tell a client that there is news, at the end of the call.
+local function tell(channel, text)
+  local texts = NEWS[channel] or {}
+  texts[#texts + 1] = text
+  NEWS[channel] = texts
+end
+
+local function publish_news()
+  for channel, texts in pairs(NEWS) do
+    publish(channel, table.concat(texts, '\30'))
+  end
+end
+
 -- Have the worker of an instance take a step. Return whether it listens.
 local function look_at(id)
   if id == CALLER then
@@ -58,13 +72,13 @@ local function tell_ended(job, outcome)
     text = text .. ' ' .. outcome
   end
   if job.told then
-    publish(job.told, text)
+    tell(job.told, text)
   end
   local key = ROOT .. 'q:' .. job.id
   local waiting = call('SMEMBERS', key)
   for _, channel in ipairs(waiting) do
     if channel ~= job.told then
-      publish(channel, text)
+      tell(channel, text)
     end
   end
   if #waiting > 0 then
@@ -75,7 +89,7 @@ end
 -- Have the clients that read the events of a job read them again.
 local function tell_news(job)
   for _, channel in ipairs(call('SMEMBERS', ROOT .. 'q:' .. job.id)) do
-    publish(channel, job.id)
+    tell(channel, job.id)
   end
 end
 

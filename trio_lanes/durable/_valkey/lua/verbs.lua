@@ -39,9 +39,12 @@ local answers = { 'done', 0 }
 local at, writes = FIRST, false
 while at <= #ARGV do
   local verb, most = ARGV[at], at + 1 + tonumber(ARGV[at + 1])
-  local arguments = {}
-  for place = at + 2, most do
-    arguments[#arguments + 1] = ARGV[place]
+  local ticket, first, arguments = nil, at + 2, {}
+  if WITH_TICKET[verb] then
+    ticket, first = ARGV[first], first + 1
+  end
+  for place = first, most do
+    arguments[place - first + 1] = ARGV[place]
   end
   at = most + 1
   local answer
@@ -52,15 +55,18 @@ while at <= #ARGV do
       begin_writing()
       writes = true
     end
-    if WRITES[verb] then
-      answer = WRITES[verb](arguments)
+    if ticket then
+      answer = once(ticket, verb, arguments)
     else
-      answer = once(table.remove(arguments, 1), verb, arguments)
+      answer = WRITES[verb](arguments)
     end
   end
   answers[#answers + 1] = answer
 end
 wake()
+publish_news()
 write_records()
+write_counts()
+write_number()
 answers[2] = CALLER_LOOKS and 1 or 0
 return answers
