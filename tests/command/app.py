@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 
+from trio_lanes.command._stores import find_store
 from trio_lanes.durable import (
     DurableLanes,
     MemoryStore,
@@ -67,6 +68,17 @@ async def note(what: Any) -> Any:
         notes.execute("INSERT INTO notes VALUES (?)", (json.dumps([run.session, what]),))
     notes.close()
     return what
+
+
+def networked() -> AbstractAsyncContextManager[DurableLanes]:
+    """Over a server that the environment names."""
+    return open_durable_lanes(
+        find_store(os.environ["TEST_STORE"], make=True),
+        {"act": act},
+        {"main": 8},
+        capacity=8,
+        lease_ttl=300,
+    )
 
 
 def served() -> AbstractAsyncContextManager[DurableLanes]:

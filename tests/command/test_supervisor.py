@@ -32,6 +32,7 @@ class FakeChild:
             self.works.set()
         self.obeys = obeys
         self.signals: list[tuple[float, int]] = []
+        self.reports: list[int] = []
         self.code: int | None = None
         self.over = trio.Event()
         self.closed = False
@@ -51,6 +52,10 @@ class FakeChild:
             self.end(-KILL)
         elif signum in self.obeys:
             self.end(0 if self.works.is_set() else -signum)
+
+    async def report_end(self, pid: int) -> None:
+        self.reports.append(pid)
+        await trio.lowlevel.checkpoint()
 
     def end(self, code: int) -> None:
         self.code = code
@@ -204,6 +209,25 @@ async def test_who_does_not_end_is_terminated_after_the_grace_and_then_killed(
     assert deaf.signals == [(0, INT), (30, TERM), (40, KILL)]
     assert slow.signals == [(0, INT), (30, TERM)]
     assert play.code == NO
+
+
+async def test_the_end_of_a_child_is_reported_to_one_that_is_ready(
+    autojump_clock: MockClock,
+) -> None:
+    async with playing(3) as play:
+        await wait_all_tasks_blocked()
+        for child in play.children[:2]:
+            child.end(-KILL)
+        await wait_all_tasks_blocked()
+        assert sorted(play.children[2].reports) == [1000, 1001]
+        play.works = False
+        play.children[2].end(-KILL)
+        await trio.sleep(0.6)
+        assert [child.reports for child in play.children[3:]] == [[]] * 3
+        play.children[4].works.set()
+        await wait_all_tasks_blocked()
+        assert play.children[4].reports == [1002]
+        await play.send.send(TERM)
 
 
 async def test_a_second_signal_is_passed_on_and_shortens_the_grace(

@@ -14,13 +14,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.command import app
 from trio_lanes.command import _worker
-from trio_lanes.command._children import Line
+from trio_lanes.command._children import Line, WorkerProcess
 from trio_lanes.command._exits import DONE, NO, CommandError, first_leaf
 from trio_lanes.command._worker import WorkerOptions, work
 from trio_lanes.durable import (
     DurableLanes,
     DurableState,
     MemoryStore,
+    StoreUnavailableError,
     open_durable_lanes,
 )
 
@@ -292,5 +293,43 @@ async def test_it_may_say_so_to_a_parent_that_is_gone() -> None:
     await line.say_ready()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await line.hold()
+        await line.hold(print)
     await line.say_ready()
+
+
+async def test_a_parent_reports_ends_to_a_child_that_may_have_ended() -> None:
+    ours, theirs = trio.socket.socketpair()
+    process = await trio.lowlevel.open_process(["true"])
+    child = WorkerProcess(process, trio.SocketStream(ours))
+    await child.report_end(7)
+    await child.report_end(12)
+    assert await theirs.recv(100) == b"7\n12\n"
+    theirs.close()
+    await child.report_end(7)
+    await child.aclose()
+    await child.report_end(7)
+    await child.wait()
+
+
+async def test_what_a_process_ran_is_given_back_when_the_parent_reports_its_end(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    buried: list[tuple[str, int]] = []
+
+    async def bury(store: MemoryStore, host: str, pid: int) -> None:
+        await trio.lowlevel.checkpoint()
+        buried.append((host, pid))
+        if pid == 12:
+            raise StoreUnavailableError("no connection")
+
+    monkeypatch.setattr(MemoryStore, "bury", bury)
+    ours, theirs = socket.socketpair()
+    with ours:
+        async with running(worker, line=theirs.detach()):
+            await worker.opened.wait()
+            for part in (b"12", b"3\n12\n7\n"):  # the stream may cut them anywhere
+                ours.send(part)
+                await wait_all_tasks_blocked(0.05)
+            assert buried == [(socket.gethostname(), pid) for pid in (123, 12, 7)]
+            signal.raise_signal(TERM)
+    assert "the jobs of process 12 could not be given back" in caplog.text

@@ -1,9 +1,10 @@
 """Worker processes, and the connection between each of them and its parent.
 
-The connection is a pair of sockets. A child reports over it that it is ready. When the parent ends,
-in any way, the connection is cut, and the child acts as on a SIGTERM: no worker goes on without a
-supervisor. A child is a process group of its own, so Ctrl-C in a terminal reaches it once, from its
-parent, and not twice.
+The connection is a pair of sockets. A child reports over it that it is ready; the parent reports
+the ends of other children, whose jobs the child gives back. When the parent ends, in any way, the
+connection is cut, and the child acts as on a SIGTERM: no worker goes on without a supervisor. A
+child is a process group of its own, so Ctrl-C in a terminal reaches it once, from its parent, and
+not twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, final
 
 import trio
@@ -36,6 +37,9 @@ class Child(Protocol):
     def send_signal(self, signum: int) -> None:
         """Send a signal to the process, unless it has ended."""
 
+    async def report_end(self, pid: int) -> None:
+        """Report to the process that another process has ended."""
+
     async def aclose(self) -> None:
         """Cut the connection."""
 
@@ -57,6 +61,12 @@ class WorkerProcess:
 
     def send_signal(self, signum: int) -> None:
         self._process.send_signal(signum)
+
+    async def report_end(self, pid: int) -> None:
+        try:
+            await self._line.send_all(b"%d\n" % pid)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # it has ended, too: the ends of the leases give the jobs back
 
     async def aclose(self) -> None:
         await self._line.aclose()
@@ -91,11 +101,19 @@ class Line:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the parent has ended, which `hold` sees
 
-    async def hold(self) -> None:
-        """Hold the connection, and end this process by SIGTERM when the parent has ended."""
+    async def hold(self, has_ended: Callable[[int], None]) -> None:
+        """Hold the connection, and end this process by SIGTERM when the parent has ended.
+
+        Args:
+          has_ended: called with the pid of each process whose end the parent reports.
+        """
+        rest = b""
         async with self._stream:
             try:
-                await self._stream.receive_some(1)
+                async for data in self._stream:
+                    *pids, rest = (rest + data).split(b"\n")
+                    for pid in pids:
+                        has_ended(int(pid))
             except trio.BrokenResourceError:
                 pass
             signal.raise_signal(signal.SIGTERM)

@@ -24,6 +24,10 @@ from ._exits import CommandError
 
 logger: Final = logging.getLogger("trio_lanes.command")
 
+NOT_BURIED: Final = (
+    "the jobs of process %d could not be given back, which the end of its lease does: %s"
+)
+
 
 @final
 class ServedFile:
@@ -42,12 +46,7 @@ class ServedFile:
         try:
             await self._owner.bury(pid)
         except StoreError as error:
-            logger.error(
-                "the jobs of process %d could not be given back, which the end of its lease does: "
-                "%s",
-                pid,
-                error,
-            )
+            logger.error(NOT_BURIED, pid, error)
 
 
 @asynccontextmanager

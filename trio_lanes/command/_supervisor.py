@@ -55,7 +55,7 @@ class Supervisor:
       grace: seconds that the children have for a clean end.
       kill_after: seconds between SIGTERM at the end of the grace and SIGKILL.
       told: signals that are forwarded and do not end the children.
-      bury: called with the pid of each child that has ended.
+      bury: called with the pid of each child that has ended; None: a child that is ready gets it.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class Supervisor:
         self._bury: Final = bury
         self._children: Final[dict[int, Child]] = {}  # {number: child that lives}
         self._ready: Final[set[int]] = set()  # the numbers of children that are ready
+        self._ended_pids: Final[list[int]] = []  # of children whose end was not reported
+        self._reporting: Final = trio.Lock()
         self._first_ready: Final = trio.Event()
         self._stop: Final = trio.Event()
         self._hurry: Final = trio.Event()
@@ -140,6 +142,9 @@ class Supervisor:
                 await child.aclose()
                 if self._bury is not None:
                     await self._bury(child.pid)
+                else:
+                    self._ended_pids.append(child.pid)
+                    await self._report_ends()
         self._ended(number, child, code)
         return code
 
@@ -148,6 +153,14 @@ class Supervisor:
             logger.info("process %d is ready", number)
             self._ready.add(number)
             self._first_ready.set()
+            await self._report_ends()
+
+    async def _report_ends(self) -> None:
+        """Report the ends of children to a child that is ready, if there is one."""
+        async with self._reporting:
+            while self._ready and self._ended_pids:
+                child = self._children[min(self._ready)]
+                await child.report_end(self._ended_pids.pop())
 
     def _ended(self, number: int, child: Child, code: int) -> None:
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"

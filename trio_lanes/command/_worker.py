@@ -9,7 +9,9 @@ bodies that do not end.
 from __future__ import annotations
 
 import logging
+import math
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,11 +21,11 @@ import attrs
 import trio
 
 from .. import DrainReport, shutdown_on_signals
-from ..durable import DurableLanes
+from ..durable import DurableLanes, Store, StoreError
 from ._application import find_object, open_application
 from ._children import Line
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
-from ._served import served_by
+from ._served import NOT_BURIED, served_by
 
 logger: Final = logging.getLogger("trio_lanes.command")
 
@@ -80,6 +82,7 @@ class _Worker:
     def __init__(self, options: WorkerOptions) -> None:
         self._options: Final = options
         self._report: DrainReport | None = None
+        self._ended_pids, self._ended = trio.open_memory_channel[int](math.inf)
         self.ready = False
 
     @property
@@ -101,7 +104,7 @@ class _Worker:
         options = self._options
         line = None if options.line is None else Line(options.line)
         if line is not None:
-            nursery.start_soon(line.hold)
+            nursery.start_soon(line.hold, self._ended_pids.send_nowait)
         reload = None if options.reload is None else find_object(options.reload)
         if reload is not None and not callable(reload):
             raise CommandError(f"{options.reload} must be a function, not {reload!r}")
@@ -116,6 +119,7 @@ class _Worker:
                 )
             async with trio.open_nursery() as stopping:
                 await stopping.start(self._stop, lanes, reload)
+                nursery.start_soon(self._bury, lanes._store)
                 self.ready = True
                 names = ", ".join(lanes._handlers)
                 logger.info("ready: works on %r, with the handlers %s", lanes._store, names)
@@ -129,6 +133,14 @@ class _Worker:
                     report.abandoned,
                 )
         logger.info("all jobs have ended; the worker ends" if not self.code else "the worker ends")
+
+    async def _bury(self, store: Store) -> None:
+        """Give back at once what processes ran whose end the supervisor reports."""
+        async for pid in self._ended:
+            try:
+                await store.bury(socket.gethostname(), pid)
+            except StoreError as error:
+                logger.error(NOT_BURIED, pid, error)
 
     async def _stop(
         self, lanes: DurableLanes, reload: object, *, task_status: trio.TaskStatus[None]

@@ -113,6 +113,9 @@ class Store(Protocol):
     async def leave(self) -> None:
         """End this incarnation. Each job that it still runs is given back and counts a crash."""
 
+    async def bury(self, host: str, pid: int) -> None:
+        """End the incarnations of a process that has ended, as `leave` does. It can be repeated."""
+
     async def beat(self) -> bool:
         """Prolong the lease, then give back the jobs of instances whose lease has expired.
 

@@ -215,6 +215,14 @@ class EngineStore(ABC):
         me = self.instance
         await self._transact(lambda engine: engine.remove_instance(me))
 
+    async def bury(self, host: str, pid: int) -> None:
+        def remove(engine: Engine) -> None:
+            for info in engine.tables.instances():
+                if (info.host, info.pid) == (host, pid):
+                    engine.remove_instance(info.id)
+
+        await self._transact(remove)
+
     async def wait(self, id: int) -> Ended | None:
         while True:
             with self._waiting(id) as waiter:

@@ -14,6 +14,7 @@ Theory of operation:
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar, final
@@ -60,13 +61,7 @@ class SqliteHost:
         Raises:
           StoreUnavailableError: if the store cannot do it now; the end of the lease will.
         """
-
-        def remove(engine: Engine) -> None:
-            for info in engine.tables.instances():
-                if info.pid == pid:
-                    engine.remove_instance(info.id)
-
-        await self.store._transact(remove)
+        await self.store.bury(socket.gethostname(), pid)
 
     async def bury_all(self) -> None:
         """Give back what the workers of an earlier host ran."""

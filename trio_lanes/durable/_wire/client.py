@@ -232,6 +232,9 @@ class ServedStoreClient(Store):
     async def leave(self) -> None:
         await self._ask("leave")
 
+    async def bury(self, host: str, pid: int) -> None:
+        await self._ask("bury", host, pid)
+
     async def beat(self) -> bool:
         return bool(await self._ask("beat"))
 

@@ -27,7 +27,7 @@ NOT_YET: Final = "not yet"
 WAITS: Final = frozenset({"wait", "events", "sent", "receive", "served"})
 VERBS: Final = frozenset(
     {
-        *("join", "leave", "beat", "enqueue", "step", "checkpoint"),
+        *("join", "leave", "bury", "beat", "enqueue", "step", "checkpoint"),
         *("take", "lend_slot", "regain_slot", "queue"),
         *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),

@@ -237,10 +237,14 @@ class Raises:
 
 
 def opening(
-    names: Sequence[str] = ("echo", "gate"), max_crashes: float = 3, hold: bool = False
+    names: Sequence[str] = ("echo", "gate"),
+    max_crashes: float = 3,
+    hold: bool = False,
+    **process: Any,
 ) -> Opening:
-    """Return the arguments of an instance that a test plays itself."""
+    """Return the arguments of an instance that a test plays itself, in this or another process."""
     return Opening(
+        **process,
         names=frozenset(names),
         lanes={"main": LaneLimit(4), "cron": LaneLimit(1)},
         max_crashes=max_crashes,

@@ -223,6 +223,30 @@ class CrashStories:
             await store.leave()
 
     @story
+    async def test_what_a_process_ran_is_given_back_at_once_when_its_end_is_reported(
+        self, bench: Bench
+    ) -> None:
+        store, dead = bench.played(), bench.played()
+        if not store.leased:
+            return
+        async with store.open(opening()):
+            await store.join()
+            async with dead.open(opening(host="here", pid=7)):
+                await dead.join()
+                (id,) = await dead.enqueue([checked(Submission(name="echo", payload="x"))])
+                assert (await dead.step([], 1)).claims
+            await store.bury("here", 8)
+            await store.bury("there", 7)
+            assert (await store.step([], 1)).claims == ()
+            for _ in range(2):
+                await store.bury("here", 7)
+            (claim,) = (await store.step([], 1)).claims
+            assert (claim.id, claim.crashes) == (id, 1)
+            assert len(await store.instances()) == 1
+            await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
+            await store.leave()
+
+    @story
     async def test_a_recorded_cancel_survives_the_crash_of_the_run(self, bench: Bench) -> None:
         async with bench.doomed(Submission(name="echo", payload="x", session="s")) as claims:
             asking = bench.store()
