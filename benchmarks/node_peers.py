@@ -66,7 +66,7 @@ def command(run: Run) -> list[str]:
     library = run.contender.partition(".")[2]
     if run.workload in IN_FLIGHT:
         script = str(DURABLE / "bench.mjs")
-        return ["node", "--expose-gc", script, str(run.n), str(IN_FLIGHT[run.workload])]
+        return ["node", "--expose-gc", script, library, str(run.n), str(IN_FLIGHT[run.workload])]
     alone = run.workload in ("waiting_alone", "uncontended", "priorities")
     sessions = run.n if alone else max(1, run.n // JOBS_PER_SESSION)
     numbers = [str(number) for number in (run.n, sessions, OUTSTANDING, WIDTH)]
@@ -99,7 +99,8 @@ def sample(run: Run, output: str) -> Sample:
         verified = (*verified, "priority")
     elif run.workload in IN_FLIGHT:
         log, results, sessions = answer["log"], answer["results"], IN_FLIGHT[run.workload]
-        verified = verify(log, results, n=run.n, sessions=sessions, keeps=frozenset())
+        keeps = frozenset({"order"}) if run.contender == "node.groupmq" else frozenset[str]()
+        verified = verify(log, results, n=run.n, sessions=sessions, keeps=keeps)
         figures = {"cycles_per_second": run.n / seconds}
     else:
         sessions = 1 if run.workload == "uncontended" else max(1, run.n // JOBS_PER_SESSION)

@@ -42,6 +42,9 @@ NAMES = {
     "huey.full": "huey, SQLite, fsync",
     "huey.off": "huey, SQLite, without fsync",
     "node.bullmq": "BullMQ, Valkey, appendfsync everysec",
+    "node.groupmq": "GroupMQ, Valkey, appendfsync everysec",
+    "taskiq.valkey": "taskiq, Valkey, appendfsync everysec",
+    "streaq.valkey": "streaq, Valkey, appendfsync everysec",
 }
 
 
@@ -270,12 +273,15 @@ DURABLE = (
     "huey.off",
     "procrastinate.postgres",
     "node.bullmq",
+    "node.groupmq",
+    "taskiq.valkey",
 )
 DURABLE_NOTE = (
-    "Of these only durable lanes keep an order. FULL, fsync and PostgreSQL survive the loss of "
-    "power; NORMAL and everysec may lose the last moments; without fsync the file itself may be "
-    "lost. huey takes a job out of its table before it runs it, so a crash loses what runs. "
-    "procrastinate tells its waiters before the end of the task is in the database."
+    "Of these only durable lanes and GroupMQ keep an order. FULL, fsync and PostgreSQL survive the "
+    "loss of power; NORMAL and everysec may lose the last moments; without fsync the file itself "
+    "may be lost. huey takes a job out of its table before it runs it, so a crash loses what runs. "
+    "procrastinate and taskiq tell their waiters before the end of the task is in the store; "
+    "GroupMQ has no results, and tells the waiters of its worker's process."
 )
 
 ROWS += tuple(
@@ -285,12 +291,29 @@ ROWS += tuple(
         f"cycles_{in_flight}",
         n,
         3,
-        DURABLE,
+        DURABLE if in_flight < 100 else (*DURABLE, "streaq.valkey"),
         unit="µs/cycle",
         quick_n=n // 5,
+        targets=tuple(
+            Target(f"Valkey: at least {times} x {name}", 1 / times, peer, "durable.valkey")
+            for peer, name, times in peers
+        ),
         notes=(DURABLE_NOTE,),
     )
-    for in_flight, n in ((1, 500), (10, 2_000), (100, 5_000))
+    for in_flight, n, peers in (
+        (1, 500, (("node.bullmq", "BullMQ", 1.2),)),
+        (10, 2_000, (("node.bullmq", "BullMQ", 1.5),)),
+        (
+            100,
+            5_000,
+            (
+                ("node.bullmq", "BullMQ", 2),
+                ("node.groupmq", "GroupMQ", 1),
+                ("taskiq.valkey", "taskiq", 2),
+                ("streaq.valkey", "streaq", 4),
+            ),
+        ),
+    )
 )
 
 ROWS += (

@@ -26,6 +26,8 @@ SIDES = {
     "durable": "durable_side",
     "huey": "huey_side",
     "procrastinate": "procrastinate_side",
+    "streaq": "streaq_side",
+    "taskiq": "taskiq_side",
 }
 
 
