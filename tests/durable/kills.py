@@ -150,24 +150,19 @@ class Story:
 
     async def submit(self) -> None:
         """Keep some jobs waiting, in each lane."""
-        waiting: Counter[str] = Counter()
-        lane_of: dict[int, str] = {}
         while True:
-            self.log.read()
-            for payload in self.log.done & lane_of.keys():
-                waiting[lane_of.pop(payload)] -= 1
-            for lane, most in BACKLOG.items():
-                while waiting[lane] < most:
-                    n = self.submitted
-                    session = f"{lane}-{n % SESSIONS}"
-                    try:
-                        await self.lanes.submit("job", n, session=session, lane=lane, key=str(n))
-                    except StoreUnavailableError:
-                        break  # with its key it is the same job, whether it was accepted or not
-                    self.submitted += 1
-                    lane_of[n] = lane
-                    waiting[lane] += 1
+            with suppress(StoreUnavailableError):
+                there = (await self.lanes.statistics()).lanes
+                for lane, most in BACKLOG.items():
+                    for _ in range(most - there[lane].waiting - there[lane].running):
+                        await self._submit_one(lane)
             await trio.sleep(0.02)
+
+    async def _submit_one(self, lane: str) -> None:
+        n = self.submitted
+        # with its key it is the same job if it is submitted again, whether it was accepted or not
+        await self.lanes.submit("job", n, session=f"{lane}-{n % SESSIONS}", lane=lane, key=str(n))
+        self.submitted += 1
 
     async def kill(self) -> None:
         place = self.dice.randrange(len(self.pids))
@@ -253,9 +248,7 @@ class Story:
             assert len(of) <= 1 + job.crashes + sum(run.cut for run in of), (job, of)
             assert job.crashes >= sum(run.killed and not run.cut for run in of), (job, of)
         self._check_order()
-        for lane, limit in LANES.items():
-            together = most_at_once(run for run in self.log.runs.values() if run.lane == lane)
-            assert together <= limit, (lane, together)
+        self._check_limits()
         assert self.kills_that_hit >= self.kills / 2, (self.kills_that_hit, self.kills)
 
     async def check_after_losses(self) -> str:
@@ -273,6 +266,7 @@ class Story:
         for session, of in self._by_session().items():
             first = list(dict.fromkeys(run.payload for run in of))
             assert first == sorted(first), (session, of)
+        self._check_limits()
         again = sum(times - 1 for times in ran.values())
         lost = self.submitted - len(kept)
         return f"{lost} of {self.submitted} accepted jobs were lost, {again} runs were repeated"
@@ -296,6 +290,11 @@ class Story:
             payloads = [run.payload for run in of]
             assert payloads == sorted(payloads), (session, of)
             assert most_at_once(of) == 1, (session, of)
+
+    def _check_limits(self) -> None:
+        for lane, limit in LANES.items():
+            together = most_at_once(run for run in self.log.runs.values() if run.lane == lane)
+            assert together <= limit, (lane, together)
 
     def told(self) -> str:
         return (

@@ -23,6 +23,7 @@ from trio_lanes.durable import (
     SubmittedJob,
     Succeeded,
     ValkeyStore,
+    current_job,
     open_durable_lanes,
 )
 from trio_lanes.durable._valkey import waiters
@@ -339,9 +340,13 @@ async def test_a_stale_replica_that_takes_over_loses_what_it_lacked_and_nothing_
     own_server: Server, namespace: str
 ) -> None:
     ran: list[int] = []
+    fences: list[int] = []
 
     async def note(payload: Any) -> Any:
+        run = current_job()
+        assert run is not None
         ran.append(payload)
+        fences.append(run.fence)
         await trio.lowlevel.checkpoint()
         return payload
 
@@ -366,6 +371,8 @@ async def test_a_stale_replica_that_takes_over_loses_what_it_lacked_and_nothing_
                 later = await submit_all(lanes, range(40, 60))
                 assert [await result_of(job) for job in later] == list(range(40, 60))
                 assert min(job.id for job in later) > max(job.id for job in lacked)
+                assert fences[:40] == sorted(fences[:40])
+                assert min(fences[40:]) > max(fences[:40])
                 jobs = [job.id for job in await lanes.jobs(limit=-1)]
                 assert jobs == [job.id for job in kept + later]  # ten are lost, and no other
                 for session in range(3):
