@@ -132,7 +132,6 @@ class Link:
         self._away_since: float | None = None  # since when calls have had no answer
         self._why: BaseException | None = None  # there is no connection
         self._broken: StoreError | None = None
-        self._asked: list[Act] = []  # the acts of the call that is under way
         self._evals = False  # whether the next call brings the script along
 
     # ---- callers
@@ -182,8 +181,7 @@ class Link:
 
     def close(self) -> None:
         """End the acts that wait; there will be no others."""
-        self._fail([*self._asked, *self._acts], StoreUnavailableError(f"{self._name} was closed"))
-        self._asked.clear()
+        self._fail(self._unanswered, StoreUnavailableError(f"{self._name} was closed"))
         self._acts.clear()
 
     # ---- the connection
@@ -277,7 +275,6 @@ class Link:
 
     async def _ask(self, batch: list[Act]) -> None:
         """Ask until there is an answer, or no caller waits any more."""
-        self._asked = batch
         while batch := [act for act in batch if act.answer is None]:
             connection = self._connection
             if connection is None or _is_lost(connection):
