@@ -194,11 +194,18 @@ async def test_a_wait_for_a_job_that_has_just_ended_is_no_deadlock() -> None:
     async def waits(payload: Any) -> Any:
         return await (await lanes.submit("quick")).wait()
 
-    heard = trio.Event()
+    async def gate(payload: Any) -> None:
+        await opened.wait()
+
+    heard, opened = trio.Event(), trio.Event()
     store: Any = Held()
-    handlers = {"quick": quick, "waits": waits}
+    handlers = {"quick": quick, "waits": waits, "gate": gate}
     async with open_durable_lanes(store, handlers, {"main": 2}, retry=ONCE) as lanes:
-        one = await lanes.submit("waits")
+        await lanes.submit("gate")
+        await wait_all_tasks_blocked()
+        one = await lanes.submit("waits")  # its quick job waits for the slot of the gate
+        await wait_all_tasks_blocked()
+        opened.set()
         await wait_all_tasks_blocked()
         two = await lanes.submit("waits")
         await wait_all_tasks_blocked()
