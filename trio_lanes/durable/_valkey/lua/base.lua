@@ -99,17 +99,7 @@ end
 
 -- One sequence for ids, places, ready numbers and fences. On a server with another run_id, which may
 -- have an older copy of the data, it goes on at the time in microseconds: no number comes twice. So
--- all numbers have 16 digits, and a sorted set orders equal scores by number. The last number of this
--- call is written at its end.
-local NUMBER
-
+-- all numbers have 16 digits, and a sorted set orders equal scores by number.
 local function next_number()
-  NUMBER = (NUMBER or tonumber(call('GET', ROOT .. 'seq') or 0)) + 1
-  return NUMBER
-end
-
-local function write_number()
-  if NUMBER then
-    call('SET', ROOT .. 'seq', int(NUMBER))
-  end
+  return call('INCR', ROOT .. 'seq')
 end

@@ -95,7 +95,10 @@ local function new_fronts(lane, names)
         list[entry] = { first[1], tonumber(first[2]) }
       else
         list[entry] = nil
-        drop_listed(lane, entry)
+        call('SREM', ROOT .. 'rn:' .. lane, entry)
+        if call('EXISTS', ROOT .. 'rn:' .. lane) == 0 then
+          call('SREM', ROOT .. 'lw', lane)
+        end
       end
     end
     return list[entry]

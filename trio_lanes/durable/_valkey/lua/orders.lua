@@ -118,7 +118,6 @@ local function pause(arguments)
   else
     ends = math.max(ends, pause_of(session) or ends)
     call('ZADD', ROOT .. 'pauses', ends == huge and 'inf' or ends, session)
-    PAUSES = true
     local head = head_of(session)
     if head and head.ready then
       head.shelf = true

@@ -5,7 +5,6 @@
 -- attempts. A ready list holds heads, and jobs without a session.
 
 local AT_ONCE = 500
-local PAUSES     -- whether a session is paused, if this call knows it
 
 local function head_of(session)
   local first = call('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
@@ -13,10 +12,7 @@ local function head_of(session)
 end
 
 local function pause_of(session)
-  if PAUSES == nil then
-    PAUSES = call('EXISTS', ROOT .. 'pauses') == 1
-  end
-  local paused = PAUSES and call('ZSCORE', ROOT .. 'pauses', session)
+  local paused = call('ZSCORE', ROOT .. 'pauses', session)
   return paused and number_of(paused) or nil
 end
 
@@ -185,20 +181,8 @@ local function promote_ids(ids)
   end
 end
 
--- When the first parked job is due.
-local function first_due()
-  if not FIRST_DUE then
-    local first = call('ZRANGE', ROOT .. 'due', 0, 0, 'WITHSCORES')[2]
-    FIRST_DUE = first and number_of(first) or huge
-  end
-  return FIRST_DUE
-end
-
 -- Queue the due jobs of a session, before another job joins the queue.
 local function promote_session(session)
-  if first_due() > now then
-    return
-  end
   local key = ROOT .. 'sd:' .. session
   local due = call('ZRANGEBYSCORE', key, '-inf', int(now), 'LIMIT', 0, AT_ONCE)
   while #due > 0 do
@@ -219,9 +203,7 @@ end
 
 -- Queue the parked jobs that are due, and end the pauses that are over.
 local function promote()
-  if first_due() <= now then
-    promote_ids(call('ZRANGEBYSCORE', ROOT .. 'due', '-inf', int(now), 'LIMIT', 0, AT_ONCE))
-  end
+  promote_ids(call('ZRANGEBYSCORE', ROOT .. 'due', '-inf', int(now), 'LIMIT', 0, AT_ONCE))
   local over = call('ZRANGEBYSCORE', ROOT .. 'pauses', '-inf', int(now), 'LIMIT', 0, AT_ONCE)
   for _, session in ipairs(over) do
     resume_session(session)
@@ -237,8 +219,11 @@ end
 
 -- Microseconds until a job or a limit falls due, or until `also`; false: nothing will.
 local function next_due(also)
-  local resumes = call('ZRANGE', ROOT .. 'pauses', 0, 0, 'WITHSCORES')[2]
-  local first = math.min(also or huge, first_due(), resumes and number_of(resumes) or huge)
+  local first = also or huge
+  for _, key in ipairs({ 'due', 'pauses' }) do
+    local due = call('ZRANGE', ROOT .. key, 0, 0, 'WITHSCORES')[2]
+    first = math.min(first, due and number_of(due) or huge)
+  end
   for _, lane in pairs((lanes())) do
     if is_paused(lane) then
       first = math.min(first, lane.paused)

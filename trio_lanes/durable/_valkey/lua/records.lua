@@ -25,9 +25,7 @@ local JOBS = {}   -- by id, as far as this call has read them; false: there is n
 local SEEN = {}   -- where the indexes have them
 local DIRTY = {}  -- ids of records to be written at the end of the call
 local COUNTS = {} -- by key, by field: the changes of counts, to be written at the end of the call
-local PAYLOADS = {}  -- of the jobs that this call has accepted
-local FIRST_DUE      -- the time of the first parked job, if this call knows it
-local LISTED = {}    -- by lane, by name: ready lists that are known to be in rn:<lane>
+local PAYLOADS = {}  -- by id, as far as this call has written or read them
 
 local ENDED = { succeeded = true, failed = true, cancelled = true }
 
@@ -136,9 +134,6 @@ local function index(job, at)
       call('ZREM', key, id)
     end
   end
-  if before[ROOT .. 'due'] ~= at[ROOT .. 'due'] then
-    FIRST_DUE = nil
-  end
 end
 
 local function count_changes(job, place, state)
@@ -159,31 +154,14 @@ local function count_changes(job, place, state)
   end
 end
 
-local function note_listed(lane, entry)
-  local entries = LISTED[lane] or {}
-  if not entries[entry] then
-    call('SADD', ROOT .. 'rn:' .. lane, entry)
-    call('SADD', ROOT .. 'lw', lane)
-    entries[entry], LISTED[lane] = true, entries
-  end
-end
-
--- Take a ready list that is empty out of the names of its lane.
-local function drop_listed(lane, entry)
-  LISTED[lane] = nil
-  call('SREM', ROOT .. 'rn:' .. lane, entry)
-  if call('EXISTS', ROOT .. 'rn:' .. lane) == 0 then
-    call('SREM', ROOT .. 'lw', lane)
-  end
-end
-
 -- Every change of a record ends with this.
 local function put(job)
   local new = seen(job)
   DIRTY[job.id] = true
   index(job, new.at)
   if new.listed and not SEEN[job.id].listed then
-    note_listed(job.lane, entry_of(job))
+    call('SADD', ROOT .. 'rn:' .. job.lane, entry_of(job))
+    call('SADD', ROOT .. 'lw', job.lane)
   end
   count_changes(job, job.place, job.state)
   SEEN[job.id] = new

@@ -67,6 +67,5 @@ wake()
 publish_news()
 write_records()
 write_counts()
-write_number()
 answers[2] = CALLER_LOOKS and 1 or 0
 return answers
