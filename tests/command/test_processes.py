@@ -211,7 +211,7 @@ def test_signals_end_a_process_whose_bodies_do_not(start: Start) -> None:
         *("worker", "tests.command.app:memory", "--grace=0.1", "--cancel-grace=0.1"),
         TEST_ACTS="deaf",
     )
-    worker.see("begins")
+    worker.see("begins|ready", times=2)
     worker.send(signal.SIGTERM)
     worker.see("this process waits for them")
     worker.send(signal.SIGTERM)

@@ -132,12 +132,12 @@ async def test_a_body_that_does_not_end_is_waited_for_and_that_is_no_clean_drain
     assert "this process waits for them" in caplog.text
 
 
-async def test_another_signal_ends_a_process_whose_bodies_do_not(
-    worker: Worker, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def deaths(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that would end this very process."""
     deaths: list[Any] = []
 
-    class Signals:  # what would end this very process
+    class Signals:
         SIG_DFL = "default"
 
         def signal(self, signum: int, handler: object) -> None:
@@ -147,6 +147,12 @@ async def test_another_signal_ends_a_process_whose_bodies_do_not(
             deaths.append(signum)
 
     monkeypatch.setattr(_worker, "signal", Signals())
+    return deaths
+
+
+async def test_another_signal_ends_a_process_whose_bodies_do_not(
+    worker: Worker, autojump_clock: MockClock, deaths: list[Any]
+) -> None:
     async with running(worker, grace=1, cancel_grace=1):
         await worker.submit("deaf")
         signal.raise_signal(TERM)
@@ -170,6 +176,23 @@ async def test_a_signal_before_it_is_ready_ends_it_at_once(
     assert worker.code == DONE
     assert worker.after == ["left"]
     assert caplog.messages == ["a signal ended this process before it was ready"]
+
+
+async def test_another_signal_ends_a_process_that_ignores_a_signal_before_it_is_ready(
+    worker: Worker, autojump_clock: MockClock, deaths: list[Any]
+) -> None:
+    async def deaf() -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(3600)
+
+    worker.opening = deaf
+    async with running(worker):
+        signal.raise_signal(HUP)
+        await trio.sleep(10)
+        assert deaths == []
+        signal.raise_signal(TERM)
+        await wait_all_tasks_blocked()
+        assert deaths == [("default", TERM), TERM]
 
 
 async def test_a_signal_after_the_drain_cuts_the_applications_cleaning_up(
@@ -329,7 +352,7 @@ async def test_what_a_process_ran_is_given_back_when_the_parent_reports_its_end(
             await worker.opened.wait()
             for part in (b"12", b"3\n12\n7\n"):  # the stream may cut them anywhere
                 ours.send(part)
-                await wait_all_tasks_blocked(0.05)
+                await wait_all_tasks_blocked()
             assert buried == [(socket.gethostname(), pid) for pid in (123, 12, 7)]
             signal.raise_signal(TERM)
     assert "the jobs of process 12 could not be given back" in caplog.text

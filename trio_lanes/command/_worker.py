@@ -1,7 +1,7 @@
 """One worker process: runs the durable lanes of an application until a signal.
 
 Signal handlers are installed before the application is imported, so a signal never kills a process
-that has claimed jobs. Until the lanes are open, a signal ends the process at once. Then
+that has claimed jobs. Until the process is ready, a signal ends the process at once. Then
 `shutdown_on_signals` handles signals. A signal after the drain ends a process that still waits for
 bodies that do not end.
 """
@@ -25,7 +25,7 @@ from ..durable import DurableLanes, Store, StoreError
 from ._application import find_object, open_application
 from ._children import Line
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
-from ._served import NOT_BURIED, served_by
+from ._served import served_by
 
 logger: Final = logging.getLogger("trio_lanes.command")
 
@@ -63,8 +63,10 @@ async def work(options: WorkerOptions) -> int:
     try:
         with trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(worker.take_signals, signals, nursery.cancel_scope)
-                await worker.run(nursery)
+                everything = trio.CancelScope()
+                nursery.start_soon(worker.take_signals, signals, everything)
+                with everything:
+                    await worker.run(nursery)
                 nursery.cancel_scope.cancel()
     except Exception as error:
         if exit_code(first_leaf(error)) is None:  # its message alone does not explain it
@@ -90,15 +92,16 @@ class _Worker:
         return NO if self._report is not None and self._report.abandoned else DONE
 
     async def take_signals(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
-        """End the process at a signal that comes before the lanes are open, or after the drain."""
+        """End the process at a signal that comes before it is ready, or after the drain."""
         async for signum in signals:
             if signum in self._options.told:
                 continue
-            everything.cancel()
-            if self._report is not None and self._report.abandoned:
-                # some bodies ignore their cancellation: end by the signal's default action
+            abandoned = self._report is not None and self._report.abandoned
+            if everything.cancel_called or abandoned:
+                # some code ignores its cancellation: end by the signal's default action
                 signal.signal(signum, signal.SIG_DFL)
                 signal.raise_signal(signum)
+            everything.cancel()
 
     async def run(self, nursery: trio.Nursery) -> None:
         options = self._options
@@ -140,7 +143,12 @@ class _Worker:
             try:
                 await store.bury(socket.gethostname(), pid)
             except StoreError as error:
-                logger.error(NOT_BURIED, pid, error)
+                logger.error(
+                    "the jobs of process %d could not be given back,"
+                    " which the end of its lease does: %s",
+                    pid,
+                    error,
+                )
 
     async def _stop(
         self, lanes: DurableLanes, reload: object, *, task_status: trio.TaskStatus[None]
