@@ -281,7 +281,8 @@ DURABLE_NOTE = (
     "loss of power; NORMAL and everysec may lose the last moments; without fsync the file itself "
     "may be lost. huey takes a job out of its table before it runs it, so a crash loses what runs. "
     "procrastinate and taskiq tell their waiters before the end of the task is in the store; "
-    "GroupMQ has no results, and tells the waiters of its worker's process."
+    "GroupMQ has no results, and tells the waiters of its worker's process. streaq is measured "
+    "with 100 in flight alone: with one its worker ended with an error."
 )
 
 ROWS += tuple(

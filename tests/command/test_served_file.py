@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import stat
@@ -15,10 +14,10 @@ import trio
 
 from tests.command.test_supervisor import FakeChild
 from trio_lanes.command._exits import DONE, CommandError
-from trio_lanes.command._served import ServedFile, served_by
+from trio_lanes.command._served import served_by
 from trio_lanes.command._supervisor import supervise
 from trio_lanes.command._worker import WorkerOptions
-from trio_lanes.durable import MemoryStore, SqliteStore, StoreUnavailableError, open_durable_lanes
+from trio_lanes.durable import MemoryStore, SqliteStore, open_durable_lanes
 
 
 async def echo(payload: Any) -> Any:
@@ -65,16 +64,3 @@ async def test_a_supervisor_owns_the_file_and_its_workers_use_it(
             signal.raise_signal(signal.SIGTERM)
     assert codes == [DONE]
     assert not await trio.Path(socket).exists()
-
-
-async def test_jobs_that_cannot_be_given_back_now_are_given_back_by_the_end_of_the_lease(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Full:
-        async def bury(self, pid: int) -> None:
-            raise StoreUnavailableError("the disk is full")
-
-    owner: Any = Full()
-    with caplog.at_level(logging.ERROR):
-        await ServedFile(owner, "socket").bury(7)
-    assert "process 7 could not be given back" in caplog.text

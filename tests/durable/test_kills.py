@@ -1,5 +1,6 @@
 """Workers on a file that another process serves, killed while they run jobs."""
 
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +19,13 @@ pytestmark = pytest.mark.real_processes
 
 @pytest.mark.slow
 async def test_kill_9_on_a_served_file_loses_nothing(tmp_path: Path) -> None:
-    socket = str(tmp_path / "store")
+    path = str(tmp_path / "store")
     async with host(SqliteStore(tmp_path / "jobs.db", patience=60)) as owner:
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_unix, socket, owner.guest)
+            await nursery.start(serve_unix, path, owner.guest)
             async with open_durable_lanes(owner.guest(), {}, LANES, worker=False) as lanes:
-                async with killing(lanes, "served", socket, tmp_path, owner.bury) as story:
+                bury = partial(owner.store.bury, socket.gethostname())
+                async with killing(lanes, "served", path, tmp_path, bury) as story:
                     await story.go_on(partial(story.kill_and_stop, number("KILLS_SERVED", 12)))
                     print(story.told())
                     await story.check()

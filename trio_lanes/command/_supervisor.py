@@ -55,7 +55,6 @@ class Supervisor:
       grace: seconds that the children have for a clean end.
       kill_after: seconds between SIGTERM at the end of the grace and SIGKILL.
       told: signals that are forwarded and do not end the children.
-      bury: called with the pid of each child that has ended; None: a child that is ready gets it.
     """
 
     def __init__(
@@ -66,14 +65,12 @@ class Supervisor:
         grace: float,
         kill_after: float,
         told: Collection[int],
-        bury: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._start: Final = start
         self._processes: Final = processes
         self._grace: Final = grace
         self._kill_after: Final = kill_after
         self._told: Final = told
-        self._bury: Final = bury
         self._children: Final[dict[int, Child]] = {}  # {number: child that lives}
         self._ready: Final[set[int]] = set()  # the numbers of children that are ready
         self._ended_pids: Final[list[int]] = []  # of children whose end was not reported
@@ -140,11 +137,8 @@ class Supervisor:
             self._ready.discard(number)
             with trio.CancelScope(shield=True):
                 await child.aclose()
-                if self._bury is not None:
-                    await self._bury(child.pid)
-                else:
-                    self._ended_pids.append(child.pid)
-                    await self._report_ends()
+                self._ended_pids.append(child.pid)
+                await self._report_ends()
         self._ended(number, child, code)
         return code
 
@@ -232,17 +226,14 @@ async def supervise(
         arguments.append(f"--reload={options.reload}")
     with trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals:
         async with AsyncExitStack() as opened:
-            bury = None
             if options.store is not None:
-                served = await opened.enter_async_context(serve_file(options.store))
-                arguments += [f"--store=sqlite:{options.store}", f"--served={served.socket}"]
-                bury = served.bury
+                socket = await opened.enter_async_context(serve_file(options.store))
+                arguments += [f"--store=sqlite:{options.store}", f"--served={socket}"]
             supervisor = Supervisor(
                 partial(start_worker, arguments),
                 processes,
                 grace=options.grace,
                 kill_after=kill_after,
                 told=options.told,
-                bury=bury,
             )
             return await supervisor.run(signals)

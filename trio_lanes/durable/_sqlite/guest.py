@@ -7,14 +7,11 @@ Theory of operation:
   are transactions of the host's writer. The rules of many instances hold, with leases.
 * When the host opens the file, every instance in it is dead: their host has ended, so none of them
   can call any more.
-* The host's process sees its workers die. `SqliteHost.bury` gives back what a dead worker ran at
-  once, not only when its lease is over.
 """
 
 from __future__ import annotations
 
 import math
-import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar, final
@@ -52,16 +49,6 @@ class SqliteHost:
     def guest(self) -> Guest:
         """Return a store object for one worker; it is not open."""
         return Guest(self)
-
-    async def bury(self, pid: int) -> None:
-        """Give back what a process ran that has died: each of its runs counts a crash.
-
-        A checkpoint.
-
-        Raises:
-          StoreUnavailableError: if the store cannot do it now; the end of the lease will.
-        """
-        await self.store.bury(socket.gethostname(), pid)
 
     async def bury_all(self) -> None:
         """Give back what the workers of an earlier host ran."""
