@@ -53,11 +53,17 @@ class EventLog:
         self._path.unlink(missing_ok=True)
 
     def record(self, answer: Answer) -> None:
-        """Begin a run: write what the response tells from now on, and what it has told."""
-        fence = self.read().fence + 1
+        """Begin a run: write what the response tells from now on, and what it has told.
+
+        The response first learns what the file has and it lacks: another process may have told more.
+        """
+        found = self.read()
+        for event in found.events[answer.feed.last + 1 :]:
+            answer.learn(event)
+        fence = found.fence + 1
         self._write(fence, {})
         answer.record = partial(self._write, fence)
-        for event in answer.feed.since(len(self.read().events) - 1):
+        for event in answer.feed.since(len(found.events) - 1):
             answer.record(event)
 
     def note(self, job: int) -> None:
