@@ -38,6 +38,8 @@ STALLED = 0.05 * LEASE
 """Seconds by which the end of a body is late only if its process has stood still: its lease may be
 over then, and its job may run elsewhere."""
 CAPACITY = 4
+RESULT_TTL = 1e9
+"""The checks read all jobs at the end, also if clocks have been hours ahead."""
 
 
 def store_of(kind: str, address: str) -> Store:
@@ -77,6 +79,7 @@ async def work(kind: str, address: str, log: str) -> None:
         capacity=CAPACITY,
         lease_ttl=LEASE,
         max_crashes=1_000_000,
+        result_ttl=RESULT_TTL,
     ):
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             await anext(aiter(signals))  # then the block is left, which drains
