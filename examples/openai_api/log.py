@@ -55,7 +55,7 @@ class EventLog:
     def record(self, answer: Answer) -> None:
         """Begin a run: write what the response tells from now on, and what it has told.
 
-        The response first learns what the file has and it lacks: another process may have told more.
+        First the response learns what it lacks: another process may have told more.
         """
         found = self.read()
         for event in found.events[answer.feed.last + 1 :]:

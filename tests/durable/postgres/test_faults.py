@@ -2,8 +2,9 @@
 
 import os
 import signal
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,7 @@ from trio_lanes.durable import (
     SubmittedJob,
     open_durable_lanes,
 )
+from trio_lanes.durable._postgres.listener import Listener
 from trio_lanes.durable._postgres.tables import PostgresTables
 
 from .server import Server
@@ -308,6 +310,80 @@ async def test_notices_that_are_lost_are_covered_by_the_slow_look(
             with trio.fail_after(60):
                 for n in range(3):
                     assert await (await lanes.submit("echo", n)).wait() == n
+
+
+async def test_the_end_of_a_job_may_be_known_before_its_acceptance(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (3600.0, 3600.0))
+    working, asking = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    late: list[Any] = []
+    noted = trio.Event()
+    wake = asking._wake_waiters
+
+    def keep(*told: Any) -> None:
+        late.append(told)
+
+    def note(ids: Iterable[int] | None = None) -> None:
+        ended = None if ids is None else list(ids)
+        wake(ended)
+        if ended:
+            noted.set()
+
+    tell = asking._tell
+    monkeypatch.setattr(asking, "_tell", keep)
+    monkeypatch.setattr(asking, "_wake_waiters", note)
+    async with open_durable_lanes(working, {"echo": Echo()}):
+        async with open_durable_lanes(asking, {}, worker=False) as lanes:
+            with trio.fail_after(60):
+                job = await lanes.submit("echo", 7)
+                await noted.wait()
+                tell(*late[0])
+                assert await job.wait() == 7
+
+
+async def test_a_transaction_that_began_before_a_client_listened_is_noticed(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (3600.0, 3600.0))
+    working, asking = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    committing, registered, read = threading.Event(), threading.Event(), threading.Event()
+    may_end = trio.Event()
+    commit, look, read_job = PostgresTables.commit, Listener._slow_look, asking._read
+
+    def commit_late(tables: PostgresTables, channel: str, me: str, more: bool, ended: Any) -> None:
+        if ended:
+            committing.set()
+            assert registered.wait(60)
+            read.wait(0.5)  # at its registration, unless that waits for this transaction
+        commit(tables, channel, me, more, ended)
+
+    def look_late(listener: Listener) -> tuple[int, bool]:
+        assert committing.wait(60)
+        seen = look(listener)
+        registered.set()
+        return seen
+
+    async def read_late(*what: Any, **how: Any) -> Any:
+        began = registered.is_set()
+        found = await read_job(*what, **how)
+        if began:
+            read.set()
+        return found
+
+    async def gated(payload: Any) -> Any:
+        await may_end.wait()
+        return payload
+
+    with trio.fail_after(60):
+        async with open_durable_lanes(working, {"gated": gated}) as lanes:
+            id = (await lanes.submit("gated", 7)).id
+            monkeypatch.setattr(PostgresTables, "commit", commit_late)
+            monkeypatch.setattr(Listener, "_slow_look", look_late)
+            monkeypatch.setattr(asking, "_read", read_late)
+            async with open_durable_lanes(asking, {}, worker=False) as others:
+                may_end.set()
+                assert await others.job(id).wait() == 7
 
 
 async def test_a_notice_names_no_job_if_very_many_have_ended(

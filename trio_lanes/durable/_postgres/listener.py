@@ -86,6 +86,8 @@ class Listener:
         connection.add_notify_handler(lambda notice: self._texts.append(notice.payload))
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         self._seen = self._slow_look()
+        # wait for a transaction that began before the registration: it sends no notice to this one
+        connection.execute("SELECT FROM meta FOR SHARE")
 
     def _slow_look(self) -> tuple[int, bool]:
         """Register for some time more; return what changes with every notice. Runs in a thread."""

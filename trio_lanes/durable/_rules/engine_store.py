@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -94,6 +95,8 @@ class EngineStore(ABC):
         self._waiters: Final[dict[int, set[_Waiter]]] = {}
         self._alive: Final[set[int]] = set()
         """Jobs that have not ended, as far as known: a wait for one need not read the tables."""
+        self._news: Final[OrderedDict[int, None]] = OrderedDict()
+        """The last jobs of which other processes gave news, which may come before `_tell`."""
         self._waiter_came = trio.Event()
         self._poke, self._pokes = trio.open_memory_channel[None](1)
 
@@ -108,7 +111,7 @@ class EngineStore(ABC):
     def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
         """Announce the effects of a transaction: wake the tasks that wait for them."""
         if len(self._alive) < MOST_ALIVE:
-            self._alive.update(accepted)
+            self._alive.update(id for id in accepted if id not in self._news)
         for id, how in ended:
             if how is not None:
                 self._alive.discard(id)
@@ -139,6 +142,9 @@ class EngineStore(ABC):
             ids = list(self._waiters)
         for id in ids:
             self._alive.discard(id)
+            self._news[id] = None
+            if len(self._news) > MOST_ALIVE:
+                self._news.popitem(last=False)
             for waiter in self._waiters.pop(id, ()):
                 waiter.see(None)
 
