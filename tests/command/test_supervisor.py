@@ -230,6 +230,18 @@ async def test_the_end_of_a_child_is_reported_to_one_that_is_ready(
         await play.send.send(TERM)
 
 
+async def test_the_end_of_a_child_that_has_left_the_store_is_not_reported(
+    autojump_clock: MockClock,
+) -> None:
+    async with playing(2) as play:
+        await wait_all_tasks_blocked()
+        first, second = play.children
+        first.end(DONE)
+        await wait_all_tasks_blocked()
+        assert second.reports == []
+        await play.send.send(TERM)
+
+
 async def test_a_second_signal_is_passed_on_and_shortens_the_grace(
     autojump_clock: MockClock,
 ) -> None:

@@ -124,6 +124,7 @@ class Supervisor:
             logger.error("process %d could not be started, which is tried again: %s", number, error)
             return CRASHED
         self._children[number] = child
+        code = CRASHED
         try:
             logger.info("process %d started, pid %d", number, child.pid)
             if self._stop.is_set():  # the signal came during the start
@@ -137,8 +138,9 @@ class Supervisor:
             self._ready.discard(number)
             with trio.CancelScope(shield=True):
                 await child.aclose()
-                self._ended_pids.append(child.pid)
-                await self._report_ends()
+                if code != DONE:  # else it has left the store
+                    self._ended_pids.append(child.pid)
+                    await self._report_ends()
         self._ended(number, child, code)
         return code
 
