@@ -1,5 +1,6 @@
 """Faults between an instance and its PostgreSQL server: nothing accepted is lost."""
 
+import math
 import os
 import signal
 import threading
@@ -312,33 +313,41 @@ async def test_notices_that_are_lost_are_covered_by_the_slow_look(
                     assert await (await lanes.submit("echo", n)).wait() == n
 
 
+LISTENS = -1
+
+
 async def test_the_end_of_a_job_may_be_known_before_its_acceptance(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (3600.0, 3600.0))
+    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.MOST_ALIVE", 1)
     working, asking = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
     late: list[Any] = []
-    noted = trio.Event()
+    note, noted = trio.open_memory_channel[int](math.inf)
     wake = asking._wake_waiters
 
     def keep(*told: Any) -> None:
         late.append(told)
 
-    def note(ids: Iterable[int] | None = None) -> None:
+    def wake_and_note(ids: Iterable[int] | None = None) -> None:
         ended = None if ids is None else list(ids)
         wake(ended)
-        if ended:
-            noted.set()
+        for id in (LISTENS,) if ended is None else ended:
+            note.send_nowait(id)
 
     tell = asking._tell
     monkeypatch.setattr(asking, "_tell", keep)
-    monkeypatch.setattr(asking, "_wake_waiters", note)
-    async with open_durable_lanes(working, {"echo": Echo()}):
+    monkeypatch.setattr(asking, "_wake_waiters", wake_and_note)
+    async with open_durable_lanes(working, {"echo": Echo()}) as others:
         async with open_durable_lanes(asking, {}, worker=False) as lanes:
             with trio.fail_after(60):
-                job = await lanes.submit("echo", 7)
-                await noted.wait()
-                tell(*late[0])
+                assert await noted.receive() == LISTENS
+                for submitting in (others, lanes):  # the first is forgotten: one is remembered
+                    job = await submitting.submit("echo", 7)
+                    while await noted.receive() != job.id:
+                        pass
+                (told,) = (told for told in late if job.id in told[0])
+                tell(*told)
                 assert await job.wait() == 7
 
 
