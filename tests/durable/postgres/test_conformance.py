@@ -1,5 +1,6 @@
 """`PostgresStore` in the public conformance suite, over a real server on virtual time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,21 +18,22 @@ _prepared: set[str] = set()
 
 
 @pytest.fixture(autouse=True)
-def the_server(server: Server) -> None:
+def the_server(server: Server) -> Iterator[None]:
     _servers[:] = [server]
+    yield
+    while _clocks:
+        _clocks.pop().close()
 
 
 def clock() -> StoreClock:
-    for old in _clocks:
-        old.close()
-    _clocks[:] = [StoreClock(_servers[0].dsn())]
-    return _clocks[0]
+    _clocks.append(StoreClock(_servers[0].dsn()))
+    return _clocks[-1]
 
 
 def store(folder: Path) -> PostgresStore:
     namespace = folder.name.lower()
     if namespace not in _prepared:
-        _clocks[0].prepare(namespace)
+        _clocks[-1].prepare(namespace)
         _prepared.add(namespace)
     return PostgresStore(_servers[0].dsn(), namespace=namespace, patience=3600)
 
