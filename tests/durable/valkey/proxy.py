@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 
 import trio
@@ -39,6 +40,16 @@ class Proxy:
         """Cut the present connections."""
         for scope in self._carrying:
             scope.cancel()
+
+    async def disturb(self, dice: random.Random) -> None:
+        """Cut the connections, or lose requests or answers for a short time."""
+        how = dice.choice(("cut", "drops", "swallows"))
+        if how == "cut":
+            self.cut()
+        else:
+            setattr(self, how, True)
+            await trio.sleep(dice.random() * 0.05)
+            setattr(self, how, False)
 
     async def _carry(self, plain: trio.SocketStream) -> None:
         self.connections += 1

@@ -124,14 +124,7 @@ async def test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_not
     async def disturb(scope: trio.CancelScope) -> None:
         for _ in range(most):
             await trio.sleep(dice.random() * 0.05)
-            proxy = dice.choice(proxies)
-            how = dice.choice(("cut", "drops", "swallows"))
-            if how == "cut":
-                proxy.cut()
-            else:
-                setattr(proxy, how, True)
-                await trio.sleep(dice.random() * 0.05)
-                setattr(proxy, how, False)
+            await dice.choice(proxies).disturb(dice)
         scope.cancel()
 
     async def work(proxy: Proxy, lanes: list[Any], *, task_status: Any) -> None:

@@ -13,6 +13,7 @@ from tests.durable.kills import killing
 from tests.support.chaos import number
 from trio_lanes.durable import ValkeyStore, open_durable_lanes
 
+from .proxy import Proxy
 from .server import FAKETIME, Server, programs
 
 pytestmark = pytest.mark.real_processes
@@ -71,6 +72,28 @@ async def test_a_server_that_is_killed_while_processes_run_jobs(tmp_path: Path, 
                     print(f"{deaths} deaths of the server;", await story.check_after_losses())
     finally:
         server.remove()
+
+
+@pytest.mark.slow
+async def test_cuts_between_four_processes_and_the_server_repeat_nothing(
+    server: Server, namespace: str, tmp_path: Path
+) -> None:
+    proxy, most = Proxy(server.port), number("CUTS", 40)
+    store = ValkeyStore(server.url, namespace=namespace, patience=60)
+
+    async def disturb() -> None:
+        for _ in range(most):
+            await trio.sleep(story.dice.random() * 0.1)
+            await proxy.disturb(story.dice)
+
+    async with trio.open_nursery() as carrying:
+        await carrying.start(proxy.serve)
+        async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
+            async with killing(lanes, "valkey", f"{proxy.url}#{namespace}", tmp_path) as story:
+                await story.go_on(disturb)
+                await story.check_nothing_repeated()
+                print(f"{most} faults, {story.submitted} jobs, {proxy.connections} connections")
+        carrying.cancel_scope.cancel()
 
 
 @pytest.mark.slow
