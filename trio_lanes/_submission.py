@@ -286,6 +286,7 @@ class Submitter:
             priority,
             options,
             None if parent is None else weakref.ref(parent),
+            scheduler.unused_scopes,
         )
 
     def _check_room(self, job: AnyJob) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextvars import Context
 from types import CodeType, FrameType, TracebackType
@@ -590,8 +591,12 @@ def make_job(
     priority: int,
     options: RareOptions,
     parent: weakref.ref[AnyJob] | None,
+    unused_scopes: deque[trio.CancelScope],
 ) -> AnyJob:
-    """Make a job, with its cancel scope. It is not submitted yet."""
+    """Make a job, with its cancel scope: one of ``unused_scopes``, or a new one.
+
+    It is not submitted yet.
+    """
     # By hand: an `__init__` of attrs looks up each default by name, and costs twice as much. Fields
     # that are first read after the submission, or after the start, are set there.
     job: AnyJob = Job.__new__(Job)
@@ -622,7 +627,10 @@ def make_job(
     job._waits = None
     job._timers = None
     job._task = None
-    job._scope = _new_scope(options) if options.limits_run else trio.CancelScope()
+    if options.limits_run:
+        job._scope = _new_scope(options)
+    else:
+        job._scope = unused_scopes.pop() if unused_scopes else trio.CancelScope()
     job._interruption = None
     job._waiters = None
     job._value = None

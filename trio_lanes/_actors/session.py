@@ -58,7 +58,8 @@ class SessionActor(Actor):
     """The lane of one session: made when mail for it arrives, gone when its last job has ended.
 
     It has a mailbox while there is mail, and a limiter once the limiter has been read: with many
-    thousand sessions, these two would take most of a session's memory.
+    thousand sessions, these two would take most of a session's memory. The actor of a session that
+    is gone can become the actor of the next session that comes.
     """
 
     __slots__ = (
@@ -98,6 +99,16 @@ class SessionActor(Actor):
     @property
     def name(self) -> str:
         return SESSION_PREFIX + self.key
+
+    @property
+    def is_as_new(self) -> bool:
+        """Whether it can be the lane of another session, now that it has no job and no rates."""
+        return self.limiter is None and self.timer is None and not (self.generation or self.touched)
+
+    def become(self, key: str) -> None:
+        """Be the lane of the session ``key`` from now on. It ``is_as_new``."""
+        self.key = key
+        self.is_ranked = False
 
     def waiting_jobs(self) -> Iterator[AnyJob]:
         self.step()

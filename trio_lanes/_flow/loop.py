@@ -133,6 +133,7 @@ class Scheduler:
         "sessions",
         "timers",
         "unretrieved",
+        "unused_scopes",
         "view",
         "waits",
         "watches",
@@ -173,6 +174,7 @@ class Scheduler:
         self._workers: Final = WorkerPool(
             table, self._spawn_now, self.returned, self.raised, self.interrupted
         )
+        self.unused_scopes: Final = self._workers.unused_scopes
 
         # What there is to do in a batch, in this order
         self._to_do: Final = (
@@ -319,8 +321,11 @@ class Scheduler:
             self.room.look_at(session)
         if session.watched and not (session.waiting and session.active):
             self.watches.look_at(session)
-        if not (session.waiting or session.active or session.entering):
-            self._retire(session)
+        if not (session.waiting or session.active or session.entering or session.room_line):
+            if session.rates.units or session.paused or self._tells:
+                self._retire(session)
+            else:
+                self.registry.release(session)
 
     def _serve_lane(self, lane: LaneActor) -> None:
         lane.touched = False

@@ -17,6 +17,11 @@ from .._actors.session import SessionActor, mailbox_pool
 from .._actors.template import Template
 
 
+MOST_SPARES: Final = 250
+"""How many actors of sessions that are gone are kept for sessions that come: as many sessions as
+may end before other tasks have their turn. They take some 300 KB."""
+
+
 @final
 class Registry:
     """The lanes of one `open_lanes`."""
@@ -35,6 +40,7 @@ class Registry:
         self.lane_turns: Final[deque[LaneActor]] = deque()
         self.group_turns: Final[deque[Group]] = deque()
         self._mailboxes: Final = mailbox_pool()
+        self._spares: Final[deque[SessionActor]] = deque(maxlen=MOST_SPARES)
         # {key: the limiter of a session, while the application holds it}
         self._limiters: Final[WeakValueDictionary[str, trio.CapacityLimiter]] = (
             WeakValueDictionary()
@@ -90,8 +96,11 @@ class Registry:
         session = self.sessions.get(key)
         if session is not None:
             return session
-        config = self.plan.of_session(key)
-        session = SessionActor(key, config, self.session_turns, self._mailboxes)
+        config = self.plan.of_session(key) if self.plan.sessions else self.plan.others
+        if self._spares and (session := self._spares.pop()).config is config:
+            session.become(key)
+        else:
+            session = SessionActor(key, config, self.session_turns, self._mailboxes)
         self.sessions[key] = session
         if self._limiters:
             limiter = self._limiters.get(key)
@@ -121,6 +130,13 @@ class Registry:
     def actors(self) -> list[Actor]:
         """Every lane that is alive, of both layers."""
         return [*self.lanes.values(), *self.sessions.values()]
+
+    def release(self, session: SessionActor) -> None:
+        """Forget ``session``, which has no job, no rates and no pause; it may become another."""
+        if self.sessions.get(session.key) is session:
+            del self.sessions[session.key]
+            if session.is_as_new:
+                self._spares.append(session)
 
     def forget(self, actor: Actor) -> None:
         """Forget a session's or a template's lane in which no job waits or runs."""

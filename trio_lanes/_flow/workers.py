@@ -104,6 +104,8 @@ class WorkerPool:
         self.ready = 0  # workers that will come for a granted job
         self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
         self.stepping = False  # whether a worker takes a first step now, and will come back
+        self.unused_scopes: Final[deque[trio.CancelScope]] = deque(maxlen=JOBS_PER_PASS)
+        """Scopes of jobs that ran under their worker's scope, for jobs that are submitted later."""
         self._fewest = sys.maxsize  # references to a task to which no job has left a reference
 
     def hire(self) -> None:
@@ -173,7 +175,7 @@ class WorkerPool:
     async def _work(self) -> None:
         task = trio.lowlevel.current_task()
         own_context = task.context
-        running, granted = self._running, self.granted
+        running, granted, unused_scopes = self._running, self.granted, self.unused_scopes
         is_new = REUSES_TASKS  # whether the references to the task have not been counted yet
         ready = True  # whether this worker counts in self.ready
         job: AnyJob | None = None  # taken, and not yet ended
@@ -243,6 +245,9 @@ class WorkerPool:
                             job = await self._next()
                         if job is None or job._interruption:
                             break
+                        if not job._options.limits_run:
+                            assert job._scope is not None
+                            unused_scopes.append(job._scope)
                         job._scope = scope
                     if error is not None:
                         raise error  # through the scope, which may be cancelled
