@@ -154,6 +154,23 @@ class UnretrievedError:
 
 
 @final
+@attrs.frozen
+class Charge:
+    """What the start of a job was charged."""
+
+    costs: Mapping[str, float]
+    """The amounts, by unit."""
+    at: float
+    """The time of the start."""
+    group: Group | None = None
+    """The group that was charged: the lane may be in another group by now."""
+
+
+CORRECTED: Final = Charge({}, -math.inf)
+"""In place of a charge that `Job.charge` has corrected."""
+
+
+@final
 class _Callback:
     """A `Waiter` that calls a function when the job has settled."""
 
@@ -208,9 +225,7 @@ class Job(Generic[T_co]):
     _timers: list[Timer] | None  # of its wait
     _progress_at: float
     _interruption: JobCancelledError | None  # why it is cancelled while it runs
-    _charged: Mapping[str, float] | None  # None if `charge` has made it good
-    _charged_at: float
-    _charged_group: Group | None
+    _charge: Charge | None  # of its last start; None if no rate limit was charged
     _waits: dict[Task, Wait] | None  # of its tasks
     _waiters: dict[object, Waiter] | None  # {task or waiter: the waiter}
     # Written by `state.advance`
@@ -623,7 +638,7 @@ def make_job(
     job._slot = NONE
     job._lenders = ()
     job._slot_waiters = None
-    job._charged = None
+    job._charge = None
     job._waits = None
     job._timers = None
     job._task = None

@@ -159,6 +159,7 @@ class LaneActor(Actor):
             self.token_request = self._ask(self, config.limiter)
         if (config.aging, config.fair) != self._order:  # else the owners keep their turns
             self._order = (config.aging, config.fair)
+            self.step()
             jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
             if config.fair or config.aging != math.inf:
                 self.line = SharedLine(aging=config.aging, fair=config.fair)
@@ -223,12 +224,15 @@ class LaneActor(Actor):
     # ---- the line
 
     def receive(self, job: AnyJob, arrival: int) -> None:
-        """Accept ``job``, behind its equals of earlier arrivals. It is mail until the next step."""
+        """Accept ``job``, behind its equals of earlier arrivals. It is mail until the next step.
+
+        A plain lane without a free slot could not start it, and need not take a step for it.
+        """
         job._arrival = arrival
         mailbox = self.mailbox
         mailbox.send(job)
         mailbox.count += 1
-        if not self.touched:  # as `touch` does, on every job's way
+        if not self.touched and not (self.plain and self.slots >= self.concurrency):
             self.touched = True
             self.turns.append(self)
 

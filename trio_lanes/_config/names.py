@@ -64,7 +64,9 @@ def session_key(key: object) -> str:
       TypeError: if ``key`` is not a string.
       ValueError: if it is blank.
     """
-    bare = _bare(_trimmed("session", key))
+    bare = key.strip() if isinstance(key, str) else _trimmed("session", key)
+    if bare.startswith(SESSION_PREFIX):
+        bare = _bare(bare)
     if not bare:
         raise ValueError(f"session must not be blank, got {key!r}; leave it out for no session")
     return bare

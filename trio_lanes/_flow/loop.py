@@ -55,7 +55,7 @@ import trio
 
 from .._actors.actor import Actor, Pausable, Served
 from .._actors.group import Group
-from .._actors.job import AnyJob, Blocker, UnretrievedError
+from .._actors.job import CORRECTED, AnyJob, Blocker, Charge, UnretrievedError
 from .._actors.lane import LaneActor
 from .._actors.options import NO_OPTIONS
 from .._actors.session import SessionActor
@@ -451,7 +451,7 @@ class Scheduler:
         else:
             self.begin()
         try:
-            lane, options, hooks = job._lane, job._options, self.hooks
+            lane, session, options, hooks = job._lane, None, job._options, self.hooks
             if lane.from_template:
                 lane = job._lane = self.bring_to_life(lane)
             job.id = self._next_id()
@@ -469,8 +469,18 @@ class Scheduler:
                 self._join(job)
             if hooks.job_submitted:
                 self._effects.append((hooks.call, (hooks.job_submitted, job)))
-            if outermost:
+            if not outermost:
+                pass
+            elif (
+                lane.touched
+                or (session is not None and session.touched)
+                or self._effects
+                or self._changed
+                or self.watches.due
+            ):
                 self.serve()
+            else:  # nothing can act, as long as other jobs are before this one
+                self.serving = False
         except BaseException as error:
             self.broke_down(error)
             raise
@@ -490,8 +500,8 @@ class Scheduler:
         else:
             if session.receive(job, order):
                 session.touch()
-            if lane.warning is None:
-                lane.touch()  # the wait counts there, though the session may hold the job
+        if lane.warning is None:
+            lane.touch()  # the wait counts there, though the session may hold the job
         options = job._options
         if options is not NO_OPTIONS or self.hooks.job_waiting_long:
             self._wait_warnings.watch(job)
@@ -551,12 +561,13 @@ class Scheduler:
         if slot is WANTED:
             self._goes_on(job)
             return
+        is_rated = not lane.plain
         if session is not None and session.rates.units:
+            is_rated = True
             session.rates.charge(job._costs, now)
             session.touch()  # it may forward its next job
-        job._charged = job._costs
-        job._charged_at = now
-        job._charged_group = lane.group
+        if is_rated or slot is QUEUED:
+            job._charge = Charge(job._costs, now, lane.group)
         if slot is QUEUED:
             if session is not None:
                 session.readmitted(job)
@@ -567,6 +578,8 @@ class Scheduler:
         lane.active += 1
         if session is not None:
             session.started(job)
+            if session.room_line or session.entering or session.watched:
+                session.touch()
         self._leave_line(job)
         hooks = self.hooks
         if hooks.job_overdue and job._options.limits_run:
@@ -595,7 +608,7 @@ class Scheduler:
                 lending.forgo(self, job)
 
     def _leave_line(self, job: AnyJob) -> None:
-        """``job`` waits no more."""
+        """``job`` waits no more. Its lanes are served next."""
         lane, session = job._lane, job._session_lane
         joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
         if lane.exempt and joined is not None and joined._options.warn_after is not None:
@@ -605,12 +618,8 @@ class Scheduler:
         if self._tells:
             self._has_changed(job)
         lane.waiting -= 1
-        if lane.room_line or (lane.watched and not lane.waiting):
-            lane.touch()
         if session is not None:
             session.waiting -= 1
-            if session.room_line or session.entering or (session.watched and not session.waiting):
-                session.touch()
         if job._timers is not None:
             for timer in job._timers:
                 timer.cancel()
@@ -1086,23 +1095,24 @@ class Scheduler:
 
     def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
         """`Job.charge`."""
-        charged = job._charged
-        if charged is None:
+        if job.started_at is None or job._charge is CORRECTED:
             raise RuntimeError(f"{job!r} has not started, or this start was corrected before")
+        charge = job._charge or Charge(job._costs, job.started_at)
         lane, session = self.registry.lanes_of(job)
-        lane.check_cost(costs_of(units), session, job._charged_group)
+        lane.check_cost(costs_of(units), session, charge.group)
         with self.batch():
-            job._charged = None
+            job._charge = CORRECTED
             # Their rates are charged, so they must be alive to remember it.
             if lane.from_template and lane.rates.units:
                 self.bring_to_life(lane)
             if session is not None and session.rates.units:
                 self.sessions.setdefault(session.key, session)
-            more = {unit: exact(used) - exact(charged.get(unit, 0)) for unit, used in units.items()}
-            # The group that was charged: the lane may be in another group by now.
-            for metered in (lane, session, job._charged_group):
+            more = {
+                unit: exact(used) - exact(charge.costs.get(unit, 0)) for unit, used in units.items()
+            }
+            for metered in (lane, session, charge.group):
                 if metered is not None:
-                    metered.rates.correct(more, self.now, job._charged_at)
+                    metered.rates.correct(more, self.now, charge.at)
                     metered.touch()
 
     def set_priority(self, job: AnyJob, priority: int) -> None:

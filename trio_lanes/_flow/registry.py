@@ -93,11 +93,11 @@ class Registry:
 
     def awake(self, key: str) -> SessionActor:
         """Return the lane of the session ``key``, alive."""
-        session = self.sessions.get(key)
-        if session is not None:
-            return session
+        if key in self.sessions:
+            return self.sessions[key]
         config = self.plan.of_session(key) if self.plan.sessions else self.plan.others
-        if self._spares and (session := self._spares.pop()).config is config:
+        if self._spares and self._spares[-1].config is config:
+            session = self._spares.pop()
             session.become(key)
         else:
             session = SessionActor(key, config, self.session_turns, self._mailboxes)
