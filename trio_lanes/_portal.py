@@ -20,6 +20,7 @@ import trio
 
 from ._actors.job import AnyJob, UnretrievedError
 from ._actors.options import JobOptions, rare_options
+from ._actors.state import SUCCEEDED
 from ._actors.wait import RoomRequest
 from ._config.check import refuse_like_trio, whole
 from ._config.errors import LanesClosedError, UnknownLaneError
@@ -308,11 +309,11 @@ class _Submission:
 
     def tell(self, target: AnyJob) -> None:
         """As a waiter of its job: it has settled."""
-        if target._error is None:
-            self.end(outcome.Value(target._value))
+        if target._state is SUCCEEDED:
+            self.end(outcome.Value(target._ending))
             return
         unretrieved = target._unretrieved
-        if self.end(outcome.Error(target._error), unretrieved) and unretrieved is not None:
+        if self.end(outcome.Error(target._ending), unretrieved) and unretrieved is not None:
             # From now on the failure belongs to the future, which may outlive the lanes.
             self._portal._scheduler.unretrieved.discard(unretrieved)
 

@@ -78,7 +78,6 @@ class Actor(Pausable):
     """One lane, of either layer."""
 
     __slots__ = (
-        "active",
         "bounded",
         "concurrency",
         "generation",
@@ -92,7 +91,6 @@ class Actor(Pausable):
         "told_until",
         "touched",
         "turns",
-        "waiting",
         "wake_at",
         "watched",
         "wrap",
@@ -109,8 +107,6 @@ class Actor(Pausable):
         self.wrap = config.wrap
         self.limiter = None
         self.mailbox = None
-        self.waiting = 0  # jobs that it answers for and that have not started, wherever they are
-        self.active = 0  # jobs that run
         self.generation = 0  # how often it was reset
         self.turns = turns  # where it stands while it is touched
         self.touched = False  # whether the loop is to serve it
@@ -126,6 +122,16 @@ class Actor(Pausable):
     @abstractmethod
     def name(self) -> str:
         """Its full name; a session's begins with ``session:``."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many jobs that it answers for have not started, wherever they are."""
+
+    @property
+    @abstractmethod
+    def active(self) -> int:
+        """How many jobs run."""
 
     @abstractmethod
     def waiting_jobs(self) -> Iterable[AnyJob]:

@@ -209,9 +209,8 @@ class Job(Generic[T_co]):
     _options: RareOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
-    _value: Any
-    _error: BaseException | None
-    _traceback: TracebackType | None
+    _ending: Any  # the value of its body, or the error for its waiters; set when it settles
+    _traceback: TracebackType | None  # of that error; set when it settles, unless it succeeds
     # Written by the loop as well
     id: int
     submitted_at: float
@@ -243,7 +242,7 @@ class Job(Generic[T_co]):
     _task: Task | None  # that runs its body
     _scope: trio.CancelScope | None  # of its body; None when it has settled
     # Written by settling
-    _unretrieved: UnretrievedError | None
+    _unretrieved: UnretrievedError | None  # set when it settles, unless it succeeds
 
     def __init__(self) -> None:
         raise TypeError("only lanes make a Job")
@@ -339,7 +338,7 @@ class Job(Generic[T_co]):
         """
         if not self.done:
             return None
-        return Value(self._value) if self._error is None else Error(self._error)
+        return Value(self._ending) if self._state is SUCCEEDED else Error(self._ending)
 
     @property
     def exception(self) -> BaseException | None:
@@ -347,8 +346,9 @@ class Job(Generic[T_co]):
 
         Reading it counts as retrieving a failure, which is then not logged.
         """
-        self._retrieve()
-        return self._error
+        if self._state is SUCCEEDED or not self.done:
+            return None
+        return self._retrieve()
 
     @property
     def priority(self) -> int:
@@ -556,20 +556,21 @@ class Job(Generic[T_co]):
     def _result(self) -> T_co:
         """Return or raise as ``wait`` does. The job has settled."""
         if self._state is SUCCEEDED:
-            return self._value  # type: ignore[no-any-return]  # what the body returned
-        self._retrieve()
-        error = self._error
-        assert error is not None
+            return self._ending  # type: ignore[no-any-return]  # what the body returned
+        error = self._retrieve()
         try:
             # Raised again for each waiter, its traceback would grow by the frames of all waiters.
             raise BaseException.with_traceback(error, self._traceback)
         finally:
             del error, self
 
-    def _retrieve(self) -> None:
+    def _retrieve(self) -> BaseException:
+        """Return the error with which it has settled; this counts as retrieving it."""
         if self._unretrieved is not None:
             self._unretrieved.retrieved()
             self._unretrieved = None
+        error: BaseException = self._ending
+        return error
 
     def _let_failure_leave(self) -> None:
         """Have its failure leave the lanes, as from a nursery; then it counts as retrieved."""
@@ -582,14 +583,15 @@ class Job(Generic[T_co]):
     def _settled(self, now: float, value: Any, error: BaseException | None) -> None:
         """Keep how it ended, and drop the references that were needed only until then."""
         self.finished_at = now
-        self._value = value
+        self._ending = value
         self._fn = None
         self._args = ()
         self._task = None
         self._scope = None
         if error is not None:
-            self._error = error
+            self._ending = error
             self._traceback = error.__traceback__
+            self._unretrieved = None
 
 
 AnyJob: TypeAlias = Job[Any]
@@ -648,10 +650,6 @@ def make_job(
         job._scope = unused_scopes.pop() if unused_scopes else trio.CancelScope()
     job._interruption = None
     job._waiters = None
-    job._value = None
-    job._error = None
-    job._traceback = None
-    job._unretrieved = None
     return job
 
 

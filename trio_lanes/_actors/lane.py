@@ -174,6 +174,14 @@ class LaneActor(Actor):
         self.find_out_whether_plain()
 
     @property
+    def waiting(self) -> int:
+        return len(self.bound) + len(self.delayed)
+
+    @property
+    def active(self) -> int:
+        return self.slots + len(self.lending)
+
+    @property
     def is_in_use(self) -> bool:
         if self.waiting or self.active or self.room_line:
             return True

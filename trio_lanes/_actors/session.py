@@ -76,7 +76,10 @@ class SessionActor(Actor):
         "key",
         "readmitting",
         "running",
+        "waiting",
     )
+
+    waiting: int
 
     def __init__(self, key: str, config: LaneConfig, turns: Turns, mailboxes: Mailboxes) -> None:
         super().__init__(turns, config)
@@ -88,6 +91,7 @@ class SessionActor(Actor):
         self.inherited = 0  # the arrival for the job that `next_forward` returned, or 0
         self.key = key
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
+        self.waiting = 0
         self.forwarded: dict[int, AnyJob] = {}  # {place: job that waits, and is forwarded}
         self.delayed: dict[int, AnyJob] = {}  # {id: job that waits, and is not due yet}
         self.is_ranked = False  # whether it ever had a job of another priority than 0
@@ -99,6 +103,10 @@ class SessionActor(Actor):
     @property
     def name(self) -> str:
         return SESSION_PREFIX + self.key
+
+    @property
+    def active(self) -> int:
+        return len(self.running)
 
     @property
     def is_as_new(self) -> bool:
@@ -140,7 +148,7 @@ class SessionActor(Actor):
         forwarded = self.forwarded
         if (
             not self.touched
-            and len(forwarded) + self.active >= self.concurrency
+            and len(forwarded) + len(self.running) >= self.concurrency
             and not (self.is_ranked and forwarded and order < max(forwarded))
         ):
             self.backlog.add(order, job)
@@ -174,7 +182,7 @@ class SessionActor(Actor):
         if self.mailbox is not None:
             self.step()
         backlog, forwarded = self.backlog, self.forwarded
-        window = 0 if self.paused else self.concurrency - self.active
+        window = 0 if self.paused else self.concurrency - len(self.running)
         if self.rates.units or self.readmitting:
             window, again = self._limited_window(window, now)
             if again is not None:
@@ -296,7 +304,6 @@ class SessionActor(Actor):
     def started(self, job: AnyJob) -> None:
         """``job``, which was forwarded, runs."""
         del self.forwarded[job._place]
-        self.active += 1
         self.running[job] = None
         if self.limiter is not None:
             try:
@@ -306,7 +313,6 @@ class SessionActor(Actor):
 
     def ended(self, job: AnyJob) -> None:
         """``job`` has ended."""
-        self.active -= 1
         del self.running[job]
         if self.limiter is not None:
             self.limiter.release_on_behalf_of(job)

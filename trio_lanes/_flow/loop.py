@@ -319,9 +319,9 @@ class Scheduler:
             self._limited(session, session)
         if self.room.length:
             self.room.look_at(session)
-        if session.watched and not (session.waiting and session.active):
+        if session.watched and not (session.waiting and session.running):
             self.watches.look_at(session)
-        if not (session.waiting or session.active or session.entering or session.room_line):
+        if not (session.waiting or session.running or session.entering or session.room_line):
             if session.rates.units or session.paused or self._tells:
                 self._retire(session)
             else:
@@ -354,12 +354,12 @@ class Scheduler:
         if lane.warning is None:
             if len(lane.bound) > lane.exempt:
                 self._wait_warnings.watch_lane(lane)
-        elif not lane.active and not lane.bound:
+        elif not (lane.slots or lane.bound or lane.lending):
             # Not as soon as no job waits: a busy lane is often empty for a moment.
             lane.cancel_warnings()
         if self.room.length:
             self.room.look_at(lane)
-        if lane.watched and not (lane.waiting and lane.active):
+        if lane.watched and not ((lane.bound or lane.delayed) and (lane.slots or lane.lending)):
             self.watches.look_at(lane)
         if lane.from_template and not lane.entering:
             self._retire(lane)
@@ -456,7 +456,6 @@ class Scheduler:
                 lane = job._lane = self.bring_to_life(lane)
             job.id = self._next_id()
             job.submitted_at = self.now
-            lane.waiting += 1
             if job.session is not None:
                 session = self.sessions.get(job.session) or self.registry.awake(job.session)
                 session.waiting += 1
@@ -575,7 +574,6 @@ class Scheduler:
             return
         advance(job, RUNNING)
         job.started_at = job._progress_at = now
-        lane.active += 1
         if session is not None:
             session.started(job)
             if session.room_line or session.entering or session.watched:
@@ -617,7 +615,6 @@ class Scheduler:
             lane.untold.pop(job.id, None)
         if self._tells:
             self._has_changed(job)
-        lane.waiting -= 1
         if session is not None:
             session.waiting -= 1
         if job._timers is not None:
@@ -684,7 +681,6 @@ class Scheduler:
                 lane.give_slot_back(job, NONE)
             else:
                 lending.stop(self, job)
-            lane.active -= 1
             lane.finished += 1
             if lane.cancelling:
                 lane.cancelling.discard(job)

@@ -85,6 +85,5 @@ def watch_failure(job: AnyJob) -> UnretrievedError | None:
         return None
     if job.session is not None and is_probe_lane(f"session:{job.session}"):
         return None
-    assert job._error is not None
-    job._unretrieved = UnretrievedError(repr(job), job._error)
+    job._unretrieved = UnretrievedError(repr(job), job._ending)
     return job._unretrieved
