@@ -302,12 +302,12 @@ class LaneActor(Actor):
         """Take out the job that may have a slot now.
 
         The loop asks after the lane has taken its mail, while a slot is free, until the answer is
-        None.
+        None. It need not ask a plain lane in which no job waits for one.
         """
         if self.returning:
             return self._next_return()
         if self.plain:
-            return self.line.pop() if self.line.items and not self.paused else None
+            return None if self.paused else self.line.pop()
         head = self.head(now)
         if head is None or (self.token_request is not None and not self.token_request.take(head)):
             return None

@@ -108,16 +108,6 @@ class SessionActor(Actor):
     def active(self) -> int:
         return len(self.running)
 
-    @property
-    def is_as_new(self) -> bool:
-        """Whether it can be the lane of another session, now that it has no job and no rates."""
-        return self.limiter is None and self.timer is None and not (self.generation or self.touched)
-
-    def become(self, key: str) -> None:
-        """Be the lane of the session ``key`` from now on. It ``is_as_new``."""
-        self.key = key
-        self.is_ranked = False
-
     def waiting_jobs(self) -> Iterator[AnyJob]:
         self.step()
         return chain(self.forwarded.values(), self.backlog.items.values(), self.delayed.values())
@@ -135,8 +125,8 @@ class SessionActor(Actor):
 
     # ---- a job arrives
 
-    def receive(self, job: AnyJob, order: int) -> bool:
-        """Give ``job`` its place, behind its equals; return whether the session is to be served.
+    def receive(self, job: AnyJob, order: int) -> None:
+        """Give ``job`` its place, behind its equals.
 
         The job is mail until the next step. A job that could not be forwarded now, since the window
         is full of better jobs, goes straight into the backlog, and needs no step.
@@ -152,13 +142,15 @@ class SessionActor(Actor):
             and not (self.is_ranked and forwarded and order < max(forwarded))
         ):
             self.backlog.add(order, job)
-            return False
+            return
         if self.mailbox is None:
             self.mailbox = self._mailboxes.pop() if self._mailboxes else Mailbox()
         self.mailbox.send(job)
         self.mailbox.count += 1
         self._mail_came = True
-        return True
+        if not self.touched:
+            self.touched = True
+            self.turns.append(self)
 
     # ---- which jobs are forwarded
 

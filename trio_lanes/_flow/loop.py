@@ -338,7 +338,9 @@ class Scheduler:
             group.touch()
         else:
             sessions = self.registry.session_turns
-            while lane.slots < lane.concurrency:
+            while lane.slots < lane.concurrency and (
+                lane.line.items or lane.returning or not lane.plain
+            ):
                 job = lane.next_start(self.now)
                 if job is None:
                     break
@@ -497,8 +499,7 @@ class Scheduler:
         if session is None:
             lane.receive(job, order)
         else:
-            if session.receive(job, order):
-                session.touch()
+            session.receive(job, order)
         if lane.warning is None:
             lane.touch()  # the wait counts there, though the session may hold the job
         options = job._options

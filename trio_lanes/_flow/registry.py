@@ -16,7 +16,6 @@ from .._actors.plan import Plan
 from .._actors.session import SessionActor, mailbox_pool
 from .._actors.template import Template
 
-
 MOST_SPARES: Final = 250
 """How many actors of sessions that are gone are kept for sessions that come: as many sessions as
 may end before other tasks have their turn. They take some 300 KB."""
@@ -45,6 +44,7 @@ class Registry:
         self._limiters: Final[WeakValueDictionary[str, trio.CapacityLimiter]] = (
             WeakValueDictionary()
         )
+        self._had_limiters = False
 
     # ---- global lanes
 
@@ -98,11 +98,11 @@ class Registry:
         config = self.plan.of_session(key) if self.plan.sessions else self.plan.others
         if self._spares and self._spares[-1].config is config:
             session = self._spares.pop()
-            session.become(key)
+            session.key = key
         else:
             session = SessionActor(key, config, self.session_turns, self._mailboxes)
         self.sessions[key] = session
-        if self._limiters:
+        if self._had_limiters:
             limiter = self._limiters.get(key)
             if limiter is not None:
                 session.watch_limiter(limiter)
@@ -114,6 +114,7 @@ class Registry:
         if limiter is None:
             concurrency = self.plan.of_session(key).concurrency
             limiter = self._limiters[key] = trio.CapacityLimiter(concurrency)
+            self._had_limiters = True
             session = self.sessions.get(key)
             if session is not None:
                 session.watch_limiter(limiter)
@@ -135,7 +136,9 @@ class Registry:
         """Forget ``session``, which has no job, no rates and no pause; it may become another."""
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]
-            if session.is_as_new:
+            used = session.generation or session.limiter is not None or session.timer is not None
+            if not (used or session.touched):
+                session.is_ranked = False
                 self._spares.append(session)
 
     def forget(self, actor: Actor) -> None:
