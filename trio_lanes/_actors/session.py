@@ -180,14 +180,15 @@ class SessionActor(Actor):
             if again is not None:
                 return again
         free = window - len(forwarded)
-        if free < 0:
-            for place in sorted(forwarded)[max(int(window), 0) :]:
-                self._take_back(place)
-        elif not free and self._mail_came and self.is_ranked and forwarded and backlog.items:
-            worst = max(forwarded)
-            if worst > backlog.best_rank():
-                self._vacated = self._take_back(worst)
-                free = 1
+        if free <= 0:
+            if free < 0:
+                for place in sorted(forwarded)[max(int(window), 0) :]:
+                    self._take_back(place)
+            elif self._mail_came and self.is_ranked and forwarded and backlog.items:
+                worst = max(forwarded)
+                if worst > backlog.best_rank():
+                    self._vacated = self._take_back(worst)
+                    free = 1
         if free <= 0 or not backlog.items:
             self._mail_came = False
             self._vacated = None

@@ -106,6 +106,7 @@ class Scheduler:
         "_clocks",
         "_context",
         "_effects",
+        "_grant",
         "_next_arrival",
         "_next_id",
         "_next_return",
@@ -174,6 +175,7 @@ class Scheduler:
         self._workers: Final = WorkerPool(
             table, self._spawn_now, self.returned, self.raised, self.interrupted
         )
+        self._grant: Final = self._workers.granted.append
         self.unused_scopes: Final = self._workers.unused_scopes
 
         # What there is to do in a batch, in this order
@@ -187,9 +189,11 @@ class Scheduler:
             self._changed,
             self._clocks,
         )
+        # Numbers of jobs, which are also their places in sessions; a job that joins its session
+        # later than in its submission, or again, takes another number for its place.
         self._next_id: Final = count(1).__next__
-        # Places in sessions and arrivals in global lanes: behind all other jobs; and, for jobs that
-        # are readmitted, before all other jobs, but behind other readmitted jobs.
+        # Arrivals in global lanes: behind all other jobs; and, for jobs that are readmitted, before
+        # all other jobs, but behind other readmitted jobs.
         self._next_arrival: Final = count(1).__next__
         self._next_return: Final = count(-(2**62)).__next__
         self.unretrieved: Final[WeakSet[UnretrievedError]] = WeakSet()
@@ -467,7 +471,7 @@ class Scheduler:
             if options.delay:
                 self._postpone(job)
             else:
-                self._join(job)
+                self._join(job, job.id)
             if hooks.job_submitted:
                 self._effects.append((hooks.call, (hooks.job_submitted, job)))
             if not outermost:
@@ -490,16 +494,15 @@ class Scheduler:
         if not options.queue_timeout:
             self._out_of_time(job)
 
-    def _join(self, job: AnyJob) -> None:
+    def _join(self, job: AnyJob, place: int) -> None:
         """Give ``job`` its place in its session, or its arrival in its global lane."""
         job._waiting_since = self.now
-        order = self._next_arrival()
         lane, session = job._lane, job._session_lane
         lane.bound[job.id] = job
         if session is None:
-            lane.receive(job, order)
+            lane.receive(job, self._next_arrival())
         else:
-            session.receive(job, order)
+            session.receive(job, place)
         if lane.warning is None:
             lane.touch()  # the wait counts there, though the session may hold the job
         options = job._options
@@ -519,7 +522,7 @@ class Scheduler:
     def _due(self, job: AnyJob) -> None:
         with self.batch():
             self._forget_delay(job)
-            self._join(job)
+            self._join(job, self._next_id())
         self.check_accepted(job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
@@ -587,7 +590,7 @@ class Scheduler:
             assert job._context is not None
             args = hooks.job_started, job, job._context
             self._effects.append((hooks.call_in_context, args))
-        self._workers.granted.append(job)
+        self._grant(job)
         if job._waiters:
             self.after_act(self._wake, job)
 
@@ -610,18 +613,18 @@ class Scheduler:
         """``job`` waits no more. Its lanes are served next."""
         lane, session = job._lane, job._session_lane
         joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
-        if lane.exempt and joined is not None and joined._options.warn_after is not None:
-            lane.exempt -= 1
+        if job._options is not NO_OPTIONS:
+            if joined is not None and job._options.warn_after is not None:
+                lane.exempt -= 1
+            for timer in job._timers or ():
+                timer.cancel()
+            job._timers = None
         if lane.untold:
             lane.untold.pop(job.id, None)
         if self._tells:
             self._has_changed(job)
         if session is not None:
             session.waiting -= 1
-        if job._timers is not None:
-            for timer in job._timers:
-                timer.cancel()
-            job._timers = None
 
     # ---- 4. run: a worker runs the body, under the scope of the job, and reports how it ended
 
@@ -1115,17 +1118,17 @@ class Scheduler:
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
         with self.batch():
-            order, session = self._next_arrival(), job._session_lane
+            session = job._session_lane
             if job.id in job._lane.delayed:
                 job._priority = priority
             elif session is not None:
                 session.withhold(job)
                 job._priority = priority
-                session.replace(job, order)
+                session.replace(job, self._next_id())
             else:
                 job._lane.remove(job)
                 job._priority = priority
-                job._lane.receive(job, order)
+                job._lane.receive(job, self._next_arrival())
         if self.waits and job._state is WAITING and job._session_lane is not None:
             self.break_deadlocks(deadlock.start_of(job))
 

@@ -186,11 +186,10 @@ class WorkerPool:
             while job is not None:
                 assert job._scope is not None
                 with job._scope as scope:
-                    home = _innermost(task)
+                    home, limited = _innermost(task), job._options.limits_run
                     while True:
                         running[task] = job
                         job._task = task
-                        limited = job._options.limits_run
                         if limited:
                             scope.deadline = job._deadline
                         lane, session = job._lane, job._session_lane
@@ -245,9 +244,9 @@ class WorkerPool:
                             job = await self._next()
                         if job is None or job._interruption:
                             break
-                        if not job._options.limits_run:
-                            assert job._scope is not None
-                            unused_scopes.append(job._scope)
+                        limited = job._options.limits_run
+                        if not limited and (unused := job._scope) is not None:
+                            unused_scopes.append(unused)
                         job._scope = scope
                     if error is not None:
                         raise error  # through the scope, which may be cancelled
