@@ -26,7 +26,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Final, final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
@@ -41,6 +42,10 @@ from .options import LaneConfig
 if TYPE_CHECKING:
     from .lane import LaneActor
     from .wait import RoomRequest
+
+UNUSED: Final[Any] = MappingProxyType({})
+"""In place of a table of a session, until it is first written: most sessions have few jobs, and a
+table weighs as much as a job. It cannot be written itself."""
 
 MOST_MAILBOXES: Final = 100
 """How many unused mailboxes are kept for later sessions. A peak of sessions leaves no more."""
@@ -93,12 +98,12 @@ class SessionActor(Actor):
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.waiting = 0
         self.forwarded: dict[int, AnyJob] = {}  # {place: job that waits, and is forwarded}
-        self.delayed: dict[int, AnyJob] = {}  # {id: job that waits, and is not due yet}
+        self.delayed: dict[int, AnyJob] = UNUSED  # {id: job that waits, and is not due yet}
         self.is_ranked = False  # whether it ever had a job of another priority than 0
-        self.running: dict[AnyJob, None] = {}
+        self.running: dict[AnyJob, None] = UNUSED
         self.entering = 0  # jobs of it that wait for room in their global lanes
         # {job that runs and is to be started again: whether it is in the line of its lane}
-        self.readmitting: dict[AnyJob, bool] = {}
+        self.readmitting: dict[AnyJob, bool] = UNUSED
 
     @property
     def name(self) -> str:
@@ -151,6 +156,12 @@ class SessionActor(Actor):
         if not self.touched:
             self.touched = True
             self.turns.append(self)
+
+    def postpone(self, job: AnyJob) -> None:
+        """Keep ``job`` until its delay is over; it has no place until then."""
+        if self.delayed is UNUSED:
+            self.delayed = {}
+        self.delayed[job.id] = job
 
     # ---- which jobs are forwarded
 
@@ -297,6 +308,8 @@ class SessionActor(Actor):
     def started(self, job: AnyJob) -> None:
         """``job``, which was forwarded, runs."""
         del self.forwarded[job._place]
+        if self.running is UNUSED:
+            self.running = {}
         self.running[job] = None
         if self.limiter is not None:
             try:
@@ -315,6 +328,8 @@ class SessionActor(Actor):
 
     def readmit(self, job: AnyJob) -> None:
         """``job``, which runs and keeps its slot here, is to be started again."""
+        if self.readmitting is UNUSED:
+            self.readmitting = {}
         self.readmitting[job] = False
         self.touch()
 

@@ -516,7 +516,7 @@ class Scheduler:
         job._lane.delayed[job.id] = job
         job._lane.touch()  # its requests for room are to be served
         if job._session_lane is not None:
-            job._session_lane.delayed[job.id] = job
+            job._session_lane.postpone(job)
         self._set_timer(job, job._options.delay, self._due)
 
     def _due(self, job: AnyJob) -> None:
@@ -529,7 +529,7 @@ class Scheduler:
 
     def _forget_delay(self, job: AnyJob) -> bool:
         """Forget the delay of ``job``; return whether it was not due yet."""
-        if job._session_lane is not None:
+        if job._session_lane is not None and job._session_lane.delayed:
             job._session_lane.delayed.pop(job.id, None)
         return job._lane.delayed.pop(job.id, None) is not None
 
