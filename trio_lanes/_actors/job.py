@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextvars import Context
 from types import CodeType, FrameType, TracebackType
@@ -608,7 +607,7 @@ def make_job(
     priority: int,
     options: RareOptions,
     parent: weakref.ref[AnyJob] | None,
-    unused_scopes: deque[trio.CancelScope],
+    unused_scopes: list[trio.CancelScope],
 ) -> AnyJob:
     """Make a job, with its cancel scope: one of ``unused_scopes``, or a new one.
 

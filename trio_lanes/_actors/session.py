@@ -182,9 +182,18 @@ class SessionActor(Actor):
         and a better job waits, the worst forwarded job is taken back as well; if the better job is
         bound for the same lane, ``inherited`` is the arrival for it.
         """
-        if self.mailbox is not None:
+        backlog, forwarded, mailbox = self.backlog, self.forwarded, self.mailbox
+        if mailbox is not None:
+            is_open = self.concurrency and not (self.running or self.paused or self.rates.units)
+            if is_open and mailbox.count == self.waiting == 1:  # it passes at once
+                mailbox.count = self.inherited = 0
+                self.has_more = False
+                job = mailbox.receive()
+                forwarded[job._place] = job
+                self._mailboxes.append(mailbox)
+                self.mailbox = None
+                return job
             self.step()
-        backlog, forwarded = self.backlog, self.forwarded
         window = 0 if self.paused else self.concurrency - len(self.running)
         if self.rates.units or self.readmitting:
             window, again = self._limited_window(window, now)

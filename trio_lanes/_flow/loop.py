@@ -463,7 +463,7 @@ class Scheduler:
             job.id = self._next_id()
             job.submitted_at = self.now
             if job.session is not None:
-                session = self.sessions.get(job.session) or self.registry.awake(job.session)
+                session = self.sessions.get(job.session) or self.registry.come(job.session)
                 session.waiting += 1
                 job._session_lane = session
             if self._tells:

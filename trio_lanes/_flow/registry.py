@@ -93,8 +93,10 @@ class Registry:
 
     def awake(self, key: str) -> SessionActor:
         """Return the lane of the session ``key``, alive."""
-        if key in self.sessions:
-            return self.sessions[key]
+        return self.sessions.get(key) or self.come(key)
+
+    def come(self, key: str) -> SessionActor:
+        """Return the lane of the session ``key``, which was not alive and is now."""
         config = self.plan.of_session(key) if self.plan.sessions else self.plan.others
         if self._spares and self._spares[-1].config is config:
             session = self._spares.pop()

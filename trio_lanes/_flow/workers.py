@@ -104,7 +104,7 @@ class WorkerPool:
         self.ready = 0  # workers that will come for a granted job
         self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
         self.stepping = False  # whether a worker takes a first step now, and will come back
-        self.unused_scopes: Final[deque[trio.CancelScope]] = deque(maxlen=JOBS_PER_PASS)
+        self.unused_scopes: Final[list[trio.CancelScope]] = []
         """Scopes of jobs that ran under their worker's scope, for jobs that are submitted later."""
         self._fewest = sys.maxsize  # references to a task to which no job has left a reference
 
@@ -125,37 +125,28 @@ class WorkerPool:
                 if self.ready < len(self.granted):
                     self.hire()
 
-    async def _lingers(self) -> bool:
-        """Stay for some passes of the scheduler; return whether a job has been granted meanwhile.
+    async def _next(self) -> AnyJob | None:
+        """Return the next granted job; None if this worker is not needed any more.
 
-        Only the last ready worker stays. So a task that waits for a job, and then submits the next
+        The last ready worker lets other tasks have their turn, and then goes on. If no job is
+        granted, it stays for some passes: so a task that waits for a job, and then submits the next
         job, does not pay for a new task and scope.
         """
-        self.stepping = False
-        for _ in range(LINGERS):
-            if self.ready > 1:
-                return False
+        idle_passes = 0
+        while True:
+            if not self.granted:
+                idle_passes += 1
+            elif self._steps < JOBS_PER_PASS:
+                job = self.granted.popleft()
+                if job._state is RUNNING:  # else it was reset before its body began
+                    self.stepping = True
+                    return job
+                continue
+            self.stepping = False
+            if self.ready > 1 or idle_passes > LINGERS:
+                return None
             await trio.lowlevel.cancel_shielded_checkpoint()
             self._steps = 0
-            if self.granted:
-                return True
-        return False
-
-    async def _next(self) -> AnyJob | None:
-        """Return the next granted job; None if this worker is not needed any more."""
-        while self.granted or await self._lingers():
-            if self._steps >= JOBS_PER_PASS:
-                self.stepping = False
-                if self.ready > 1:  # the last one goes on, and is enough so far
-                    return None
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                self._steps = 0
-                continue
-            self.stepping = True
-            job = self.granted.popleft()
-            if job._state is RUNNING:  # else it was reset before its body began
-                return job
-        return None
 
     def _is_clean(self, task: Task) -> bool:
         """Whether there are as few references to ``task`` as a worker ever had at this place.
@@ -245,8 +236,9 @@ class WorkerPool:
                         if job is None or job._interruption:
                             break
                         limited = job._options.limits_run
-                        if not limited and (unused := job._scope) is not None:
-                            unused_scopes.append(unused)
+                        if not limited and len(unused_scopes) < JOBS_PER_PASS:
+                            assert job._scope is not None
+                            unused_scopes.append(job._scope)
                         job._scope = scope
                     if error is not None:
                         raise error  # through the scope, which may be cancelled
