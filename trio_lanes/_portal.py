@@ -310,10 +310,10 @@ class _Submission:
     def tell(self, target: AnyJob) -> None:
         """As a waiter of its job: it has settled."""
         if target._state is SUCCEEDED:
-            self.end(outcome.Value(target._ending))
+            self.end(outcome.Value(target._ended_with))
             return
         unretrieved = target._unretrieved
-        if self.end(outcome.Error(target._ending), unretrieved) and unretrieved is not None:
+        if self.end(outcome.Error(target._ended_with), unretrieved) and unretrieved is not None:
             # From now on the failure belongs to the future, which may outlive the lanes.
             self._portal._scheduler.unretrieved.discard(unretrieved)
 

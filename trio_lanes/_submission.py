@@ -262,17 +262,19 @@ class Submitter:
             scheduler.check_open(None if fn is _nothing else actor)
         if actor.defaults:
             given = {**actor.defaults, **given}
-        options = rare_options(given) if given else NO_OPTIONS
-        if options.yield_slot and not runs:
-            raise ValueError("yield_slot is for run(), which waits; it lends the slot meanwhile")
-        if options.cost is not ONE_REQUEST:
-            actor.check_cost(
-                options.cost, None if session is None else scheduler.registry.session_lane(session)
-            )
-        try:
-            name = options.name or fn.__qualname__
-        except AttributeError:
-            name = None
+        options, name = NO_OPTIONS, None
+        if given:
+            options = rare_options(given)
+            name = options.name
+            if options.yield_slot and not runs:
+                raise ValueError(
+                    "yield_slot is for run(), which waits; it lends the slot meanwhile"
+                )
+            if options.cost is not ONE_REQUEST:
+                of_session = None if session is None else scheduler.registry.session_lane(session)
+                actor.check_cost(options.cost, of_session)
+        if not name:
+            name = getattr(fn, "__qualname__", None)
         if type(name) is not str:
             name = _name(fn)
         return make_job(
@@ -286,7 +288,7 @@ class Submitter:
             priority,
             options,
             None if parent is None else weakref.ref(parent),
-            scheduler.unused_scopes,
+            scheduler.workers.unused_scopes,
         )
 
     def _check_room(self, job: AnyJob) -> None:

@@ -155,14 +155,11 @@ class UnretrievedError:
 @final
 @attrs.frozen
 class Charge:
-    """What the start of a job was charged."""
+    """What the start of a job was charged, by unit, and when."""
 
     costs: Mapping[str, float]
-    """The amounts, by unit."""
     at: float
-    """The time of the start."""
-    group: Group | None = None
-    """The group that was charged: the lane may be in another group by now."""
+    group: Group | None = None  # that was charged: the lane may be in another group by now
 
 
 CORRECTED: Final = Charge({}, -math.inf)
@@ -208,7 +205,7 @@ class Job(Generic[T_co]):
     _options: RareOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
-    _ending: Any  # the value of its body, or the error for its waiters; set when it settles
+    _ended_with: Any  # the value of its body, or the error for its waiters; set when it settles
     _traceback: TracebackType | None  # of that error; set when it settles, unless it succeeds
     # Written by the loop as well
     id: int
@@ -337,7 +334,7 @@ class Job(Generic[T_co]):
         """
         if not self.done:
             return None
-        return Value(self._ending) if self._state is SUCCEEDED else Error(self._ending)
+        return Value(self._ended_with) if self._state is SUCCEEDED else Error(self._ended_with)
 
     @property
     def exception(self) -> BaseException | None:
@@ -555,7 +552,7 @@ class Job(Generic[T_co]):
     def _result(self) -> T_co:
         """Return or raise as ``wait`` does. The job has settled."""
         if self._state is SUCCEEDED:
-            return self._ending  # type: ignore[no-any-return]  # what the body returned
+            return self._ended_with  # type: ignore[no-any-return]  # what the body returned
         error = self._retrieve()
         try:
             # Raised again for each waiter, its traceback would grow by the frames of all waiters.
@@ -568,7 +565,7 @@ class Job(Generic[T_co]):
         if self._unretrieved is not None:
             self._unretrieved.retrieved()
             self._unretrieved = None
-        error: BaseException = self._ending
+        error: BaseException = self._ended_with
         return error
 
     def _let_failure_leave(self) -> None:
@@ -582,13 +579,13 @@ class Job(Generic[T_co]):
     def _settled(self, now: float, value: Any, error: BaseException | None) -> None:
         """Keep how it ended, and drop the references that were needed only until then."""
         self.finished_at = now
-        self._ending = value
+        self._ended_with = value
         self._fn = None
         self._args = ()
         self._task = None
         self._scope = None
         if error is not None:
-            self._ending = error
+            self._ended_with = error
             self._traceback = error.__traceback__
             self._unretrieved = None
 
@@ -609,10 +606,7 @@ def make_job(
     parent: weakref.ref[AnyJob] | None,
     unused_scopes: list[trio.CancelScope],
 ) -> AnyJob:
-    """Make a job, with its cancel scope: one of ``unused_scopes``, or a new one.
-
-    It is not submitted yet.
-    """
+    """Make a job, which is not submitted yet, with a cancel scope: an unused one, or a new one."""
     # By hand: an `__init__` of attrs looks up each default by name, and costs twice as much. Fields
     # that are first read after the submission, or after the start, are set there.
     job: AnyJob = Job.__new__(Job)

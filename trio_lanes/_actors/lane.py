@@ -232,15 +232,13 @@ class LaneActor(Actor):
     # ---- the line
 
     def receive(self, job: AnyJob, arrival: int) -> None:
-        """Accept ``job``, behind its equals of earlier arrivals. It is mail until the next step.
-
-        A plain lane without a free slot could not start it, and need not take a step for it.
-        """
+        """Accept ``job``, behind its equals of earlier arrivals. It is mail until the next step."""
         job._arrival = arrival
         mailbox = self.mailbox
         mailbox.send(job)
         mailbox.count += 1
-        if not self.touched and not (self.plain and self.slots >= self.concurrency):
+        # Without a free slot, a plain lane need not take a step for it.
+        if not (self.touched or (self.plain and self.slots >= self.concurrency)):
             self.touched = True
             self.turns.append(self)
 

@@ -370,19 +370,18 @@ class SessionActor(Actor):
 
     # ---- the order of the jobs
 
-    def before(self, job: AnyJob) -> list[AnyJob]:
-        """Return the jobs that come before ``job``, which waits."""
+    def _waiting_before(self, place: int) -> list[AnyJob]:
         self.step()
         waiting = {**self.forwarded, **self.backlog.items}
-        before = [waiting[place] for place in sorted(waiting) if place < job._place]
-        return self.readmitted_before(job) + before
+        return [waiting[other] for other in sorted(waiting) if other < place]
+
+    def before(self, job: AnyJob) -> list[AnyJob]:
+        """Return the jobs that come before ``job``, which waits."""
+        return self.readmitted_before(job) + self._waiting_before(job._place)
 
     def newcomer_before(self, job: AnyJob) -> list[AnyJob]:
         """Return the jobs for which ``job``, if it were submitted now, would have to wait."""
-        self.step()
-        place = rank(job._priority, LAST)
-        waiting = {**self.forwarded, **self.backlog.items}
-        before = [waiting[other] for other in sorted(waiting) if other < place]
+        before = self._waiting_before(rank(job._priority, LAST))
         before = self.readmitted_before(job) + before
         return before if self.rates.units or self.active + len(before) >= self.concurrency else []
 
@@ -424,10 +423,7 @@ class SessionActor(Actor):
         again = sorted(self.readmitting, key=lambda one: -one._priority)
         before = list(takewhile(lambda one: one is not job, again))
         if self.active < self.concurrency:
-            self.step()
-            place = rank(job._priority, -LAST)
-            waiting = {**self.forwarded, **self.backlog.items}
-            before += [waiting[theirs] for theirs in sorted(waiting) if theirs < place]
+            before += self._waiting_before(rank(job._priority, -LAST))
         return before
 
     def room_requests(self, lanes: Iterable[LaneActor]) -> list[RoomRequest]:

@@ -116,7 +116,6 @@ class Scheduler:
         "_to_do",
         "_token",
         "_wait_warnings",
-        "_workers",
         "abandoned",
         "broken",
         "closing",
@@ -134,10 +133,10 @@ class Scheduler:
         "sessions",
         "timers",
         "unretrieved",
-        "unused_scopes",
         "view",
         "waits",
         "watches",
+        "workers",
     )
 
     def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
@@ -172,11 +171,10 @@ class Scheduler:
         self.waits: Final = table.waits
         self.watches: Final = Watches(table.watches)
         self.room: Final = Room(self.lanes, self._clocks)
-        self._workers: Final = WorkerPool(
+        self.workers: Final = WorkerPool(
             table, self._spawn_now, self.returned, self.raised, self.interrupted
         )
-        self._grant: Final = self._workers.granted.append
-        self.unused_scopes: Final = self._workers.unused_scopes
+        self._grant: Final = self.workers.granted.append
 
         # What there is to do in a batch, in this order
         self._to_do: Final = (
@@ -185,12 +183,11 @@ class Scheduler:
             self.registry.lane_turns,
             self.registry.group_turns,
             self.room.unseen,
-            self._workers.granted,
+            self.workers.granted,
             self._changed,
             self._clocks,
         )
-        # Numbers of jobs, which are also their places in sessions; a job that joins its session
-        # later than in its submission, or again, takes another number for its place.
+        # Numbers of jobs, and their places in sessions unless they join these later, or again
         self._next_id: Final = count(1).__next__
         # Arrivals in global lanes: behind all other jobs; and, for jobs that are readmitted, before
         # all other jobs, but behind other readmitted jobs.
@@ -271,7 +268,7 @@ class Scheduler:
     def serve(self) -> None:
         """End the outermost call of a batch: do all that can be done now."""
         effects, sessions, lanes, groups, unseen, granted, changed, clocks = self._to_do
-        workers = self._workers
+        workers = self.workers
         try:
             while True:
                 if effects:
@@ -312,7 +309,7 @@ class Scheduler:
             job = session.next_forward(self.now)
             if job is None:
                 break
-            self._forward(job)
+            self._forward(job, session)
             if self._effects:  # effects come before the next act
                 session.touched = True
                 session.turns.appendleft(session)
@@ -463,7 +460,7 @@ class Scheduler:
             job.id = self._next_id()
             job.submitted_at = self.now
             if job.session is not None:
-                session = self.sessions.get(job.session) or self.registry.come(job.session)
+                session = self.sessions.get(job.session) or self.registry.wake(job.session)
                 session.waiting += 1
                 job._session_lane = session
             if self._tells:
@@ -474,18 +471,12 @@ class Scheduler:
                 self._join(job, job.id)
             if hooks.job_submitted:
                 self._effects.append((hooks.call, (hooks.job_submitted, job)))
-            if not outermost:
-                pass
-            elif (
-                lane.touched
-                or (session is not None and session.touched)
-                or self._effects
-                or self._changed
-                or self.watches.due
-            ):
-                self.serve()
-            else:  # nothing can act, as long as other jobs are before this one
-                self.serving = False
+            if outermost:
+                to_act = lane.touched or (session and session.touched)
+                if to_act or self._effects or self._changed or self.watches.due:
+                    self.serve()
+                else:  # other jobs are before this one
+                    self.serving = False
         except BaseException as error:
             self.broke_down(error)
             raise
@@ -543,13 +534,11 @@ class Scheduler:
 
     # ---- 2. forward
 
-    def _forward(self, job: AnyJob) -> None:
-        """Send ``job``, which its session has taken out, to the mailbox of its global lane."""
+    def _forward(self, job: AnyJob, session: SessionActor) -> None:
+        """Send ``job``, which ``session`` has taken out, to the mailbox of its global lane."""
         if job._slot is QUEUED:
             job._lane.readmit(job, self._next_return())
             return
-        session = job._session_lane
-        assert session is not None
         job._lane.receive(job, session.inherited or self._next_arrival())
         if self.hooks.job_forwarded:
             self.after_act(self.hooks.call, self.hooks.job_forwarded, job)
@@ -852,8 +841,8 @@ class Scheduler:
             for lane in self.lanes.values():
                 self.overdue.cancel(lane.running_jobs())
         if self.broken is not None:  # the batch that was broken off may have granted jobs
-            while self._workers.ready < len(self._workers.granted):
-                self._workers.hire()
+            while self.workers.ready < len(self.workers.granted):
+                self.workers.hire()
 
     def shut_down(self, reason: str) -> None:
         """Start no job any more: waiting jobs settle with `LanesClosedError`."""
@@ -912,7 +901,8 @@ class Scheduler:
     def request_room(self, job: AnyJob, tell: Callable[[outcome.Maybe[None]], None]) -> RoomRequest:
         """Let ``job`` wait for room; ``tell`` is called when it is accepted or refused."""
         self.check_thread()
-        session = None if job.session is None else self.registry.awake(job.session)
+        key = job.session
+        session = None if key is None else self.sessions.get(key) or self.registry.wake(key)
         lane = job._lane
         if lane.from_template:  # alive, so that `configure`, `pause` and `clear` find it
             lane = job._lane = self.bring_to_life(lane)

@@ -12,13 +12,14 @@ from .._actors.actor import Actor
 from .._actors.group import Group
 from .._actors.job import AnyJob
 from .._actors.lane import AskForTokens, LaneActor
+from .._actors.options import LaneConfig
 from .._actors.plan import Plan
 from .._actors.session import SessionActor, mailbox_pool
 from .._actors.template import Template
 
 MOST_SPARES: Final = 250
-"""How many actors of sessions that are gone are kept for sessions that come: as many sessions as
-may end before other tasks have their turn. They take some 300 KB."""
+"""How many actors of sessions that are gone are kept for new sessions: as many sessions as may end
+before other tasks have their turn. They take 300 KB."""
 
 
 @final
@@ -85,24 +86,19 @@ class Registry:
 
     def session_lane(self, key: str) -> SessionActor:
         """Return the lane of the session ``key``; it need not be alive."""
-        session = self.sessions.get(key)
-        if session is not None:
-            return session
-        config = self.plan.of_session(key)
+        return self.sessions.get(key) or self._new_session(key, self.plan.of_session(key))
+
+    def _new_session(self, key: str, config: LaneConfig) -> SessionActor:
         return SessionActor(key, config, self.session_turns, self._mailboxes)
 
-    def awake(self, key: str) -> SessionActor:
-        """Return the lane of the session ``key``, alive."""
-        return self.sessions.get(key) or self.come(key)
-
-    def come(self, key: str) -> SessionActor:
-        """Return the lane of the session ``key``, which was not alive and is now."""
+    def wake(self, key: str) -> SessionActor:
+        """Return the lane of the session ``key``, which was not alive and is from now on."""
         config = self.plan.of_session(key) if self.plan.sessions else self.plan.others
         if self._spares and self._spares[-1].config is config:
             session = self._spares.pop()
             session.key = key
         else:
-            session = SessionActor(key, config, self.session_turns, self._mailboxes)
+            session = self._new_session(key, config)
         self.sessions[key] = session
         if self._had_limiters:
             limiter = self._limiters.get(key)

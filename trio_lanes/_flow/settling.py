@@ -85,5 +85,5 @@ def watch_failure(job: AnyJob) -> UnretrievedError | None:
         return None
     if job.session is not None and is_probe_lane(f"session:{job.session}"):
         return None
-    job._unretrieved = UnretrievedError(repr(job), job._ending)
+    job._unretrieved = UnretrievedError(repr(job), job._ended_with)
     return job._unretrieved

@@ -128,9 +128,8 @@ class WorkerPool:
     async def _next(self) -> AnyJob | None:
         """Return the next granted job; None if this worker is not needed any more.
 
-        The last ready worker lets other tasks have their turn, and then goes on. If no job is
-        granted, it stays for some passes: so a task that waits for a job, and then submits the next
-        job, does not pay for a new task and scope.
+        The last ready worker lets other tasks have their turn, and then goes on. It does so even if
+        no job is granted: so a task that submits one job after another pays for no new worker.
         """
         idle_passes = 0
         while True:

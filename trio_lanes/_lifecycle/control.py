@@ -65,7 +65,7 @@ def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
     if actors:
         return actors
     if name.startswith(SESSION_PREFIX):
-        return (scheduler.registry.awake(session_key(name)),)
+        return (scheduler.registry.wake(session_key(name)),)
     lane = scheduler.registry.find_lane(name)
     assert lane is not None
     return (scheduler.bring_to_life(lane),)

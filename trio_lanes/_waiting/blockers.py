@@ -21,10 +21,9 @@ def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
         return ()
     lane, session = job._lane, job._session_lane
     if job.id in lane.delayed:
-        due = job.submitted_at + job._options.delay
-        return (Blocker("delay", lane.name, until=due),)
+        return (Blocker("delay", lane.name, until=job.submitted_at + job._options.delay),)
     if session is not None and job._place not in session.forwarded:
-        return tuple(_in_session(job, session, now))
+        return tuple(_session_itself(job, session, session.before(job), now))
     return tuple(_in_lane(job, lane, now))
 
 
@@ -81,10 +80,6 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
         else:
             found += _rate(session, job, now)
     return found
-
-
-def _in_session(job: AnyJob, session: SessionActor, now: float) -> list[Blocker]:
-    return _session_itself(job, session, session.before(job), now)
 
 
 def _session_itself(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, Final, TypeAlias, final
 
 from .._actors.job import AnyJob
@@ -55,11 +56,9 @@ def check(wait: Wait) -> Collection[AnyJob]:
     if any(target._state is RUNNING and goes_on(target) for target in targets):
         return ()  # the usual case
 
-    def end_of_wait(search: Search) -> list[Need]:
-        return search.needed_for(wait)
-
-    stuck = _stuck(end_of_wait)
-    released = _released(stuck, end_of_wait)
+    goal: Goal = partial(Search.needed_for, wait=wait)
+    stuck = _stuck(goal)
+    released = _released(stuck, goal)
     if stuck is None or released:
         return released
     assert wait.job is not None
