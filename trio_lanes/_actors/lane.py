@@ -159,7 +159,6 @@ class LaneActor(Actor):
             self.token_request = self._ask(self, config.limiter)
         if (config.aging, config.fair) != self._order:  # else the owners keep their turns
             self._order = (config.aging, config.fair)
-            self.step()
             jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
             if config.fair or config.aging != math.inf:
                 self.line = SharedLine(aging=config.aging, fair=config.fair)
