@@ -18,9 +18,9 @@ step of a job, up to the first time that it blocks, without knowing whether it w
 
 Each job has a cancel scope from its submission. A worker enters the scope of its first job. A later
 job, whose own scope was not touched, takes that scope over as its own: the job before it has ended,
-so at any time a scope belongs to one job. A job whose scope was cancelled before it ran is run
-under its own scope. If a job spoils the scope (it is cancelled, is past its deadline, or leaves a
-scope of its own open), the next job is run under its own scope, too.
+so at any time a scope belongs to one job. Its own scope, never entered, goes to a later submission.
+A job whose scope was cancelled before it ran is run under its own scope. If a job spoils the scope
+(it is cancelled, is past its deadline, or leaves a scope of its own open), so is the next job.
 
 The first step is taken by ``context.run``, and the task has the same context, so that code finds
 the context in which it runs in ``current_task().context``. Trio enters it at every later step.

@@ -26,8 +26,10 @@ pytestmark = pytest.mark.slow
 
 JOBS = 1_000
 SESSIONS = 100
-MOST_CALLS = 53
-MOST_CALLS_TO_BLOCK = 79  # a new task for each of them would take 130
+MOST_CALLS = 49
+MOST_CALLS_TO_BLOCK = 74  # a new task for each of them would take 130
+MOST_CALLS_ALONE = 126  # of them 50 are Trio's scheduler
+MOST_CALLS_OF_A_NEW_SESSION = 56
 
 
 async def no_op(value: int) -> int:
@@ -164,6 +166,26 @@ def test_the_way_of_a_job_that_blocks_takes_no_more_calls_than_it_did() -> None:
             await lanes.wait_idle()
 
     assert calls_of(main) / JOBS <= MOST_CALLS_TO_BLOCK
+
+
+def test_a_run_alone_takes_no_more_calls_than_it_did() -> None:
+    async def main() -> None:
+        async with open_lanes({"main": 10}) as lanes:
+            for n in range(JOBS):
+                await lanes.run(no_op, n, session="alice")
+
+    assert calls_of(main) / JOBS <= MOST_CALLS_ALONE
+
+
+def test_sessions_that_come_and_go_take_no_more_calls_than_they_did() -> None:
+    async def main() -> None:
+        async with open_lanes({"main": 10}) as lanes:
+            for n in range(JOBS):
+                lanes.submit_nowait(no_op, n, session=str(n))
+                if n % SESSIONS == SESSIONS - 1:
+                    await lanes.wait_idle()
+
+    assert calls_of(main) / JOBS <= MOST_CALLS_OF_A_NEW_SESSION
 
 
 def test_a_job_pays_for_the_options_that_it_was_given_and_for_no_other() -> None:
