@@ -107,6 +107,7 @@ class Scheduler:
         "_context",
         "_effects",
         "_grant",
+        "_instruments",
         "_next_arrival",
         "_next_id",
         "_next_return",
@@ -159,6 +160,7 @@ class Scheduler:
         self.closing: Final = Closing()
 
         self.hooks: Final = hooks
+        self._instruments: Final = hooks.instruments  # empty: no hook is asked for
         self._tells = False  # whether hooks are told when lanes become empty or idle
         self.hooks_changed()
         self.view: Callable[[Actor], object] = lambda actor: actor  # makes the argument of hooks
@@ -415,6 +417,11 @@ class Scheduler:
         if hooks:
             self.after_act(self.hooks.call, hooks, job, *args)
 
+    def _tell_in_context(self, hooks: list[Hook], job: AnyJob) -> None:
+        """Call ``hooks`` in the context of ``job`` when the present act is complete."""
+        if hooks:
+            self.after_act(self.hooks.call_in_context, hooks, job, job._context)
+
     def tell(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
         """Call ``hooks`` with ``actor`` when the present act is complete."""
         if hooks:
@@ -454,7 +461,7 @@ class Scheduler:
         else:
             self.begin()
         try:
-            lane, session, options, hooks = job._lane, None, job._options, self.hooks
+            lane, session, options = job._lane, None, job._options
             if lane.from_template:
                 lane = job._lane = self.bring_to_life(lane)
             job.id = self._next_id()
@@ -463,14 +470,14 @@ class Scheduler:
                 session = self.sessions.get(job.session) or self.registry.wake(job.session)
                 session.waiting += 1
                 job._session_lane = session
-            if self._tells:
-                self._has_changed(job)
             if options.delay:
                 self._postpone(job)
             else:
                 self._join(job, job.id)
-            if hooks.job_submitted:
-                self._effects.append((hooks.call, (hooks.job_submitted, job)))
+            if self._instruments:
+                if self._tells:
+                    self._has_changed(job)
+                self.tell_of_job(self.hooks.job_submitted, job)
             if outermost:
                 to_act = lane.touched or (session and session.touched)
                 if to_act or self._effects or self._changed or self.watches.due:
@@ -497,7 +504,7 @@ class Scheduler:
         if lane.warning is None:
             lane.touch()  # the wait counts there, though the session may hold the job
         options = job._options
-        if options is not NO_OPTIONS or self.hooks.job_waiting_long:
+        if options is not NO_OPTIONS or self._instruments:
             self._wait_warnings.watch(job)
             if 0 < options.queue_timeout < math.inf:
                 self._set_timer(job, options.queue_timeout, self._out_of_time)
@@ -540,8 +547,8 @@ class Scheduler:
             job._lane.readmit(job, self._next_return())
             return
         job._lane.receive(job, session.inherited or self._next_arrival())
-        if self.hooks.job_forwarded:
-            self.after_act(self.hooks.call, self.hooks.job_forwarded, job)
+        if self._instruments:
+            self.tell_of_job(self.hooks.job_forwarded, job)
 
     # ---- 3. start
 
@@ -572,13 +579,10 @@ class Scheduler:
             if session.room_line or session.entering or session.watched:
                 session.touch()
         self._leave_line(job)
-        hooks = self.hooks
-        if hooks.job_overdue and job._options.limits_run:
-            self.overdue.expect(job)
-        if hooks.job_started:
-            assert job._context is not None
-            args = hooks.job_started, job, job._context
-            self._effects.append((hooks.call_in_context, args))
+        if self._instruments:
+            if self.hooks.job_overdue and job._options.limits_run:
+                self.overdue.expect(job)
+            self._tell_in_context(self.hooks.job_started, job)
         self._grant(job)
         if job._waiters:
             self.after_act(self._wake, job)
@@ -687,8 +691,6 @@ class Scheduler:
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
     ) -> None:
-        if self._tells:
-            self._has_changed(job)
         advance(job, state)
         job._settled(self.now, value, error)
         if state is not CANCELLED:
@@ -700,11 +702,10 @@ class Scheduler:
             unretrieved = None if job._unhandled else watch_failure(job)
             if unretrieved is not None:
                 self.unretrieved.add(unretrieved)
-        hooks = self.hooks
-        if hooks.job_finished:
-            assert job._context is not None
-            args = hooks.job_finished, job, job._context
-            self._effects.append((hooks.call_in_context, args))
+        if self._instruments:
+            if self._tells:
+                self._has_changed(job)
+            self._tell_in_context(self.hooks.job_finished, job)
         job._context = job._session_lane = None
         if job._waiters:
             self.after_act(self._wake, job)

@@ -136,7 +136,7 @@ class Registry:
             del self.sessions[session.key]
             used = session.generation or session.limiter is not None or session.timer is not None
             if not (used or session.touched):
-                session.is_ranked = False
+                session.is_ranked, session.told = False, (False, False)
                 self._spares.append(session)
 
     def forget(self, actor: Actor) -> None:

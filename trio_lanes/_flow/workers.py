@@ -104,6 +104,7 @@ class WorkerPool:
         self.ready = 0  # workers that will come for a granted job
         self._steps = 0  # jobs that never blocked, since a worker last let others have their turn
         self.stepping = False  # whether a worker takes a first step now, and will come back
+        self.wraps = False  # whether a lane or a session has a `wrap`
         self.unused_scopes: Final[list[trio.CancelScope]] = []
         """Scopes of jobs that ran under their worker's scope, for jobs that are submitted later."""
         self._fewest = sys.maxsize  # references to a task to which no job has left a reference
@@ -182,11 +183,7 @@ class WorkerPool:
                         job._task = task
                         if limited:
                             scope.deadline = job._deadline
-                        lane, session = job._lane, job._session_lane
-                        if lane.wrap is None and (session is None or session.wrap is None):
-                            body = _body(job._fn, job._args)
-                        else:
-                            body = _wrapped(job)
+                        body = _wrapped(job) if self.wraps else _body(job._fn, job._args)
                         context = job._context
                         assert context is not None
                         task.context, task.name = context, job.name

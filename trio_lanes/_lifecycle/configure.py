@@ -103,6 +103,7 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
         lane.template = registry.templates.get(lane.label)
     configs = [*plan.sessions.values(), plan.others]
     registry.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
+    scheduler.workers.wraps = any(config.wrap for config in (*configs, *plan.lanes.values()))
     for key, session in scheduler.sessions.items():
         switched += _change(scheduler, session, plan.of_session(key))
     registry.resize_session_limiters()

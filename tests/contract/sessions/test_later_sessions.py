@@ -153,6 +153,28 @@ async def test_hooks_hear_of_all_sessions_that_a_clear_has_emptied() -> None:
         lanes.resume()
 
 
+class Empty(LaneInstrument):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def lane_empty(self, lane: Lane | SessionLane) -> None:
+        self.names.append(lane.name)
+
+
+async def test_a_session_has_not_waited_because_a_former_one_had_when_hooks_were_removed() -> None:
+    former, later, gate = Empty(), Empty(), trio.Event()
+    async with open_lanes({"main": 1}, instruments=[former]) as lanes:
+        lanes.submit_nowait(gate.wait, session="alice")
+        lanes.submit_nowait(value, 0, session="alice")
+        await wait_all_tasks_blocked()
+        lanes.remove_instrument(former)
+        gate.set()
+        await lanes.wait_idle()
+        lanes.add_instrument(later)
+        await lanes.run(value, 0, session="bob")
+    assert later.names == []
+
+
 @pytest.mark.parametrize("body", [value, blocks_once])
 async def test_a_deadline_a_cancellation_and_a_clear_are_no_later_jobs_own(
     autojump_clock: MockClock, body: object
