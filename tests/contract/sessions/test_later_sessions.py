@@ -18,6 +18,7 @@ from trio_lanes import (
     LaneConfig,
     LaneInstrument,
     Lanes,
+    RateLimit,
     SessionLane,
     open_lanes,
 )
@@ -173,6 +174,16 @@ async def test_a_session_has_not_waited_because_a_former_one_had_when_hooks_were
         lanes.add_instrument(later)
         await lanes.run(value, 0, session="bob")
     assert later.names == []
+
+
+async def test_a_charge_of_a_job_of_a_session_that_has_gone_leaves_the_session_gone() -> None:
+    told, rate = Empty(), RateLimit(10, unit="tokens")
+    async with open_lanes({"main": LaneConfig(rate=rate)}, instruments=[told]) as lanes:
+        job = lanes.submit_nowait(value, 0, session="alice", cost={"tokens": 1})
+        await job.wait()
+        job.charge(tokens=5)
+        assert lanes.sessions() == []
+        assert await lanes.run(value, 7, session="alice") == 7
 
 
 @pytest.mark.parametrize("body", [value, blocks_once])
