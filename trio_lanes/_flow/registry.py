@@ -19,7 +19,7 @@ from .._actors.template import Template
 
 MOST_SPARES: Final = 250
 """How many actors of sessions that are gone are kept for new sessions: as many sessions as may end
-before other tasks have their turn. They take 300 KB."""
+before other tasks have their turn. They take 400 KB."""
 
 
 @final
