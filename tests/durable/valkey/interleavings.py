@@ -54,7 +54,7 @@ OUTCOMES: Final = {
 ENDS: Final = {"succeeds": "succeeded", "fails": "failed"}
 SETS: Final = frozenset({"rn", "lw", "lr"})
 COMPARED: Final = SETS | {
-    *("s", "si", "sd", "ss", "sl", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
+    *("s", "si", "sd", "sl", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
     *("turns", "n"),
 }
 """Keys whose values belong to the name of a state, by the words with which they begin."""
@@ -781,12 +781,17 @@ class Explorer:
         begun = second["state"] != "waiting" or "fence" in second
         wrong(not begun or first["state"] in ENDS.values(), "the second of the session was first")
         counts: dict[str, str] = {}
+        sessions: set[str] = set()
         for job in jobs:
             if job["state"] not in ENDS.values():
                 field = f"{job['state']}:4:main:echo"
                 counts[field] = str(int(counts.get(field, "0")) + 1)
+            if "place" in job:
+                sessions.add(job["session"])
             crashed = [run for run in job.get("runs", ()) if run[6] == "crashed"]
             wrong(job.get("crashes", 0) == len(crashed), "crashes and history differ")
+        if sessions:
+            counts["sessions"] = str(len(sessions))
         wrong(state.keys.get(f"{ROOT}n", {}) == counts, "the counts of jobs are wrong")
         for worker in state.workers:
             for run in worker.runs:

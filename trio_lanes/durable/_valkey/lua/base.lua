@@ -99,7 +99,16 @@ end
 
 -- One sequence for ids, places, ready numbers and fences. On a server with another run_id, which may
 -- have an older copy of the data, it goes on at the time in microseconds: no number comes twice. So
--- all numbers have 16 digits, and a sorted set orders equal scores by number.
+-- all numbers have 16 digits, and a sorted set orders equal scores by number. A call reserves numbers
+-- before it uses them, each time twice as many; those that it does not use are lost.
+local NUMBER, RESERVED, MORE = 0, 0, 1
+
 local function next_number()
-  return call('INCR', ROOT .. 'seq')
+  if NUMBER == RESERVED then
+    RESERVED = call('INCRBY', ROOT .. 'seq', MORE)
+    NUMBER = RESERVED - MORE
+    MORE = 2 * MORE
+  end
+  NUMBER = NUMBER + 1
+  return NUMBER
 end

@@ -18,8 +18,16 @@ local function wrong_with(job)
   end
 end
 
+local function indexes_of(job)
+  local at = queued(job)
+  for key, id in pairs(listed(job)) do
+    at[key] = id
+  end
+  return at
+end
+
 local function missing_from(job)
-  for key, score in pairs(shown(job)) do
+  for key, score in pairs(indexes_of(job)) do
     if tonumber(call('ZSCORE', key, job.id) or nil) ~= score then
       return key
     end
@@ -35,7 +43,7 @@ local function check_job(job, repair, problems)
   if key then
     add('is not in its place in ' .. key)
     if repair then
-      SEEN[job.id].at = {}
+      SEEN[job.id].at, LISTED[job.id] = {}, {}
       put(job)
       fixed = fixed + 1
     end
@@ -73,7 +81,7 @@ local function check_index(key, repair, problems)
   local fixed = 0
   for _, id in ipairs(call('ZRANGE', key, 0, PAGE - 1)) do
     local job = find(id)
-    if not job or not shown(job)[key] then
+    if not job or not indexes_of(job)[key] then
       problems[#problems + 1] = 'job ' .. id .. ' is in ' .. key .. ', where it does not belong'
       if repair then
         call('ZREM', key, id)

@@ -10,6 +10,7 @@ local PRIORITIES = { 1, 0, -1 }
 local PASSED_OVER = { [0] = 8, [-1] = 9 }
 local ISOLATED_FOR = 15 * SECOND
 local STEP_BYTES = 4 * 1024 * 1024
+local FRONT = 20
 
 local function payload_of(job)
   local payload = PAYLOADS[job.id] or call('GET', ROOT .. 'p:' .. job.id)
@@ -75,7 +76,8 @@ local function new_isolation(instance)
   return self
 end
 
--- The ready lists of one lane whose handlers an instance has: by priority, by key of the list.
+-- The ready lists of one lane whose handlers an instance has: by priority, by key of the list. Of each
+-- the first FRONT jobs are read at once: nothing joins a list, or leaves it, while jobs are claimed.
 local function new_fronts(lane, names)
   local lists, self = { [1] = {}, [0] = {}, [-1] = {} }, {}
   local present = false
@@ -87,21 +89,22 @@ local function new_fronts(lane, names)
     end
   end
 
-  -- The first job of a list, as {id, ready number}; an empty list is dropped.
+  -- The id and ready number of the first job of a list; an empty list is dropped.
   local function front(list, entry)
-    if list[entry] == true then
-      local first = call('ZRANGE', ready_list(lane, entry), 0, 0, 'WITHSCORES')
-      if first[1] then
-        list[entry] = { first[1], tonumber(first[2]) }
-      else
+    local page = list[entry]
+    if page == true then
+      page = call('ZRANGE', ready_list(lane, entry), 0, FRONT - 1, 'WITHSCORES')
+      page.at = 1
+      list[entry] = page
+      if not page[1] then
         list[entry] = nil
-        call('SREM', ROOT .. 'rn:' .. lane, entry)
-        if call('EXISTS', ROOT .. 'rn:' .. lane) == 0 then
-          call('SREM', ROOT .. 'lw', lane)
-        end
+        drop_list(lane, entry)
+        return nil
       end
     end
-    return list[entry]
+    if page then
+      return page[page.at], tonumber(page[page.at + 1])
+    end
   end
 
   function self.present()
@@ -109,18 +112,23 @@ local function new_fronts(lane, names)
   end
 
   function self.first(priority)
-    local list, best, of = lists[priority], nil, nil
+    local list, best, least, of = lists[priority], nil, nil, nil
     for entry in pairs(list) do
-      local first = front(list, entry)
-      if first and (not best or first[2] < best[2]) then
-        best, of = first, entry
+      local id, number = front(list, entry)
+      if id and (not best or number < least) then
+        best, least, of = id, number, entry
       end
     end
-    return best and find(best[1]), of
+    return best and find(best), of
   end
 
+  -- The first job of a list was claimed, and is not on it any more.
   function self.taken(priority, entry)
-    lists[priority][entry] = true
+    local page = lists[priority][entry]
+    page.at = page.at + 2
+    if page.at > #page then
+      lists[priority][entry] = true
+    end
   end
 
   function self.suspect()

@@ -124,9 +124,11 @@ local function all_counts()
   local counts, flat = {}, call('HGETALL', ROOT .. 'n')
   for at = 1, #flat, 2 do
     local state, length, rest = string.match(flat[at], '^(%a+):(%d+):(.*)$')
-    length = tonumber(length)
-    local lane, name = string.sub(rest, 1, length), string.sub(rest, length + 2)
-    counts[#counts + 1] = { state, lane, name, tonumber(flat[at + 1]) }
+    if state then  -- else it is the number of sessions
+      length = tonumber(length)
+      local lane, name = string.sub(rest, 1, length), string.sub(rest, length + 2)
+      counts[#counts + 1] = { state, lane, name, tonumber(flat[at + 1]) }
+    end
   end
   return counts
 end

@@ -150,8 +150,8 @@ local function statistics()
     end
   end
   return {
-    0, call('HGET', META, 'identity'), counts, call('HLEN', ROOT .. 'ss'), by_lane, handled,
-    present, int(now),
+    0, call('HGET', META, 'identity'), counts, tonumber(call('HGET', ROOT .. 'n', 'sessions') or 0),
+    by_lane, handled, present, int(now),
   }
 end
 

@@ -69,8 +69,11 @@ local function end_job(job, state, outcome, attempt, failure)
   job.place, job.ready, job.shelf, job.why = nil, nil, nil, nil
   job.due = now + rules().result_ttl
   if state ~= 'failed' then  -- a failed job can be requeued until the store forgets it
-    call('DEL', ROOT .. 'p:' .. job.id, ROOT .. 'c:' .. job.id)
-    job.kept = nil
+    call('DEL', ROOT .. 'p:' .. job.id)
+    if job.kept then
+      call('DEL', ROOT .. 'c:' .. job.id)
+      job.kept = nil
+    end
   else
     job.error = failure[1]
   end

@@ -62,6 +62,7 @@ local function forget_lanes()
       put_lane(name, nil)
     end
   end
+  write_listed()
   for _, key in ipairs(call('HKEYS', ROOT .. 'turns')) do
     local lane = string.match(key, '^passed %-?%d (.*)$')
     if lane and not lanes()[lane] and call('EXISTS', ROOT .. 'w:' .. lane) == 0 then

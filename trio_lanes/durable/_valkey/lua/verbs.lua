@@ -1,9 +1,12 @@
 -- The acts of one call, one after the other, and their answers.
 --
+-- Acts that accept, end and claim jobs follow one another without writing what only others read.
+--
 -- Each refusal stands before the first write of its act, since a script cannot be undone. An act with
 -- a ticket is done once: its answer is kept for five minutes, under b:<ticket>.
 
 local REMEMBERED_FOR = 300000
+local HOT = { enqueue = true, step = true }
 
 -- The same ticket gives the same answer; a refused act can be asked for again. A join that is asked
 -- for again prolongs the lease.
@@ -47,6 +50,9 @@ while at <= #ARGV do
     arguments[place - first + 1] = ARGV[place]
   end
   at = most + 1
+  if not HOT[verb] then
+    write_listed()
+  end
   local answer
   if READS[verb] then
     answer = READS[verb](arguments)
