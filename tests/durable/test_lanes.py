@@ -1,11 +1,13 @@
 """What durable lanes do beside keeping jobs: arguments, errors, representations, ends."""
 
+import gc
 import json
 import logging
 import math
 import sqlite3
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +20,7 @@ from trio_lanes import JobCancelledError, LaneConfig, LaneError, LaneGroup
 from trio_lanes.durable import (
     CheckReport,
     DurableJobError,
+    DurableRun,
     DurableState,
     JobDeadError,
     KeyConflictError,
@@ -591,6 +594,44 @@ async def test_jobs_of_the_cores_lanes_are_none_of_its_business() -> None:
     async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
         assert lanes.local is not None
         assert await lanes.local.run(echo, 5) == 5
+
+
+async def test_a_run_that_has_ended_is_freed_at_once_without_the_collector() -> None:
+    runs: list[weakref.ref[DurableRun]] = []
+
+    async def note(_: object) -> None:
+        run = current_job()
+        assert run is not None
+        runs.append(weakref.ref(run))
+
+    async with open_durable_lanes(MemoryStore(), {"note": note}) as lanes:
+        first = await lanes.submit("note", session="s")
+        await first.wait()
+        gc.disable()
+        try:
+            for _ in range(3):
+                job = await lanes.submit("note", session="s")
+                await job.wait()
+                await wait_all_tasks_blocked()
+            assert [run() for run in runs[:-1]] == [None] * 3
+        finally:
+            gc.enable()
+
+
+async def test_a_run_that_is_used_after_its_end_is_lost() -> None:
+    runs: list[DurableRun] = []
+
+    async def note(_: object) -> None:
+        run = current_job()
+        assert run is not None
+        runs.append(run)
+
+    async with open_durable_lanes(MemoryStore(), {"note": note}) as lanes:
+        job = await lanes.submit("note")
+        await job.wait()
+        runs[0].progress()
+        with pytest.raises(JobCancelledError, match="the run was lost"):
+            await runs[0].checkpoint("too late")
 
 
 async def test_a_drain_gives_back_at_its_grace(autojump_clock: MockClock) -> None:

@@ -9,7 +9,10 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from operator import attrgetter
 from typing import Any, Final, Literal, final
+
+import attrs
 
 from ... import LaneConfig, LaneGroup, Lanes, resolve_global_lane
 from ..._config import check as _check
@@ -55,6 +58,9 @@ GREATEST: Final = 2**63 - 1
 """The greatest integer that every store can keep."""
 LONGEST_NAME: Final = 1_000
 """The most characters of a name, session or key, which listings and log lines repeat."""
+
+
+_fields: Final = attrgetter(*(field.name for field in attrs.fields(Submission)))
 
 
 @final
@@ -134,25 +140,15 @@ class DurableLanes(Endable):
           KeyConflictError: if the key's job has another name, session, lane or payload.
           LanesClosedError: if these lanes are closed; a running handler may still submit.
         """
-        submission = Submission(
-            name=name,
-            payload=payload,
-            session=session,
-            lane=lane,
-            priority=priority,
-            key=key,
-            delay=delay,
-            run_at=run_at,
-            timeout=timeout,
-            retry=retry,
-            cost=cost,
+        checked = self._checked(
+            name, payload, session, lane, priority, key, delay, run_at, timeout, retry, cost
         )
-        (job,) = await self._enqueue([self._checked(submission)])
+        (job,) = await self._enqueue([checked])
         return job
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[DurableJob]:
         """Submit jobs: the store accepts all, in this order, or none. Raise as `submit` does."""
-        return await self._enqueue([self._checked(one) for one in submissions])
+        return await self._enqueue([self._checked(*_fields(one)) for one in submissions])
 
     async def _enqueue(self, batch: list[SubmittedJob]) -> list[DurableJob]:
         self._check_open()
@@ -160,32 +156,45 @@ class DurableLanes(Endable):
             self._worker.look_for(batch)
         return [self.job(id) for id in await self._store.enqueue(batch, new_ticket())]
 
-    def _checked(self, given: Submission) -> SubmittedJob:
+    def _checked(
+        self,
+        name: str,
+        payload: object,
+        session: str | None,
+        lane: str,
+        priority: int,
+        key: str | None,
+        delay: float,
+        run_at: float | None,
+        timeout: float,
+        retry: RetryPolicy | None,
+        cost: int | Mapping[str, int],
+    ) -> SubmittedJob:
         """Check the values of a submission; return the record for the store."""
-        name = text("name", given.name)
+        text("name", name)
         if self._handlers and name not in self._handlers:
             raise UnknownHandlerError(name, self._handlers)
-        if _check.whole("priority", given.priority) not in (-1, 0, 1):
-            raise ValueError(f"priority must be -1, 0 or 1, got {given.priority!r}")
-        delay = _check.finite_seconds("delay", given.delay)
-        if given.run_at is not None:
+        if _check.whole("priority", priority) not in (-1, 0, 1):
+            raise ValueError(f"priority must be -1, 0 or 1, got {priority!r}")
+        delay = _check.finite_seconds("delay", delay)
+        if run_at is not None:
             if delay:
                 raise ValueError(
-                    f"delay and run_at exclude each other, got {delay!r} and {given.run_at!r}"
+                    f"delay and run_at exclude each other, got {delay!r} and {run_at!r}"
                 )
-            delay = max(0.0, _check.finite_seconds("run_at", given.run_at) - time.time())
-        retry = _policy(given.retry)
+            delay = max(0.0, _check.finite_seconds("run_at", run_at) - time.time())
+        policy = _policy(retry)
         return SubmittedJob(
             name=name,
-            payload=encode("the payload", given.payload, self._store.max_payload),
-            session=None if given.session is None else text("session", session_key(given.session)),
-            lane=text("lane", resolve_global_lane(given.lane)),
-            priority=given.priority,
-            key=None if given.key is None else text("key", given.key),
+            payload=encode("the payload", payload, self._store.max_payload),
+            session=None if session is None else text("session", session_key(session)),
+            lane=text("lane", resolve_global_lane(lane)),
+            priority=priority,
+            key=None if key is None else text("key", key),
             delay=delay,
-            timeout=_check.seconds("timeout", given.timeout),
-            retry=None if retry is None else retry.to_json(),
-            cost=checked_cost(given.cost),
+            timeout=_check.seconds("timeout", timeout),
+            retry=None if policy is None else policy.to_json(),
+            cost=checked_cost(cost),
         )
 
     def job(self, id: int) -> DurableJob:

@@ -69,7 +69,7 @@ class DurableRun:
         self._store: Final = store
         self._peers: Final = peers
         self._waiting_for: Final[list[Wait]] = []  # of this run's tasks, for the ends of other jobs
-        self._job: Job[Any] | None = None  # the core's job that runs the handler
+        self._job: Job[Any] | None = None  # the core's job that runs the handler, until its end
         self._cancelled = False  # whether the store has recorded its cancellation
         self._lending = 0  # how many tasks are in `yield_slot`
         self._received = 0  # the number of the last message that it has taken
@@ -196,8 +196,8 @@ class DurableRun:
 
     def progress(self) -> None:
         """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""
-        assert self._job is not None
-        self._job.progress()
+        if self._job is not None:
+            self._job.progress()
 
     @asynccontextmanager
     async def yield_slot(self) -> AsyncIterator[None]:
@@ -234,8 +234,8 @@ class DurableRun:
 
     async def _lost(self) -> NoReturn:
         """Cancel this run, since the store may have given its job to another."""
-        assert self._job is not None
-        self._job.cancel(_LOST)
+        if self._job is not None:
+            self._job.cancel(_LOST)
         await trio.lowlevel.checkpoint()
         raise JobCancelledError(_LOST)
 

@@ -331,6 +331,7 @@ class Worker:
 
     def _report(self, run: DurableRun, outcome: Outcome | None) -> None:
         del self._runs[run.fence]
+        run._job = None  # the job refers to its run: without this, both wait for the collector
         if run.session is not None:
             self._sessions.discard(run.session)
         if not self._runs:
