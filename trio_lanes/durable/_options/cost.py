@@ -19,6 +19,8 @@ def checked_cost(cost: Any) -> Mapping[str, int] | None:
       TypeError: if it is neither a whole number nor a mapping of units to whole numbers.
       ValueError: for a blank unit, and an amount that is not whole, negative or above `MOST`.
     """
+    if type(cost) is int and cost == 1:
+        return None
     if not isinstance(cost, Mapping):
         cost = {REQUESTS: _amount("cost", cost)}
     costs = {REQUESTS: 1}

@@ -16,6 +16,7 @@ LONGEST_MESSAGE: Final = 4_000
 LONGEST_LINE: Final = 300
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER: Final = json.JSONDecoder()
 
 
 def encode(what: str, value: object, max_bytes: float) -> str:
@@ -51,7 +52,7 @@ def small(what: str, value: object) -> str:
 
 def decode(text: str) -> Any:
     """Return the value of a JSON text."""
-    return json.loads(text)
+    return _DECODER.decode(text)
 
 
 def _said(say: Callable[[], str]) -> str:

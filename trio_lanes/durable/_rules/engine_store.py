@@ -110,7 +110,7 @@ class EngineStore(ABC):
 
     def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
         """Announce the effects of a transaction: wake the tasks that wait for them."""
-        if len(self._alive) < MOST_ALIVE:
+        if accepted and len(self._alive) < MOST_ALIVE:
             self._alive.update(id for id in accepted if id not in self._news)
         for id, how in ended:
             if how is not None:

@@ -56,6 +56,10 @@ class OverdueError(Exception):
     """
 
 
+def _not_cancelled(raise_cancel: object) -> Abort:
+    return Abort.FAILED
+
+
 @final
 class Act(Generic[T]):
     """A call to be made in a transaction, and its outcome.
@@ -211,15 +215,14 @@ class ActThread(ABC):
             raise StoreUnavailableError(f"{self._name} is not open")
         act = Act(call, now, write, hints, due)
         self._outstanding += 1
-        with self._changed:
+        with self._lock:
             self._unanswered.append(act)
             if self._watch_idle:
                 self._watch_idle = False
                 self._changed.notify()
         self._handed_over.put(act)
-        await trio.lowlevel.wait_task_rescheduled(lambda raise_cancel: Abort.FAILED)
-        assert act.answer is not None
-        return act.answer.unwrap()
+        result: T = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+        return result
 
     # ---- in Trio's thread
 
@@ -236,8 +239,9 @@ class ActThread(ABC):
         if act.answer is None:  # else it was overdue
             act.answer = answer
             self._outstanding -= 1
-            self._room.unpark()
-            trio.lowlevel.reschedule(act.task)
+            if self._room:
+                self._room.unpark()
+            trio.lowlevel.reschedule(act.task, answer)
 
     def _refuse_overdue(self, acts: list[Act[Any]]) -> None:
         for act in acts:

@@ -55,7 +55,7 @@ class Act:
 
     __slots__ = ("answer", "arguments", "due", "task", "unknown", "weight")
 
-    def __init__(self, arguments: list[bytes], weight: int, due: float) -> None:
+    def __init__(self, arguments: list[str], weight: int, due: float) -> None:
         self.arguments: Final = arguments
         self.weight: Final = weight
         self.due: Final = due
@@ -66,18 +66,18 @@ class Act:
     @property
     def is_submission(self) -> bool:
         """Whether it accepts jobs."""
-        return self.arguments[0] == b"enqueue"
+        return self.arguments[0] == "enqueue"
 
     @property
     def is_step(self) -> bool:
         """Whether it claims jobs."""
-        return self.arguments[0] == b"step"
+        return self.arguments[0] == "step"
 
     def end(self, answer: outcome.Outcome[list[Any]]) -> None:
         """Give the act its answer, unless it was overdue and has one."""
         if self.answer is None:
             self.answer = answer
-            trio.lowlevel.reschedule(self.task)
+            trio.lowlevel.reschedule(self.task, answer)
 
 
 @final
@@ -146,17 +146,17 @@ class Link:
           ValueError: if an argument is no text that UTF-8 can encode.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        texts = [argument.encode() for argument in arguments]
+        "".join(arguments).encode()
         due = trio.current_time() + self._patience
-        act = Act([verb.encode(), b"%d" % len(texts), *texts], weight, due)
+        act = Act([verb, str(len(arguments)), *arguments], weight, due)
         if self._broken is not None:
             raise StoreError(*self._broken.args)
         self._acts.append(act)
         self._unanswered.append(act)
         self._came.set()
-        await trio.lowlevel.wait_task_rescheduled(lambda raise_cancel: trio.lowlevel.Abort.FAILED)
-        assert act.answer is not None
-        return act.answer.unwrap()
+        answer = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+        assert isinstance(answer, list)
+        return answer
 
     async def watch(self) -> None:
         """End the acts that are overdue."""
@@ -322,7 +322,7 @@ class Link:
         if self._away_since is not None:
             away = trio.current_time() - self._away_since
         instance, *rules = self._header()
-        arguments: list[bytes | str] = [self._run_id, self._channel, instance, micros(away), *rules]
+        arguments = [self._run_id, self._channel, instance, micros(away), *rules]
         if self._resumes:
             claimed = self._claimed()
             arguments += ["compare_runs", str(len(claimed)), *claimed]
@@ -392,6 +392,10 @@ class Link:
     def _fail(self, batch: Sequence[Act], error: StoreError) -> None:
         for act in batch:
             act.end(outcome.Error(_with_unknown(error, act.unknown)))
+
+
+def _not_cancelled(raise_cancel: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
 
 
 def _is_lost(connection: BaseConnection) -> bool:

@@ -259,14 +259,18 @@ class ValkeyStore:
     # ---- jobs
 
     async def enqueue(self, batch: Sequence[SubmittedJob], ticket: str) -> list[int]:
-        arguments = [argument for job in batch for argument in text.job_arguments(job)]
+        arguments: list[str] = []
+        for job in batch:
+            arguments += text.job_arguments(job)
         told = await self._call("enqueue", ticket, *arguments, weight=len(batch))
         ids = list(map(int, told))
         self._waiters.accepted(ids)
         return ids
 
     async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
-        arguments = [argument for one in finished for argument in text.finish_arguments(one)]
+        arguments: list[str] = []
+        for one in finished:
+            arguments += text.finish_arguments(one)
         weight = len(finished) + room
         told = await self._call(
             "step", self.instance, str(number), str(room), *arguments, weight=weight

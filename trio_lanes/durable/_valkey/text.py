@@ -73,14 +73,20 @@ def optional(text: str | None) -> str:
 # ---- jobs
 
 
-def job_arguments(job: SubmittedJob) -> Iterator[str]:
+def job_arguments(job: SubmittedJob) -> tuple[str, ...]:
     """The arguments of a submitted job."""
-    yield from (job.name, job.payload, optional(job.session), job.lane, str(job.priority))
-    yield optional(job.key)
-    yield "" if job.key is None else f"+{digest(job.payload)}"
-    yield micros(max(0.0, job.delay))
-    yield _rest(job)
-    yield "" if job.cost is None else json.dumps(dict(job.cost))
+    return (
+        job.name,
+        job.payload,
+        optional(job.session),
+        job.lane,
+        str(job.priority),
+        optional(job.key),
+        "" if job.key is None else f"+{digest(job.payload)}",
+        micros(max(0.0, job.delay)),
+        _rest(job),
+        "" if job.cost is None else json.dumps(dict(job.cost)),
+    )
 
 
 def _rest(job: SubmittedJob) -> str:
