@@ -337,6 +337,7 @@ class PostgresTables(SmallTables):
     def _flush(self) -> None:
         self._rows.flush()
         self._flush_small()
+        self._cache.count()
         uncounted = [(*sums, n) for sums, n in self._cache.uncounted.items() if n]
         if uncounted:
             self._execute(
@@ -404,7 +405,7 @@ class PostgresTables(SmallTables):
         front = self._cache.queues.get(session)
         if front is None:
             front = self._cache.queues[session] = ListFront(place_of, QUEUE_FRONT)
-        while (heads := front.first(None, 1)) is None:
+        while (head := front.head()) is None and not front.complete:
             if session in self._rows.touched:
                 self._flush()
             jobs = self._rows.select(
@@ -413,7 +414,7 @@ class PostgresTables(SmallTables):
                 {"session": session, "after": _last_of(front), "limit": QUEUE_FRONT},
             )
             front.extend(jobs, complete=len(jobs) < QUEUE_FRONT)
-        return heads[0] if heads else None
+        return head
 
     def ready(
         self, lane: str, priority: int, name: str, after: int | None, limit: int
@@ -591,6 +592,7 @@ class PostgresTables(SmallTables):
         return self._counts().all()
 
     def _counts(self) -> Counts:
+        self._cache.count()
         counts = self._cache.counts
         assert counts is not None  # each transaction begins with it
         return counts

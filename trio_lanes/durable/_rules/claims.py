@@ -70,11 +70,12 @@ def claim_of(job: JobRecord) -> Claim:
 
 def bytes_of(job: JobRecord) -> int:
     """Return how many bytes the payload and the checkpoint data of a job have."""
-    return sum(
-        len(text) if text.isascii() else len(text.encode())
-        for text in (job.payload, job.checkpoint)
-        if text is not None
-    )
+    size = _size(job.payload)
+    return size if job.checkpoint is None else size + _size(job.checkpoint)
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 @final
@@ -260,8 +261,8 @@ class _Front:
         self._lists: dict[str, deque[JobRecord]] = {name: deque() for name in names}
         self._after: dict[str, int | None] = dict.fromkeys(names)
 
-    def read(self, at_once: int) -> None:
-        """Read the next jobs of each list of which no job is known."""
+    def read(self, at_once: int) -> bool:
+        """Read the next jobs of each list of which none is known; return whether there are any."""
         for name, jobs in list(self._lists.items()):
             if not jobs:
                 jobs.extend(
@@ -271,11 +272,10 @@ class _Front:
                 )
                 if not jobs:
                     del self._lists[name]
+        return bool(self._lists)
 
-    def first(self) -> JobRecord | None:
-        """Return the first job of all lists; None: there is none."""
-        if not self._lists:
-            return None
+    def first(self) -> JobRecord:
+        """Return the first job of all lists."""
         if len(self._lists) == 1:
             (jobs,) = self._lists.values()
             return jobs[0]
@@ -284,7 +284,6 @@ class _Front:
     def pop(self) -> bool:
         """Remove the first job; return whether its list must be read again."""
         job = self.first()
-        assert job is not None
         self._after[job.name] = job.ready
         jobs = self._lists[job.name]
         jobs.popleft()
@@ -324,14 +323,15 @@ class LaneTurn:
         self.needs_bytes = False
         """Whether the next job is too large for this step."""
         waiting = [name for name in names if queues.tables.has_waiting(lane, name)]
-        self._fronts: dict[int, _Front] = {}
+        self._fronts: dict[int, _Front] = {}  # of the priorities that have jobs
         for priority in PRIORITIES if waiting else ():
-            front = self._fronts[priority] = _Front(queues, lane, priority, waiting)
-            front.read(at_once)
+            front = _Front(queues, lane, priority, waiting)
+            if front.read(at_once):
+                self._fronts[priority] = front
 
     def _heads(self) -> list[JobRecord]:
         """Return the first job of each priority that has a job, the highest priority first."""
-        return [head for front in self._fronts.values() if (head := front.first()) is not None]
+        return [front.first() for front in self._fronts.values()]
 
     @property
     def suspect(self) -> JobRecord | None:
@@ -381,8 +381,8 @@ class LaneTurn:
         self._turns.put_passed(self.lane, chosen, 0)
         self._budget.take(job)
         if self._fronts[chosen].pop():
-            if self._budget.free(self.lane):
-                self._fronts[chosen].read(self._at_once)
-            else:
+            if not self._budget.free(self.lane):
                 self._fronts.clear()
+            elif not self._fronts[chosen].read(self._at_once):
+                del self._fronts[chosen]
         return job

@@ -47,7 +47,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeVar, final
 
@@ -74,7 +73,7 @@ from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
 from .history import forgiven
 from .job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
-from .lane_limits import configured
+from .lane_limits import configured, limit_of
 from .orders import revive
 from .queues import Queues
 from .tables import LastStep, Tables
@@ -249,11 +248,11 @@ class Engine(Queues):
 
     def enqueue(self, batch: Sequence[SubmittedJob]) -> list[int]:
         """Accept all jobs, or none. Return their ids."""
-        budget = Budget(self.tables, self.now)
-        fresh: Counter[str] = Counter()  # of this batch, by lane
+        lanes = self.tables.lanes()
+        fresh: dict[str, int] = {}  # of this batch, by lane
         keyed: dict[str, SubmittedJob] = {}  # of this batch
         for item in batch:
-            limit = budget.limit(item.lane)
+            limit = limit_of(lanes, item.lane)
             if limit is None:
                 raise UnknownLaneError(item.lane, configured(self.tables.lanes()))
             if item.key is not None:
@@ -266,10 +265,10 @@ class Engine(Queues):
                     continue
                 keyed[item.key] = item
             if item.cost is not None:
-                budget.check_units(item.lane, item.cost)
+                Budget(self.tables, self.now).check_units(item.lane, item.cost)
             most = limit.max_waiting
             if most != math.inf:
-                fresh[item.lane] += 1
+                fresh[item.lane] = fresh.get(item.lane, 0) + 1
                 if self.tables.waiting_for(item.lane) + fresh[item.lane] > most:
                     raise LaneFullError(item.lane, most)
         return [self._accept(item) for item in batch]

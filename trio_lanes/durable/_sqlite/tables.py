@@ -163,6 +163,7 @@ class SqliteTables(SmallTables):
 
     def _flush(self) -> None:
         self._rows.flush()
+        self._cache.count()
         if self._cache.uncounted:
             self._connection.executemany(
                 "INSERT INTO counts VALUES (?, ?, ?, ?)"
@@ -255,7 +256,7 @@ class SqliteTables(SmallTables):
         front = self._cache.queues.get(session)
         if front is None:
             front = self._cache.queues[session] = ListFront(place_of, QUEUE_FRONT)
-        while (heads := front.first(None, 1)) is None:
+        while (head := front.head()) is None and not front.complete:
             if session in self._rows.touched:
                 self._flush()
             jobs = self._rows.select(
@@ -263,7 +264,7 @@ class SqliteTables(SmallTables):
                 (session, _beyond(front), QUEUE_FRONT),
             )
             front.extend(jobs, complete=len(jobs) < QUEUE_FRONT)
-        return heads[0] if heads else None
+        return head
 
     def ready(
         self, lane: str, priority: int, name: str, after: int | None, limit: int
@@ -505,6 +506,7 @@ class SqliteTables(SmallTables):
         return self._counts().all()
 
     def _counts(self) -> Counts:
+        self._cache.count()
         counts = self._cache.counts
         if counts is None:
             self._flush()

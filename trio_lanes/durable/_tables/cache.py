@@ -13,12 +13,12 @@ itself. So they are cached here.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from typing import Final, final
+from collections import defaultdict
+from typing import Final, TypeAlias, final
 
 from .._contract.state import DEAD, ENDED, PARKED, RUNNING, WAITING, DurableState
 from .._rules.job_record import HOLDS_SLOT, ON_LIST, WANTS_SLOT, JobRecord
-from .counts import Counts
+from .counts import Counts, Key
 from .list_front import ListFront
 
 QUEUE_FRONT: Final = 16
@@ -31,6 +31,9 @@ PAYLOADS: Final = 32 * 1024 * 1024
 """How many characters of payloads may be read before all cached fronts are dropped."""
 NEVER: Final = math.inf
 COUNTED: Final = frozenset({WAITING, PARKED, RUNNING, DEAD})
+
+_Move: TypeAlias = tuple[str, str, DurableState | None, DurableState | None]
+"""(lane, handler's name, state before, state after)"""
 
 
 def place_of(job: JobRecord) -> int | None:
@@ -92,8 +95,8 @@ class Cache:
     Attributes:
       queues: by session, the front of its queue.
       lists: by lane, priority and handler's name, the front of the ready list.
-      counts: how many jobs there are, by lane, state and handler's name.
-      uncounted: {the same: the difference of this number from that in the table}
+      counts: how many jobs there are, by lane, state and handler's name. Call `count` before.
+      uncounted: {the same: the difference of this number from that in the table}. The same holds.
       parked_until: the first time at which a parked job is due, or an earlier one.
       kept_until: the first time at which an ended job is forgotten, or an earlier one.
     """
@@ -103,21 +106,21 @@ class Cache:
         self.lists: Final[dict[tuple[str, int, str], ListFront]] = {}
         self.runs: Runs | None = None
         self.counts: Counts | None = None
-        self.uncounted: Final[Counter[tuple[str, str, str]]] = Counter()
+        self.uncounted: Final[dict[Key, int]] = {}
+        self._moves: Final[dict[_Move, int]] = {}  # {move: of how many jobs}, not counted yet
         self.parked_until: float | None = None
         self.kept_until: float | None = None
 
     def appeared(self, job: JobRecord) -> None:
         """Record a new job."""
-        self._count(job, job.state, 1)
+        self._moved(job, None, job.state)
         self._changed_due(job)
         self.changed_place(job)
         self.changed_ready(job)
 
     def changed_state(self, job: JobRecord, before: DurableState) -> None:
         """Record that a job has changed its state."""
-        self._count(job, before, -1)
-        self._count(job, job.state, 1)
+        self._moved(job, before, job.state)
         if self.runs is not None:
             if job.state is RUNNING:
                 self.runs.put(job)
@@ -127,14 +130,28 @@ class Cache:
 
     def disappeared(self, job: JobRecord) -> None:
         """Record that a job was deleted that did not run."""
-        self._count(job, job.state, -1)
+        self._moved(job, job.state, None)
 
-    def _count(self, job: JobRecord, state: DurableState, by: int) -> None:
-        if state in COUNTED:
-            key = job.lane, state._value_, job.name
-            self.uncounted[key] += by
-            if self.counts is not None:
-                self.counts.add(key, by)
+    def _moved(
+        self, job: JobRecord, before: DurableState | None, after: DurableState | None
+    ) -> None:
+        move = job.lane, job.name, before, after
+        self._moves[move] = self._moves.get(move, 0) + 1
+
+    def count(self) -> None:
+        """Count the jobs that have appeared, changed their states or disappeared since the last."""
+        for (lane, name, before, after), number in self._moves.items():
+            self._count(lane, before, name, -number)
+            self._count(lane, after, name, number)
+        self._moves.clear()
+
+    def _count(self, lane: str, state: DurableState | None, name: str, by: int) -> None:
+        if state is None or state not in COUNTED:
+            return
+        key = lane, state.value, name
+        self.uncounted[key] = self.uncounted.get(key, 0) + by
+        if self.counts is not None:
+            self.counts.add(key, by)
 
     def _changed_due(self, job: JobRecord) -> None:
         """Record that a job may be due at another time."""

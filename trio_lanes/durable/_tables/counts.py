@@ -37,9 +37,9 @@ class Counts:
         lane, state, name = key
         if state == _WAITING:
             self.bound[lane] = self.bound.get(lane, 0) + by
-            if number == by:  # there was none
+            if number > 0:
                 self.waiting.add((lane, name))
-            elif not number:
+            else:
                 self.waiting.discard((lane, name))
         elif state == _PARKED:
             self.bound[lane] = self.bound.get(lane, 0) + by

@@ -24,28 +24,40 @@ class ListFront:
     Args:
       place_of: returns a job's place in the list; None if it is not in the list.
       most: how many entries are kept at most.
+
+    Attributes:
+      complete: whether no entry of the table is behind the last of these.
     """
 
-    __slots__ = ("_complete", "_entries", "_most", "_place_of")
+    __slots__ = ("_entries", "_most", "_place_of", "complete")
 
     def __init__(self, place_of: Callable[[JobRecord], int | None], most: int) -> None:
         self._place_of: Final = place_of
         self._most: Final = most
         self._entries: deque[tuple[int, JobRecord]] = deque()
-        self._complete = False
+        self.complete = False
+
+    def head(self) -> JobRecord | None:
+        """Return the first job; None: there is none, or the caller must read the table."""
+        entries, place_of = self._entries, self._place_of
+        while entries:
+            place, job = entries[0]
+            if place_of(job) == place:
+                return job
+            entries.popleft()
+        return None
 
     def first(self, after: int | None, limit: int) -> list[JobRecord] | None:
         """Return up to ``limit`` jobs behind ``after``; None: the caller must read the table."""
+        self.head()  # drops old entries
         entries, place_of = self._entries, self._place_of
-        while entries and place_of(entries[0][1]) != entries[0][0]:
-            entries.popleft()
         found: list[JobRecord] = []
         for place, job in entries:
             if len(found) == limit:
                 return found
             if place_of(job) == place and (after is None or place > after):
                 found.append(job)
-        return found if self._complete or len(found) == limit else None
+        return found if self.complete or len(found) == limit else None
 
     def last(self) -> int | None:
         """Return the last known place, behind which the table is to be read; or None."""
@@ -57,19 +69,19 @@ class ListFront:
             place = self._place_of(job)
             assert place is not None
             self._entries.append((place, job))
-        self._complete = complete
+        self.complete = complete
 
     def add(self, place: int, job: JobRecord) -> None:
         """Add a job that has got a place in the list."""
         entries = self._entries
         if not entries:
-            if self._complete:
+            if self.complete:
                 entries.append((place, job))
         elif place > entries[-1][0]:
-            if self._complete and len(entries) < self._most:
+            if self.complete and len(entries) < self._most:
                 entries.append((place, job))
             else:
-                self._complete = False
+                self.complete = False
         else:
             index = bisect_left(entries, place, key=lambda entry: entry[0])
             if entries[index][0] != place:  # else the job came back to an old entry of its own
