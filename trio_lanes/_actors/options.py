@@ -190,11 +190,11 @@ class JobOptions(MapOptions, total=False):
     """The session lane that the job goes through; None for none."""
 
 
-@attrs.frozen(kw_only=True)
 class RareOptions:
     """The options that few jobs use, in one object, so that all other jobs share `NO_OPTIONS`.
 
-    Only `rare_options` makes one: it checks the options that were given, and no others.
+    Only `rare_options` makes one: it checks the options that were given, and no others. An object
+    has only these. The class has the defaults: an `__init__` would write all of them each time.
     """
 
     owner: Hashable = SESSION_IS_OWNER
@@ -208,16 +208,8 @@ class RareOptions:
     yield_slot: bool = False
     name: str | None = None
     meta: Any = None
+    limits_run: bool = False  # whether there is a limit to how long it may run
 
-    limits_run: bool = attrs.field(init=False)  # whether there is a limit to how long it may run
-
-    @limits_run.default
-    def _limits_run(self) -> bool:
-        return self.timeout != math.inf or self.idle_timeout != math.inf
-
-
-# An option that does not exist is refused by this `__init__`: its `TypeError` names the function.
-RareOptions.__init__.__qualname__ = JobOptions.__name__
 
 NO_OPTIONS: Final = RareOptions()
 
@@ -232,6 +224,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "cost": lambda _, value: costs_of(value),
     "yield_slot": _check.boolean,
     "name": _check.optional_text,
+    "meta": lambda _, value: value,
 }
 
 
@@ -242,8 +235,11 @@ def rare_options(given: Mapping[str, Any]) -> RareOptions:
       TypeError: for an option that does not exist or is of the wrong type.
       ValueError: for a bad value.
     """
-    checked = {
-        name: _CHECKS[name](name, value) if name in _CHECKS else value
-        for name, value in given.items()
-    }
-    return RareOptions(**checked)
+    options = RareOptions()
+    for name, value in given.items():
+        if name not in _CHECKS:
+            raise TypeError(f"JobOptions.__init__() got an unexpected keyword argument {name!r}")
+        setattr(options, name, _CHECKS[name](name, value))
+    if options.timeout != math.inf or options.idle_timeout != math.inf:
+        options.limits_run = True
+    return options

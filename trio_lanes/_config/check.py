@@ -16,6 +16,8 @@ _LONGEST: Final = sys.float_info.max  # a whole number may be above it, and no t
 
 def whole(field: str, value: Any, kind: str = "a whole number") -> int:
     """A whole number: an int that is no bool. ``kind`` names it in the error."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} must be {kind}, not {value!r}")
     if not isinstance(value, int):
@@ -39,6 +41,8 @@ def count(field: str, value: Any) -> int | float:
 
 def seconds(field: str, value: Any) -> float:
     """A length of time from 0 up, `math.inf` included."""
+    if type(value) is float and value >= 0:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} must be a number of seconds, not {value!r}")
     if not 0 <= value <= _LONGEST and value != math.inf:  # also true of NaN
