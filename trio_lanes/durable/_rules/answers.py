@@ -30,6 +30,7 @@ class Answers:
     def __init__(self, most: int = MOST) -> None:
         self._most: Final = most
         self._by_ticket: Final[dict[str, tuple[float, Any]]] = {}  # {ticket: (time, answer)}
+        self._next_over = 0.0  # before this time, the time of no answer is over
         self._new: Final[list[str]] = []  # tickets of the present transaction
         self._former: Final[list[tuple[str, LastStep | None]]] = []  # steps before it
         self.steps: Final[dict[str, LastStep]] = {}
@@ -44,10 +45,11 @@ class Answers:
         self._by_ticket.pop(ticket, None)
         self._by_ticket[ticket] = now, answer
         self._new.append(ticket)
-        while True:
+        while now >= self._next_over or len(self._by_ticket) > self._most:
             oldest = next(iter(self._by_ticket))
             time, _ = self._by_ticket[oldest]
-            if time + REMEMBERED_FOR > now and len(self._by_ticket) <= self._most:
+            self._next_over = time + REMEMBERED_FOR
+            if self._next_over > now and len(self._by_ticket) <= self._most:
                 return
             del self._by_ticket[oldest]
 

@@ -165,7 +165,6 @@ class Claims:
             turn = in_turn.popleft()
             job = turn.next(isolation, left)
             if job is not None:
-                turns.put_served(job.lane)
                 claims.append(self._claim(job, instance))
                 isolation.add(job)
                 in_turn.append(turn)
@@ -173,6 +172,8 @@ class Claims:
             elif turn.needs_isolation:
                 break
             self.unfinished = turn.needs_bytes
+        if claims:
+            turns.put_served(claims[-1].lane)
         self.due = min(
             (due for due in (budget.due, isolation.due) if due is not None), default=None
         )
@@ -328,6 +329,7 @@ class LaneTurn:
             front = _Front(queues, lane, priority, waiting)
             if front.read(at_once):
                 self._fronts[priority] = front
+        self._passed = {priority: turns.passed(lane, priority) for priority in self._fronts}
 
     def _heads(self) -> list[JobRecord]:
         """Return the first job of each priority that has a job, the highest priority first."""
@@ -354,8 +356,7 @@ class LaneTurn:
         if suspect is not None:
             return suspect
         for head in heads[:0:-1]:
-            passed = self._turns.passed(self.lane, head.priority)
-            if passed >= PASSED_OVER[head.priority]:
+            if self._passed[head.priority] >= PASSED_OVER[head.priority]:
                 return head
         return heads[0]
 
@@ -376,9 +377,8 @@ class LaneTurn:
             return None
         for head in heads:
             if head.priority < chosen:
-                passed = self._turns.passed(self.lane, head.priority)
-                self._turns.put_passed(self.lane, head.priority, passed + 1)
-        self._turns.put_passed(self.lane, chosen, 0)
+                self._put_passed(head.priority, self._passed[head.priority] + 1)
+        self._put_passed(chosen, 0)
         self._budget.take(job)
         if self._fronts[chosen].pop():
             if not self._budget.free(self.lane):
@@ -386,3 +386,8 @@ class LaneTurn:
             elif not self._fronts[chosen].read(self._at_once):
                 del self._fronts[chosen]
         return job
+
+    def _put_passed(self, priority: int, times: int) -> None:
+        if times != self._passed[priority]:
+            self._passed[priority] = times
+            self._turns.put_passed(self.lane, priority, times)

@@ -10,13 +10,11 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, Self, TypeVar, final
 
 import trio
 
@@ -243,19 +241,10 @@ class EngineStore(ABC):
             if waiter.how is not None:
                 return waiter.how
 
-    @contextmanager
-    def _waiting(self, id: int) -> Iterator[_Waiter]:
-        """Give a waiter for news of a job; it is registered for the time of the block."""
-        waiter = _Waiter()
-        waiters = self._waiters.setdefault(id, set())
-        waiters.add(waiter)
+    def _waiting(self, id: int) -> _Waiter:
+        """Return a waiter for news of a job; it is registered for the time of its block."""
         self._waiter_came.set()
-        try:
-            yield waiter
-        finally:
-            waiters.discard(waiter)
-            if not waiters and self._waiters.get(id) is waiters:
-                del self._waiters[id]
+        return _Waiter(self._waiters, id)
 
     async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
         me = self.instance
@@ -462,11 +451,31 @@ def _pair(told: Sequence[Any] | None) -> tuple[int, float | None] | None:
 
 
 class _Waiter:
-    """A task that waits for the end of a job."""
+    """A task that waits for news of a job, from the beginning of a block to its end.
 
-    def __init__(self) -> None:
-        self.seen = trio.Event()
+    Attributes:
+      seen: set when there is news.
+      how: how the job has ended; None: it must be read.
+    """
+
+    __slots__ = ("_by_id", "_id", "how", "seen")
+
+    def __init__(self, by_id: dict[int, set[_Waiter]], id: int) -> None:
+        self._by_id: Final = by_id
+        self._id: Final = id
+        self.seen: Final = trio.Event()
         self.how: Ended | None = None
+
+    def __enter__(self) -> Self:
+        self._by_id.setdefault(self._id, set()).add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        waiters = self._by_id.get(self._id)
+        if waiters is not None:
+            waiters.discard(self)
+            if not waiters:
+                del self._by_id[self._id]
 
     def see(self, how: Ended | None) -> None:
         self.how = how

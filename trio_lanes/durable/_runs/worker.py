@@ -345,9 +345,10 @@ class Worker:
 
     def _outcome(self, run: DurableRun, job: Job[Any]) -> Outcome | None:
         """Return the outcome of a run; None if it ends this process, as SystemExit does."""
-        if isinstance(job.outcome, Value):
+        how = job.outcome
+        if isinstance(how, Value):
             try:
-                return Succeeded(encode("the result", job.outcome.value, self._store.max_payload))
+                return Succeeded(encode("the result", how.value, self._store.max_payload))
             except PayloadError as refused:
                 return Failed(encode_error(refused))
         error = job.exception
