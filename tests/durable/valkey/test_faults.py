@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -184,6 +185,66 @@ async def test_a_call_whose_answers_stay_lost_is_unknown_and_the_ticket_decides(
                         await trio.sleep(0.02)
             assert [job.id for job in await lanes.jobs()] == [id]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_step_is_not_sent_after_one_that_got_no_answer(
+    own_server: Server, namespace: str
+) -> None:
+    """Else the first could not be asked again: the server remembers the last answer alone."""
+    errors: dict[int, StoreUnavailableError] = {}
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=1)
+
+    async def fail(number: int) -> None:
+        with pytest.raises(StoreUnavailableError) as caught:
+            await store.step(number, [], 1)
+        errors[number] = caught.value
+        os.kill(own_server.pid, signal.SIGCONT)
+
+    async with store.open(attrs.evolve(opening(), lease_ttl=60.0)):
+        await store.join(ticket())
+        ids = await store.enqueue([SubmittedJob(name="echo")] * 2, ticket())
+        os.kill(own_server.pid, signal.SIGSTOP)
+        async with trio.open_nursery() as asking:
+            asking.start_soon(fail, 1)
+            await trio.sleep(0.5)  # the second is not overdue when the server goes on
+            asking.start_soon(fail, 2)
+        assert (errors[1].unknown, errors[2].unknown) == (True, False)
+        with trio.fail_after(60):
+            while True:
+                try:
+                    step = await store.step(1, [], 1)
+                    break
+                except StoreUnavailableError:
+                    await trio.sleep(0.02)
+        assert [claim.id for claim in step.claims] == ids[:1]
+        step = await store.step(3, [], 1)
+        assert [claim.id for claim in step.claims] == ids[1:]
+
+
+async def test_steps_that_are_asked_at_once_are_taken_one_after_the_other(
+    server: Server, namespace: str
+) -> None:
+    claims: dict[int, list[int]] = {}
+    ids: list[int] = []
+    store = ValkeyStore(server.url, namespace=namespace)
+
+    async def submit() -> None:
+        ids.extend(await store.enqueue([SubmittedJob(name="echo")] * 3, ticket()))
+
+    async def ask(number: int) -> None:
+        step = await store.step(number, [], 1)
+        claims[number] = [claim.id for claim in step.claims]
+
+    async with store.open(opening()):
+        await store.join(ticket())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(submit)
+            await trio.testing.wait_all_tasks_blocked(0.0)
+            for number in (1, 2, 3):
+                nursery.start_soon(ask, number)
+                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.checkpoint()
+    assert [claims[number] for number in (1, 2, 3)] == [[id] for id in ids]
 
 
 async def test_a_server_that_does_not_answer_is_left_after_the_patience(

@@ -8,7 +8,8 @@ A reply can be lost, so each call that changes something can be asked again:
 * `Store.step` has a number, counted from 1 in each incarnation. The number of the last step gives
   the same answer again and does nothing more; a lower number does nothing. So a step that gets no
   answer is asked again, unchanged, until it gets one or the lease is over. Without this, the jobs
-  that the step claimed would run nowhere, under an instance that does not know of them.
+  that the step claimed would run nowhere, under an instance that does not know of them. One step
+  is asked for at a time, unless the store takes them ahead: see `Store.steps_ahead`.
 * Every other call that changes something has a ticket, a string that no other call has. The same
   ticket is the same act, for `REMEMBERED_FOR` seconds: it gives the same answer and does nothing
   more. A store in which no reply can be lost may forget the oldest tickets earlier.
@@ -83,6 +84,10 @@ class Store(Protocol):
     """The largest payload, result or checkpoint, in bytes of its JSON text."""
     patience: float
     """Seconds after which a call that got no answer raises `StoreUnavailableError`."""
+    steps_ahead: bool = False
+    """Whether a step may be asked while the one before has no answer yet. The store does it after
+    that one, and only if that one gets its answer: else it raises `StoreUnavailableError`, and has
+    done nothing. A store without this attribute is asked for one step at a time."""
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[None]:
         """Connect, and write the lanes that the store lacks. Closing forgets no job, ends no run.

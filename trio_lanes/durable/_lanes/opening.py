@@ -195,6 +195,8 @@ async def _working(
                     ) as core:
                         durable.local = worker.core = core
                         await nursery.start(worker.pump)
+                        if worker.steps_ahead:
+                            nursery.start_soon(worker.ask_ahead)
                         nursery.start_soon(worker.listen)
                         assert durable._requests is not None
                         nursery.start_soon(durable._requests.end_later)

@@ -88,6 +88,7 @@ class EngineStore(ABC):
     def __init__(self, max_payload: int = MAX_PAYLOAD, patience: float = PATIENCE) -> None:
         self.max_payload = max_payload
         self.patience = patience
+        self.steps_ahead: bool = False
         self.instance: str = ""
         """The incarnation that makes the next call: each call reads it at its beginning."""
         self._waiters: Final[dict[int, set[_Waiter]]] = {}

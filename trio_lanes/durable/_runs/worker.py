@@ -1,8 +1,13 @@
 """`Worker`: claims jobs from the store, runs them on the core's lanes, and reports their ends.
 
-One step (`Store.step`) is under way at a time. The runs that end meanwhile are reported together by
-the next step. The store claims a session's next job in or after the step that reports the end of
-the former. If the process dies between two steps, the store recovers: see `Store`.
+Steps (`Store.step`) are taken one after the other. The runs that end while one is under way are
+reported together by the next. The store claims a session's next job in or after the step that
+reports the end of the former. If the process dies between two steps, the store recovers: see
+`Store`.
+
+A store that takes steps ahead (`Store.steps_ahead`) is asked for the next step before it has
+answered the present one: it works on the one while this process works on the answer of the other.
+The answers are used in their order. If the first has no answer, the store has not done the second.
 
 A step that gets no answer is asked again, with the same number and the same contents, until it gets
 an answer or the incarnation ends. It may have claimed jobs, and only its answer says which. When
@@ -19,7 +24,7 @@ from typing import Any, Final, TypeAlias, final
 
 import attrs
 import trio
-from outcome import Value
+from outcome import Error, Value
 
 from ... import Job, JobCancelledError, JobState, Lanes, LanesClosedError
 from .._contract.errors import PayloadError, StoreUnavailableError
@@ -33,6 +38,7 @@ from .._contract.records import (
     Outcome,
     Postponed,
     Released,
+    Step,
     SubmittedJob,
     Succeeded,
 )
@@ -47,6 +53,9 @@ Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 MOST_JOBS: Final = 500
 """How many runs and claims one step has at most, so that the store can serve others soon."""
+MOST_ENDS_AHEAD: Final = 50
+"""How many runs a step ends at most, if the next can be asked ahead: of runs that end at the same
+time, the store ends some while this process goes on with the others."""
 AGAIN_AFTER: Final = 0.5
 """Seconds between two tries of a store that is not available."""
 GIVE_UP_AFTER: Final = 5.0
@@ -54,7 +63,7 @@ GIVE_UP_AFTER: Final = 5.0
 
 
 @final
-@attrs.frozen
+@attrs.define(eq=False)
 class _Question:
     """A step, as the store is asked for it."""
 
@@ -62,8 +71,14 @@ class _Question:
     finished: tuple[Finish, ...]
     room: int
     term: int
+    asked_at: float
     unknown: bool = False
     """Whether it was asked before and may have happened."""
+    withdrawn: bool = False
+    """Whether its ended runs go into a later step: its incarnation has ended."""
+    answered: trio.Event | None = None
+    """Of a step that was asked ahead: set when ``answer`` is there."""
+    answer: Value[Step] | Error | None = None
 
 
 @final
@@ -87,7 +102,11 @@ class Worker:
         self._sessions: Final[set[str]] = set()  # of these runs
         self._unfinished: Final[set[int]] = set()  # fences of runs that the store has as running
         self._outbox: list[Finish] = []  # for the next step
-        self._asked: _Question | None = None  # the step that has no answer yet
+        self.steps_ahead: Final[bool] = getattr(store, "steps_ahead", False)
+        self._asked: _Question | None = None  # the step whose answer is used next
+        self._ahead: _Question | None = None  # the step that was asked ahead, after it
+        self._ahead_scope: Final = trio.CancelScope(shield=True)
+        self._free: Final = trio.lowlevel.ParkingLot()  # tasks that may ask for a step ahead
         self._steps_taken = 0  # by this incarnation
         self._rejoining = False  # whether the lease is lost, and the next join has no answer yet
         self._joined = trio.Event()  # the join that follows has its answer
@@ -111,6 +130,8 @@ class Worker:
     def look(self) -> None:
         """Request a step."""
         self._changed.set()
+        if self._asked is not None and self._free:
+            self._free.unpark()
 
     def look_for(self, jobs: Iterable[SubmittedJob]) -> None:
         """Request a step if it may claim one of these jobs, which are about to be submitted.
@@ -119,7 +140,7 @@ class Worker:
         """
         has_room = self.claiming and len(self._runs) < self.capacity
         if has_room and any(not job.delay and job.session not in self._sessions for job in jobs):
-            self._changed.set()
+            self.look()
 
     async def listen(self) -> None:
         """Request a step at each wake-up from the store."""
@@ -136,20 +157,60 @@ class Worker:
                 while not self.stopping or self._unfinished or self._asking:
                     await self._step()
             finally:
-                self._asked = None
+                self._ahead_scope.cancel()
+                self._asked = self._ahead = None
                 self._answered()
+
+    async def ask_ahead(self) -> None:
+        """Ask for steps ahead until `pump` ends."""
+        with self._ahead_scope:
+            async with trio.open_nursery() as nursery:  # a task asks while the other waits
+                nursery.start_soon(self._ask_steps_ahead)
+                nursery.start_soon(self._ask_steps_ahead)
+
+    async def _ask_steps_ahead(self) -> None:
+        while True:
+            await self._free.park()
+            if self._ahead is not None or not self._may_ask_ahead():
+                continue
+            question = self._ahead = self._next_question()
+            question.answered = trio.Event()
+            try:
+                question.answer = Value(await self._ask(question))
+            except Exception as error:
+                question.answer = Error(error)
+            question.answered.set()
+
+    def _may_ask_ahead(self) -> bool:
+        """Whether a step is under way that has not failed, and there is something for the next."""
+        asked = self._asked
+        if asked is None or asked.unknown or asked.withdrawn or self._rejoining:
+            return False
+        if isinstance(asked.answer, Error):  # the pump has not seen it yet
+            return False
+        return self._changed.is_set() and (bool(self._outbox) or self._room() > 0)
+
+    async def _ask(self, question: _Question) -> Step:
+        return await self._store.step(question.number, question.finished, question.room)
 
     async def _step(self) -> None:
         if self._broken is not None:
             raise RuntimeError(
                 "the end of a run could not be reported; the lanes end, and the job is run again"
             ) from self._broken
-        question = self._asked = self._asked or self._next_question()
-        asked_at = trio.current_time()
-        if question.room and self._idle.is_set():
-            self._idle = trio.Event()
+        if self._asked is None or self._asked.withdrawn:  # else it is asked again
+            self._asked = None
+            self._asked, self._ahead = self._ahead or self._next_question(), None
+            if self._may_ask_ahead():
+                self._free.unpark()
+        question = self._asked
         try:
-            step = await self._store.step(question.number, question.finished, question.room)
+            if question.answered is None:
+                step = await self._ask(question)
+            else:
+                await question.answered.wait()
+                assert question.answer is not None
+                step = question.answer.unwrap()
         except StoreUnavailableError as error:
             if not self._unavailable:
                 self._unavailable = True
@@ -159,6 +220,7 @@ class Worker:
                     error,
                     AGAIN_AFTER,
                 )
+            await self._withdraw_ahead()
             self._keep_or_withdraw(question, error.unknown)
             self._answered()
             await trio.sleep(AGAIN_AFTER)
@@ -166,11 +228,11 @@ class Worker:
         if self._unavailable:
             self._unavailable = False
             logger.warning("the store is available again")
-        if self._asked is not question or self._rejoining:
+        if question.withdrawn or self._rejoining:
             # The incarnation has ended since, and what the step claimed is given back by the join.
             # An end that came too late for the old incarnation is reported again by the new one.
-            if self._asked is question:
-                self._withdraw()
+            self._withdraw()
+            self._asked = None
             recorded = {one.fence for one in question.finished}.difference(step.stale)
             self._outbox = [one for one in self._outbox if one.fence not in recorded]
             self._unfinished.difference_update(recorded)
@@ -199,35 +261,60 @@ class Worker:
         self._answered()
         if self._outbox or (len(step.claims) == question.room and self._room() > 0):
             self._changed.set()  # there may be more than one step takes
-        if not self.stopping or self._unfinished:
+        if self._ahead is None and (not self.stopping or self._unfinished):
             # counted from the request, since the answer of a slow store is old
-            with trio.move_on_at(math.inf if step.next_due is None else asked_at + step.next_due):
+            due = math.inf if step.next_due is None else question.asked_at + step.next_due
+            with trio.move_on_at(due):
                 await self._changed.wait()
 
     def _next_question(self) -> _Question:
         self._changed = trio.Event()
-        finished, self._outbox = self._outbox[:MOST_JOBS], self._outbox[MOST_JOBS:]
+        most = MOST_ENDS_AHEAD if self.steps_ahead else MOST_JOBS
+        finished, self._outbox = self._outbox[:most], self._outbox[most:]
+        if self._outbox:
+            self.look()
         self._steps_taken += 1
         room = int(max(0, min(self._room(), MOST_JOBS - len(finished))))
-        return _Question(self._steps_taken, tuple(finished), room, self.term)
+        if room and self._idle.is_set():
+            self._idle = trio.Event()
+        return _Question(self._steps_taken, tuple(finished), room, self.term, trio.current_time())
 
     def _room(self) -> int | float:
-        """How many jobs may begin."""
+        """How many jobs may begin, besides those that the steps under way may claim."""
+        if not self.claiming:
+            return 0
         busy = sum(not run._lending for run in self._runs.values())
-        return self.capacity - busy if self.claiming else 0
+        return self.capacity - busy - sum(question.room for question in self._under_way())
+
+    def _under_way(self) -> list[_Question]:
+        """The steps that have no answer yet, and are of this incarnation."""
+        both = (self._asked, self._ahead)
+        return [question for question in both if question is not None and not question.withdrawn]
 
     def _keep_or_withdraw(self, question: _Question, unknown: bool) -> None:
         """Keep a step without an answer if it may have happened, now or before."""
-        if self._asked is question:
-            if unknown or question.unknown:
-                self._asked = attrs.evolve(question, unknown=True)
-            else:
-                self._withdraw()
+        self._asked = None
+        if question.withdrawn:
+            return
+        if unknown or question.unknown:
+            self._asked = attrs.evolve(question, unknown=True, answered=None, answer=None)
+        else:
+            self._outbox[:0] = question.finished
+
+    async def _withdraw_ahead(self) -> None:
+        """Take back the step that was asked ahead: the store has not done it."""
+        if self._ahead is not None:
+            assert self._ahead.answered is not None
+            await self._ahead.answered.wait()
+            ahead, self._ahead = self._ahead, None
+            assert isinstance(ahead.answer, Error)
+            if not ahead.withdrawn:
+                self._outbox[:0] = ahead.finished
 
     def _withdraw(self) -> None:
-        """Take back the step that has no answer; its ended runs go into the next one."""
-        question, self._asked = self._asked, None
-        if question is not None:
+        """Take back the steps that have no answer; their ended runs go into later ones."""
+        for question in reversed(self._under_way()):
+            question.withdrawn = True
             self._outbox[:0] = question.finished
 
     def lose_lease(self) -> list[tuple[int, int]]:
@@ -248,13 +335,13 @@ class Worker:
     @property
     def held(self) -> list[int]:
         """The fences of runs that have ended, and whose ends have not been reported."""
-        asked = () if self._asked is None else self._asked.finished
+        asked = [finish for question in self._under_way() for finish in question.finished]
         return [finish.fence for finish in (*asked, *self._outbox)]
 
     @property
     def _asking(self) -> bool:
-        """Whether the step that has no answer yet may claim jobs."""
-        return self._asked is not None and self._asked.room > 0
+        """Whether a step that has no answer yet may claim jobs."""
+        return any(question.room > 0 for question in self._under_way())
 
     def _answered(self) -> None:
         """Announce it if no run is left and no claim is under way."""
@@ -282,7 +369,7 @@ class Worker:
             # the submitter may have had a deeper recursion limit, or a longer one for integers
             unreadable = PayloadError(f"the payload or checkpoint data cannot be read: {error}")
             self._outbox.append(Finish(claim.id, claim.fence, Failed(encode_error(unreadable))))
-            self._changed.set()
+            self.look()
             return
         self._runs[claim.fence] = run
         if claim.session is not None:
@@ -341,7 +428,7 @@ class Worker:
             self._unfinished.discard(run.fence)
         else:
             self._outbox.append(Finish(run.id, run.fence, outcome))
-        self._changed.set()
+        self.look()
 
     def _outcome(self, run: DurableRun, job: Job[Any]) -> Outcome | None:
         """Return the outcome of a run; None if it ends this process, as SystemExit does."""

@@ -1,9 +1,13 @@
 """`Link`: one connection to the server, made again when it is lost, for calls and for pushes.
 
-Acts that pile up while a call is under way share the next call of the script. Each act has a
-ticket or a number, so a call whose answer was lost is asked again, on the next connection. An act
-ends when it has its answer, or after the patience of the store: a caller that was told
-"unavailable" knows from ``unknown`` whether the act may have happened.
+Acts that pile up while a call is under way share the next call of the script. It is made before the
+answers of the former are given to their tasks, so the server works meanwhile. Each act has a ticket
+or a number, so a call whose answer was lost is asked again, on the next connection. An act ends
+when it has its answer, or after the patience of the store: a caller that was told "unavailable"
+knows from ``unknown`` whether the act may have happened.
+
+A step may be asked while the one before has no answer. Then they are in two calls, and the second
+is not sent if the first has failed: the server remembers the answer of the last step alone.
 
 A server that has restarted, or that has taken the place of another, has another ``run_id``. It may
 have older data. So the first call says which runs this instance has: the server gives back what it
@@ -49,16 +53,18 @@ class Act:
     Attributes:
       weight: about how many jobs it touches.
       due: the time of Trio's clock until which its task waits.
+      after: of a step: the step that was under way when it was asked.
       answer: its answer; None: the task still waits.
       unknown: whether it may have happened, though there is no answer.
     """
 
-    __slots__ = ("answer", "arguments", "due", "task", "unknown", "weight")
+    __slots__ = ("after", "answer", "arguments", "due", "task", "unknown", "weight")
 
     def __init__(self, arguments: list[str], weight: int, due: float) -> None:
         self.arguments: Final = arguments
         self.weight: Final = weight
         self.due: Final = due
+        self.after: Act | None = None
         self.task: Final = trio.lowlevel.current_task()
         self.answer: outcome.Outcome[list[Any]] | None = None
         self.unknown = False
@@ -125,6 +131,8 @@ class Link:
         self._acts: Final[deque[Act]] = deque()  # those that were not sent yet
         self._unanswered: Final[deque[Act]] = deque()  # in order of `Act.due`; some have an answer
         self._came = trio.Event()
+        self._step: Act | None = None  # the last step, until its task goes on
+        self._replied: tuple[list[Act], list[Any]] | None = None  # acts, and answers not given yet
         self._connection: BaseConnection | None = None
         self._connected = trio.Event()
         self._run_id = ""
@@ -151,10 +159,17 @@ class Link:
         act = Act([verb, str(len(arguments)), *arguments], weight, due)
         if self._broken is not None:
             raise StoreError(*self._broken.args)
+        if act.is_step:
+            act.after, self._step = self._step, act
         self._acts.append(act)
         self._unanswered.append(act)
         self._came.set()
-        answer = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+        try:
+            answer = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+        finally:
+            act.after = None
+            if self._step is act:
+                self._step = None
         assert isinstance(answer, list)
         return answer
 
@@ -164,6 +179,7 @@ class Link:
             # an act that is made while this sleeps is due after it
             first_due = trio.current_time() + self._patience
             await trio.sleep_until(self._unanswered[0].due if self._unanswered else first_due)
+            self._deliver()
             while self._unanswered and self._unanswered[0].due <= trio.current_time():
                 act = self._unanswered.popleft()
                 if act.unknown and act.answer is None:
@@ -181,6 +197,7 @@ class Link:
 
     def close(self) -> None:
         """End the acts that wait; there will be no others."""
+        self._deliver()
         self._fail(self._unanswered, StoreUnavailableError(f"{self._name} was closed"))
         self._acts.clear()
 
@@ -261,30 +278,44 @@ class Link:
         """Send what has piled up, one call of the script at a time."""
         while True:
             if not self._acts:
+                self._deliver()
                 self._came = trio.Event()
                 await self._came.wait()
                 await trio.lowlevel.checkpoint()  # other tasks of this tick add their acts
-            batch: list[Act] = []
-            weight = 0
-            while self._acts and (not batch or weight + self._acts[0].weight <= MOST_WEIGHT):
-                act = self._acts.popleft()
+            await self._ask(self._next_batch())
+
+    def _next_batch(self) -> list[Act]:
+        """Take the acts of the next call. A step comes last: it claims what the others accept."""
+        batch: list[Act] = []
+        step: Act | None = None
+        weight = 0
+        while self._acts and (weight == 0 or weight + self._acts[0].weight <= MOST_WEIGHT):
+            act = self._acts[0]
+            if act.is_step and step is not None:
+                break
+            self._acts.popleft()
+            weight += act.weight
+            if not act.is_step:
                 batch.append(act)
-                weight += act.weight
-            batch.sort(key=lambda act: act.is_step)  # steps last: they claim what the others accept
-            await self._ask(batch)
+            elif act.after is not None and isinstance(act.after.answer, outcome.Error):
+                act.end(outcome.Error(StoreUnavailableError("the step before has failed")))
+            else:
+                step = act
+        return batch if step is None else [*batch, step]
 
     async def _ask(self, batch: list[Act]) -> None:
         """Ask until there is an answer, or no caller waits any more."""
         while batch := [act for act in batch if act.answer is None]:
             connection = self._connection
             if connection is None or _is_lost(connection):
+                self._deliver()
                 await self._wait_for_another(connection)
                 continue
             known = [act.unknown for act in batch]
             for act in batch:
                 act.unknown = True
             try:
-                self._answer(batch, await self._send(connection, batch))
+                self._replied = batch, await self._send(connection, batch)
                 return
             except NotReplicatedError as error:  # it has happened
                 self._fail(batch, StoreUnavailableError(str(error)))
@@ -331,9 +362,15 @@ class Link:
         command, script = b"EVALSHA", self._script.sha
         if self._evals:  # the server has lost the script, or never had it; now it keeps it
             command, script = b"EVAL", self._script.text
-        reply = await connection.create_request(command, script, 1, f"{self._root}meta", *arguments)
+        request = connection.create_request(command, script, 1, f"{self._root}meta", *arguments)
+        if self._replied is not None:
+            await trio.lowlevel.checkpoint()  # the connection writes the request
+            self._deliver()
+        reply = await request
         assert isinstance(reply, list)
         self._evals = False
+        if reply[0] == "done":
+            self._why = self._away_since = None
         if self._replicas and any(act.is_submission for act in batch):
             await self._wait_for_replicas(connection)
         if self._resumes and reply[0] == "done":
@@ -357,13 +394,15 @@ class Link:
                 f"the server has it, but no replica has confirmed it in {seconds:g} s"
             )
 
-    def _answer(self, batch: list[Act], reply: list[Any]) -> None:
-        kind, *rest = reply
+    def _deliver(self) -> None:
+        """Give the answers of the last call to their tasks."""
+        if self._replied is None:
+            return
+        (batch, (kind, *rest)), self._replied = self._replied, None
         if kind != "done":
             self._broken = self._gone(kind, rest)
             self._fail(batch, self._broken)
             return
-        self._why = self._away_since = None
         looks, *answers = rest
         for act, answer in zip(batch, answers, strict=True):
             act.end(outcome.Value(answer))

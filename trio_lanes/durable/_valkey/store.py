@@ -110,6 +110,7 @@ class ValkeyStore:
         self.max_payload: int = max_payload
         self.patience: float = patience
         self.leased: Final = True
+        self.steps_ahead: bool = True
         self.instance: str = ""
         """The incarnation that makes the next call."""
         self._runs: Final[dict[int, int]] = {}  # fence -> id, of runs whose end is not recorded
