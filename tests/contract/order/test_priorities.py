@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,21 @@ async def test_higher_priorities_start_first_and_equal_priorities_in_order_of_su
             for priority in (-1, 0, 1):
                 lanes.start_soon(track.sleep, f"{priority}:{i}", session=session, priority=priority)
     assert track.started == ["blocker", *(f"{p}:{i}" for p in (1, 0, -1) for i in range(3))]
+
+
+async def test_a_priority_may_be_a_member_of_an_enumeration_of_whole_numbers(
+    autojump_clock: MockClock,
+) -> None:
+    class Level(enum.IntEnum):
+        LOW = -1
+        HIGH = 1
+
+    track = Track()
+    async with open_lanes({"main": 1}) as lanes:
+        blocked(lanes, track, session=None)
+        for level in Level:
+            lanes.start_soon(track.sleep, level.name, priority=level)
+    assert track.started == ["blocker", "HIGH", "LOW"]
 
 
 @both_layers
