@@ -110,7 +110,7 @@ async def in_flight(server: Server, number: int, jobs: int) -> None:
                     nursery.start_soon(submit, lanes, f"s{session}", times)
         took, used = time.perf_counter() - began, time.process_time() - used
     lines = server.ask("INFO", "commandstats").splitlines()
-    calls = next(line for line in lines if line.startswith("cmdstat_evalsha"))
+    calls = next(line for line in lines if line.startswith("cmdstat_fcall"))
     spent = int(calls.split("usec=")[1].split(",")[0])
     print(
         f"| {number} | {jobs / took:,.0f} | {spent / jobs:.0f} | {used / jobs * 1e6:.0f} |",

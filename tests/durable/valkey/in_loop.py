@@ -48,7 +48,7 @@ class Life:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.script = Script(SCRIPT.text.replace(_PUBLISH, _TELL))
-        server.ask("SCRIPT", "LOAD", self.script.text)
+        server.ask(*self.script.as_library.load)
         self._socket = socket.create_connection(("127.0.0.1", server.port))
         self._answers = self._socket.makefile("rb")
         self._ahead = 0.0
@@ -100,9 +100,12 @@ class Life:
             await trio.lowlevel.cancel_shielded_checkpoint()
             if kind != "done":
                 raise link._gone(kind, rest)
-            if rest[0]:
+            looks, news, answer = rest
+            if looks:
                 link._look()
-            answer: list[Any] = rest[1]
+            if news:
+                link._told(news)
+            assert isinstance(answer, list)
             return answer
 
         with (
@@ -112,7 +115,7 @@ class Life:
         ):
             yield
 
-    def _ask(self, *commands: list[str | int]) -> list[Any]:
+    def _ask(self, *commands: list[str | bytes | int]) -> list[Any]:
         self._socket.sendall(b"".join(command(*words) for words in commands))
         return [read_answer(self._answers) for _ in commands]
 
@@ -124,7 +127,7 @@ class Life:
         header = ["run", link._channel, instance, 0, *rules]
         *_, answer, told, _ = self._ask(
             ["HSET", KEY, "seconds", micros // 10**6, "micros", micros % 10**6],
-            ["EVALSHA", self.script.sha, 1, f"{link._root}meta", *header, *act],
+            [*self.script.as_library.call, 1, f"{link._root}meta", *header, *act],
             ["LRANGE", TOLD, 0, -1],
             ["DEL", TOLD],
         )
@@ -134,5 +137,5 @@ class Life:
             if listener is not None and text == "look":
                 listener._look()
             elif listener is not None:
-                listener._ended(text)
+                listener._told(text)
         return list(answer)

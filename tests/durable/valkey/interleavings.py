@@ -461,7 +461,7 @@ class Talk:
     def _call(self, *words: str) -> bytes:
         instance, *rules = self._store._header()
         header = "run", "channel", instance, "0", *rules
-        return command("EVALSHA", self._script.sha, 1, f"{ROOT}meta", *header, *words)
+        return command(*self._script.as_library.call, 1, f"{ROOT}meta", *header, *words)
 
 
 # ---- what may happen next
@@ -667,8 +667,9 @@ class Explorer:
         self._seen: dict[bytes, State] = {}
         self._well: set[bytes] = set()  # from which all jobs end
         self.acts = 0
-        load = [command("SCRIPT", "LOAD", one) for one in (script.text, SAVE, RESTORE)]
-        _, self._save, self._restore = (sha.decode() for sha in self._wire.ask(load))
+        load = [command("SCRIPT", "LOAD", one) for one in (SAVE, RESTORE)]
+        load.append(command(*script.as_library.load))
+        self._save, self._restore, _ = (name.decode() for name in self._wire.ask(load))
 
     def close(self) -> None:
         """End the connection."""
@@ -743,7 +744,7 @@ class Explorer:
         for sends, (begin, end) in ranges.items():
             raw, saved = answers[end]
             told = [
-                _decoded(one[2][1:]) if isinstance(one, list) else one for one in answers[begin:end]
+                _decoded(one[3][1:]) if isinstance(one, list) else one for one in answers[begin:end]
             ]
             found[sends] = told, raw, json.loads(raw), saved
         ranked = []
@@ -770,7 +771,7 @@ class Explorer:
     def _look_at(self, state: State, checked: Any) -> None:
         """Regard what must hold in a state."""
         wrong = self._wrong(state)
-        problems = _decoded(checked[2])[1]
+        problems = _decoded(checked[3])[1]
         wrong(not problems, f"check finds {problems}")
         jobs = [state.jobs[id] for id in sorted(state.jobs)]
         running = [job for job in jobs if job["state"] == "running"]

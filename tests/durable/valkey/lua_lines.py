@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Final
 
 from trio_lanes.durable._valkey import script
-from trio_lanes.durable._valkey.script import LEAVES, ORDER, Script
+from trio_lanes.durable._valkey.script import ORDER, joined
 
 SEEN: Final = "lines-run"
 """The key of the set of lines that were run, on the server."""
@@ -18,6 +18,7 @@ _STATEMENT: Final = re.compile(
 )
 _GOES_ON: Final = re.compile(r"(?:[,({]|\b(?:and|or|not)|\.\.|[^=~<>]=|[+\-*/])\s*(?:--.*)?$")
 _BEGINS_WITHIN: Final = re.compile(r"\s*(?:and |or |\.\.|[+\-*/] )")
+_AT_LOAD: Final = "  AT_CALL[#AT_CALL + 1] = set"
 
 
 def statements() -> dict[str, int]:
@@ -34,7 +35,9 @@ def _of(text: str) -> list[tuple[int, str]]:
     found, depth, goes_on = [], 0, False
     for number, line in enumerate(text.splitlines(), 1):
         code = re.sub(r"'(?:[^'\\]|\\.)*'", "''", line).split("--")[0]
-        if depth == 0 and not goes_on and _STATEMENT.match(code) and not _BEGINS_WITHIN.match(code):
+        at_load = not line.startswith(" ") or line == _AT_LOAD  # no command can be called then
+        begins = depth == 0 and not goes_on and not at_load
+        if begins and _STATEMENT.match(code) and not _BEGINS_WITHIN.match(code):
             found.append((number, line))
         # a function that is an argument has statements of its own
         opened = sum(code.count(one) for one in "({[") - sum(code.count(one) for one in ")}]")
@@ -43,19 +46,15 @@ def _of(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def noting() -> Script:
-    """Return the script, with a note of each statement before it."""
+def noting() -> str:
+    """Return the text of the script, with a note of each statement before it."""
     folder = files(script.__package__) / "lua"
-    texts = []
+    texts = {}
     for name in ORDER:
-        text = (folder / f"{name}.lua").read_text("utf-8")
-        lines = text.splitlines()
+        lines = (folder / f"{name}.lua").read_text("utf-8").splitlines()
         for number, line in _of("\n".join(lines)):
             indent = line[: len(line) - len(line.lstrip())]
             note = f"redis.call('SADD', '{SEEN}', '{name}:{number}') "
             lines[number - 1] = indent + note + line.lstrip()
-        noted = "\n".join(lines) + "\n"
-        if name in LEAVES:
-            noted = script._leaf(text).replace(text, noted)
-        texts.append(noted)
-    return Script("\n".join(texts))
+        texts[name] = "\n".join(lines) + "\n"
+    return joined(texts)

@@ -123,7 +123,7 @@ class Server:
             with to_server.makefile("rb") as answers:
                 assert [read_answer(answers) for _ in range(2)] == ["OK", "OK"]
 
-    def ask(self, *words: str | int) -> Any:
+    def ask(self, *words: str | bytes | int) -> Any:
         """Send one command on a connection of its own; return the answer."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as to_server:
             to_server.sendall(command(*words))
@@ -131,9 +131,9 @@ class Server:
                 return read_answer(answers)
 
 
-def command(*words: str | int) -> bytes:
+def command(*words: str | bytes | int) -> bytes:
     """Return the bytes of a command."""
-    texts = [str(word).encode() for word in words]
+    texts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     parts = [b"*%d\r\n" % len(texts), *(b"$%d\r\n%s\r\n" % (len(text), text) for text in texts)]
     return b"".join(parts)
 

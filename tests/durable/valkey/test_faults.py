@@ -71,7 +71,7 @@ async def result_of(job: Any) -> Any:
             await trio.sleep(0.02)
 
 
-@pytest.mark.parametrize("how", ["script flush", "client kill", "stop", "kill", "restart twice"])
+@pytest.mark.parametrize("how", ["function flush", "client kill", "stop", "kill", "restart twice"])
 async def test_connections_and_servers_that_end_lose_nothing(
     always_server: Server, namespace: str, how: str
 ) -> None:
@@ -80,8 +80,8 @@ async def test_connections_and_servers_that_end_lose_nothing(
     with trio.fail_after(120):
         async with open_durable_lanes(store, {"echo": echo}) as lanes:
             first = await submit_all(lanes, range(20))
-            if how == "script flush":
-                server.ask("SCRIPT", "FLUSH")
+            if how == "function flush":
+                server.ask("FUNCTION", "FLUSH")
             elif how == "client kill":
                 server.ask("CLIENT", "KILL", "TYPE", "normal")
                 server.ask("CLIENT", "KILL", "TYPE", "pubsub")
@@ -501,7 +501,9 @@ async def test_acts_that_wait_when_the_store_is_closed_are_unavailable(
     assert sorted(error.unknown for error in caught) == [False, True]
 
 
-@pytest.mark.parametrize("text", ["this is no Lua", "error('a mistake')"])
+@pytest.mark.parametrize(
+    "text", ["this is no Lua", "error('early')", "local function run() error('late') end"]
+)
 async def test_a_script_that_fails_is_an_error_of_the_store(
     server: Server, namespace: str, text: str
 ) -> None:

@@ -41,7 +41,7 @@ class Lines:
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     """A server of its own, and scripts that note the lines that are run."""
-    text = noting().text
+    text = noting()
     monkeypatch.setattr("trio_lanes.durable._valkey.store.source", lambda: text)
     monkeypatch.setattr(clock, "SCRIPT", Script(text.replace(clock._REAL, clock._TESTS)))
     own = Server(programs()["valkey"], appendfsync="always")

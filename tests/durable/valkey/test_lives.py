@@ -33,6 +33,6 @@ def test_a_step_whose_number_is_forgotten_is_found_by_a_life(
     right, wrong = "if number <= info.number then", "if false then"
     assert lives.script.text.count(right) == 1
     lives.script = Script(lives.script.text.replace(right, wrong))
-    own_server.ask("SCRIPT", "LOAD", lives.script.text)
+    own_server.ask(*lives.script.as_library.load)
     with lives.in_loop():
         assert any(simulate(Life(seed), lives.open) for seed in range(20))

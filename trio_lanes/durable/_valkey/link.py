@@ -31,7 +31,7 @@ from coredis.connection import BaseConnection
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 from .address import Address
 from .errors import NotReplicatedError, is_passing, refuse_server
-from .script import Script
+from .script import Kept, Script
 from .text import micros
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -42,6 +42,8 @@ BUSY: Final = 0.05
 """Seconds until a call is asked again that the server did not take."""
 REPLICATED: Final = 0.8
 """The part of the store's patience in which a replica must confirm a submission."""
+_NO_FUNCTIONS: Final = redis.UnknownCommandError, redis.AuthorizationError
+"""The errors of a server that has no functions, or does not let the user load or call them."""
 MOST_WEIGHT: Final = 500
 """How many jobs the acts of one call touch at most, unless it is one act."""
 
@@ -70,14 +72,14 @@ class Act:
         self.unknown = False
 
     @property
-    def is_submission(self) -> bool:
-        """Whether it accepts jobs."""
-        return self.arguments[0] == "enqueue"
+    def verb(self) -> str:
+        """Which act it is."""
+        return self.arguments[0]
 
     @property
     def is_step(self) -> bool:
         """Whether it claims jobs."""
-        return self.arguments[0] == "step"
+        return self.verb == "step"
 
     def end(self, answer: outcome.Outcome[list[Any]]) -> None:
         """Give the act its answer, unless it was overdue and has one."""
@@ -95,7 +97,7 @@ class Link:
       namespace: its keys begin with ``{namespace}:``.
       replicas: how many replicas must have a submission before it is accepted.
       header: gives the incarnation, and the rules that hold until a worker has written some.
-      ended: is called with each message about the end of a job.
+      told: is called with each message about jobs and requests of this client.
       look: is called when the worker should take a step.
       claimed: gives the incarnation, and the fences of its runs whose ends are not recorded.
       lost: is called with the fences of runs that a restarted server does not know.
@@ -111,7 +113,7 @@ class Link:
         patience: float,
         replicas: int,
         header: Callable[[], tuple[str, ...]],
-        ended: Callable[[str], None],
+        told: Callable[[str], None],
         look: Callable[[], None],
         claimed: Callable[[], tuple[str, ...]],
         lost: Callable[[Sequence[int]], None],
@@ -124,7 +126,7 @@ class Link:
         self._patience: Final = patience
         self._replicas: Final = replicas
         self._header: Final = header
-        self._ended: Final = ended
+        self._told: Final = told
         self._look: Final = look
         self._claimed: Final = claimed
         self._lost: Final = lost
@@ -140,7 +142,8 @@ class Link:
         self._away_since: float | None = None  # since when calls have had no answer
         self._why: BaseException | None = None  # there is no connection
         self._broken: StoreError | None = None
-        self._evals = False  # whether the next call brings the script along
+        self._kept: Kept = script.as_library
+        self._loads = False  # whether the next call brings the script along
 
     # ---- callers
 
@@ -270,7 +273,7 @@ class Link:
             if kind == "message" and text == "look":
                 self._look()
             elif kind == "message":
-                self._ended(str(text))
+                self._told(str(text))
 
     # ---- calls
 
@@ -281,7 +284,8 @@ class Link:
                 self._deliver()
                 self._came = trio.Event()
                 await self._came.wait()
-                await trio.lowlevel.checkpoint()  # other tasks of this tick add their acts
+                if not (self._acts and self._acts[-1].is_step):  # a step is asked last
+                    await trio.lowlevel.checkpoint()  # other tasks of this tick add their acts
             await self._ask(self._next_batch())
 
     def _next_batch(self) -> list[Act]:
@@ -324,8 +328,10 @@ class Link:
                 if _is_lost(connection):
                     continue  # the act may have happened: it is asked again
                 self._refused(batch, known)
-                if isinstance(error, redis.NoScriptError):
-                    self._evals = True
+                if _is_missing(error):
+                    self._loads = True
+                elif isinstance(error, _NO_FUNCTIONS) and self._kept is not self._script.as_script:
+                    self._kept = self._script.as_script
                 elif is_passing(error):
                     self._why = error
                     if isinstance(error, redis.ReadOnlyError):
@@ -359,23 +365,26 @@ class Link:
             arguments += ["compare_runs", str(len(claimed)), *claimed]
         for act in batch:
             arguments += act.arguments
-        command, script = b"EVALSHA", self._script.sha
-        if self._evals:  # the server has lost the script, or never had it; now it keeps it
-            command, script = b"EVAL", self._script.text
-        request = connection.create_request(command, script, 1, f"{self._root}meta", *arguments)
+        if self._loads:  # the server has lost the script, or never had it
+            await connection.create_request(*self._kept.load)
+            self._loads = False
+        reads = not self._resumes and all(act.verb in self._script.reads for act in batch)
+        command, name = self._kept.read if reads else self._kept.call
+        request = connection.create_request(command, name, 1, f"{self._root}meta", *arguments)
         if self._replied is not None:
             await trio.lowlevel.checkpoint()  # the connection writes the request
             self._deliver()
         reply = await request
         assert isinstance(reply, list)
-        self._evals = False
         if reply[0] == "done":
             self._why = self._away_since = None
-        if self._replicas and any(act.is_submission for act in batch):
+            if reply[2]:
+                self._told(reply[2])
+        if self._replicas and any(act.verb == "enqueue" for act in batch):
             await self._wait_for_replicas(connection)
         if self._resumes and reply[0] == "done":
             self._resumes = False
-            self._lost(reply.pop(2)[1:])
+            self._lost(reply.pop(3)[1:])
         return reply
 
     async def _wait_for_replicas(self, connection: BaseConnection) -> None:
@@ -403,7 +412,7 @@ class Link:
             self._broken = self._gone(kind, rest)
             self._fail(batch, self._broken)
             return
-        looks, *answers = rest
+        looks, _, *answers = rest
         for act, answer in zip(batch, answers, strict=True):
             act.end(outcome.Value(answer))
         while self._unanswered and self._unanswered[0].answer is not None:
@@ -435,6 +444,11 @@ class Link:
 
 def _not_cancelled(raise_cancel: object) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
+
+
+def _is_missing(error: redis.RedisError) -> bool:
+    """Whether the server does not have the script."""
+    return isinstance(error, redis.NoScriptError) or str(error) == "Function not found"
 
 
 def _is_lost(connection: BaseConnection) -> bool:

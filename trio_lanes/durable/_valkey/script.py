@@ -1,4 +1,8 @@
-"""The script that holds the rules: the files of ``lua/``, joined in their order."""
+"""The script that holds the rules: the files of ``lua/``, joined in their order.
+
+A server keeps it as a library of functions, and makes these once. A server before 7.0, or one that
+lets the user load no functions, keeps it as a script, and makes all functions anew for each call.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import hashlib
 import re
 from importlib.resources import files
 from typing import Final, final
+
+import attrs
 
 ORDER: Final = (
     "base",  # keys, time, numbers
@@ -36,38 +42,78 @@ ORDER: Final = (
 LEAVES: Final = frozenset(
     {"accept", "step", "locks", "talk", "logs", "orders", "look", "blockers", "check", "open"}
 )
-"""Files that define acts only. A server makes the functions of a script anew for each call, so
-those of a leaf are made only if the call asks for one of its acts."""
-_VERB: Final = re.compile(r"^(?:READS|WRITES|WITH_TICKET)\.(\w+) = ", re.MULTILINE)
+"""Files that define acts only: no other file calls their functions."""
+_READ: Final = re.compile(r"^READS\.(\w+) = ", re.MULTILINE)
+
+
+@final
+@attrs.frozen
+class Kept:
+    """How a server keeps a script.
+
+    Attributes:
+      load: the command that brings the script to the server.
+      call: the first words of a call.
+      read: the first words of a call whose acts only read.
+    """
+
+    load: tuple[bytes, *tuple[str, ...]]
+    call: tuple[bytes, str]
+    read: tuple[bytes, str]
 
 
 @final
 class Script:
-    """A script, and the name by which a server knows it.
+    """A script that can be called.
+
+    Args:
+      text: Lua that defines the local function ``run``.
 
     Attributes:
-      text: its source.
-      sha: the name under which a server keeps it.
+      text: the same.
+      reads: the verbs of acts that only read.
+      as_library: it is called as a function. A server that is out of memory refuses a call before
+        it begins, unless its acts only read.
+      as_script: it is called as a script.
     """
 
     def __init__(self, text: str) -> None:
         self.text: Final = text
-        self.sha: Final = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self.reads: Final = frozenset(_READ.findall(text))
+        name = f"trio_lanes_{_sha(text)}"
+        library = "\n".join(
+            [
+                f"#!lua name={name}",
+                text,
+                f"redis.register_function('{name}', run)",
+                f"redis.register_function{{function_name = '{name}_reads', callback = run,",
+                "  flags = { 'allow-oom' }}",
+            ]
+        )
+        script = f"{text}\nreturn run(KEYS, ARGV)\n"
+        self.as_library: Final = Kept(
+            (b"FUNCTION", "LOAD", "REPLACE", library), (b"FCALL", name), (b"FCALL", f"{name}_reads")
+        )
+        by_sha = b"EVALSHA", _sha(script)
+        self.as_script: Final = Kept((b"SCRIPT", "LOAD", script), by_sha, by_sha)
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def source() -> str:
     """Return the text of all files, in their order.
 
-    All but the first are the body of a function. For each variable that a new function refers to,
-    Lua searches the variables of the enclosing function, and most refer to those of the first file:
-    these are found at once, since they belong to a function further out.
+    Lua has at most 200 local variables at one place of a function, so all files but the first are
+    in a function of their own, and each leaf is in a block.
     """
     folder = files(__package__) / "lua"
     texts = {name: (folder / f"{name}.lua").read_text("utf-8") for name in ORDER}
-    parts = [_leaf(texts[name]) if name in LEAVES else texts[name] for name in ORDER[1:]]
-    return "\n".join([texts["base"], "return (function()", *parts, "end)()"])
+    return joined(texts)
 
 
-def _leaf(text: str) -> str:
-    asked = " or ".join(f"ASKED.{verb}" for verb in _VERB.findall(text))
-    return f"if {asked} then\n{text}end"
+def joined(texts: dict[str, str]) -> str:
+    """Join the texts of files, by name."""
+    parts = [f"do\n{texts[name]}end" if name in LEAVES else texts[name] for name in ORDER[1:]]
+    return "\n".join([texts[ORDER[0]], "local run = (function()", *parts, "end)()"])

@@ -139,7 +139,7 @@ class ValkeyStore:
             patience=self.patience,
             replicas=self._replicas,
             header=self._header,
-            ended=self._waiters.told,
+            told=self._waiters.told,
             look=self._look_again,
             claimed=lambda: (self.instance, *map(str, self._runs)),
             lost=self._lose,

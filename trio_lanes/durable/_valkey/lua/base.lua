@@ -7,28 +7,35 @@
 -- exact until the year 2255. `..` writes a number with 14 digits only, so ids, fences and times are
 -- written by `int` where they become a part of a text.
 --
--- ARGV: the server's run_id, the caller's channel, its incarnation, how long it had no answer, the
--- three rules that hold until a worker has set some; then acts: verb, number of arguments, arguments.
+-- The functions live as long as the server, and what one call knows only as long as the call: a file
+-- that has such variables sets them in a function that it gives to `at_call`.
+--
+-- The arguments of a call: the server's run_id, the caller's channel, its incarnation, how long it had
+-- no answer, the three rules that hold until a worker has set some; then acts: verb, number of
+-- arguments, arguments.
 
-local call = redis.call
-local huge = math.huge
-local META = KEYS[1]
-local ROOT = string.sub(META, 1, -5)
-local RUN, CHANNEL, CALLER, AWAY = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local huge = 1 / 0  -- a library may not use `math` while it is loaded
 local SCHEMA = 1
 local SECOND = 1000000
+local FIRST = 8  -- the place of the first act
 
 -- The acts, by verb: acts that only read, acts that write, acts that are done once for each ticket.
--- ASKED has the verbs of this call.
-local READS, WRITES, WITH_TICKET, ASKED = {}, {}, {}, {}
-local FIRST = 8
-do
-  local at = FIRST
-  while at <= #ARGV do
-    ASKED[ARGV[at]] = true
-    at = at + 2 + tonumber(ARGV[at + 1])
-  end
+local READS, WRITES, WITH_TICKET = {}, {}, {}
+
+local AT_CALL = {}
+
+local function at_call(set)
+  AT_CALL[#AT_CALL + 1] = set
 end
+
+local call, ROOT, META, RUN, CHANNEL, CALLER, AWAY, GIVEN_RULES
+
+at_call(function(key, arguments)
+  call = redis.call
+  META, ROOT = key, string.sub(key, 1, -5)
+  RUN, CHANNEL, CALLER, AWAY = arguments[1], arguments[2], arguments[3], tonumber(arguments[4])
+  GIVEN_RULES = { arguments[5], arguments[6], arguments[7] }
+end)
 
 local function int(number)
   return string.format('%.0f', number)
@@ -49,7 +56,11 @@ local function number_of(text)
 end
 
 -- Parts of a key that users name have their lengths in front, so that no two keys are the same.
-local NAMED = {}
+local NAMED
+
+at_call(function()
+  NAMED = {}
+end)
 
 local function named(name)
   if not NAMED[name] then
@@ -58,50 +69,57 @@ local function named(name)
   return NAMED[name]
 end
 
-local META_TYPE = call('TYPE', META).ok
-local meta = {}
-if META_TYPE == 'hash' then
-  local values = call('HMGET', META, 'schema', 'run', 'clock', 'offset', 'result_ttl',
-    'max_crashes', 'hold', 'beat')
-  meta = {
-    schema = tonumber(values[1] or nil),
-    run = values[2],
-    clock = tonumber(values[3] or 0),
-    offset = tonumber(values[4] or 0),
-    beat = tonumber(values[8] or 0),
-  }
-  if values[5] then
-    meta.rules = {
-      result_ttl = number_of(values[5]),
-      max_crashes = number_of(values[6]),
-      hold = values[7] == '1',
-    }
-  end
+local function rules_of(ttl, crashes, hold)
+  return { result_ttl = number_of(ttl), max_crashes = number_of(crashes), hold = hold == '1' }
 end
 
+local meta
+
+at_call(function()
+  local values = redis.pcall('HMGET', META, 'schema', 'run', 'clock', 'offset', 'result_ttl',
+    'max_crashes', 'hold', 'beat', 'forget_at')
+  meta = {}
+  if values[1] then
+    meta = {
+      schema = tonumber(values[1]),
+      run = values[2],
+      clock = tonumber(values[3] or 0),
+      offset = tonumber(values[4] or 0),
+      beat = tonumber(values[8] or 0),
+      forget_at = tonumber(values[9] or nil),
+    }
+    if values[5] then
+      meta.rules = rules_of(values[5], values[6], values[7])
+    end
+  end
+end)
+
 local function rules()
-  return meta.rules or {
-    result_ttl = number_of(ARGV[5]), max_crashes = number_of(ARGV[6]), hold = ARGV[7] == '1',
-  }
+  return meta.rules or rules_of(unpack(GIVEN_RULES))
 end
 
 -- The time of the store never runs back: if the server's clock was set back, an offset takes the
 -- difference.
 local now
-do
+
+at_call(function()
   local time = call('TIME')
   now = time[1] * SECOND + time[2] + (meta.offset or 0)
   if meta.clock and now < meta.clock then
     meta.offset = meta.offset + meta.clock - now
     now = meta.clock
   end
-end
+end)
 
 -- One sequence for ids, places, ready numbers and fences. On a server with another run_id, which may
 -- have an older copy of the data, it goes on at the time in microseconds: no number comes twice. So
 -- all numbers have 16 digits, and a sorted set orders equal scores by number. A call reserves numbers
 -- before it uses them, each time twice as many; those that it does not use are lost.
-local NUMBER, RESERVED, MORE = 0, 0, 1
+local NUMBER, RESERVED, MORE
+
+at_call(function()
+  NUMBER, RESERVED, MORE = 0, 0, 8
+end)
 
 local function next_number()
   if NUMBER == RESERVED then

@@ -226,22 +226,21 @@ local function next_of(lane, fronts, budget, turns, isolation, most_bytes)
   return job
 end
 
--- The lanes with ready jobs in their turn, by name, beginning behind the lane of the last claim.
-local function lanes_in_order(served)
-  local names = call('SMEMBERS', ROOT .. 'lw')
-  table.sort(names, function(one, other)
+-- Sort lanes by name, beginning behind the lane of the last claim.
+local function sort_by_turn(lanes_with_jobs, served)
+  table.sort(lanes_with_jobs, function(one, other)
     if (one > served) ~= (other > served) then
       return one > served
     end
     return one < other
   end)
-  return names
 end
 
 -- The lanes that may start a job, in their turn: lanes with suspects first.
-local function lanes_in_turn(names, budget, turns)
+local function lanes_in_turn(lanes_with_jobs, names, budget, turns)
   local suspects, others = {}, {}
-  for _, lane in ipairs(lanes_in_order(turns.served() or '')) do
+  sort_by_turn(lanes_with_jobs, turns.served() or '')
+  for _, lane in ipairs(lanes_with_jobs) do
     local limit = budget.limit(lane)
     if limit and not is_paused(limit) then
       local fronts = new_fronts(lane, names)
@@ -261,7 +260,8 @@ end
 -- claims have STEP_BYTES.
 local function take(instance, info, room)
   local claims = {}
-  if room <= 0 then
+  local lanes_with_jobs = room > 0 and call('SMEMBERS', ROOT .. 'lw') or {}
+  if #lanes_with_jobs == 0 then
     return claims, nil, false
   end
   local names = {}
@@ -270,7 +270,7 @@ local function take(instance, info, room)
   end
   local budget, turns = new_budget(), new_turns()
   local isolation = new_isolation(instance)
-  local in_turn, at = lanes_in_turn(names, budget, turns), 1
+  local in_turn, at = lanes_in_turn(lanes_with_jobs, names, budget, turns), 1
   local left, why = huge, nil
   while in_turn[at] and #claims < room and isolation.has_room() and why ~= 'bytes' do
     local turn = in_turn[at]

@@ -10,6 +10,10 @@
 
 local LANES, LANE_NAMES, GROUPS, GROUP_OF
 
+at_call(function()
+  LANES, GROUPS = nil, nil
+end)
+
 local function unpacked(key)
   local found, names, flat = {}, {}, call('HGETALL', key)
   for at = 1, #flat, 2 do

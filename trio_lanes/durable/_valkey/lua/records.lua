@@ -28,14 +28,18 @@
 -- The hashes n and sl:<lane> count jobs by lane, state and name, all sessions with queued jobs, and the
 -- queued jobs of a lane by session. Only statistics read them. They are written like `listed`.
 
-local JOBS = {}   -- by id, as far as this call has read them; false: there is none
-local SEEN = {}   -- by id: what the indexes of `queued` and the counts have of them
-local LISTED = {} -- by id: what the indexes of `listed` have of them
-local DIRTY = {}  -- ids of records to be written at the end of the call
-local UNLISTED = {} -- ids of jobs whose indexes of `listed` are to be written
-local COUNTS = {} -- by key, by field: the changes of counts, to be written at the end of the call
-local NOTED = {}  -- by key: the ready lists that are known to be in rn:<lane>
-local PAYLOADS = {}  -- by id, as far as this call has written or read them
+local JOBS      -- by id, as far as this call has read them; false: there is none
+local SEEN      -- by id: what the indexes of `queued` and the counts have of them
+local LISTED    -- by id: what the indexes of `listed` have of them
+local DIRTY     -- ids of records to be written at the end of the call
+local UNLISTED  -- ids of jobs whose indexes of `listed` are to be written
+local COUNTS    -- by key, by field: the changes of counts, to be written at the end of the call
+local NOTED     -- by key: the ready lists that are known to be in rn:<lane>
+local PAYLOADS  -- by id, as far as this call has written or read them
+
+at_call(function()
+  JOBS, SEEN, LISTED, DIRTY, UNLISTED, COUNTS, NOTED, PAYLOADS = {}, {}, {}, {}, {}, {}, {}, {}
+end)
 
 local ENDED = { succeeded = true, failed = true, cancelled = true }
 

@@ -49,11 +49,12 @@ end
 
 -- Forget, now and then, what is kept of lanes of templates that have no jobs any more.
 local function forget_lanes()
-  local at = tonumber(call('HGET', META, 'forget_at') or nil)
+  local at = meta.forget_at
   if at and at > now then
     return
   end
-  call('HSET', META, 'forget_at', int(now + FORGET_LANES_EVERY))
+  meta.forget_at = now + FORGET_LANES_EVERY
+  call('HSET', META, 'forget_at', int(meta.forget_at))
   if not at then
     return
   end

@@ -7,11 +7,16 @@
 -- leaves jobs, it wakes the next. An instance is idle after a step that left room. Idle instances are
 -- in the sets idle:<kind>; a kind is a set of handler names, which the hash kinds keeps.
 
-local LOOK = false       -- whether a job may start that could not before
-local SOON = false       -- whether something falls due earlier than idle instances know
-local CALLER_LOOKS = false
 local LARGEST_TOLD = 16384
-local NEWS = {}          -- by channel: the texts that this call tells its client
+
+local LOOK          -- whether a job may start that could not before
+local SOON          -- whether something falls due earlier than idle instances know
+local CALLER_LOOKS
+local NEWS          -- by channel: the texts that this call tells its client
+
+at_call(function()
+  LOOK, SOON, CALLER_LOOKS, NEWS = false, false, false, {}
+end)
 
 local function instance_of(id)
   local text = id ~= '' and call('GET', ROOT .. 'i:' .. id)
@@ -43,17 +48,22 @@ local function publish(channel, text)
   return call('PUBLISH', ROOT .. 'to:' .. channel, text)
 end
 
--- Tell a client that there is news, at the end of the call.
+-- Tell a client that there is news, at the end of the call: the caller in its answer.
 local function tell(channel, text)
   local texts = NEWS[channel] or {}
   texts[#texts + 1] = text
   NEWS[channel] = texts
 end
 
+-- Return the news of the caller.
 local function publish_news()
   for channel, texts in pairs(NEWS) do
-    publish(channel, table.concat(texts, '\30'))
+    NEWS[channel] = table.concat(texts, '\30')
+    if channel ~= CHANNEL then
+      publish(channel, NEWS[channel])
+    end
   end
+  return NEWS[CHANNEL] or ''
 end
 
 -- Have the worker of an instance take a step. Return whether it listens.
@@ -138,9 +148,9 @@ local function wake_of_kind(kind)
 end
 
 -- The names of handlers for which a job may start, as far as slots allow it.
-local function startable_names()
+local function startable_names(lanes_with_jobs)
   local names, budget = {}, new_budget()
-  for _, lane in ipairs(call('SMEMBERS', ROOT .. 'lw')) do
+  for _, lane in ipairs(lanes_with_jobs) do
     local limit = budget.limit(lane)
     if limit and not is_paused(limit) and budget.free(lane) > 0 then
       for _, entry in ipairs(call('SMEMBERS', ROOT .. 'rn:' .. lane)) do
@@ -169,11 +179,15 @@ local function wake()
   if LOOK then
     wake_wanting()
   end
+  local lanes_with_jobs = LOOK and call('SMEMBERS', ROOT .. 'lw') or {}
+  if #lanes_with_jobs == 0 and not SOON then
+    return
+  end
   local names
   local kinds = call('HGETALL', ROOT .. 'kinds')
   for at = 1, #kinds, 2 do
     if call('EXISTS', ROOT .. 'idle:' .. kinds[at]) == 1 then
-      names = names or (LOOK and startable_names() or {})
+      names = names or startable_names(lanes_with_jobs)
       local wanted = SOON
       for _, name in ipairs(cmsgpack.unpack(kinds[at + 1])) do
         wanted = wanted or names[name]

@@ -26,52 +26,54 @@ local function once(ticket, verb, arguments)
   return answer
 end
 
-if META_TYPE ~= 'hash' and META_TYPE ~= 'none' then
-  return { 'foreign' }
-elseif META_TYPE == 'hash' and not meta.schema then
-  return { 'foreign' }
-elseif meta.schema and meta.schema > SCHEMA then
-  return { 'version', meta.schema }
-elseif not meta.schema and ARGV[FIRST] ~= 'open' then
-  return { 'gone' }
-elseif not meta.schema and ARGV[FIRST + 3] == '0' then
-  return { 'missing' }
-end
+return function(keys, arguments)
+  for _, set in ipairs(AT_CALL) do
+    set(keys[1], arguments)
+  end
+  if not meta.schema and call('EXISTS', META) == 1 then
+    return { 'foreign' }
+  elseif meta.schema and meta.schema > SCHEMA then
+    return { 'version', meta.schema }
+  elseif not meta.schema and arguments[FIRST] ~= 'open' then
+    return { 'gone' }
+  elseif not meta.schema and arguments[FIRST + 3] == '0' then
+    return { 'missing' }
+  end
 
-local answers = { 'done', 0 }
-local at, writes = FIRST, false
-while at <= #ARGV do
-  local verb, most = ARGV[at], at + 1 + tonumber(ARGV[at + 1])
-  local ticket, first, arguments = nil, at + 2, {}
-  if WITH_TICKET[verb] then
-    ticket, first = ARGV[first], first + 1
-  end
-  for place = first, most do
-    arguments[place - first + 1] = ARGV[place]
-  end
-  at = most + 1
-  if not HOT[verb] then
-    write_listed()
-  end
-  local answer
-  if READS[verb] then
-    answer = READS[verb](arguments)
-  else
-    if not writes then
-      begin_writing()
-      writes = true
+  local answers = { 'done', 0, '' }
+  local at, writes = FIRST, false
+  while at <= #arguments do
+    local verb, most = arguments[at], at + 1 + tonumber(arguments[at + 1])
+    local ticket, first, words = nil, at + 2, {}
+    if WITH_TICKET[verb] then
+      ticket, first = arguments[first], first + 1
     end
-    if ticket then
-      answer = once(ticket, verb, arguments)
+    for place = first, most do
+      words[place - first + 1] = arguments[place]
+    end
+    at = most + 1
+    if not HOT[verb] then
+      write_listed()
+    end
+    local answer
+    if READS[verb] then
+      answer = READS[verb](words)
     else
-      answer = WRITES[verb](arguments)
+      if not writes then
+        begin_writing()
+        writes = true
+      end
+      if ticket then
+        answer = once(ticket, verb, words)
+      else
+        answer = WRITES[verb](words)
+      end
     end
+    answers[#answers + 1] = answer
   end
-  answers[#answers + 1] = answer
+  wake()
+  write_records()
+  write_counts()
+  answers[2], answers[3] = CALLER_LOOKS and 1 or 0, publish_news()
+  return answers
 end
-wake()
-publish_news()
-write_records()
-write_counts()
-answers[2] = CALLER_LOOKS and 1 or 0
-return answers

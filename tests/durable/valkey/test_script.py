@@ -1,0 +1,92 @@
+"""How a server keeps the script: as functions, or else as a script."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from trio_lanes.durable import StoreUnavailableError, ValkeyStore, open_durable_lanes
+from trio_lanes.durable._valkey.script import Script, source
+
+from .server import Server, programs
+from .test_calls import calls
+from .test_faults import Echo, result_of, submit_all
+
+pytestmark = pytest.mark.real_processes
+
+
+def limited(server: Server, *rules: str) -> str:
+    """Make a user with these rules; return the URL."""
+    server.ask("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", *rules)
+    return server.url.replace("://", "://limited:secret@")
+
+
+async def run_jobs(url: str, namespace: str, server: Server, flush: str) -> None:
+    """Run jobs before and after the server has lost what it keeps."""
+    store = ValkeyStore(url, namespace=namespace)
+    with trio.fail_after(60):
+        async with open_durable_lanes(store, {"echo": Echo()}) as lanes:
+            first = await submit_all(lanes, range(5))
+            assert [await result_of(job) for job in first] == [*range(5)]
+            server.ask(flush, "FLUSH")
+            second = await submit_all(lanes, range(5))
+            assert [await result_of(job) for job in second] == [*range(5)]
+
+
+async def test_functions_are_loaded_once_and_called(own_server: Server, namespace: str) -> None:
+    await run_jobs(own_server.url, namespace, own_server, "FUNCTION")
+    assert calls(own_server, "evalsha") == 0
+    assert calls(own_server, r"function\|load") == 2
+
+
+async def test_a_user_who_may_load_no_functions_has_a_script(
+    own_server: Server, namespace: str
+) -> None:
+    await run_jobs(limited(own_server, "-function"), namespace, own_server, "SCRIPT")
+    assert own_server.ask("FUNCTION", "LIST") == []
+    assert calls(own_server, r"script\|load") == 2
+
+
+async def test_functions_that_are_there_are_called_by_a_user_who_may_load_none(
+    own_server: Server, namespace: str
+) -> None:
+    own_server.ask(*Script(source()).as_library.load)
+    await run_jobs(limited(own_server, "-function"), namespace, own_server, "SCRIPT")
+    assert calls(own_server, "evalsha") == 0
+
+
+@pytest.fixture
+def old_server(tmp_path: Path) -> Iterator[Server]:
+    """A server that has no functions, as before version 7.0."""
+    (tmp_path / "conf").write_text('rename-command FCALL ""\n')
+    server = Server(programs()["valkey"], include=str(tmp_path / "conf"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+async def test_a_server_that_has_no_functions_has_a_script(
+    old_server: Server, namespace: str
+) -> None:
+    await run_jobs(old_server.url, namespace, old_server, "SCRIPT")
+    assert old_server.ask("FUNCTION", "LIST") == []
+
+
+async def test_a_user_who_may_run_no_script_is_refused(own_server: Server, namespace: str) -> None:
+    url = limited(own_server, "-@scripting")
+    with pytest.raises(Exception, match="no permissions"):
+        await run_jobs(url, namespace, own_server, "SCRIPT")
+
+
+async def test_a_server_without_memory_can_be_read(own_server: Server, namespace: str) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        job = await lanes.submit("echo")
+        own_server.ask("CONFIG", "SET", "maxmemory", "1")
+        assert [status.id for status in await lanes.jobs()] == [job.id]
+        with pytest.raises(StoreUnavailableError):
+            await lanes.submit("echo")
+        own_server.ask("CONFIG", "SET", "maxmemory", "0")
