@@ -18,7 +18,6 @@ claimed, and the runs that it reported as ended go into the first step of the ne
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, final
 
@@ -262,10 +261,11 @@ class Worker:
         if self._outbox or (len(step.claims) == question.room and self._room() > 0):
             self._changed.set()  # there may be more than one step takes
         if self._ahead is None and (not self.stopping or self._unfinished):
-            # counted from the request, since the answer of a slow store is old
-            due = math.inf if step.next_due is None else question.asked_at + step.next_due
-            with trio.move_on_at(due):
+            if step.next_due is None:
                 await self._changed.wait()
+            else:  # counted from the request, since the answer of a slow store is old
+                with trio.move_on_at(question.asked_at + step.next_due):
+                    await self._changed.wait()
 
     def _next_question(self) -> _Question:
         self._changed = trio.Event()

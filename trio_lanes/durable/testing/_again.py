@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import trio
 
 from ... import UnknownLaneError
 from .. import DurableState, Finish, Selection, Step, Submission, SubmittedJob, Succeeded
@@ -41,6 +44,39 @@ class AgainStories:
             again = await store.store.step(2, finishes, 2)
             assert (again.claims, again.stale) == (second.claims, second.stale)
             assert (await store.statistics()).running == 3
+            await store.leave()
+
+    @story
+    async def test_a_step_that_is_asked_ahead_is_done_after_the_one_before(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        if not getattr(store.store, "steps_ahead", False):
+            return
+        steps: dict[int, Step] = {}
+
+        async def ask(number: int, ends: Sequence[Finish], room: int) -> None:
+            steps[number] = await store.store.step(number, ends, room)
+
+        async def ask_both(first: int, ends: Sequence[Finish], room: int) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, first, ends[:2], room)
+                await trio.lowlevel.checkpoint()  # until it is asked
+                nursery.start_soon(ask, first + 1, ends[2:], room)
+
+        async with store.open(opening()):
+            await store.join()
+            await store.enqueue([one(str(n)) for n in range(5)])
+            await ask_both(1, [], 2)
+            claims = [*steps[1].claims, *steps[2].claims]
+            assert [claim.payload for claim in claims] == ["0", "1", "2", "3"]
+            again = await store.store.step(2, [], 2)
+            assert again.claims == steps[2].claims
+            ends = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
+            await ask_both(3, ends, 1)
+            assert [claim.payload for claim in steps[3].claims] == ["4"]
+            assert (steps[3].stale, steps[4].stale, steps[4].claims) == ((), (), ())
+            assert (await store.statistics()).running == 1
             await store.leave()
 
     @story

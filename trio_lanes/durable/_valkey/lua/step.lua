@@ -105,17 +105,13 @@ local function step(arguments)
   put_instance(instance, info)
   -- this instance has claimed already; what is left is for others, unless nothing has changed
   LOOK = LOOK or finished or #claims > 0
-  local idle = ROOT .. 'idle:' .. info.kind
-  call('SREM', idle, instance)
   if LOOK then
-    wake()
+    wake(true)
     LOOK, SOON = false, false
   end
-  if unfinished then
-    CALLER_LOOKS = true
-  elseif #claims < room then
-    call('SADD', idle, instance)
-  end
+  CALLER_LOOKS = CALLER_LOOKS or unfinished
+  local is_idle = not unfinished and #claims < room
+  call(is_idle and 'SADD' or 'SREM', ROOT .. 'idle:' .. info.kind, instance)
   return { 0, claims, stale, cancels_of(instance), next_due(due) }
 end
 

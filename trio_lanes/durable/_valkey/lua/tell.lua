@@ -130,10 +130,11 @@ local function listen_to(job)
   call('PEXPIRE', key, 60000)
 end
 
--- Take one idle instance of a kind out of its set, and wake it. The caller is preferred.
-local function wake_of_kind(kind)
+-- Take one idle instance of a kind out of its set, and wake it. The caller is preferred, unless it is
+-- for others.
+local function wake_of_kind(kind, for_others)
   local key = ROOT .. 'idle:' .. kind
-  if call('SREM', key, CALLER) == 1 then
+  if call('SREM', key, CALLER) == 1 and not for_others then
     CALLER_LOOKS = true
     return true
   end
@@ -172,7 +173,7 @@ local function wake_wanting()
   end
 end
 
-local function wake()
+local function wake(for_others)
   if not LOOK and not SOON then
     return
   end
@@ -192,7 +193,7 @@ local function wake()
       for _, name in ipairs(cmsgpack.unpack(kinds[at + 1])) do
         wanted = wanted or names[name]
       end
-      if wanted and wake_of_kind(kinds[at]) then
+      if wanted and wake_of_kind(kinds[at], for_others) then
         return
       end
     end
