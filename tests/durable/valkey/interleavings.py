@@ -426,6 +426,7 @@ class Talk:
         )
         self._store = ValkeyStore("valkey://127.0.0.1", namespace=NAMESPACE)
         self._store._opening = self._opening
+        self._store._rules = text.rules_of(self._opening.rules)
         self._store._link = _Link()  # type: ignore[assignment]
 
     def opening(self) -> bytes:

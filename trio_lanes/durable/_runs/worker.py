@@ -261,6 +261,8 @@ class Worker:
         if self._outbox or (len(step.claims) == question.room and self._room() > 0):
             self._changed.set()  # there may be more than one step takes
         if self._ahead is None and (not self.stopping or self._unfinished):
+            if self._changed.is_set():
+                return
             if step.next_due is None:
                 await self._changed.wait()
             else:  # counted from the request, since the answer of a slow store is old

@@ -117,6 +117,7 @@ class ValkeyStore:
         self._lost: Final[set[int]] = set()  # fences of runs that the server has lost
         self._opening: Opening | None = None
         self._link: Link | None = None
+        self._rules: tuple[str, ...] = ()
         self._script = Script(source())
         self._waiters: Final = Waiters()
         self._poke, self._pokes = trio.open_memory_channel[None](1)
@@ -131,6 +132,7 @@ class ValkeyStore:
         if self._link is not None:
             raise RuntimeError(f"{self!r} is open already; make a ValkeyStore for each block")
         self._opening = opening
+        self._rules = text.rules_of(opening.rules)
         link = Link(
             f"Valkey at {self._address}",
             self._address,
@@ -168,16 +170,9 @@ class ValkeyStore:
         if failed is not None:
             failed.unwrap()
 
-    def _header(self) -> tuple[str, str, str, str]:
+    def _header(self) -> tuple[str, ...]:
         """The incarnation, and the rules that hold until a worker has written some."""
-        assert self._opening is not None
-        rules = self._opening.rules
-        return (
-            self.instance,
-            text.micros(rules.result_ttl),
-            text.number(rules.max_crashes),
-            str(int(rules.hold)),
-        )
+        return self.instance, *self._rules
 
     def _lose(self, fences: Sequence[int]) -> None:
         """Note runs of which a restarted server knows nothing: the next step cancels them."""

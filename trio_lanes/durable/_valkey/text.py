@@ -31,6 +31,7 @@ from .._contract.records import (
     Released,
     Selection,
     Step,
+    StoreRules,
     SubmittedJob,
     Succeeded,
 )
@@ -217,6 +218,11 @@ def blockers_of(told: Sequence[Sequence[Any]]) -> tuple[DurableBlocker, ...]:
 
 
 # ---- limits
+
+
+def rules_of(rules: StoreRules) -> tuple[str, str, str]:
+    """Return the rules of a store, as each call has them."""
+    return micros(rules.result_ttl), number(rules.max_crashes), str(int(rules.hold))
 
 
 def opening_argument(opening: Opening, identity: str) -> str:

@@ -70,7 +70,7 @@ local function new_isolation(instance)
     end
   end
 
-  for _, id in ipairs(call('ZRANGE', ROOT .. 'su:' .. instance, 0, -1)) do
+  for _, id in ipairs(running > 0 and call('ZRANGE', ROOT .. 'su:' .. instance, 0, -1) or {}) do
     restrict(find(id))
   end
   return self
@@ -89,6 +89,11 @@ local function new_fronts(lane, names)
     end
   end
 
+  local function drop(list, entry)
+    list[entry] = nil
+    drop_list(lane, entry)
+  end
+
   -- The id and ready number of the first job of a list; an empty list is dropped.
   local function front(list, entry)
     local page = list[entry]
@@ -97,8 +102,7 @@ local function new_fronts(lane, names)
       page.at = 1
       list[entry] = page
       if not page[1] then
-        list[entry] = nil
-        drop_list(lane, entry)
+        drop(list, entry)
         return nil
       end
     end
@@ -124,10 +128,14 @@ local function new_fronts(lane, names)
 
   -- The first job of a list was claimed, and is not on it any more.
   function self.taken(priority, entry)
-    local page = lists[priority][entry]
+    local list, page = lists[priority], lists[priority][entry]
     page.at = page.at + 2
-    if page.at > #page then
-      lists[priority][entry] = true
+    if page.at <= #page then
+      return
+    elseif #page < 2 * FRONT then
+      drop(list, entry)
+    else
+      list[entry] = true
     end
   end
 

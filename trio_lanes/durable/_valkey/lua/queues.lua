@@ -204,13 +204,31 @@ local function resume_session(session)
   end
 end
 
--- Queue the parked jobs that are due, and end the pauses that are over.
-local function promote()
-  promote_ids(call('ZRANGEBYSCORE', ROOT .. 'due', '-inf', int(now), 'LIMIT', 0, AT_ONCE))
-  local over = call('ZRANGEBYSCORE', ROOT .. 'pauses', '-inf', int(now), 'LIMIT', 0, AT_ONCE)
-  for _, session in ipairs(over) do
+local function resume_sessions(sessions)
+  for _, session in ipairs(sessions) do
     resume_session(session)
   end
+end
+
+local function first_time(key)
+  local time = call('ZRANGE', ROOT .. key, 0, 0, 'WITHSCORES')[2]
+  return time and number_of(time) or huge
+end
+
+-- Do with the members of a sorted set whose time has come. Return the time of the first that is left.
+local function do_due(key, act)
+  local first = first_time(key)
+  if first > now then
+    return first
+  end
+  act(call('ZRANGEBYSCORE', ROOT .. key, '-inf', int(now), 'LIMIT', 0, AT_ONCE))
+  return first_time(key)
+end
+
+-- Queue the parked jobs that are due, and end the pauses that are over. Return when the next of either
+-- falls due.
+local function promote()
+  return math.min(do_due('due', promote_ids), do_due('pauses', resume_sessions))
 end
 
 local function forget_done()
@@ -220,13 +238,8 @@ local function forget_done()
   end
 end
 
--- Microseconds until a job or a limit falls due, or until `also`; false: nothing will.
-local function next_due(also)
-  local first = also or huge
-  for _, key in ipairs({ 'due', 'pauses' }) do
-    local due = call('ZRANGE', ROOT .. key, 0, 0, 'WITHSCORES')[2]
-    first = math.min(first, due and number_of(due) or huge)
-  end
+-- Microseconds until the time `first`, or until the pause of a lane ends before; false: nothing will.
+local function next_due(first)
   for _, lane in pairs((lanes())) do
     if is_paused(lane) then
       first = math.min(first, lane.paused)

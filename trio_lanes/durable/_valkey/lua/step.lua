@@ -43,8 +43,9 @@ local function step_again(instance, number, info)
   for _, id in ipairs(call('ZRANGEBYSCORE', ROOT .. 'run:' .. instance, after, '+inf')) do
     claims[#claims + 1] = claim_of(find(id))
   end
+  local first = math.min(first_time('due'), first_time('pauses'))
   CALLER_LOOKS = true  -- a limit that keeps jobs from starting is found by the next step
-  return { 0, claims, info.stale, cancels_of(instance), next_due() }
+  return { 0, claims, info.stale, cancels_of(instance), next_due(first) }
 end
 
 -- Forget, now and then, what is kept of lanes of templates that have no jobs any more.
@@ -97,7 +98,7 @@ local function step(arguments)
     end
     finished = true
   end
-  promote()
+  local first = promote()
   forget_done()
   forget_lanes()
   info.number, info.stale, info.after = number, stale, next_number()
@@ -112,7 +113,7 @@ local function step(arguments)
   CALLER_LOOKS = CALLER_LOOKS or unfinished
   local is_idle = not unfinished and #claims < room
   call(is_idle and 'SADD' or 'SREM', ROOT .. 'idle:' .. info.kind, instance)
-  return { 0, claims, stale, cancels_of(instance), next_due(due) }
+  return { 0, claims, stale, cancels_of(instance), next_due(math.min(first, due or huge)) }
 end
 
 -- ---- acts of one run. Arguments: the instance, the id, the fence.

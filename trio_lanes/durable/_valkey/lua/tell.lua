@@ -34,7 +34,8 @@ end
 
 -- How many runs of an instance have not lent their slots.
 local function runs_beside(instance)
-  return call('ZCARD', ROOT .. 'run:' .. instance) - call('ZCARD', ROOT .. 'le:' .. instance)
+  local runs = call('ZCARD', ROOT .. 'run:' .. instance)
+  return runs > 0 and runs - call('ZCARD', ROOT .. 'le:' .. instance) or 0
 end
 
 -- The run with the instance, id and fence that stand first in the arguments; nil: it is lost.
