@@ -1,5 +1,6 @@
 """Every line of the script is run: by the stories of the suite, by random lives, by the faults."""
 
+import re
 from collections.abc import Callable, Iterator
 from inspect import signature
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import trio
 
 from tests.durable.planted import memory
+from trio_lanes.durable._valkey import script
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.testing import compare_stores, durable_store_suite
 
@@ -42,6 +44,7 @@ class Lines:
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     """A server of its own, and scripts that note the lines that are run."""
     text = noting()
+    monkeypatch.setattr(script, "_READ", re.compile("(?!)"))  # a call that only reads has no notes
     monkeypatch.setattr("trio_lanes.durable._valkey.store.source", lambda: text)
     monkeypatch.setattr(clock, "SCRIPT", Script(text.replace(clock._REAL, clock._TESTS)))
     own = Server(programs()["valkey"], appendfsync="always")

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import trio
 
 from trio_lanes.durable import StoreUnavailableError, ValkeyStore, open_durable_lanes
-from trio_lanes.durable._valkey.script import Script, source
+from trio_lanes.durable._valkey.script import Kept, Script, source
+from trio_lanes.durable.testing._bench import opening
 
 from .server import Server, programs
 from .test_calls import calls
@@ -81,12 +83,47 @@ async def test_a_user_who_may_run_no_script_is_refused(own_server: Server, names
         await run_jobs(url, namespace, own_server, "SCRIPT")
 
 
-async def test_a_server_without_memory_can_be_read(own_server: Server, namespace: str) -> None:
+@pytest.mark.parametrize("setting", ["maxmemory", "min-replicas-to-write"])
+async def test_a_server_that_takes_no_writes_can_be_read(
+    own_server: Server, namespace: str, setting: str
+) -> None:
     store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         job = await lanes.submit("echo")
-        own_server.ask("CONFIG", "SET", "maxmemory", "1")
+        own_server.ask("CONFIG", "SET", setting, "1")
         assert [status.id for status in await lanes.jobs()] == [job.id]
-        with pytest.raises(StoreUnavailableError):
+        assert (await lanes.statistics()).waiting == 1
+        with pytest.raises(StoreUnavailableError) as caught:
             await lanes.submit("echo")
-        own_server.ask("CONFIG", "SET", "maxmemory", "0")
+        assert not caught.value.unknown
+        own_server.ask("CONFIG", "SET", setting, "0")
+
+
+async def test_functions_that_are_lost_again_and_again_are_unavailable(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
+    lost = b"FCALL", "lost"
+    kept = Kept(store._script.as_library.load, lost, lost)
+    store._script = mock.Mock(as_library=kept, reads=frozenset())
+    with pytest.raises(StoreUnavailableError, match="Function not found"):
+        async with store.open(opening()):
+            pass
+    assert 1 < calls(own_server, r"function\|load") < 15
+
+
+async def test_a_connection_that_hangs_while_functions_are_loaded_is_cut(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
+    lost = b"FCALL", "lost"
+    with trio.fail_after(60):
+        async with open_durable_lanes(store, {}, worker=False) as lanes:
+            assert store._link is not None
+            kept, store._link._kept = store._link._kept, Kept((b"BLPOP", "none", "0"), lost, lost)
+            with pytest.raises(StoreUnavailableError) as caught:
+                await lanes.submit("echo")
+            assert not caught.value.unknown
+            store._link._kept = kept
+            (job,) = await submit_all(lanes, range(1))
+            assert (await job.status()).id == job.id

@@ -143,7 +143,7 @@ class Link:
         self._why: BaseException | None = None  # there is no connection
         self._broken: StoreError | None = None
         self._kept: Kept = script.as_library
-        self._loads = False  # whether the next call brings the script along
+        self._loads = False  # whether the server has lost the script, or never had it
 
     # ---- callers
 
@@ -185,7 +185,7 @@ class Link:
             self._deliver()
             while self._unanswered and self._unanswered[0].due <= trio.current_time():
                 act = self._unanswered.popleft()
-                if act.unknown and act.answer is None:
+                if (act.unknown or self._loads) and act.answer is None:
                     self._cut("a call had no answer")
                 act.end(outcome.Error(self._unavailable(act)))
 
@@ -309,6 +309,7 @@ class Link:
 
     async def _ask(self, batch: list[Act]) -> None:
         """Ask until there is an answer, or no caller waits any more."""
+        was_missing = False
         while batch := [act for act in batch if act.answer is None]:
             connection = self._connection
             if connection is None or _is_lost(connection):
@@ -316,9 +317,12 @@ class Link:
                 await self._wait_for_another(connection)
                 continue
             known = [act.unknown for act in batch]
-            for act in batch:
-                act.unknown = True
             try:
+                if self._loads:
+                    await connection.create_request(*self._kept.load)
+                    self._loads = False
+                for act in batch:
+                    act.unknown = True
                 self._replied = batch, await self._send(connection, batch)
                 return
             except NotReplicatedError as error:  # it has happened
@@ -329,7 +333,10 @@ class Link:
                     continue  # the act may have happened: it is asked again
                 self._refused(batch, known)
                 if _is_missing(error):
-                    self._loads = True
+                    self._why, self._loads = error, True
+                    if was_missing:
+                        await trio.sleep(BUSY)
+                    was_missing = True
                 elif isinstance(error, _NO_FUNCTIONS) and self._kept is not self._script.as_script:
                     self._kept = self._script.as_script
                 elif is_passing(error):
@@ -365,9 +372,6 @@ class Link:
             arguments += ["compare_runs", str(len(claimed)), *claimed]
         for act in batch:
             arguments += act.arguments
-        if self._loads:  # the server has lost the script, or never had it
-            await connection.create_request(*self._kept.load)
-            self._loads = False
         reads = not self._resumes and all(act.verb in self._script.reads for act in batch)
         command, name = self._kept.read if reads else self._kept.call
         request = connection.create_request(command, name, 1, f"{self._root}meta", *arguments)

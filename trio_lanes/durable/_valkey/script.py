@@ -72,8 +72,8 @@ class Script:
     Attributes:
       text: the same.
       reads: the verbs of acts that only read.
-      as_library: it is called as a function. A server that is out of memory refuses a call before
-        it begins, unless its acts only read.
+      as_library: it is called as a function. A server that takes no writes, as it has no memory or
+        cannot save, refuses a call before it begins, unless its acts only read.
       as_script: it is called as a script.
     """
 
@@ -87,7 +87,7 @@ class Script:
                 text,
                 f"redis.register_function('{name}', run)",
                 f"redis.register_function{{function_name = '{name}_reads', callback = run,",
-                "  flags = { 'allow-oom' }}",
+                "  flags = { 'no-writes' }}",
             ]
         )
         script = f"{text}\nreturn run(KEYS, ARGV)\n"

@@ -7,8 +7,8 @@
 -- exact until the year 2255. `..` writes a number with 14 digits only, so ids, fences and times are
 -- written by `int` where they become a part of a text.
 --
--- The functions live as long as the server, and what one call knows only as long as the call: a file
--- that has such variables sets them in a function that it gives to `at_call`.
+-- The functions live as long as the server, and what a call knows until the next: a file that has such
+-- variables sets them in a function that it gives to `at_call`.
 --
 -- The arguments of a call: the server's run_id, the caller's channel, its incarnation, how long it had
 -- no answer, the three rules that hold until a worker has set some; then acts: verb, number of

@@ -1,4 +1,5 @@
--- Why a job does not go on, by the same rules as those of a claim, and without a write.
+-- Why a job does not go on, by the same rules as those of a claim. Nothing changes, but for what a claim
+-- finds to be empty, and drops.
 
 local function a_blocker(kind, lane, job, ends)
   return { kind, lane, job or false, ends and ends < huge and int(ends) or false }
@@ -109,4 +110,4 @@ local function blocked_by(arguments)
   return { 0, {} }
 end
 
-READS.blocked_by = blocked_by
+WRITES.blocked_by = blocked_by

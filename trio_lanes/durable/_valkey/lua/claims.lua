@@ -126,7 +126,7 @@ local function new_fronts(lane, names)
     return best and find(best), of
   end
 
-  -- The first job of a list was claimed, and is not on it any more.
+  -- The first job of a list is claimed, and leaves it.
   function self.taken(priority, entry)
     local list, page = lists[priority], lists[priority][entry]
     page.at = page.at + 2
@@ -268,16 +268,19 @@ end
 -- claims have STEP_BYTES.
 local function take(instance, info, room)
   local claims = {}
-  local lanes_with_jobs = room > 0 and call('SMEMBERS', ROOT .. 'lw') or {}
-  if #lanes_with_jobs == 0 then
+  if room <= 0 then
     return claims, nil, false
+  end
+  local isolation = new_isolation(instance)
+  local lanes_with_jobs = call('SMEMBERS', ROOT .. 'lw')
+  if #lanes_with_jobs == 0 then
+    return claims, isolation.due, false
   end
   local names = {}
   for _, name in ipairs(info.names) do
     names[name] = true
   end
   local budget, turns = new_budget(), new_turns()
-  local isolation = new_isolation(instance)
   local in_turn, at = lanes_in_turn(lanes_with_jobs, names, budget, turns), 1
   local left, why = huge, nil
   while in_turn[at] and #claims < room and isolation.has_room() and why ~= 'bytes' do

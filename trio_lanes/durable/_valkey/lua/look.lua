@@ -1,4 +1,4 @@
--- Inspection: acts that change nothing.
+-- Inspection: acts that change nothing, and the wait for the end of a job.
 
 local function status_of(job)
   local running, error = job.state == 'running', false
