@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import trio
 
-from trio_lanes.durable import StoreUnavailableError, ValkeyStore, open_durable_lanes
+from trio_lanes.durable import StoreError, StoreUnavailableError, ValkeyStore, open_durable_lanes
 from trio_lanes.durable._valkey.script import Kept, Script, source
 from trio_lanes.durable.testing._bench import opening
 
@@ -79,7 +79,7 @@ async def test_a_server_that_has_no_functions_has_a_script(
 
 async def test_a_user_who_may_run_no_script_is_refused(own_server: Server, namespace: str) -> None:
     url = limited(own_server, "-@scripting")
-    with pytest.raises(Exception, match="no permissions"):
+    with pytest.raises(StoreError, match="no permissions"):
         await run_jobs(url, namespace, own_server, "SCRIPT")
 
 
