@@ -31,8 +31,7 @@ class AtOnce:
 
     def put(self, act: Act[Any] | None) -> None:
         if act is not None:
-            self.writer._do([act])
-            self.writer._token.run_sync_soon(self.writer._deliver, [act])
+            self.writer._do_and_deliver([act])
 
 
 def _start(writer: Any) -> None:

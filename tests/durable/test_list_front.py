@@ -126,7 +126,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 def test_an_unwritten_job_is_found_beyond_the_cached_front(engine: Engine) -> None:
     assert engine.step("me", 1, [], 10).claims == ()  # its ready list is known, and empty
-    ids = engine.enqueue([SubmittedJob(name="echo", payload="1") for _ in range(7)])
+    ids = list(engine.enqueue([SubmittedJob(name="echo", payload="1") for _ in range(7)]))
     assert [claim.id for claim in engine.step("me", 2, [], 10).claims] == ids
 
 

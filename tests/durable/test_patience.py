@@ -116,7 +116,7 @@ async def test_an_act_that_stands_still_before_its_commit_does_not_happen(
     store = SqliteStore(tmp_path / "jobs.db", patience=PATIENCE)
     first = threading.Event()
 
-    def slow(engine: Engine) -> list[int]:
+    def slow(engine: Engine) -> tuple[int, ...]:
         if not first.is_set():
             first.set()
             disk.pass_by()

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
 from typing import Any, Final, Literal, final
@@ -143,18 +143,19 @@ class DurableLanes(Endable):
         checked = self._checked(
             name, payload, session, lane, priority, key, delay, run_at, timeout, retry, cost
         )
-        (job,) = await self._enqueue([checked])
-        return job
+        (id,) = await self._enqueue([checked])
+        return self.job(id)
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[DurableJob]:
         """Submit jobs: the store accepts all, in this order, or none. Raise as `submit` does."""
-        return await self._enqueue([self._checked(*_fields(one)) for one in submissions])
+        batch = [self._checked(*_fields(one)) for one in submissions]
+        return list(map(self.job, await self._enqueue(batch)))
 
-    async def _enqueue(self, batch: list[SubmittedJob]) -> list[DurableJob]:
+    def _enqueue(self, batch: list[SubmittedJob]) -> Awaitable[list[int]]:
         self._check_open()
         if self._worker is not None:
             self._worker.look_for(batch)
-        return [self.job(id) for id in await self._store.enqueue(batch, new_ticket())]
+        return self._store.enqueue(batch, new_ticket())
 
     def _checked(
         self,

@@ -74,12 +74,14 @@ class MemoryStore(EngineStore):
     def _now(self) -> float:
         return trio.current_time() + self._tables.ahead
 
-    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
+    async def _transact(
+        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+    ) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         engine = self._opened()
         engine.now = self._now()
         try:
-            result = act(engine)
+            result = engine.once(ticket, act)
         finally:
             self._tables.commit()
         for store in self._open:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import count
 from typing import Any, Final, final
 
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
@@ -36,7 +35,7 @@ class MemoryTables:
         self._refilled_at: Final[dict[str, float]] = {}  # {meter with marks: when it is as new}
         self._pauses: Final[dict[str, float]] = {}
         self._instances: Final[dict[str, InstanceInfo]] = {}
-        self._numbers: Final = count(1)
+        self._number = 0
         self._identity: Final = uuid.uuid4().hex
         self._rules: StoreRules | None = None
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
@@ -62,7 +61,11 @@ class MemoryTables:
         return next((job for job in self._jobs.values() if job.key == key), None)
 
     def next_number(self) -> int:
-        return next(self._numbers)
+        self._number += 1
+        return self._number
+
+    def last_number(self) -> int:
+        return self._number
 
     def _queue(self, session: str) -> list[JobRecord]:
         queue = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar, final
 
@@ -134,7 +134,7 @@ class PostgresStore(EngineStore):
             check_server(connection, self._name)
             prepare(connection, self._namespace, self._name, self.max_payload, make=self._make)
             tables = PostgresTables(connection, opening.names)
-            tables.begin((), write=True, me=me)
+            tables.begin(write=True, me=me)
             engine = Engine(tables, opening)
             tables.commit(self._channel, me, False, ())
             return engine, tables
@@ -167,8 +167,10 @@ class PostgresStore(EngineStore):
             raise StoreUnavailableError(f"{self!r} is not open")
         return self._writer
 
-    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
-        return await self._opened().act(act, 0.0, hints=hints)
+    def _transact(
+        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+    ) -> Awaitable[T]:
+        return self._opened().act(act, 0.0, ticket, hints=hints)
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         writer = self._opened()
@@ -183,7 +185,7 @@ class PostgresStore(EngineStore):
         try:
             tables = PostgresTables(self._reader.connected(), ())
             queues = Queues(tables, self._opening)
-            queues.now, _ = tables.begin((), write=False)
+            queues.now, _ = tables.begin(write=False)
             try:
                 return look(queues)
             finally:

@@ -148,7 +148,13 @@ class PostgresTables(SmallTables):
             self._forget()
 
     def begin(
-        self, hints: Sequence[Hints], *, write: bool, me: str = "", take_in: bool = False
+        self,
+        hints: Sequence[Hints] = (),
+        tickets: Sequence[str] = (),
+        *,
+        write: bool,
+        me: str = "",
+        take_in: bool = False,
     ) -> tuple[float, list[tuple[SubmittedJob, float]]]:
         """Begin a transaction; return the store's time, and submissions that are to be taken in.
 
@@ -156,6 +162,7 @@ class PostgresTables(SmallTables):
 
         Args:
           hints: what the acts of the transaction will look up.
+          tickets: the tickets of these acts.
           me: the name of this instance among the listeners.
           take_in: whether to remove submissions from their table, and return them.
         """
@@ -168,14 +175,14 @@ class PostgresTables(SmallTables):
             meta = execute(_LOCK if write else _LOOK)
             time = execute(_TIME, (me,))
             given = execute(_TAKE_IN, (TAKEN_IN_AT_ONCE,)) if take_in else None
-            asked = self._ask(hints, fresh=False)
+            asked = self._ask(hints, tickets, fresh=False)
         version, self._notices, sequence, self._clock = _row(meta)
         now, self._listeners = _row(time)
         now = max(now, self._clock)
         if version != self._version:
             self._forget()
             with self._connection.pipeline():
-                asked = self._ask(hints, fresh=True)
+                asked = self._ask(hints, tickets, fresh=True)
                 image = self._ask_image(max((hint.room for hint in hints), default=0))
             self._read_image(*image)
             self._version = version
@@ -187,18 +194,16 @@ class PostgresTables(SmallTables):
         self._small_writes += len(taken)
         return now, [(_submitted(row), row[-1]) for row in taken]
 
-    def _ask(self, hints: Sequence[Hints], *, fresh: bool) -> _Asked:
+    def _ask(self, hints: Sequence[Hints], tickets: Sequence[str], *, fresh: bool) -> _Asked:
         """Ask for what acts look up by name, without waiting for the answers.
 
         Args:
           fresh: whether to ask for what is in the cache, too.
         """
         execute, queues = self._connection.execute, self._cache.queues
-        asked = _Asked()
+        asked = _Asked(tickets)
         unknown: list[int] = []
         for hint in hints:
-            if hint.ticket:
-                asked.tickets.append(hint.ticket)
             for job in hint.batch:
                 if job.key is not None:
                     asked.keys.add(job.key)
@@ -331,7 +336,7 @@ class PostgresTables(SmallTables):
         self._cache = Cache()
         self._running = None
         self._forget_before = None
-        self._asked = _Asked()
+        self._asked = _Asked(())
         self._forget_small()
 
     def _flush(self) -> None:
@@ -397,6 +402,9 @@ class PostgresTables(SmallTables):
 
     def next_number(self) -> int:
         self._number += 1
+        return self._number
+
+    def last_number(self) -> int:
         return self._number
 
     # ---- queues and ready lists
@@ -653,8 +661,8 @@ class PostgresTables(SmallTables):
 class _Asked:
     """What a transaction has asked for by name, and the records that it got."""
 
-    def __init__(self) -> None:
-        self.tickets: list[str] = []
+    def __init__(self, tickets: Sequence[str]) -> None:
+        self.tickets: Final = tickets
         self.ids: set[int] = set()
         self.keys: set[str] = set()
         self.sessions: set[str] = set()

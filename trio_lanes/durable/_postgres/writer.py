@@ -15,7 +15,6 @@ from typing import Any, Final, final
 import psycopg
 
 from .._contract.errors import StoreUnavailableError
-from .._contract.records import Ended
 from .._rules.engine import Engine
 from .._tables.act_thread import Act, ActThread, OverdueError, Tell
 from .errors import is_of_connection, translated
@@ -44,9 +43,8 @@ class Writer(ActThread):
         patience: float,
         tell: Tell,
     ) -> None:
-        super().__init__(name, patience, tell)
+        super().__init__(name, engine, patience, tell)
         self._link: Final = link
-        self._engine: Final = engine
         self._tables: Final = tables
         self._channel: Final = channel
         self._me: Final = me
@@ -101,13 +99,14 @@ class Writer(ActThread):
         tables.use(self._link.connected())
         write = any(act.write for act in acts)
         engine.now, given = tables.begin(
-            [act.hints for act in acts], write=write, me=self._me, take_in=write
+            [act.hints for act in acts],
+            [act.ticket for act in acts if act.ticket],
+            write=write,
+            me=self._me,
+            take_in=write,
         )
         for job, due in given:
             engine.take_in(job, due)
-        look = look_here = engine.look
-        ended: list[tuple[int, Ended | None]] = []
-        engine.forget_effects()
         for act in acts:
             before = tables.writes
             try:
@@ -117,12 +116,10 @@ class Writer(ActThread):
             except Exception as error:
                 if len(acts) == 1 or tables.writes != before:
                     raise  # the act is half done: undo all, and do each act by itself
-                engine.forget_effects()
                 act.refuse(error)
-            look = look or act.look_elsewhere
-            ended += act.ended
-        acts[0].look = acts[0].look or look_here
         self._seal(acts)
         self._committing = write
-        tables.commit(self._channel, self._me, look, ended)
+        look = engine.look or engine.look_elsewhere
+        tables.commit(self._channel, self._me, look, engine.ended)
         self._committing = False
+        self._keep_effects()

@@ -134,13 +134,18 @@ class Engine(Queues):
 
     # ---- acts that may be asked for again
 
-    def once(self, ticket: str, act: Callable[[], T]) -> T:
-        """Do an act, unless the act with this ticket is done; return its answer."""
+    def once(self, ticket: str, act: Callable[[Engine], T]) -> T:
+        """Do an act, unless the act with this ticket is done; return its answer.
+
+        An act without a ticket is always done.
+        """
+        if not ticket:
+            return act(self)
         answer = self.tables.answer(ticket, self.now)
         if answer is not None:
             known: T = answer[0]
             return known
-        result = act()
+        result = act(self)
         self.tables.put_answer(ticket, result, self.now)
         return result
 
@@ -246,8 +251,11 @@ class Engine(Queues):
 
     # ---- accepting
 
-    def enqueue(self, batch: Sequence[SubmittedJob]) -> list[int]:
-        """Accept all jobs, or none. Return their ids."""
+    def enqueue(self, batch: Sequence[SubmittedJob]) -> tuple[int, ...]:
+        """Accept all jobs, or none. Return their ids.
+
+        Answers are kept for a while, and a tuple of numbers costs Python's collector nothing.
+        """
         lanes = self.tables.lanes()
         fresh: dict[str, int] = {}  # of this batch, by lane
         keyed: dict[str, SubmittedJob] = {}  # of this batch
@@ -271,7 +279,7 @@ class Engine(Queues):
                 fresh[item.lane] = fresh.get(item.lane, 0) + 1
                 if self.tables.waiting_for(item.lane) + fresh[item.lane] > most:
                     raise LaneFullError(item.lane, most)
-        return [self._accept(item) for item in batch]
+        return tuple(map(self._accept, batch))
 
     def _accept(self, item: SubmittedJob) -> int:
         if item.key is not None:
@@ -330,11 +338,11 @@ class Engine(Queues):
         self.promote()
         self.tables.forget_due(self.now, FORGET_AT_ONCE)
         self._forget_lanes()
-        fences_after = self.tables.next_number()
+        fences_after = self.tables.last_number()
         claims = self._claims.take(instance, room)
         self.tables.put_last_step(instance, LastStep(number, fences_after, stale))
-        # this instance has claimed already, but it may have freed slots that another can use
-        self.look_elsewhere = self.look or bool(finished)
+        # this instance has seen what the transaction has changed, but another may use it
+        self.look_elsewhere = self.look_elsewhere or self.look or bool(finished)
         self.look = self._claims.unfinished
         due = self.next_due(also=self._claims.due)
         return Step(tuple(claims), stale, self._cancels(instance), due)

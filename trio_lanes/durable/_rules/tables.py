@@ -45,6 +45,9 @@ class Tables(Protocol):
     def next_number(self) -> int:
         """Return a number greater than all before: for ids, places, ready lists and fences."""
 
+    def last_number(self) -> int:
+        """Return the last number, or one between it and the next."""
+
     # ---- queues and ready lists
     def head(self, session: str) -> JobRecord | None:
         """Return the first job in the queue of a session."""

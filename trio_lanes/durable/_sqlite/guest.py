@@ -95,7 +95,9 @@ class Guest(EngineStore):
         me, ttl = self.instance, self._lease_ttl
         return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
 
-    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
+    async def _transact(
+        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+    ) -> T:
         mine = self._opened()
         elsewhere = False
 
@@ -103,10 +105,10 @@ class Guest(EngineStore):
             nonlocal elsewhere
             mine.now = host.now
             try:
-                result = act(mine)
+                result = mine.once(ticket, act)
                 host.accepted += mine.accepted
                 host.ended += mine.ended
-                host.look = mine.look
+                host.look = host.look or mine.look
                 elsewhere = mine.look_elsewhere
                 return result
             finally:

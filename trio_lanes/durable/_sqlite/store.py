@@ -16,7 +16,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeVar, final
@@ -344,8 +344,10 @@ class SqliteStore(EngineStore):
             raise StoreUnavailableError(f"{self._path} is not open")
         return self._writer
 
-    async def _transact(self, act: Callable[[Engine], T], hints: Hints = NO_HINTS) -> T:
-        return await self._opened().act(act, self._now())
+    def _transact(
+        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+    ) -> Awaitable[T]:
+        return self._opened().act(act, self._now(), ticket)
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         writer = self._opened()

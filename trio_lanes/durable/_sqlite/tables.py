@@ -250,6 +250,9 @@ class SqliteTables(SmallTables):
         self._number += 1
         return self._number
 
+    def last_number(self) -> int:
+        return self._number
+
     # ---- queues and ready lists
 
     def head(self, session: str) -> JobRecord | None:

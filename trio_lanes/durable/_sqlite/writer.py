@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, final
 
-import outcome
-
 from .._contract.errors import StoreUnavailableError
 from .._rules.engine import Engine
 from .._tables.act_thread import Act, ActThread, OverdueError, Tell
@@ -35,10 +33,9 @@ class Writer(ActThread):
         patience: float,
         tell: Tell,
     ) -> None:
-        super().__init__(str(path), patience, tell)
+        super().__init__(str(path), engine, patience, tell)
         self._path: Final = path
         self._tables: Final = tables
-        self._engine: Final = engine
         self._check: Final = check  # raises if the file of that path was removed or replaced
         self._begun = False  # whether the present transaction has begun
 
@@ -91,7 +88,7 @@ class Writer(ActThread):
             except Exception as error:
                 if len(acts) == 1 or tables.writes != before:
                     raise  # the act is half done: undo all, and do each act by itself
-                self._engine.forget_effects()
-                act.outcome = outcome.Error(error)
+                act.refuse(error)
         self._seal(acts)
         tables.commit(acts[-1].now)
+        self._keep_effects()

@@ -66,6 +66,7 @@ class Act(Generic[T]):
 
     Attributes:
       now: the store's time, if the caller knows it.
+      ticket: the ticket of the act; empty: it has none.
       write: whether the call may change the tables.
       hints: what the call will look up.
       due: the monotonic time until which the caller waits.
@@ -76,27 +77,31 @@ class Act(Generic[T]):
     """
 
     __slots__ = (
-        "accepted",
         "answer",
         "call",
         "due",
-        "ended",
         "hints",
-        "look",
-        "look_elsewhere",
         "now",
         "outcome",
         "overdue",
         "sealed",
         "task",
+        "ticket",
         "write",
     )
 
     def __init__(
-        self, call: Callable[[Engine], T], now: float, write: bool, hints: Hints, due: float
+        self,
+        call: Callable[[Engine], T],
+        now: float,
+        ticket: str,
+        write: bool,
+        hints: Hints,
+        due: float,
     ) -> None:
         self.call: Final = call
         self.now: Final = now
+        self.ticket: Final = ticket
         self.write: Final = write
         self.hints: Final = hints
         self.task: Final = trio.lowlevel.current_task()
@@ -104,22 +109,14 @@ class Act(Generic[T]):
         self.overdue = self.sealed = False
         self.outcome: outcome.Outcome[T] | None = None
         self.answer: outcome.Outcome[T] | None = None
-        self.accepted: list[int] = []
-        self.ended: list[tuple[int, Ended | None]] = []
-        self.look = self.look_elsewhere = False
 
     def perform(self, engine: Engine) -> None:
-        """Make the call, and keep its result and its effects."""
-        self.outcome = outcome.Value(self.call(engine))
-        self.accepted, self.ended, self.look = engine.accepted, engine.ended, engine.look
-        self.look_elsewhere = engine.look or engine.look_elsewhere
-        engine.forget_effects()
+        """Make the call, and keep its result."""
+        self.outcome = outcome.Value(engine.once(self.ticket, self.call))
 
     def refuse(self, error: BaseException) -> None:
         """Let the caller get an error: nothing of the act has happened, as far as known."""
         self.outcome = outcome.Error(error)
-        self.accepted, self.ended = [], []
-        self.look = self.look_elsewhere = False
 
 
 class ActThread(ABC):
@@ -127,12 +124,14 @@ class ActThread(ABC):
 
     Args:
       name: describes the store.
+      engine: makes the calls.
       patience: seconds after which a caller that got no answer gets an error.
-      tell: announces the effects of an act.
+      tell: announces the effects of transactions.
     """
 
-    def __init__(self, name: str, patience: float, tell: Tell) -> None:
+    def __init__(self, name: str, engine: Engine, patience: float, tell: Tell) -> None:
         self._name: Final = name
+        self._engine: Final = engine
         self._patience: Final = patience
         self._tell: Final = tell
         self._handed_over: Final[SimpleQueue[Act[Any] | None]] = SimpleQueue()
@@ -145,6 +144,9 @@ class ActThread(ABC):
         self._changed: Final = Condition(self._lock)  # what the watch waits for
         self._at_end: list[Callable[[], None]] | None = []  # None: the thread has ended
         self._unanswered: Final[deque[Act[Any]]] = deque()  # in order of `Act.due`
+        self._accepted: list[int] = []  # the effects of the transactions that are being done
+        self._ended: list[tuple[int, Ended | None]] = []
+        self._look = False
         self._watch_idle = False
         self._watch_ends = False
         self._watch: Final = Thread(
@@ -193,6 +195,7 @@ class ActThread(ABC):
         self,
         call: Callable[[Engine], T],
         now: float,
+        ticket: str = "",
         *,
         write: bool = True,
         hints: Hints = NO_HINTS,
@@ -213,7 +216,7 @@ class ActThread(ABC):
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise StoreUnavailableError(f"{self._name} is not open")
-        act = Act(call, now, write, hints, due)
+        act = Act(call, now, ticket, write, hints, due)
         self._outstanding += 1
         with self._lock:
             self._unanswered.append(act)
@@ -226,9 +229,15 @@ class ActThread(ABC):
 
     # ---- in Trio's thread
 
-    def _deliver(self, acts: list[Act[Any]]) -> None:
+    def _deliver(
+        self,
+        acts: list[Act[Any]],
+        accepted: list[int],
+        ended: list[tuple[int, Ended | None]],
+        look: bool,
+    ) -> None:
+        self._tell(accepted, ended, look)  # also of overdue acts: they have happened
         for act in acts:
-            self._tell(act.accepted, act.ended, act.look)  # overdue or not, it has happened
             assert act.outcome is not None
             self._answer(act, act.outcome)
         with self._lock:
@@ -292,9 +301,8 @@ class ActThread(ABC):
             closing = len(acts) < len(following)
             following.clear()
             if acts:
-                self._do(acts)
                 try:
-                    self._token.run_sync_soon(self._deliver, acts)
+                    self._do_and_deliver(acts)
                 except trio.RunFinishedError:
                     break  # this thread was left behind
         with self._lock:
@@ -302,6 +310,12 @@ class ActThread(ABC):
         assert at_end is not None
         for call in at_end:
             call()
+
+    def _do_and_deliver(self, acts: list[Act[Any]]) -> None:
+        self._accepted, self._ended, self._look = [], [], False
+        self._do(acts)
+        effects = self._accepted, self._ended, self._look
+        self._token.run_sync_soon(self._deliver, acts, *effects)
 
     def _not_overdue(self, acts: list[Act[Any]]) -> list[Act[Any]]:
         """Return the acts whose callers still wait; refuse the others."""
@@ -325,9 +339,17 @@ class ActThread(ABC):
             for act in acts:
                 act.sealed = True
 
+    def _keep_effects(self) -> None:
+        """Keep the effects of a transaction that is on the disk, to be announced."""
+        engine = self._engine
+        self._accepted += engine.accepted
+        self._ended += engine.ended
+        self._look = self._look or engine.look
+        engine.forget_effects()
+
     @abstractmethod
     def _do(self, acts: list[Act[Any]]) -> None:
         """Do all acts, in as few transactions as possible; give each its outcome.
 
-        It refuses overdue acts, and calls `_seal` before it commits.
+        It refuses overdue acts, calls `_seal` before it commits, and `_keep_effects` after.
         """

@@ -1,0 +1,79 @@
+"""How many steps a worker takes over a file, and what they write."""
+
+import sqlite3
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.programs import PATIENCE
+from trio_lanes.durable import Finish, SqliteStore, Step, open_durable_lanes
+from trio_lanes.durable.testing._bench import opening
+
+
+async def test_submissions_of_one_transaction_need_the_step_that_claims_them_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(tmp_path / "jobs.db", patience=PATIENCE)
+    all_run, over, writer_goes_on = trio.Event(), trio.Event(), threading.Event()
+    running: list[Any] = []
+    asked: list[tuple[int, int]] = []  # how many ends, how much room
+
+    async def held(n: int) -> None:
+        running.append(n)
+        if len(running) == 3:
+            all_run.set()
+        await over.wait()
+
+    async def echo(payload: Any) -> Any:
+        return payload
+
+    async def hold() -> None:
+        await store._transact(lambda engine: writer_goes_on.wait(PATIENCE))
+
+    async def note(number: int, finished: Sequence[Finish], room: int) -> Step:
+        asked.append((len(finished), room))
+        return await step(number, finished, room)
+
+    async with open_durable_lanes(
+        store, {"held": held, "echo": echo}, {"main": 5}, capacity=5
+    ) as lanes:
+        assert await (await lanes.submit("echo", "first")).wait() == "first"
+        await wait_all_tasks_blocked()
+        step = store.step
+        monkeypatch.setattr(store, "step", note)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold)
+            await wait_all_tasks_blocked()
+            for n in range(3):
+                nursery.start_soon(lanes.submit, "held", n)
+            await wait_all_tasks_blocked()
+            writer_goes_on.set()
+        with trio.fail_after(PATIENCE):
+            await all_run.wait()
+        await wait_all_tasks_blocked()
+        assert asked == [(0, 5)]
+        over.set()
+
+
+async def test_a_step_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    store = SqliteStore(path)
+    async with store.open(opening()):
+        await store.join("me")
+        await store.step(1, [], 5)
+        with closing(sqlite3.connect(path)) as reader:
+
+            def version() -> int:
+                return int(reader.execute("PRAGMA data_version").fetchone()[0])
+
+            before = version()
+            assert (await store.step(2, [], 5)).claims == ()
+            assert version() == before
+            await store.leave()
+            assert version() != before
