@@ -20,8 +20,8 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias, final
 
 import coredis.exceptions as redis
 import outcome
@@ -46,6 +46,9 @@ _NO_FUNCTIONS: Final = redis.UnknownCommandError, redis.AuthorizationError
 """The errors of a server that has no functions, or does not let the user load or call them."""
 MOST_WEIGHT: Final = 500
 """How many jobs the acts of one call touch at most, unless it is one act."""
+
+
+Sent: TypeAlias = tuple[BaseConnection, Awaitable[Any]]
 
 
 @final
@@ -133,6 +136,8 @@ class Link:
         self._acts: Final[deque[Act]] = deque()  # those that were not sent yet
         self._unanswered: Final[deque[Act]] = deque()  # in order of `Act.due`; some have an answer
         self._came = trio.Event()
+        self._idle = False  # whether the pump waits for acts
+        self._sent: tuple[list[Act], Sent] | None = None  # the call that a step's task has sent
         self._step: Act | None = None  # the last step, until its task goes on
         self._replied: tuple[list[Act], list[Any]] | None = None  # acts, and answers not given yet
         self._connection: BaseConnection | None = None
@@ -166,6 +171,8 @@ class Link:
             act.after, self._step = self._step, act
         self._acts.append(act)
         self._unanswered.append(act)
+        if act.is_step and act.after is None and self._idle:
+            self._send_at_once()
         self._came.set()
         try:
             answer = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
@@ -282,11 +289,28 @@ class Link:
         while True:
             if not self._acts:
                 self._deliver()
-                self._came = trio.Event()
+                self._came, self._idle = trio.Event(), True
                 await self._came.wait()
-                if not (self._acts and self._acts[-1].is_step):  # a step is asked last
+                if self._sent is None:
                     await trio.lowlevel.checkpoint()  # other tasks of this tick add their acts
-            await self._ask(self._next_batch())
+                self._idle = False
+            sent, self._sent = self._sent, None
+            if sent is None:
+                await self._ask(self._next_batch())
+            else:
+                await self._ask(*sent)
+
+    def _send_at_once(self) -> None:
+        """Send the call of a step in the tick of its task: the pump only waits for the answer.
+
+        A step is asked last, so other tasks of this tick have nothing to add.
+        """
+        connection = self._connection
+        if connection is None or _is_lost(connection) or self._loads:
+            return  # the pump waits for a connection, or loads the script
+        batch = self._next_batch()
+        self._sent = batch, (connection, self._send(connection, batch))
+        self._idle = False
 
     def _next_batch(self) -> list[Act]:
         """Take the acts of the next call. A step comes last: it claims what the others accept."""
@@ -307,23 +331,29 @@ class Link:
                 step = act
         return batch if step is None else [*batch, step]
 
-    async def _ask(self, batch: list[Act]) -> None:
-        """Ask until there is an answer, or no caller waits any more."""
+    async def _ask(self, batch: list[Act], sent: Sent | None = None) -> None:
+        """Ask until there is an answer, or no caller waits any more.
+
+        Args:
+          sent: the connection and the request, if the call was sent already.
+        """
         was_missing = False
-        while batch := [act for act in batch if act.answer is None]:
-            connection = self._connection
-            if connection is None or _is_lost(connection):
+        while sent is not None or (batch := [act for act in batch if act.answer is None]):
+            connection = self._connection if sent is None else sent[0]
+            if connection is None or (sent is None and _is_lost(connection)):
                 self._deliver()
                 await self._wait_for_another(connection)
                 continue
-            known = [act.unknown for act in batch]
+            known = [act.unknown and sent is None for act in batch]
             try:
-                if self._loads:
-                    await connection.create_request(*self._kept.load)
-                    self._loads = False
-                for act in batch:
-                    act.unknown = True
-                self._replied = batch, await self._send(connection, batch)
+                if sent is not None:
+                    (_, request), sent = sent, None
+                else:
+                    if self._loads:
+                        await connection.create_request(*self._kept.load)
+                        self._loads = False
+                    request = self._send(connection, batch)
+                self._replied = batch, await self._reply(connection, batch, request)
                 return
             except NotReplicatedError as error:  # it has happened
                 self._fail(batch, StoreUnavailableError(str(error)))
@@ -360,8 +390,8 @@ class Link:
         for act, unknown in zip(batch, known, strict=True):
             act.unknown = unknown
 
-    async def _send(self, connection: BaseConnection, batch: list[Act]) -> list[Any]:
-        """Send one call of the script; return the server's answer."""
+    def _send(self, connection: BaseConnection, batch: list[Act]) -> Awaitable[Any]:
+        """Have the connection send one call of the script."""
         away = 0.0
         if self._away_since is not None:
             away = trio.current_time() - self._away_since
@@ -374,7 +404,14 @@ class Link:
             arguments += act.arguments
         reads = not self._resumes and all(act.verb in self._script.reads for act in batch)
         command, name = self._kept.read if reads else self._kept.call
-        request = connection.create_request(command, name, 1, f"{self._root}meta", *arguments)
+        for act in batch:
+            act.unknown = True
+        return connection.create_request(command, name, 1, f"{self._root}meta", *arguments)
+
+    async def _reply(
+        self, connection: BaseConnection, batch: list[Act], request: Awaitable[Any]
+    ) -> list[Any]:
+        """Give the answers of the call before to their tasks; then return the server's answer."""
         if self._replied is not None:
             await trio.lowlevel.checkpoint()  # the connection writes the request
             self._deliver()
