@@ -37,6 +37,7 @@ from .._contract.records import (
     StoreRules,
     SubmittedJob,
 )
+from .._contract.waiter import Waiter
 from . import inspection, lines, orders, talk
 from .blockers import blockers
 from .engine import Engine
@@ -443,23 +444,16 @@ def _pair(told: Sequence[Any] | None) -> tuple[int, float | None] | None:
     return None if told is None else (told[0], told[1])
 
 
-class _Waiter:
-    """A task that waits for news of a job, from the beginning of a block to its end.
+@final
+class _Waiter(Waiter):
+    """A task that waits for news of a job, from the beginning of a block to its end."""
 
-    For one task it does what a `trio.Event` does, with fewer objects: there are many waits.
-
-    Attributes:
-      how: how the job has ended; None: it must be read.
-    """
-
-    __slots__ = ("_by_id", "_id", "_seen", "_task", "how")
+    __slots__ = ("_by_id", "_id")
 
     def __init__(self, by_id: dict[int, set[_Waiter]], id: int) -> None:
+        super().__init__()
         self._by_id: Final = by_id
         self._id: Final = id
-        self._seen = False
-        self._task: trio.lowlevel.Task | None = None
-        self.how: Ended | None = None
 
     def __enter__(self) -> Self:
         self._by_id.setdefault(self._id, set()).add(self)
@@ -471,21 +465,3 @@ class _Waiter:
             waiters.discard(self)
             if not waiters:
                 del self._by_id[self._id]
-
-    def see(self, how: Ended | None) -> None:
-        self.how, self._seen = how, True
-        if self._task is not None:
-            trio.lowlevel.reschedule(self._task)
-            self._task = None
-
-    async def wait(self) -> None:
-        """Wait for news. A checkpoint."""
-        if self._seen:
-            await trio.lowlevel.checkpoint()
-        else:
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort)
-
-    def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self._task = None
-        return trio.lowlevel.Abort.SUCCEEDED

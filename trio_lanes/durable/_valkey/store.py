@@ -345,7 +345,7 @@ class ValkeyStore:
                 if served is None or int(served):
                     return None if served is None else float(served)
                 with trio.move_on_at(asked_at + float(due[0]) / 1e6 if due else math.inf):
-                    await waiter.seen.wait()
+                    await waiter.wait()
             finally:
                 self._waiters.remove(request, waiter)
 
@@ -387,7 +387,7 @@ class ValkeyStore:
                 told = await self._call(verb, *arguments)
                 if told:
                     return told
-                await waiter.seen.wait()
+                await waiter.wait()
             finally:
                 self._waiters.remove(id, waiter)
 
@@ -402,7 +402,7 @@ class ValkeyStore:
                     if told:
                         state, outcome = told
                         return Ended(DurableState(state), outcome)
-                await waiter.seen.wait()
+                await waiter.wait()
             finally:
                 self._waiters.remove(id, waiter)
             if waiter.how is not None:

@@ -6,30 +6,15 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, final
 
-import trio
-
 from .._contract.records import Ended
 from .._contract.state import DurableState
+from .._contract.waiter import Waiter
 
 MOST: Final = 10_000
 """How many jobs are remembered at most, of those that have not ended and of those that have."""
 
 SEPARATOR: Final = "\x1e"
 """A character that no JSON text has."""
-
-
-@final
-class Waiter:
-    """A task that waits for the end of a job.
-
-    Attributes:
-      seen: set when the job may have ended.
-      how: how it ended; None: its state must be read.
-    """
-
-    def __init__(self) -> None:
-        self.seen: Final = trio.Event()
-        self.how: Ended | None = None
 
 
 @final
@@ -94,5 +79,4 @@ class Waiters:
 
     def _wake(self, id: int, how: Ended | None) -> None:
         for waiter in self._by_id.pop(id, ()):
-            waiter.how = how
-            waiter.seen.set()
+            waiter.see(how)
