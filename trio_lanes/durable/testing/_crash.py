@@ -15,7 +15,7 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
-from ._bench import Bench, checked, opening, story
+from ._bench import LEASE, Bench, checked, opening, story
 
 
 class CrashStories:
@@ -81,6 +81,43 @@ class CrashStories:
             await (await lanes.submit("echo", "after", session="s")).wait()
             assert await lanes.requeue(dead.id)
             assert await lanes.job(first.id).wait() == "poison"
+
+    @story
+    async def test_a_suspect_behind_a_stricter_one_is_isolated_from_the_end_of_that(
+        self, bench: Bench
+    ) -> None:
+        if not bench.virtual:
+            return  # it takes more than a minute
+        async with bench.lanes(worker=False) as lanes:
+            await lanes.configure({"main": 10})
+
+            async def crashed_twice(name: str, number: int) -> int:
+                """Let a job crash twice among so many, and cancel the others."""
+                many = [Submission(name=name, payload=n) for n in range(number)]
+                async with bench.doomed(*many, names=(name,)) as claims:
+                    assert len(claims) == number
+                async with bench.doomed(names=(name,)) as claims:
+                    assert len(claims) == number
+                suspect, *others = sorted(claim.id for claim in claims)
+                for id in others:
+                    assert await lanes.cancel(id)
+                return suspect
+
+            later = await crashed_twice("other", 6)
+            first = await crashed_twice("echo", 4)
+            store = bench.played()
+            async with store.open(opening(names=("echo", "other"))):
+                await store.join()
+                claims = (await store.step([], 10)).claims
+                assert [claim.id for claim in claims] == [first, later]
+                end = Finish(first, claims[0].fence, Succeeded("1"))
+                assert (await store.step([end], 10)).claims == ()
+                for _ in range(70):
+                    await bench.advance(0.9 * LEASE, lanes)
+                    assert await store.beat()
+                await lanes.submit_many([Submission(name="echo") for _ in range(5)])
+                assert len((await store.step([], 10)).claims) == 5
+                await store.leave()
 
     @story
     async def test_a_job_that_kills_its_process_is_found_among_others_which_lose_nothing(
