@@ -4,6 +4,8 @@ Theory of operation:
 
 * Tasks hand acts over to the thread. All acts that have piled up during one transaction go into
   the next transaction together.
+* The effects of a transaction are announced as a whole. A worker's step has seen what the acts
+  before it have changed, so these do not wake that worker (`Engine.step`).
 * A caller gets its answer when the transaction is on the disk. It cannot be cancelled between
   handing over and the answer: it would not know whether the act has happened.
 * No caller waits longer than the store's patience, also if the thread stands still in a call of the

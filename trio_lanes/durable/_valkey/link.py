@@ -1,10 +1,12 @@
 """`Link`: one connection to the server, made again when it is lost, for calls and for pushes.
 
 Acts that pile up while a call is under way share the next call of the script. It is made before the
-answers of the former are given to their tasks, so the server works meanwhile. Each act has a ticket
-or a number, so a call whose answer was lost is asked again, on the next connection. An act ends
-when it has its answer, or after the patience of the store: a caller that was told "unavailable"
-knows from ``unknown`` whether the act may have happened.
+answers of the former are given to their tasks, so the server works meanwhile. If no call is under
+way, the task of a step sends it: with one job in flight, each tick is on its way.
+
+Each act has a ticket or a number, so a call whose answer was lost is asked again, on the next
+connection. An act ends when it has its answer, or after the patience of the store: a caller that
+was told "unavailable" knows from ``unknown`` whether the act may have happened.
 
 A step may be asked while the one before has no answer. Then they are in two calls, and the second
 is not sent if the first has failed: the server remembers the answer of the last step alone.
