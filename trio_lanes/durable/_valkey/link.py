@@ -58,6 +58,8 @@ class Act:
     """One act, for which the task that made it waits.
 
     Attributes:
+      verb: which act it is.
+      is_step: whether it claims jobs.
       weight: about how many jobs it touches.
       due: the time of Trio's clock until which its task waits.
       after: of a step: the step that was under way when it was asked.
@@ -65,26 +67,28 @@ class Act:
       unknown: whether it may have happened, though there is no answer.
     """
 
-    __slots__ = ("after", "answer", "arguments", "due", "task", "unknown", "weight")
+    __slots__ = (
+        "after",
+        "answer",
+        "arguments",
+        "due",
+        "is_step",
+        "task",
+        "unknown",
+        "verb",
+        "weight",
+    )
 
-    def __init__(self, arguments: list[str], weight: int, due: float) -> None:
-        self.arguments: Final = arguments
+    def __init__(self, verb: str, arguments: Sequence[str], weight: int, due: float) -> None:
+        self.verb: Final = verb
+        self.is_step: Final = verb == "step"
+        self.arguments: Final = [verb, str(len(arguments)), *arguments]
         self.weight: Final = weight
         self.due: Final = due
         self.after: Act | None = None
         self.task: Final = trio.lowlevel.current_task()
         self.answer: outcome.Outcome[list[Any]] | None = None
         self.unknown = False
-
-    @property
-    def verb(self) -> str:
-        """Which act it is."""
-        return self.arguments[0]
-
-    @property
-    def is_step(self) -> bool:
-        """Whether it claims jobs."""
-        return self.verb == "step"
 
     def end(self, answer: outcome.Outcome[list[Any]]) -> None:
         """Give the act its answer, unless it was overdue and has one."""
@@ -166,7 +170,7 @@ class Link:
         await trio.lowlevel.checkpoint_if_cancelled()
         "".join(arguments).encode()
         due = trio.current_time() + self._patience
-        act = Act([verb, str(len(arguments)), *arguments], weight, due)
+        act = Act(verb, arguments, weight, due)
         if self._broken is not None:
             raise StoreError(*self._broken.args)
         if act.is_step:
