@@ -296,22 +296,25 @@ ROWS += tuple(
         unit="µs/cycle",
         quick_n=n // 5,
         targets=tuple(
-            Target(f"Valkey: at least {times} x {name}", 1 / times, peer, "durable.valkey")
-            for peer, name, times in peers
+            Target(
+                f"{store}: at least {times} x {NAMES[peer].split(',')[0]}", 1 / times, peer, ours
+            )
+            for store, ours, peer, times in targets
         ),
         notes=(DURABLE_NOTE,),
     )
-    for in_flight, n, peers in (
-        (1, 500, (("node.bullmq", "BullMQ", 1.2),)),
-        (10, 2_000, (("node.bullmq", "BullMQ", 1.5),)),
+    for in_flight, n, targets in (
+        (1, 500, (("Valkey", "durable.valkey", "node.bullmq", 1.2),)),
+        (10, 2_000, (("Valkey", "durable.valkey", "node.bullmq", 1.5),)),
         (
             100,
             5_000,
             (
-                ("node.bullmq", "BullMQ", 2),
-                ("node.groupmq", "GroupMQ", 1),
-                ("taskiq.valkey", "taskiq", 2),
-                ("streaq.valkey", "streaq", 4),
+                ("SQLite, FULL", "durable.full", "node.bullmq", 3.5),
+                ("Valkey", "durable.valkey", "node.bullmq", 2),
+                ("Valkey", "durable.valkey", "node.groupmq", 1),
+                ("Valkey", "durable.valkey", "taskiq.valkey", 2),
+                ("Valkey", "durable.valkey", "streaq.valkey", 4),
             ),
         ),
     )
