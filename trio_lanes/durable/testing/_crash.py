@@ -86,8 +86,7 @@ class CrashStories:
     async def test_a_suspect_behind_a_stricter_one_is_isolated_from_the_end_of_that(
         self, bench: Bench
     ) -> None:
-        if not bench.virtual:
-            return  # it takes more than a minute
+        in_time = 70 if bench.virtual else 0  # in real time the isolation has just begun
         async with bench.lanes(worker=False) as lanes:
             await lanes.configure({"main": 10})
 
@@ -112,11 +111,12 @@ class CrashStories:
                 assert [claim.id for claim in claims] == [first, later]
                 end = Finish(first, claims[0].fence, Succeeded("1"))
                 assert (await store.step([end], 10)).claims == ()
-                for _ in range(70):
+                for _ in range(in_time):
                     await bench.advance(0.9 * LEASE, lanes)
                     assert await store.beat()
                 await lanes.submit_many([Submission(name="echo") for _ in range(5)])
-                assert len((await store.step([], 10)).claims) == 5
+                claims = (await store.step([], 10)).claims
+                assert len(claims) == (5 if in_time else 2)
                 await store.leave()
 
     @story
