@@ -204,6 +204,8 @@ class ActThread(ABC):
     ) -> T:
         """Make a call in a transaction; return its result when the transaction is on the disk.
 
+        With a ticket, it is made unless the act with this ticket is done.
+
         A checkpoint. It can be cancelled before it is handed over, and not after.
 
         Raises:
@@ -314,6 +316,11 @@ class ActThread(ABC):
             call()
 
     def _do_and_deliver(self, acts: list[Act[Any]]) -> None:
+        """Do all acts; have Trio's thread announce their effects, and answer their callers.
+
+        Raises:
+          RunFinishedError: if there is no such thread any more.
+        """
         self._accepted, self._ended, self._look = [], [], False
         self._do(acts)
         effects = self._accepted, self._ended, self._look

@@ -51,6 +51,7 @@ MOST_WEIGHT: Final = 500
 
 
 Sent: TypeAlias = tuple[BaseConnection, Awaitable[Any]]
+"""A call that was sent: its connection, and the request for whose answer one waits."""
 
 
 @final
