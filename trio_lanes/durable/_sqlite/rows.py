@@ -1,8 +1,11 @@
 """`Rows`: the table of jobs in SQLite, with writes that wait for the end of the transaction.
 
 * There is at most one record of a job in memory, whichever query found it.
-* A change is made in the record, and written when the transaction ends, all changes of the same
-  columns in one call: a statement for each change would cost more than the rest of a job.
+* A change is made in the record, and written when the transaction ends, many changes of the same
+  columns in one statement: a statement for each change would cost more than the rest of a job. It
+  also lets go of Python's interpreter lock each time, for which Trio's thread may be waiting.
+* A new job is written with the columns that differ from their defaults: they are half of all, and
+  each parameter costs time.
 * A caller calls `Rows.flush` before a query whose answer unwritten changes could affect.
 """
 
@@ -11,8 +14,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import chain, compress
 from operator import attrgetter
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import attrs
@@ -22,11 +26,18 @@ from .._rules.job_record import JobRecord
 
 COLUMNS: Final = tuple(field.name for field in attrs.fields(JobRecord))
 _SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM jobs"
-_INSERT: Final = f"INSERT INTO jobs ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 _STATES: Final = {state.value: state for state in DurableState}
 _STATE: Final = COLUMNS.index("state")
 _ID: Final = COLUMNS.index("id")
 _BITS: Final = {column: 1 << number for number, column in enumerate(COLUMNS)}
+_DEFAULTS: Final = {
+    field.name: "NULL" if field.default is None else repr(field.default)
+    for field in attrs.fields(JobRecord)
+    if field.default is not attrs.NOTHING
+}
+"""The columns that have a default, each with its literal in SQL. A default is false in Python."""
+_REQUIRED: Final = sum(bit for column, bit in _BITS.items() if column not in _DEFAULTS)
+_OPTIONAL: Final = tuple(_BITS[column] for column in _DEFAULTS)
 
 
 @cache
@@ -39,7 +50,49 @@ def _values_of(columns: Iterable[str]) -> Callable[[JobRecord], Any]:
     return attrgetter(*("state._value_" if column == "state" else column for column in columns))
 
 
-_ROW_OF: Final = _values_of(COLUMNS)
+_optional_of: Final = _values_of(_DEFAULTS)
+
+
+def _bits_of_new(job: JobRecord) -> int:
+    return _REQUIRED + sum(compress(_OPTIONAL, _optional_of(job)))
+
+
+_Writes: TypeAlias = dict[int, tuple[JobRecord, int]]
+"""{id: (job, bits of the columns to be written)}"""
+
+AT_ONCE: Final = (32, 8, 1)
+"""How many jobs a statement writes: few sizes, since each is a statement that SQLite prepares."""
+
+
+def _columns_of(bits: int) -> list[str]:
+    return [column for column, bit in _BITS.items() if bits & bit]
+
+
+@cache
+def _insert(bits: int, jobs: int) -> str:
+    row = ", ".join("?" if bits & bit else _DEFAULTS[column] for column, bit in _BITS.items())
+    return f"INSERT INTO jobs ({', '.join(COLUMNS)}) VALUES {', '.join([f'({row})'] * jobs)}"
+
+
+@cache
+def _update(bits: int, jobs: int) -> str:
+    columns = _columns_of(bits)
+    changes = ", ".join(f"{column} = new.column{n}" for n, column in enumerate(columns, 1))
+    row = ", ".join("?" * (len(columns) + 1))
+    return (
+        f"UPDATE jobs SET {changes} FROM (VALUES {', '.join([f'({row})'] * jobs)}) AS new"
+        f" WHERE id = new.column{len(columns) + 1}"
+    )
+
+
+@cache
+def _inserted(bits: int) -> Callable[[JobRecord], Any]:
+    return _values_of(_columns_of(bits))
+
+
+@cache
+def _updated(bits: int) -> Callable[[JobRecord], Any]:
+    return _values_of([*_columns_of(bits), "id"])
 
 
 @final
@@ -55,10 +108,9 @@ class Rows:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection: Final = connection
         self._known: Final[WeakValueDictionary[int, JobRecord]] = WeakValueDictionary()
-        self._new: Final[dict[int, JobRecord]] = {}
+        self._new: Final[_Writes] = {}
         self._keys: Final[dict[str, JobRecord]] = {}  # the new jobs by key
-        self._changed: Final[dict[int, tuple[JobRecord, int]]] = {}  # {id: (job, bits of columns)}
-        self._updates: Final[dict[int, tuple[str, Callable[[JobRecord], Any]]]] = {}
+        self._changed: Final[_Writes] = {}
         self.touched: Final[set[str | None]] = set()
         self.writes = self.payloads = 0
 
@@ -77,7 +129,8 @@ class Rows:
 
     def insert(self, job: JobRecord) -> None:
         """Add a new job, which has its id."""
-        self._known[job.id] = self._new[job.id] = job
+        self._known[job.id] = job
+        self._new[job.id] = job, _bits_of_new(job)
         if job.key is not None:
             self._keys[job.key] = job
         self.touched.add(job.session)
@@ -87,10 +140,10 @@ class Rows:
     def change(self, job: JobRecord, columns: Iterable[str]) -> None:
         """Note that some columns of a job's record have changed."""
         self.writes += 1
-        if job.id not in self._new:
-            _, bits = self._changed.get(job.id, (job, 0))
-            self._changed[job.id] = job, bits | _bits_of(tuple(columns))
-            self.touched.add(job.session)
+        writes = self._new if job.id in self._new else self._changed
+        _, bits = writes.get(job.id, (job, 0))
+        writes[job.id] = job, bits | _bits_of(tuple(columns))
+        self.touched.add(job.session)
 
     def delete(self, job: JobRecord) -> None:
         """Delete a job."""
@@ -111,24 +164,27 @@ class Rows:
 
     def flush(self) -> None:
         """Write all unwritten changes."""
-        if self._new:
-            self._connection.executemany(_INSERT, map(_ROW_OF, self._new.values()))
-        by_columns: dict[int, list[JobRecord]] = {}
-        for job, bits in self._changed.values():
-            by_columns.setdefault(bits, []).append(job)
-        for bits, jobs in by_columns.items():
-            statement, values_of = self._update(bits)
-            self._connection.executemany(statement, map(values_of, jobs))
+        self._write(self._new, _insert, _inserted)
+        self._write(self._changed, _update, _updated)
         self._clear()
 
-    def _update(self, bits: int) -> tuple[str, Callable[[JobRecord], Any]]:
-        update = self._updates.get(bits)
-        if update is None:
-            columns = [column for column, bit in _BITS.items() if bits & bit]
-            assignments = ", ".join(f"{column} = ?" for column in columns)
-            statement = f"UPDATE jobs SET {assignments} WHERE id = ?"
-            update = self._updates[bits] = statement, _values_of([*columns, "id"])
-        return update
+    def _write(
+        self,
+        writes: _Writes,
+        statement: Callable[[int, int], str],
+        values_of: Callable[[int], Callable[[JobRecord], Any]],
+    ) -> None:
+        by_columns: dict[int, list[JobRecord]] = {}
+        for job, bits in writes.values():
+            by_columns.setdefault(bits, []).append(job)
+        for bits, jobs in by_columns.items():
+            rows = list(map(values_of(bits), jobs))
+            done = 0
+            for size in AT_ONCE:
+                while len(rows) - done >= size:
+                    values = tuple(chain.from_iterable(rows[done : done + size]))
+                    self._connection.execute(statement(bits, size), values)
+                    done += size
 
     # ---- reading
 
