@@ -2,6 +2,9 @@
 
 Over SQLite, PostgreSQL and Valkey in one process; and shared by two worker processes, each of
 which submits every second line of jobs and runs jobs of both.
+
+A store is named as an attribute of the package, which imports it at its first use: a process has
+the heap of the store that it measures, and not that of the drivers of the others.
 """
 
 from __future__ import annotations
@@ -20,14 +23,8 @@ import trio
 
 from benchmarks.trio_peers import LOOP as LOOP
 from benchmarks.workloads import Cycles, Drive
-from trio_lanes.durable import (
-    DurableLanes,
-    PostgresStore,
-    SqliteStore,
-    Store,
-    ValkeyStore,
-    open_durable_lanes,
-)
+from trio_lanes import durable
+from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
 from trio_lanes.durable._sqlite.guest import host
 from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.sockets import connect_unix, serve_unix
@@ -81,7 +78,7 @@ class DurableCycles:
 
 
 def sqlite(synchronous: Literal["FULL", "NORMAL"]) -> Callable[[Path], Store]:
-    return lambda folder: SqliteStore(folder / "jobs.db", synchronous=synchronous)
+    return lambda folder: durable.SqliteStore(folder / "jobs.db", synchronous=synchronous)
 
 
 class TwoProcesses:
@@ -98,7 +95,9 @@ class TwoProcesses:
             address = os.environ.get(SOCKET if self._kind == "valkey" else DSN, "")
             if self._kind == "served":
                 address = str(folder.relative_to(Path.cwd()) / "store")  # at most 107 bytes
-                owner = await stack.enter_async_context(host(SqliteStore(folder / "jobs.db")))
+                owner = await stack.enter_async_context(
+                    host(durable.SqliteStore(folder / "jobs.db"))
+                )
                 nursery = await stack.enter_async_context(trio.open_nursery())
                 await nursery.start(serve_unix, address, owner.guest)
                 stack.callback(nursery.cancel_scope.cancel)
@@ -155,9 +154,9 @@ async def one_of_two(kind: str, address: str, in_flight: int, which: int) -> Non
     if kind == "served":
         store = ServedStoreClient(lambda: connect_unix(address), name="the served file")
     elif kind == "postgres":
-        store = PostgresStore(address)
+        store = durable.PostgresStore(address)
     else:
-        store = ValkeyStore(f"unix://{address}")
+        store = durable.ValkeyStore(f"unix://{address}")
     limits = {"main": in_flight}
     async with open_durable_lanes(store, {"job": job}, limits, lease_ttl=LEASE) as lanes:
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
@@ -175,9 +174,11 @@ CYCLES: dict[str, Callable[[], Cycles]] = {
     "full": lambda: DurableCycles(sqlite("FULL")),
     "normal": lambda: DurableCycles(sqlite("NORMAL")),
     "served": lambda: TwoProcesses("served"),
-    "postgres": lambda: DurableCycles(lambda folder: PostgresStore(os.environ[DSN])),
+    "postgres": lambda: DurableCycles(lambda folder: durable.PostgresStore(os.environ[DSN])),
     "postgres-2": lambda: TwoProcesses("postgres"),
-    "valkey": lambda: DurableCycles(lambda folder: ValkeyStore(f"unix://{os.environ[SOCKET]}")),
+    "valkey": lambda: DurableCycles(
+        lambda folder: durable.ValkeyStore(f"unix://{os.environ[SOCKET]}")
+    ),
     "valkey-2": lambda: TwoProcesses("valkey"),
 }
 
