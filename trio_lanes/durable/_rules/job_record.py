@@ -30,13 +30,13 @@ class JobRecord:
     session: str | None
     priority: int
     payload: str
-    key: str | None
-    digest: str | None
-    """A hash of the payload; only of a job with a key."""
     timeout: float
-    retry: str | None
     state: DurableState
     submitted_at: float
+    key: str | None = None
+    digest: str | None = None
+    """A hash of the payload; only of a job with a key."""
+    retry: str | None = None
     cost: str | None = None
     """What each start takes from rates, as JSON text: {unit: amount}; None: one request."""
     place: int | None = None
