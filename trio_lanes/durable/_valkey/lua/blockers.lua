@@ -9,7 +9,7 @@ local function of_run(job)
   if job.lent == 1 then
     return { a_blocker('lent', job.lane) }
   end
-  local refused = job.lent and new_budget().return_refused_by(job)
+  local refused = job.lent and new_budget():return_refused_by(job)
   return refused and { a_blocker(refused[1], refused[2]) } or {}
 end
 
@@ -65,10 +65,10 @@ local function in_lane(job)
       add('order', lane, first.id)
     end
   end
-  for _, refused in ipairs(budget.refused_by(lane)) do
+  for _, refused in ipairs(budget:refused_by(lane)) do
     add(refused[1], refused[2])
   end
-  for _, rate in ipairs(is_next and budget.rates_until(job) or {}) do
+  for _, rate in ipairs(is_next and budget:rates_until(job) or {}) do
     add('rate', rate[1], nil, rate[2])
   end
   return found

@@ -5,174 +5,176 @@
 -- lent is counted as if it held one, so it goes ahead of all waiting jobs. A member of a group is a
 -- lane, or a template: then all lanes of the template share the slots of that member.
 
+local Budget = {}
+Budget.__index = Budget
+
+-- `uses`: of groups, by name: {lanes, used by member}. `due`: when a rate allows a start that it has
+-- refused; or nil.
 local function new_budget()
-  local used, limits = {}, {}
   local all, _, group_of = lanes(), groups()
-  local use_of_group = {}  -- by name: {lanes, used by member}
-  local self = { due = nil }
+  local fields = { all = all, group_of = group_of, used = {}, limits = {}, uses = {}, due = nil }
+  return setmetatable(fields, Budget)
+end
 
-  function self.limit(lane)
-    if limits[lane] == nil then
-      limits[lane] = limit_of(lane, all) or false
-    end
-    return limits[lane] or nil
+function Budget:limit(lane)
+  if self.limits[lane] == nil then
+    self.limits[lane] = limit_of(lane, self.all) or false
   end
+  return self.limits[lane] or nil
+end
 
-  local function used_of(lane)
-    if not used[lane] then
-      used[lane] = call('ZCARD', ROOT .. 'h:' .. lane) + call('ZCARD', ROOT .. 'want:' .. lane)
-    end
-    return used[lane]
+function Budget:used_of(lane)
+  if not self.used[lane] then
+    self.used[lane] = call('ZCARD', ROOT .. 'h:' .. lane) + call('ZCARD', ROOT .. 'want:' .. lane)
   end
+  return self.used[lane]
+end
 
-  local function add_lane_of_group(use, group, lane)
-    local label = label_of(all, lane)
-    for _, member in ipairs(group.members) do
-      if member == label then
-        use.lanes[#use.lanes + 1] = lane
-        use.used[member] = (use.used[member] or 0) + used_of(lane)
+function Budget:add_lane_of_group(use, group, lane)
+  local label = label_of(self.all, lane)
+  for _, member in ipairs(group.members) do
+    if member == label then
+      use.lanes[#use.lanes + 1] = lane
+      use.used[member] = (use.used[member] or 0) + self:used_of(lane)
+    end
+  end
+end
+
+-- The group of a lane, its use, and the member that the lane belongs to.
+function Budget:group_with_use(lane)
+  local member = label_of(self.all, lane) or lane
+  local group = self.group_of[member]
+  if not group then
+    return nil
+  end
+  local use = self.uses[group.name]
+  if not use then
+    use = { lanes = {}, used = {} }
+    self.uses[group.name] = use
+    local in_use = lanes_in_use()
+    in_use[lane] = true
+    for other in pairs(in_use) do
+      self:add_lane_of_group(use, group, other)
+      if self:used_of(other) == 0 and not self.all[other] then
+        call('SREM', ROOT .. 'lr', other)
       end
     end
   end
+  return group, use, member
+end
 
-  -- The group of a lane, its use, and the member that the lane belongs to.
-  local function group_with_use(lane)
-    local member = label_of(all, lane) or lane
-    local group = group_of[member]
-    if not group then
-      return nil
-    end
-    local use = use_of_group[group.name]
-    if not use then
-      use = { lanes = {}, used = {} }
-      use_of_group[group.name] = use
-      local in_use = lanes_in_use()
-      in_use[lane] = true
-      for other in pairs(in_use) do
-        add_lane_of_group(use, group, other)
-        if used_of(other) == 0 and not all[other] then
-          call('SREM', ROOT .. 'lr', other)
-        end
-      end
-    end
-    return group, use, member
+local function left_of(group, use)
+  local left = group.c or huge
+  for _, number in pairs(use.used) do
+    left = left - number
   end
+  return left
+end
 
-  local function left_of(group, use)
-    local left = group.c or huge
-    for _, number in pairs(use.used) do
-      left = left - number
-    end
-    return left
-  end
-
-  -- How many free slots of a group are reserved for other members.
-  local function kept_from(group, use, member)
-    local kept = 0
-    for other, tokens in pairs(group.reserve) do
-      if other ~= member then
-        kept = kept + math.max(0, tokens - (use.used[other] or 0))
-      end
-    end
-    return kept
-  end
-
-  function self.free(lane)
-    local free = (self.limit(lane).c or huge) - used_of(lane)
-    local group, use, member = group_with_use(lane)
-    if group then
-      free = math.min(free, left_of(group, use) - kept_from(group, use, member))
-    end
-    return math.max(0, free)
-  end
-
-  -- Which limits leave no slot to a lane, as {kind, the lane or its group}.
-  function self.refused_by(lane)
-    local found = {}
-    if used_of(lane) >= (self.limit(lane).c or huge) then
-      found[1] = { 'concurrency', lane }
-    end
-    local group, use, member = group_with_use(lane)
-    if group then
-      local left = left_of(group, use)
-      if left <= 0 then
-        found[#found + 1] = { 'group', group.name }
-      elseif left <= kept_from(group, use, member) then
-        found[#found + 1] = { 'reservation', group.name }
-      end
-    end
-    return found
-  end
-
-  -- When the rates of a lane, and of its group, allow a start of a job.
-  local function rates_ready_at(job)
-    local lane, costs = job.lane, job.cost or ONE_REQUEST
-    local of_lane = meters_ready_at('lane ' .. lane, self.limit(lane).meters, costs)
-    local group = group_of[label_of(all, lane)]
-    return of_lane, group and meters_ready_at('group ' .. group.name, group.meters, costs) or -huge
-  end
-
-  function self.rates_allow(job)
-    local ready_at = math.max(rates_ready_at(job))
-    if ready_at <= now then
-      return true
-    end
-    self.due = math.min(self.due or huge, ready_at)
-    return false
-  end
-
-  -- The rates that do not allow it now, as {the lane or its group, when they do}.
-  function self.rates_until(job)
-    local found = {}
-    local of_lane, of_group = rates_ready_at(job)
-    if of_lane > now then
-      found[1] = { job.lane, of_lane }
-    end
-    if of_group > now then
-      found[#found + 1] = { group_of[label_of(all, job.lane)].name, of_group }
-    end
-    return found
-  end
-
-  function self.take(job)
-    local lane, costs = job.lane, job.cost or ONE_REQUEST
-    local group, use, member = group_with_use(lane)
-    used[lane] = used_of(lane) + 1
-    if label_of(all, lane) ~= lane then
-      call('SADD', ROOT .. 'lr', lane)
-    end
-    local as_new = charge_meters('lane ' .. lane, self.limit(lane).meters, costs)
-    if as_new then
-      call('ZADD', ROOT .. 'ml', as_new, lane)
-    end
-    if group then
-      use.used[member] = (use.used[member] or 0) + 1
-      charge_meters('group ' .. group.name, group.meters, costs)
+-- How many free slots of a group are reserved for other members.
+local function kept_from(group, use, member)
+  local kept = 0
+  for other, tokens in pairs(group.reserve) do
+    if other ~= member then
+      kept = kept + math.max(0, tokens - (use.used[other] or 0))
     end
   end
+  return kept
+end
 
-  -- What keeps a run from the slot that it wants back, as `refused_by` says it; or nil. Such runs
-  -- return in the order of their fences.
-  function self.return_refused_by(job)
-    local lane = job.lane
-    local function before(of)
-      return call('ZCOUNT', ROOT .. 'want:' .. of, '-inf', '(' .. int(job.fence))
-    end
-    local mine = call('ZCARD', ROOT .. 'want:' .. lane)
-    if before(lane) >= (self.limit(lane).c or huge) - used_of(lane) + mine then
-      return { 'concurrency', lane }
-    end
-    local group, use = group_with_use(lane)
-    if not group then
-      return nil
-    end
-    local earlier, wanting = 0, 0
-    for _, other in ipairs(use.lanes) do
-      earlier = earlier + before(other)
-      wanting = wanting + call('ZCARD', ROOT .. 'want:' .. other)
-    end
-    return earlier >= left_of(group, use) + wanting and { 'group', group.name } or nil
+function Budget:free(lane)
+  local free = (self:limit(lane).c or huge) - self:used_of(lane)
+  local group, use, member = self:group_with_use(lane)
+  if group then
+    free = math.min(free, left_of(group, use) - kept_from(group, use, member))
   end
+  return math.max(0, free)
+end
 
-  return self
+-- Which limits leave no slot to a lane, as {kind, the lane or its group}.
+function Budget:refused_by(lane)
+  local found = {}
+  if self:used_of(lane) >= (self:limit(lane).c or huge) then
+    found[1] = { 'concurrency', lane }
+  end
+  local group, use, member = self:group_with_use(lane)
+  if group then
+    local left = left_of(group, use)
+    if left <= 0 then
+      found[#found + 1] = { 'group', group.name }
+    elseif left <= kept_from(group, use, member) then
+      found[#found + 1] = { 'reservation', group.name }
+    end
+  end
+  return found
+end
+
+-- When the rates of a lane, and of its group, allow a start of a job.
+function Budget:rates_ready_at(job)
+  local lane, costs = job.lane, job.cost or ONE_REQUEST
+  local of_lane = meters_ready_at('lane ' .. lane, self:limit(lane).meters, costs)
+  local group = self.group_of[label_of(self.all, lane)]
+  return of_lane, group and meters_ready_at('group ' .. group.name, group.meters, costs) or -huge
+end
+
+function Budget:rates_allow(job)
+  local ready_at = math.max(self:rates_ready_at(job))
+  if ready_at <= now then
+    return true
+  end
+  self.due = math.min(self.due or huge, ready_at)
+  return false
+end
+
+-- The rates that do not allow it now, as {the lane or its group, when they do}.
+function Budget:rates_until(job)
+  local found = {}
+  local of_lane, of_group = self:rates_ready_at(job)
+  if of_lane > now then
+    found[1] = { job.lane, of_lane }
+  end
+  if of_group > now then
+    found[#found + 1] = { self.group_of[label_of(self.all, job.lane)].name, of_group }
+  end
+  return found
+end
+
+function Budget:take(job)
+  local lane, costs = job.lane, job.cost or ONE_REQUEST
+  local group, use, member = self:group_with_use(lane)
+  self.used[lane] = self:used_of(lane) + 1
+  if label_of(self.all, lane) ~= lane then
+    call('SADD', ROOT .. 'lr', lane)
+  end
+  local as_new = charge_meters('lane ' .. lane, self:limit(lane).meters, costs)
+  if as_new then
+    call('ZADD', ROOT .. 'ml', as_new, lane)
+  end
+  if group then
+    use.used[member] = (use.used[member] or 0) + 1
+    charge_meters('group ' .. group.name, group.meters, costs)
+  end
+end
+
+-- What keeps a run from the slot that it wants back, as `refused_by` says it; or nil. Such runs
+-- return in the order of their fences.
+function Budget:return_refused_by(job)
+  local lane = job.lane
+  local function before(of)
+    return call('ZCOUNT', ROOT .. 'want:' .. of, '-inf', '(' .. int(job.fence))
+  end
+  local mine = call('ZCARD', ROOT .. 'want:' .. lane)
+  if before(lane) >= (self:limit(lane).c or huge) - self:used_of(lane) + mine then
+    return { 'concurrency', lane }
+  end
+  local group, use = self:group_with_use(lane)
+  if not group then
+    return nil
+  end
+  local earlier, wanting = 0, 0
+  for _, other in ipairs(use.lanes) do
+    earlier = earlier + before(other)
+    wanting = wanting + call('ZCARD', ROOT .. 'want:' .. other)
+  end
+  return earlier >= left_of(group, use) + wanting and { 'group', group.name } or nil
 end

@@ -120,7 +120,7 @@ local function check(arguments)
       keys[#keys + 1] = ROOT .. 'h:' .. lane
       keys[#keys + 1] = ROOT .. 'want:' .. lane
       keys[#keys + 1] = ROOT .. 'w:' .. lane
-      for _, entry in ipairs(call('SMEMBERS', ROOT .. 'rn:' .. lane)) do
+      for _, entry in ipairs(members(ROOT .. 'rn:' .. lane)) do
         keys[#keys + 1] = ready_list(lane, entry)
       end
     end

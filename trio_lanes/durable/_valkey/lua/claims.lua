@@ -31,159 +31,162 @@ local function claim_bytes(job)
   return #payload_of(job) + (job.kept and call('STRLEN', ROOT .. 'c:' .. job.id) or 0)
 end
 
-local function new_isolation(instance)
-  local running = runs_beside(instance)
-  local most = huge
-  local self = { due = nil }
+-- What the suspects that an instance runs leave to other jobs. `due`: when a restriction ends; or nil.
+local Isolation = {}
+Isolation.__index = Isolation
 
-  local function lasts(job)
-    if not job.since then
-      job.since = now
-      put(job)
-    end
-    local ends = job.since + ISOLATED_FOR * 2 ^ math.min(job.crashes or 0, 64)
-    if ends > now then
-      self.due = math.min(self.due or huge, ends)
-    end
-    return ends > now
+local function lasts(isolation, job)
+  if not job.since then
+    job.since = now
+    put(job)
   end
-
-  local function restrict(job)
-    if together(job) < most and lasts(job) then
-      most = together(job)
-    end
+  local ends = job.since + ISOLATED_FOR * 2 ^ math.min(job.crashes or 0, 64)
+  if ends > now then
+    isolation.due = math.min(isolation.due or huge, ends)
   end
-
-  function self.has_room()
-    return running < most
-  end
-
-  function self.allows(suspect)
-    return running < together(suspect) or not lasts(suspect)
-  end
-
-  function self.add(job)
-    running = running + 1
-    if job.company then
-      job.since = nil
-      restrict(job)
-    end
-  end
-
-  for _, id in ipairs(running > 0 and call('ZRANGE', ROOT .. 'su:' .. instance, 0, -1) or {}) do
-    restrict(find(id))
-  end
-  return self
+  return ends > now
 end
 
--- The ready lists of one lane whose handlers an instance has: by priority, by key of the list. Of each
+local function restrict(isolation, job)
+  if together(job) < isolation.most and lasts(isolation, job) then
+    isolation.most = together(job)
+  end
+end
+
+local function new_isolation(instance)
+  local running = runs_beside(instance)
+  local isolation = setmetatable({ running = running, most = huge, due = nil }, Isolation)
+  for _, id in ipairs(running > 0 and call('ZRANGE', ROOT .. 'su:' .. instance, 0, -1) or {}) do
+    restrict(isolation, find(id))
+  end
+  return isolation
+end
+
+function Isolation:has_room()
+  return self.running < self.most
+end
+
+function Isolation:allows(suspect)
+  return self.running < together(suspect) or not lasts(self, suspect)
+end
+
+function Isolation:add(job)
+  self.running = self.running + 1
+  if job.company then
+    job.since = nil
+    restrict(self, job)
+  end
+end
+
+-- The ready lists of one lane whose handlers an instance has: `lists`, by priority, by entry. Of each
 -- the first FRONT jobs are read at once: nothing joins a list, or leaves it, while jobs are claimed.
+-- `present`: whether there was a list at first.
+local Fronts = {}
+Fronts.__index = Fronts
+
 local function new_fronts(lane, names)
-  local lists, self = { [1] = {}, [0] = {}, [-1] = {} }, {}
-  local present = false
-  for _, entry in ipairs(call('SMEMBERS', ROOT .. 'rn:' .. lane)) do
+  local lists, present = { [1] = {}, [0] = {}, [-1] = {} }, false
+  for _, entry in ipairs(members(ROOT .. 'rn:' .. lane)) do
     local priority, name = string.match(entry, '^(%-?%d):(.*)$')
     if names[name] then
       lists[tonumber(priority)][entry] = true
       present = true
     end
   end
-
-  local function drop(list, entry)
-    list[entry] = nil
-    drop_list(lane, entry)
-  end
-
-  -- The id and ready number of the first job of a list; an empty list is dropped.
-  local function front(list, entry)
-    local page = list[entry]
-    if page == true then
-      page = call('ZRANGE', ready_list(lane, entry), 0, FRONT - 1, 'WITHSCORES')
-      page.at = 1
-      list[entry] = page
-      if not page[1] then
-        drop(list, entry)
-        return nil
-      end
-    end
-    if page then
-      return page[page.at], tonumber(page[page.at + 1])
-    end
-  end
-
-  function self.present()
-    return present
-  end
-
-  function self.first(priority)
-    local list, best, least, of = lists[priority], nil, nil, nil
-    for entry in pairs(list) do
-      local id, number = front(list, entry)
-      if id and (not best or number < least) then
-        best, least, of = id, number, entry
-      end
-    end
-    return best and find(best), of
-  end
-
-  -- The first job of a list is claimed, and leaves it.
-  function self.taken(priority, entry)
-    local list, page = lists[priority], lists[priority][entry]
-    page.at = page.at + 2
-    if page.at <= #page then
-      return
-    elseif #page < 2 * FRONT then
-      drop(list, entry)
-    else
-      list[entry] = true
-    end
-  end
-
-  function self.suspect()
-    for _, priority in ipairs(PRIORITIES) do
-      local job = self.first(priority)
-      if job and together(job) < huge then
-        return job
-      end
-    end
-  end
-
-  return self
+  return setmetatable({ lane = lane, lists = lists, present = present }, Fronts)
 end
 
+function Fronts:drop(list, entry)
+  list[entry] = nil
+  drop_list(self.lane, entry)
+end
+
+-- The id and ready number of the first job of a list; an empty list is dropped.
+function Fronts:front(list, entry)
+  local page = list[entry]
+  if page == true then
+    page = call('ZRANGE', ready_list(self.lane, entry), 0, FRONT - 1, 'WITHSCORES')
+    page.at = 1
+    list[entry] = page
+    if not page[1] then
+      self:drop(list, entry)
+      return nil
+    end
+  end
+  if page then
+    return page[page.at], tonumber(page[page.at + 1])
+  end
+end
+
+function Fronts:first(priority)
+  local list, best, least, of = self.lists[priority], nil, nil, nil
+  for entry in pairs(list) do
+    local id, number = self:front(list, entry)
+    if id and (not best or number < least) then
+      best, least, of = id, number, entry
+    end
+  end
+  return best and find(best), of
+end
+
+-- The first job of a list is claimed, and leaves it.
+function Fronts:taken(priority, entry)
+  local list, page = self.lists[priority], self.lists[priority][entry]
+  page.at = page.at + 2
+  if page.at <= #page then
+    return
+  elseif #page < 2 * FRONT then
+    self:drop(list, entry)
+  else
+    list[entry] = true
+  end
+end
+
+function Fronts:suspect()
+  for _, priority in ipairs(PRIORITIES) do
+    local job = self:first(priority)
+    if job and together(job) < huge then
+      return job
+    end
+  end
+end
+
+-- Whose turn it is: the values of the hash `turns`, and their changes.
+local Turns = {}
+Turns.__index = Turns
+
 local function new_turns()
-  local known, new, flat = {}, {}, call('HGETALL', ROOT .. 'turns')
+  local known, flat = {}, call('HGETALL', ROOT .. 'turns')
   for at = 1, #flat, 2 do
     known[flat[at]] = flat[at + 1]
   end
-  local self = {}
+  return setmetatable({ known = known, new = {} }, Turns)
+end
 
-  function self.served()
-    return new.served or known.served
-  end
+function Turns:served()
+  return self.new.served or self.known.served
+end
 
-  function self.passed(lane, priority)
-    local key = 'passed ' .. priority .. ' ' .. lane
-    return tonumber(new[key] or known[key] or 0)
-  end
+function Turns:passed(lane, priority)
+  local key = 'passed ' .. priority .. ' ' .. lane
+  return tonumber(self.new[key] or self.known[key] or 0)
+end
 
-  function self.put(key, value)
-    new[key] = value
-  end
+function Turns:put_served(lane)
+  self.new.served = lane
+end
 
-  function self.put_passed(lane, priority, times)
-    new['passed ' .. priority .. ' ' .. lane] = times
-  end
+function Turns:put_passed(lane, priority, times)
+  self.new['passed ' .. priority .. ' ' .. lane] = times
+end
 
-  function self.keep()
-    for key, value in pairs(new) do
-      if tostring(value) ~= known[key] and not (value == 0 and not known[key]) then
-        call('HSET', ROOT .. 'turns', key, value)
-      end
+function Turns:keep()
+  for key, value in pairs(self.new) do
+    local before = self.known[key]
+    if tostring(value) ~= before and not (value == 0 and not before) then
+      call('HSET', ROOT .. 'turns', key, value)
     end
   end
-
-  return self
 end
 
 -- The job that is next in a lane, whether or not it may start; its list; and the heads of all lists,
@@ -191,17 +194,17 @@ end
 local function choose(lane, fronts, turns)
   local heads, of = {}, {}
   for _, priority in ipairs(PRIORITIES) do
-    local head, entry = fronts.first(priority)
+    local head, entry = fronts:first(priority)
     if head then
       heads[#heads + 1] = head
       of[head.id] = entry
     end
   end
-  local job = fronts.suspect() or heads[1]
+  local job = fronts:suspect() or heads[1]
   if job and together(job) == huge then
     for at = #heads, 2, -1 do
       local priority = heads[at].priority
-      if turns.passed(lane, priority) >= PASSED_OVER[priority] then
+      if turns:passed(lane, priority) >= PASSED_OVER[priority] then
         job = heads[at]
         break
       end
@@ -214,10 +217,10 @@ end
 -- fewer jobs), 'bytes' (it is too large).
 local function next_of(lane, fronts, budget, turns, isolation, most_bytes)
   local job, entry, heads = choose(lane, fronts, turns)
-  if not job or budget.free(lane) <= 0 or not budget.rates_allow(job) then
+  if not job or budget:free(lane) <= 0 or not budget:rates_allow(job) then
     return nil
   end
-  if together(job) < huge and not isolation.allows(job) then
+  if together(job) < huge and not isolation:allows(job) then
     return nil, 'isolation'
   end
   if most_bytes < huge and claim_bytes(job) > most_bytes then
@@ -225,12 +228,12 @@ local function next_of(lane, fronts, budget, turns, isolation, most_bytes)
   end
   for _, head in ipairs(heads) do
     if head.priority < job.priority then
-      turns.put_passed(lane, head.priority, turns.passed(lane, head.priority) + 1)
+      turns:put_passed(lane, head.priority, turns:passed(lane, head.priority) + 1)
     end
   end
-  turns.put_passed(lane, job.priority, 0)
-  budget.take(job)
-  fronts.taken(job.priority, entry)
+  turns:put_passed(lane, job.priority, 0)
+  budget:take(job)
+  fronts:taken(job.priority, entry)
   return job
 end
 
@@ -247,13 +250,13 @@ end
 -- The lanes that may start a job, in their turn: lanes with suspects first.
 local function lanes_in_turn(lanes_with_jobs, names, budget, turns)
   local suspects, others = {}, {}
-  sort_by_turn(lanes_with_jobs, turns.served() or '')
+  sort_by_turn(lanes_with_jobs, turns:served() or '')
   for _, lane in ipairs(lanes_with_jobs) do
-    local limit = budget.limit(lane)
+    local limit = budget:limit(lane)
     if limit and not is_paused(limit) then
       local fronts = new_fronts(lane, names)
-      if fronts.present() and budget.free(lane) > 0 then
-        local line = fronts.suspect() and suspects or others
+      if fronts.present and budget:free(lane) > 0 then
+        local line = fronts:suspect() and suspects or others
         line[#line + 1] = { lane = lane, fronts = fronts }
       end
     end
@@ -272,7 +275,7 @@ local function take(instance, info, room)
     return claims, nil, false
   end
   local isolation = new_isolation(instance)
-  local lanes_with_jobs = call('SMEMBERS', ROOT .. 'lw')
+  local lanes_with_jobs = members(ROOT .. 'lw')
   if #lanes_with_jobs == 0 then
     return claims, isolation.due, false
   end
@@ -283,17 +286,17 @@ local function take(instance, info, room)
   local budget, turns = new_budget(), new_turns()
   local in_turn, at = lanes_in_turn(lanes_with_jobs, names, budget, turns), 1
   local left, why = huge, nil
-  while in_turn[at] and #claims < room and isolation.has_room() and why ~= 'bytes' do
+  while in_turn[at] and #claims < room and isolation:has_room() and why ~= 'bytes' do
     local turn = in_turn[at]
     at = at + 1
     local job
     job, why = next_of(turn.lane, turn.fronts, budget, turns, isolation, left)
     if job then
-      turns.put('served', job.lane)
+      turns:put_served(job.lane)
       job.state, job.ready, job.instance, job.lent = 'running', nil, instance, nil
       job.fence = next_number()
       begin_run(job, info)
-      isolation.add(job)
+      isolation:add(job)
       put(job)
       claims[#claims + 1] = claim_of(job)
       in_turn[#in_turn + 1] = turn
@@ -302,7 +305,7 @@ local function take(instance, info, room)
       break
     end
   end
-  turns.keep()
+  turns:keep()
   local due = math.min(budget.due or huge, isolation.due or huge)
   return claims, due < huge and due or nil, why == 'bytes'
 end

@@ -34,7 +34,7 @@ local function begin_writing()
 end
 
 local function drop_instance(id)
-  for _, request in ipairs(call('SMEMBERS', ROOT .. 'ki:' .. id)) do
+  for _, request in ipairs(members(ROOT .. 'ki:' .. id)) do
     LINES.release(request, true)
   end
   local info = instance_of(id)

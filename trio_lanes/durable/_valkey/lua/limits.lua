@@ -166,7 +166,7 @@ local function lanes_in_use()
   for lane in pairs((lanes())) do
     found[lane] = true
   end
-  for _, lane in ipairs(call('SMEMBERS', ROOT .. 'lr')) do
+  for _, lane in ipairs(members(ROOT .. 'lr')) do
     found[lane] = true
   end
   return found

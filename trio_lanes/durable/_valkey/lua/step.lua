@@ -174,7 +174,7 @@ local function regain_slot(arguments)
     job.lent = 2
     put(job)
   end
-  if job.lent and new_budget().return_refused_by(job) then
+  if job.lent and new_budget():return_refused_by(job) then
     return { 0, 0 }
   end
   job.lent = nil

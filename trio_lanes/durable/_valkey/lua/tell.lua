@@ -86,7 +86,7 @@ local function tell_ended(job, outcome)
     tell(job.told, text)
   end
   local key = ROOT .. 'q:' .. job.id
-  local waiting = call('SMEMBERS', key)
+  local waiting = members(key)
   for _, channel in ipairs(waiting) do
     if channel ~= job.told then
       tell(channel, text)
@@ -99,7 +99,7 @@ end
 
 -- Have the clients that read the events of a job read them again.
 local function tell_news(job)
-  for _, channel in ipairs(call('SMEMBERS', ROOT .. 'q:' .. job.id)) do
+  for _, channel in ipairs(members(ROOT .. 'q:' .. job.id)) do
     tell(channel, job.id)
   end
 end
@@ -153,9 +153,9 @@ end
 local function startable_names(lanes_with_jobs)
   local names, budget = {}, new_budget()
   for _, lane in ipairs(lanes_with_jobs) do
-    local limit = budget.limit(lane)
-    if limit and not is_paused(limit) and budget.free(lane) > 0 then
-      for _, entry in ipairs(call('SMEMBERS', ROOT .. 'rn:' .. lane)) do
+    local limit = budget:limit(lane)
+    if limit and not is_paused(limit) and budget:free(lane) > 0 then
+      for _, entry in ipairs(members(ROOT .. 'rn:' .. lane)) do
         names[string.match(entry, '^%-?%d:(.*)$')] = true
       end
     end
@@ -181,7 +181,7 @@ local function wake(for_others)
   if LOOK then
     wake_wanting()
   end
-  local lanes_with_jobs = LOOK and call('SMEMBERS', ROOT .. 'lw') or {}
+  local lanes_with_jobs = LOOK and members(ROOT .. 'lw') or {}
   if #lanes_with_jobs == 0 and not SOON then
     return
   end
