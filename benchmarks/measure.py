@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -44,6 +44,11 @@ class Spread:
     def of(cls, values: list[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
+    @classmethod
+    def of_some(cls, values: Iterable[float]) -> Spread | None:
+        some = list(values)
+        return cls.of(some) if some else None
+
 
 @attrs.frozen
 class Line:
@@ -54,13 +59,22 @@ class Line:
     n: int
     value: Spread | None
     ratio: Spread | None
-    """Lanes divided by this one, in the same round."""
+    """The first contender divided by this one, in the same round."""
     verified: tuple[str, ...]
     figures: dict[str, float]
     missing: str | None
     busy: float
     """Wall-clock time divided by processor time: how much the machine did elsewhere."""
-    samples: list[Sample]
+    samples: list[Sample | None]
+    """By round; None: it was not measured."""
+
+    def over(self, other: Line) -> Spread | None:
+        """Return this one divided by another, in the same round."""
+        return Spread.of_some(
+            mine.value / theirs.value
+            for mine, theirs in zip(self.samples, other.samples, strict=True)
+            if mine is not None and theirs is not None and theirs.value
+        )
 
 
 @attrs.frozen
@@ -112,8 +126,9 @@ class Bench:
                 self._take(run, f"{row.id} {round_number + 1}/{rounds}", row.unit)
         # Another row may have measured the same run before: these are the last samples.
         taken = {run: self._samples[run][-rounds:] for run in runs}
-        base = taken[runs[0]]
-        return RowResult(row, n, [self._line(run, row, taken[run], base) for run in runs])
+        first, *others = [self._line(run, row, taken[run]) for run in runs]
+        lines = [first, *(attrs.evolve(line, ratio=first.over(line)) for line in others)]
+        return RowResult(row, n, lines)
 
     def growth(self, growth: Growth) -> GrowthResult:
         lines = []
@@ -141,15 +156,8 @@ class Bench:
         said = sample.reason if isinstance(sample, Missing) else f"{sample.value:.1f} {unit}"
         self.progress(f"{label:12} n={run.n:<9,} {NAMES[run.contender]}: {said}")
 
-    def _line(
-        self, run: Run, row: Row, samples: list[Sample | Missing], base: list[Sample | Missing]
-    ) -> Line:
+    def _line(self, run: Run, row: Row, samples: list[Sample | Missing]) -> Line:
         taken = [sample for sample in samples if isinstance(sample, Sample)]
-        ratios = [
-            ours.value / theirs.value
-            for ours, theirs in zip(base, samples, strict=True)
-            if isinstance(ours, Sample) and isinstance(theirs, Sample) and theirs.value
-        ]
         name = NAMES[run.contender]
         if run.workload != row.workload:
             name += f" ({run.workload})"
@@ -158,8 +166,8 @@ class Bench:
             contender=run.contender,
             name=name,
             n=run.n,
-            value=Spread.of([sample.value for sample in taken]) if taken else None,
-            ratio=Spread.of(ratios) if ratios and samples is not base else None,
+            value=Spread.of_some(sample.value for sample in taken),
+            ratio=None,
             verified=taken[0].verified if taken else (),
             figures={
                 key: statistics.median(sample.figures[key] for sample in taken)
@@ -167,7 +175,7 @@ class Bench:
             },
             missing=_reason(samples),
             busy=sum(sample.seconds for sample in taken) / cpu if cpu else 1.0,
-            samples=taken,
+            samples=[sample if isinstance(sample, Sample) else None for sample in samples],
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from benchmarks.measure import GrowthResult, Line, RowResult, Spread
+from benchmarks.measure import GrowthResult, RowResult, Spread
 from benchmarks.rows import LINEAR, NAMES, Target
 
 BUSY = 1.15
@@ -42,29 +42,12 @@ def _verdict(result: RowResult, target: Target) -> Verdict:
     lines = {line.contender: line for line in reversed(result.lines)}
     measured = lines[target.subject].value
     if target.against is not None:
-        measured = _ratio(lines[target.subject], lines[target.against])
+        measured = lines[target.subject].over(lines[target.against])
     if measured is None:
         return Verdict(result.row.id, target.text, None, target.limit, None, certain=True)
     met = measured.median <= target.limit
     certain = (measured.most <= target.limit) if met else (measured.least > target.limit)
     return Verdict(result.row.id, target.text, measured.median, target.limit, met, certain)
-
-
-def _ratio(subject: Line, other: Line) -> Spread | None:
-    if subject.contender == "lanes":
-        return other.ratio
-    if other.contender == "lanes" and subject.ratio is not None:  # lanes themselves, watched
-        told = subject.ratio
-        return Spread(1 / told.median, 1 / told.most, 1 / told.least, told.count)
-    if subject.ratio is None or other.ratio is None:
-        return None
-    # lanes / other, divided by lanes / subject
-    return Spread(
-        other.ratio.median / subject.ratio.median,
-        other.ratio.least / subject.ratio.most,
-        other.ratio.most / subject.ratio.least,
-        other.ratio.count,
-    )
 
 
 def table(
