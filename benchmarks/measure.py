@@ -41,13 +41,9 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values), len(values))
-
-    @classmethod
-    def of_some(cls, values: Iterable[float]) -> Spread | None:
+    def of(cls, values: Iterable[float]) -> Spread | None:
         some = list(values)
-        return cls.of(some) if some else None
+        return cls(statistics.median(some), min(some), max(some), len(some)) if some else None
 
 
 @attrs.frozen
@@ -58,8 +54,6 @@ class Line:
     name: str
     n: int
     value: Spread | None
-    ratio: Spread | None
-    """The first contender divided by this one, in the same round."""
     verified: tuple[str, ...]
     figures: dict[str, float]
     missing: str | None
@@ -70,7 +64,7 @@ class Line:
 
     def over(self, other: Line) -> Spread | None:
         """Return this one divided by another, in the same round."""
-        return Spread.of_some(
+        return Spread.of(
             mine.value / theirs.value
             for mine, theirs in zip(self.samples, other.samples, strict=True)
             if mine is not None and theirs is not None and theirs.value
@@ -82,6 +76,10 @@ class RowResult:
     row: Row
     n: int
     lines: list[Line]
+
+    def ratio(self, line: Line) -> Spread | None:
+        """Return the first contender divided by another, in the same round."""
+        return None if line is self.lines[0] else self.lines[0].over(line)
 
 
 @attrs.frozen
@@ -126,9 +124,7 @@ class Bench:
                 self._take(run, f"{row.id} {round_number + 1}/{rounds}", row.unit)
         # Another row may have measured the same run before: these are the last samples.
         taken = {run: self._samples[run][-rounds:] for run in runs}
-        first, *others = [self._line(run, row, taken[run]) for run in runs]
-        lines = [first, *(attrs.evolve(line, ratio=first.over(line)) for line in others)]
-        return RowResult(row, n, lines)
+        return RowResult(row, n, [self._line(run, row, taken[run]) for run in runs])
 
     def growth(self, growth: Growth) -> GrowthResult:
         lines = []
@@ -166,8 +162,7 @@ class Bench:
             contender=run.contender,
             name=name,
             n=run.n,
-            value=Spread.of_some(sample.value for sample in taken),
-            ratio=None,
+            value=Spread.of(sample.value for sample in taken),
             verified=taken[0].verified if taken else (),
             figures={
                 key: statistics.median(sample.figures[key] for sample in taken)

@@ -84,12 +84,13 @@ def _row(result: RowResult) -> str:
         if line.value is None:
             cells.append([line.name, "-", "-", "-", "-", f"not measured: {line.missing}"])
             continue
+        ratio = result.ratio(line)
         cells.append(
             [
                 line.name,
                 _number(line.value.median),
                 f"{_number(line.value.least)}-{_number(line.value.most)}",
-                *(("", "") if line.ratio is None else _ratio_cells(line.ratio)),
+                *(("", "") if ratio is None else _ratio_cells(ratio)),
                 ", ".join(line.verified),
             ]
         )
@@ -103,6 +104,10 @@ def _row(result: RowResult) -> str:
             if key != "reading_us" or value >= 0.1  # where results lie in a list, it is nothing
         ]
     return "\n\n".join([title, _grid(cells), *(["\n".join(f"- {n}" for n in notes)] * bool(notes))])
+
+
+def _as_dict(spread: Spread | None) -> dict[str, object] | None:
+    return None if spread is None else attrs.asdict(spread)
 
 
 def _ratio_cells(ratio: Spread) -> tuple[str, str]:
@@ -176,7 +181,10 @@ def as_json(
                 "title": result.row.title,
                 "n": result.n,
                 "unit": result.row.unit,
-                "lines": [attrs.asdict(line) for line in result.lines],
+                "lines": [
+                    attrs.asdict(line) | {"ratio": _as_dict(result.ratio(line))}
+                    for line in result.lines
+                ],
             }
             for result in rows
         ],

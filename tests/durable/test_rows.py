@@ -19,10 +19,7 @@ PLAIN: dict[str, Any] = {
     "session": None,
     "priority": 0,
     "payload": "1",
-    "key": None,
-    "digest": None,
     "timeout": 5.0,
-    "retry": None,
     "state": DurableState.WAITING,
     "submitted_at": 0.0,
 }
@@ -76,6 +73,11 @@ def test_a_job_is_read_as_it_was_inserted_and_changed(
         rows.change(job, changed)
     rows.flush()
     assert Rows(connection).select("id ORDER BY id") == jobs
+
+
+def test_a_default_of_a_column_is_false_so_that_a_value_that_is_true_is_written() -> None:
+    defaults = [field.default for field in COLUMNS.values()]
+    assert not any(default for default in defaults if default is not attrs.NOTHING)
 
 
 def test_a_change_of_many_jobs_finds_each_by_its_number(connection: sqlite3.Connection) -> None:

@@ -36,13 +36,14 @@ _DEFAULTS: Final = {
     if field.default is not attrs.NOTHING
 }
 """The columns that have a default, each with its literal in SQL. A default is false in Python."""
+AT_ONCE: Final = (32, 8, 1)
+"""How many jobs a statement writes: few sizes, since each is a statement that SQLite prepares."""
 _REQUIRED: Final = sum(bit for column, bit in _BITS.items() if column not in _DEFAULTS)
 _OPTIONAL: Final = tuple(_BITS[column] for column in _DEFAULTS)
 
 
-@cache
-def _bits_of(columns: tuple[str, ...]) -> int:
-    return sum(_BITS[column] for column in columns)
+_Writes: TypeAlias = dict[int, tuple[JobRecord, int]]
+"""{id: (job, bits of the columns to be written, and of ``id``)}"""
 
 
 def _values_of(columns: Iterable[str]) -> Callable[[JobRecord], Any]:
@@ -57,15 +58,18 @@ def _bits_of_new(job: JobRecord) -> int:
     return _REQUIRED + sum(compress(_OPTIONAL, _optional_of(job)))
 
 
-_Writes: TypeAlias = dict[int, tuple[JobRecord, int]]
-"""{id: (job, bits of the columns to be written)}"""
-
-AT_ONCE: Final = (32, 8, 1)
-"""How many jobs a statement writes: few sizes, since each is a statement that SQLite prepares."""
+@cache
+def _bits_of(columns: tuple[str, ...]) -> int:
+    return _BITS["id"] + sum(_BITS[column] for column in columns)
 
 
 def _columns_of(bits: int) -> list[str]:
     return [column for column, bit in _BITS.items() if bits & bit]
+
+
+@cache
+def _parameters(bits: int) -> Callable[[JobRecord], Any]:
+    return _values_of(_columns_of(bits))
 
 
 @cache
@@ -76,23 +80,13 @@ def _insert(bits: int, jobs: int) -> str:
 
 @cache
 def _update(bits: int, jobs: int) -> str:
-    columns = _columns_of(bits)
-    changes = ", ".join(f"{column} = new.column{n}" for n, column in enumerate(columns, 1))
-    row = ", ".join("?" * (len(columns) + 1))
+    id, *columns = _columns_of(bits)
+    changes = ", ".join(f"{column} = new.column{n}" for n, column in enumerate(columns, 2))
+    row = ", ".join("?" * (1 + len(columns)))
     return (
         f"UPDATE jobs SET {changes} FROM (VALUES {', '.join([f'({row})'] * jobs)}) AS new"
-        f" WHERE id = new.column{len(columns) + 1}"
+        f" WHERE {id} = new.column1"
     )
-
-
-@cache
-def _inserted(bits: int) -> Callable[[JobRecord], Any]:
-    return _values_of(_columns_of(bits))
-
-
-@cache
-def _updated(bits: int) -> Callable[[JobRecord], Any]:
-    return _values_of([*_columns_of(bits), "id"])
 
 
 @final
@@ -164,21 +158,16 @@ class Rows:
 
     def flush(self) -> None:
         """Write all unwritten changes."""
-        self._write(self._new, _insert, _inserted)
-        self._write(self._changed, _update, _updated)
+        self._write(self._new, _insert)
+        self._write(self._changed, _update)
         self._clear()
 
-    def _write(
-        self,
-        writes: _Writes,
-        statement: Callable[[int, int], str],
-        values_of: Callable[[int], Callable[[JobRecord], Any]],
-    ) -> None:
+    def _write(self, writes: _Writes, statement: Callable[[int, int], str]) -> None:
         by_columns: dict[int, list[JobRecord]] = {}
         for job, bits in writes.values():
             by_columns.setdefault(bits, []).append(job)
         for bits, jobs in by_columns.items():
-            rows = list(map(values_of(bits), jobs))
+            rows = list(map(_parameters(bits), jobs))
             done = 0
             for size in AT_ONCE:
                 while len(rows) - done >= size:
