@@ -66,7 +66,7 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   dumps[#dumps + 1] = redis.call('DUMP', key)
   local kind, name = redis.call('TYPE', key).ok, string.match(key, '}:(%a+)')
   local value = true
-  if name == 'j' or name == 'i' then
+  if name == 'j' or name == 'st' then
     value = cmsgpack.unpack(redis.call('GET', key))
   elseif kind == 'zset' then
     value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
@@ -322,7 +322,7 @@ def _alone(worker: Worker) -> tuple[Any, ...]:
 def _normal(state: State) -> bytes:
     """Return the name of a state, in which instances, numbers and times are renamed."""
     leases = _scores(state.keys, "in")
-    infos = {name: state.keys[f"{ROOT}i:{name}"] for name in leases}
+    steps = {name: state.keys[f"{ROOT}st:{name}"] for name in leases}
     requests = [*state.air, *(worker.joining for worker in state.workers if worker.joining)]
     instances = {*leases, *(worker.instance for worker in state.workers)}
     for request in requests:
@@ -340,7 +340,7 @@ def _normal(state: State) -> bytes:
     fences = _ranks(_fences(state))
     places = _ranks(job["place"] for job in state.jobs.values() if "place" in job)
     ready = _ranks(job["ready"] for job in state.jobs.values() if "ready" in job)
-    numbers = {name: info["number"] for name, info in infos.items()}
+    numbers = {name: step["number"] for name, step in steps.items()}
     numbers |= {worker.instance: worker.number for worker in state.workers}
 
     def of_runs(runs: Iterable[Run]) -> Any:
@@ -379,12 +379,12 @@ def _normal(state: State) -> bytes:
             due and max(0, due / 1e6 - state.now),
         )
 
-    def of_instance(name: str, info: dict[str, Any]) -> Any:
-        claimed = [n for n in _scores(state.keys, f"run:{name}").values() if n > info["after"]]
+    def of_instance(name: str, step: dict[str, Any]) -> Any:
+        claimed = [n for n in _scores(state.keys, f"run:{name}").values() if n > step["after"]]
         left = max(0, leases[name] / 1e6 - state.now)
         if name in joined:  # it beats before any time passes
             left = min(left, 1)
-        number = max(-2, info["number"] - numbers[name])
+        number = max(-2, step["number"] - numbers[name])
         return new_names[name], number, left, len(claimed)
 
     def of_key(key: str, value: Any) -> Any:
@@ -397,7 +397,7 @@ def _normal(state: State) -> bytes:
 
     parts = (
         sorted((id, of_job(job)) for id, job in state.jobs.items()),
-        sorted(of_instance(name, info) for name, info in infos.items()),
+        sorted(of_instance(name, step) for name, step in steps.items()),
         sorted(of_key(k, v) for k, v in state.keys.items() if _kind(k) in COMPARED),
         list(map(of_worker, state.workers[::-1] if swapped else state.workers)),
         sorted(repr(of_request(one)) for one in state.air),
@@ -792,9 +792,9 @@ class Explorer:
                 sessions.add(job["session"])
             crashed = [run for run in job.get("runs", ()) if run[6] == "crashed"]
             wrong(job.get("crashes", 0) == len(crashed), "crashes and history differ")
-        if sessions:
-            counts["sessions"] = str(len(sessions))
         wrong(state.keys.get(f"{ROOT}n", {}) == counts, "the counts of jobs are wrong")
+        counted = int(state.keys[f"{ROOT}meta"].get("sessions", "0"))
+        wrong(counted == len(sessions), "the number of sessions is wrong")
         for worker in state.workers:
             for run in worker.runs:
                 job = state.jobs[run.id]
@@ -824,7 +824,7 @@ class Explorer:
         if not before.is_alive(request.instance):
             wrong(same and not step.claims, "a step without a lease did something")
             return
-        last = before.keys[f"{ROOT}i:{request.instance}"]["number"]
+        last = before.keys[f"{ROOT}st:{request.instance}"]["number"]
         if request.number > last:
             return
         wrong(same, "a step that was asked again did something")

@@ -15,7 +15,7 @@ from .server import Server
 pytestmark = [pytest.mark.real_processes, pytest.mark.slow]
 FAULTS = {
     "the number of a step is forgotten": (
-        ("if number <= info.number then", "if false then"),
+        ("if number <= last.number then", "if false then"),
         "job . ends by itself|a step that was asked again|an old step|the same step",
     ),
     "a step does not ask for the lease": (

@@ -30,7 +30,7 @@ def test_nothing_is_wrong_in_a_life_on_valkey(lives: in_loop.Life, seed: int) ->
 def test_a_step_whose_number_is_forgotten_is_found_by_a_life(
     lives: in_loop.Life, own_server: Server
 ) -> None:
-    right, wrong = "if number <= info.number then", "if false then"
+    right, wrong = "if number <= last.number then", "if false then"
     assert lives.script.text.count(right) == 1
     lives.script = Script(lives.script.text.replace(right, wrong))
     own_server.ask(*lives.script.as_library.load)

@@ -133,6 +133,20 @@ async def test_what_is_no_store_of_this_version_is_refused_and_untouched(
     assert server.ask("KEYS", re.sub(r"[{}]", "?", key[:-4]) + "*") == [key]
 
 
+async def test_a_namespace_of_the_former_schema_goes_on_with_higher_numbers(
+    server: Server, namespace: str
+) -> None:
+    key = f"{{{namespace}}}:meta"
+    await use(ValkeyStore(server.url, namespace=namespace))
+    server.ask("HSET", key, "schema", "1")
+    server.ask("HDEL", key, "seq")
+    await use(ValkeyStore(server.url, namespace=namespace))
+    seconds, micros = server.ask("TIME")
+    number = int(server.ask("HGET", key, "seq"))
+    assert 0 <= 1_000_000 * int(seconds) + int(micros) - number < 60_000_000
+    assert server.ask("HGET", key, "schema") == "2"
+
+
 @pytest.mark.parametrize(
     ("info", "match"),
     [

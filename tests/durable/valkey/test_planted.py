@@ -38,7 +38,7 @@ FAULTS = {
         "  if job.cancel then\n    end_job(job, 'cancelled', job.cancel)\n  else",
         "  if false then\n    end_job(job, 'cancelled', job.cancel)\n  else",
     ),
-    "the number of a step is forgotten": ("if number <= info.number then", "if false then"),
+    "the number of a step is forgotten": ("if number <= last.number then", "if false then"),
     "a ticket is not remembered": (
         "  if text then\n    if verb ==",
         "  if false then\n    if verb ==",

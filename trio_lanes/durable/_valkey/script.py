@@ -15,6 +15,7 @@ import attrs
 
 ORDER: Final = (
     "base",  # keys, time, numbers
+    "ready",  # the lists of jobs that may start
     "records",  # jobs, and the indexes over them
     "history",  # the runs of a job
     "limits",  # lanes, groups and rules

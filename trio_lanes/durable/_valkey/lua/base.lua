@@ -15,9 +15,10 @@
 -- arguments, arguments.
 
 local huge = 1 / 0  -- a library may not use `math` while it is loaded
-local SCHEMA = 1
+local SCHEMA = 2       -- 1: the sequence of numbers had a key of its own
 local SECOND = 1000000
-local FIRST = 8  -- the place of the first act
+local FIRST = 8       -- the place of the first act
+local AT_ONCE = 500   -- how many members of a set are read, written or worked on at once
 
 -- The acts, by verb: acts that only read, acts that write, acts that are done once for each ticket.
 local READS, WRITES, WITH_TICKET = {}, {}, {}
@@ -74,15 +75,11 @@ local function named(name)
   return NAMED[name]
 end
 
-local function rules_of(ttl, crashes, hold)
-  return { result_ttl = number_of(ttl), max_crashes = number_of(crashes), hold = hold == '1' }
-end
-
 local meta
 
 at_call(function()
-  local values = redis.pcall('HMGET', META, 'schema', 'run', 'clock', 'offset', 'result_ttl',
-    'max_crashes', 'hold', 'beat', 'forget_at')
+  local values = redis.pcall('HMGET', META, 'schema', 'run', 'clock', 'offset', 'seq', 'configured',
+    'forget_at')
   meta = {}
   if values[1] then
     meta = {
@@ -90,18 +87,12 @@ at_call(function()
       run = values[2],
       clock = tonumber(values[3] or 0),
       offset = tonumber(values[4] or 0),
-      beat = tonumber(values[8] or 0),
-      forget_at = tonumber(values[9] or nil),
+      seq = tonumber(values[5] or nil),
+      configured = values[6],
+      forget_at = tonumber(values[7] or nil),
     }
-    if values[5] then
-      meta.rules = rules_of(values[5], values[6], values[7])
-    end
   end
 end)
-
-local function rules()
-  return meta.rules or rules_of(unpack(GIVEN_RULES))
-end
 
 -- The time of the store never runs back: if the server's clock was set back, an offset takes the
 -- difference.
@@ -120,18 +111,23 @@ end)
 -- have an older copy of the data, it goes on at the time in microseconds: no number comes twice. So
 -- all numbers have 16 digits, and a sorted set orders equal scores by number. A call reserves numbers
 -- before it uses them, each time twice as many; those that it does not use are lost.
-local NUMBER, RESERVED, MORE
+local LAST, RESERVED, MORE  -- the number that was used last, the last that may be used, how many more
+local LAST_BEFORE           -- no number of another call is above it
 
 at_call(function()
-  NUMBER, RESERVED, MORE = 0, 0, 8
+  LAST_BEFORE = meta.seq or 0
+  LAST, RESERVED, MORE = LAST_BEFORE, LAST_BEFORE, 8
 end)
 
+local function reserve_numbers()
+  RESERVED, MORE = RESERVED + MORE, 2 * MORE
+  return RESERVED
+end
+
 local function next_number()
-  if NUMBER == RESERVED then
-    RESERVED = call('INCRBY', ROOT .. 'seq', MORE)
-    NUMBER = RESERVED - MORE
-    MORE = 2 * MORE
+  if LAST == RESERVED then
+    call('HSET', META, 'seq', reserve_numbers())
   end
-  NUMBER = NUMBER + 1
-  return NUMBER
+  LAST = LAST + 1
+  return LAST
 end

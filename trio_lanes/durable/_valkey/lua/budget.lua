@@ -25,7 +25,8 @@ end
 
 function Budget:used_of(lane)
   if not self.used[lane] then
-    self.used[lane] = call('ZCARD', ROOT .. 'h:' .. lane) + call('ZCARD', ROOT .. 'want:' .. lane)
+    local wanting = some_want() and call('ZCARD', ROOT .. 'want:' .. lane) or 0
+    self.used[lane] = call('ZCARD', ROOT .. 'h:' .. lane) + wanting
   end
   return self.used[lane]
 end

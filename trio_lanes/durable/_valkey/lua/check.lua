@@ -23,6 +23,9 @@ local function indexes_of(job)
   for key, id in pairs(listed(job)) do
     at[key] = id
   end
+  if ready_number(job) then
+    at[ready_list(job.lane, entry_of(job))] = job.ready
+  end
   return at
 end
 
@@ -43,8 +46,9 @@ local function check_job(job, repair, problems)
   if key then
     add('is not in its place in ' .. key)
     if repair then
-      SEEN[job.id].at, LISTED[job.id] = {}, {}
+      SEEN[job.id].at, SEEN[job.id].ready, LISTED[job.id] = {}, nil, {}
       put(job)
+      read_again()
       fixed = fixed + 1
     end
   end
@@ -52,7 +56,7 @@ local function check_job(job, repair, problems)
     return fixed
   end
   local wrong = wrong_with(job)
-  if job.state == 'running' and not instance_of(job.instance) then
+  if job.state == 'running' and call('EXISTS', ROOT .. 'i:' .. job.instance) == 0 then
     add('runs on an instance that is not in the store')
     if repair and is_head(job) then
       crash({ job.id })
@@ -86,6 +90,7 @@ local function check_index(key, repair, problems)
       if repair then
         call('ZREM', key, id)
         fixed = fixed + 1
+        read_again()
       end
     end
   end
@@ -111,7 +116,7 @@ local function check(arguments)
     end
   end
   if arguments[2] == '0' then
-    local keys = { ROOT .. 'due', ROOT .. 'dead', ROOT .. 'failed' }
+    local keys = { ROOT .. 'due', ROOT .. 'wants', ROOT .. 'dead', ROOT .. 'failed' }
     local all = lanes_in_use()
     for _, count in ipairs(all_counts()) do
       all[count[2]] = true

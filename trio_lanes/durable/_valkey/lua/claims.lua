@@ -35,21 +35,21 @@ end
 local Isolation = {}
 Isolation.__index = Isolation
 
-local function lasts(isolation, job)
+function Isolation:lasts(job)
   if not job.since then
     job.since = now
     put(job)
   end
   local ends = job.since + ISOLATED_FOR * 2 ^ math.min(job.crashes or 0, 64)
   if ends > now then
-    isolation.due = math.min(isolation.due or huge, ends)
+    self.due = math.min(self.due or huge, ends)
   end
   return ends > now
 end
 
-local function restrict(isolation, job)
-  if together(job) < isolation.most and lasts(isolation, job) then
-    isolation.most = together(job)
+function Isolation:restrict(job)
+  if together(job) < self.most and self:lasts(job) then
+    self.most = together(job)
   end
 end
 
@@ -57,7 +57,7 @@ local function new_isolation(instance)
   local running = runs_beside(instance)
   local isolation = setmetatable({ running = running, most = huge, due = nil }, Isolation)
   for _, id in ipairs(running > 0 and call('ZRANGE', ROOT .. 'su:' .. instance, 0, -1) or {}) do
-    restrict(isolation, find(id))
+    isolation:restrict(find(id))
   end
   return isolation
 end
@@ -67,37 +67,43 @@ function Isolation:has_room()
 end
 
 function Isolation:allows(suspect)
-  return self.running < together(suspect) or not lasts(self, suspect)
+  return self.running < together(suspect) or not self:lasts(suspect)
 end
 
 function Isolation:add(job)
   self.running = self.running + 1
   if job.company then
     job.since = nil
-    restrict(self, job)
+    self:restrict(job)
   end
 end
 
 -- The ready lists of one lane whose handlers an instance has: `lists`, by priority, by entry. Of each
--- the first FRONT jobs are read at once: nothing joins a list, or leaves it, while jobs are claimed.
+-- the first FRONT jobs are read at once: no other job joins a sorted set, or leaves it, while jobs are
+-- claimed. Instead of a page, true: it is not read; false: only the tail of the list is left.
 -- `present`: whether there was a list at first.
 local Fronts = {}
 Fronts.__index = Fronts
 
 local function new_fronts(lane, names)
-  local lists, present = { [1] = {}, [0] = {}, [-1] = {} }, false
-  for _, entry in ipairs(members(ROOT .. 'rn:' .. lane)) do
+  local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, present = false }
+  local function add(entry, page)
     local priority, name = string.match(entry, '^(%-?%d):(.*)$')
     if names[name] then
-      lists[tonumber(priority)][entry] = true
-      present = true
+      fronts.lists[tonumber(priority)][entry], fronts.present = page, true
     end
   end
-  return setmetatable({ lane = lane, lists = lists, present = present }, Fronts)
+  for entry in pairs(TAILS[lane] or {}) do
+    add(entry, false)
+  end
+  for _, entry in ipairs(lanes_with_lists()[lane] and members(ROOT .. 'rn:' .. lane) or {}) do
+    add(entry, true)
+  end
+  return setmetatable(fronts, Fronts)
 end
 
 function Fronts:drop(list, entry)
-  list[entry] = nil
+  list[entry] = false
   drop_list(self.lane, entry)
 end
 
@@ -110,12 +116,12 @@ function Fronts:front(list, entry)
     list[entry] = page
     if not page[1] then
       self:drop(list, entry)
-      return nil
     end
   end
-  if page then
+  if list[entry] then
     return page[page.at], tonumber(page[page.at + 1])
   end
+  return first_of_tail(self.lane, entry)
 end
 
 function Fronts:first(priority)
@@ -132,12 +138,13 @@ end
 -- The first job of a list is claimed, and leaves it.
 function Fronts:taken(priority, entry)
   local list, page = self.lists[priority], self.lists[priority][entry]
-  page.at = page.at + 2
-  if page.at <= #page then
+  if not page then
     return
-  elseif #page < 2 * FRONT then
+  end
+  page.at = page.at + 2
+  if page.at > #page and #page < 2 * FRONT then
     self:drop(list, entry)
-  else
+  elseif page.at > #page then
     list[entry] = true
   end
 end
@@ -275,7 +282,7 @@ local function take(instance, info, room)
     return claims, nil, false
   end
   local isolation = new_isolation(instance)
-  local lanes_with_jobs = members(ROOT .. 'lw')
+  local lanes_with_jobs = ready_lanes()
   if #lanes_with_jobs == 0 then
     return claims, isolation.due, false
   end

@@ -1,4 +1,5 @@
--- Instances and their leases: the sorted set `in` has the end of each lease, i:<instance> the rest.
+-- Instances and their leases: the sorted set `in` has the end of each lease, i:<instance> what the
+-- incarnation has joined with, st:<instance> its last step.
 --
 -- A lease that is over never comes back. Time in which no instance could reach the store does not
 -- count (`move_leases`): else the first to return would bury the others, which are well.
@@ -24,13 +25,12 @@ local function begin_writing()
   if (meta.run and meta.run ~= RUN) or AWAY > 0 then
     move_leases()
   end
-  if meta.run ~= RUN then
-    if now > tonumber(call('GET', ROOT .. 'seq') or 0) then
-      call('SET', ROOT .. 'seq', int(now))
-    end
-    meta.run = RUN
+  if meta.run ~= RUN or not meta.seq then
+    LAST_BEFORE = math.max(now, LAST_BEFORE)
+    LAST, RESERVED, meta.run = LAST_BEFORE, LAST_BEFORE, RUN
+    call('HSET', META, 'run', RUN)
   end
-  call('HSET', META, 'clock', int(now), 'offset', int(meta.offset or 0), 'run', RUN)
+  call('HSET', META, 'clock', now, 'offset', meta.offset or 0, 'seq', reserve_numbers())
 end
 
 local function drop_instance(id)
@@ -42,7 +42,7 @@ local function drop_instance(id)
     return
   end
   call('ZREM', ROOT .. 'in', id)
-  call('DEL', ROOT .. 'i:' .. id)
+  delete_instance(id)
   call('SREM', ROOT .. 'idle:' .. info.kind, id)
   for _, other in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
     if instance_of(other).kind == info.kind then
@@ -60,7 +60,7 @@ local function remove_instance(id)
 end
 
 local function reap(instance)
-  local over = call('ZRANGEBYSCORE', ROOT .. 'in', '-inf', int(now), 'LIMIT', 0, REAPED_AT_ONCE)
+  local over = call('ZRANGEBYSCORE', ROOT .. 'in', '-inf', now, 'LIMIT', 0, REAPED_AT_ONCE)
   for _, id in ipairs(over) do
     if id ~= instance then
       remove_instance(id)
@@ -113,6 +113,16 @@ local function beat(arguments)
   return { 0, 1 }
 end
 
+-- The last step of an instance: {number, after, stale}. `after`: the fences of its claims are above;
+-- `stale`: the fences that it refused.
+local function last_step(instance)
+  return cmsgpack.unpack(call('GET', ROOT .. 'st:' .. instance))
+end
+
+local function put_last_step(instance, step)
+  call('SET', ROOT .. 'st:' .. instance, cmsgpack.pack(step))
+end
+
 -- Arguments: the incarnation, microseconds of its lease, the former one, host, pid, kind, the number
 -- of lost runs and the id and fence of each, the number of held fences and these, the handlers.
 local function join(arguments)
@@ -140,13 +150,14 @@ local function join(arguments)
   end
   drop_instance(former)
   local info = {
-    host = arguments[4], pid = arguments[5], kind = arguments[6], since = now, names = {},
-    channel = CHANNEL, number = 0, after = 0, stale = {},
+    host = arguments[4], pid = arguments[5], kind = arguments[6], names = {}, channel = CHANNEL,
+    since = now,
   }
   for place = at + 1, #arguments do
     info.names[#info.names + 1] = arguments[place]
   end
   put_instance(instance, info)
+  put_last_step(instance, { number = 0, after = 0, stale = {} })
   call('ZADD', ROOT .. 'in', now + ttl, instance)
   call('HSET', ROOT .. 'kinds', info.kind, cmsgpack.pack(info.names))
   reap(instance)

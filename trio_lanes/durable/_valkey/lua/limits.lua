@@ -8,51 +8,87 @@
 -- Lanes of templates come and go. The set lw has the lanes with ready jobs, lr the lanes of templates
 -- of which jobs run; a lane that is in one of them and has none is taken out when that is seen.
 
-local LANES, LANE_NAMES, GROUPS, GROUP_OF
+-- The field `configured` of META is another number after each change of lanes, groups or rules. While
+-- it is the same, calls use what an earlier one has read: so no function changes these tables.
 
-at_call(function()
-  LANES, GROUPS = nil, nil
-end)
+local READ = {}  -- {root, configured, lanes, groups, rules}
 
-local function unpacked(key)
-  local found, names, flat = {}, {}, call('HGETALL', key)
-  for at = 1, #flat, 2 do
-    found[flat[at]] = cmsgpack.unpack(flat[at + 1])
-    names[#names + 1] = flat[at]
-  end
-  table.sort(names)
-  return found, names
+local lanes      -- return all lanes by name, and their names in order
+local groups     -- return all groups by name, and the group of each member
+local own_rules  -- return the rules that a worker has set; false: none has
+
+local function rules_of(ttl, crashes, hold)
+  return { result_ttl = number_of(ttl), max_crashes = number_of(crashes), hold = hold == '1' }
 end
 
-local function lanes()
-  if not LANES then
-    LANES, LANE_NAMES = unpacked(ROOT .. 'L')
+do  -- what only these three need
+  local function configured(name, read)
+    if READ.root ~= ROOT or READ.configured ~= meta.configured then
+      READ = { root = ROOT, configured = meta.configured }
+    end
+    if not READ[name] then
+      READ[name] = { read() }
+    end
+    return unpack(READ[name])
   end
-  return LANES, LANE_NAMES
-end
 
-local function groups()
-  if not GROUPS then
-    GROUPS = unpacked(ROOT .. 'G')
-    GROUP_OF = {}
-    for name, group in pairs(GROUPS) do
+  local function unpacked(key)
+    local found, names, flat = {}, {}, call('HGETALL', key)
+    for at = 1, #flat, 2 do
+      found[flat[at]] = cmsgpack.unpack(flat[at + 1])
+      names[#names + 1] = flat[at]
+    end
+    table.sort(names)
+    return found, names
+  end
+
+  local function read_lanes()
+    return unpacked(ROOT .. 'L')
+  end
+
+  local function read_groups()
+    local found, group_of = unpacked(ROOT .. 'G'), {}
+    for name, group in pairs(found) do
       group.name = name
       for _, member in ipairs(group.members) do
-        GROUP_OF[member] = group
+        group_of[member] = group
       end
     end
+    return found, group_of
   end
-  return GROUPS, GROUP_OF
+
+  local function read_rules()
+    local values = call('HMGET', META, 'result_ttl', 'max_crashes', 'hold')
+    return values[1] and rules_of(unpack(values)) or false
+  end
+
+  function lanes()
+    return configured('lanes', read_lanes)
+  end
+
+  function groups()
+    return configured('groups', read_groups)
+  end
+
+  function own_rules()
+    return configured('rules', read_rules)
+  end
+end
+
+-- Called before a change is written.
+local function note_change()
+  meta.configured = int(next_number())
+  call('HSET', META, 'configured', meta.configured)
 end
 
 local function put_limit(key, name, limit)
+  note_change()
   if limit then
     limit.name = nil
     call('HSET', key, name, cmsgpack.pack(limit))
   else
     call('HDEL', key, name)
   end
-  LANES, GROUPS = nil, nil
 end
 
 local function put_lane(name, limit)
@@ -61,6 +97,14 @@ end
 
 local function put_group(name, limit)
   put_limit(ROOT .. 'G', name, limit)
+end
+
+local function copied(limit)
+  local copy = {}
+  for key, value in pairs(limit) do
+    copy[key] = value
+  end
+  return copy
 end
 
 local function is_template(name)
@@ -128,11 +172,9 @@ local function all_counts()
   local counts, flat = {}, call('HGETALL', ROOT .. 'n')
   for at = 1, #flat, 2 do
     local state, length, rest = string.match(flat[at], '^(%a+):(%d+):(.*)$')
-    if state then  -- else it is the number of sessions
-      length = tonumber(length)
-      local lane, name = string.sub(rest, 1, length), string.sub(rest, length + 2)
-      counts[#counts + 1] = { state, lane, name, tonumber(flat[at + 1]) }
-    end
+    length = tonumber(length)
+    local lane, name = string.sub(rest, 1, length), string.sub(rest, length + 2)
+    counts[#counts + 1] = { state, lane, name, tonumber(flat[at + 1]) }
   end
   return counts
 end
@@ -179,8 +221,12 @@ local function paused_as_given(limit)
   return limit
 end
 
+local function rules()
+  return own_rules() or rules_of(unpack(GIVEN_RULES))
+end
+
 local function put_rules(all)
-  meta.rules = all
+  note_change()
   call('HSET', META, 'result_ttl', all.result_ttl == huge and 'inf' or int(all.result_ttl),
     'max_crashes', all.max_crashes == huge and 'inf' or int(all.max_crashes),
     'hold', all.hold and '1' or '0')

@@ -150,7 +150,7 @@ local function statistics()
     end
   end
   return {
-    0, call('HGET', META, 'identity'), counts, tonumber(call('HGET', ROOT .. 'n', 'sessions') or 0),
+    0, call('HGET', META, 'identity'), counts, tonumber(call('HGET', META, 'sessions') or 0),
     by_lane, handled, present, int(now),
   }
 end

@@ -28,15 +28,18 @@ end
 local function open(arguments)
   local asked = cjson.decode(arguments[1])
   if not meta.schema then
+    call('HSET', META, 'identity', asked.identity)
+  end
+  if meta.schema ~= SCHEMA then
     meta.schema = SCHEMA
-    call('HSET', META, 'schema', SCHEMA, 'identity', asked.identity)
+    call('HSET', META, 'schema', SCHEMA)
   end
   for _, one in ipairs(asked.lanes) do
     add_lane(one.name, paused_as_given(one.limit), asked.worker)
   end
   if asked.worker then
     add_groups(asked.groups)
-    if not meta.rules then
+    if not own_rules() then
       put_rules(rules())
     end
   end

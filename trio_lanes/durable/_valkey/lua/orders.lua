@@ -111,13 +111,14 @@ local function pause(arguments)
     if not known_lanes(lane) then
       return unknown_lane(lane)
     end
-    local limit = lanes()[lane] or { c = 0, pause_only = true, rates = '[]', meters = {} }
+    local limit = copied(lanes()[lane] or { c = 0, pause_only = true, rates = '[]', meters = {} })
     limit.paused = math.max(ends, limit.paused or ends)
     ends = limit.paused
     put_lane(lane, limit)
   else
     ends = math.max(ends, pause_of(session) or ends)
     call('ZADD', ROOT .. 'pauses', ends == huge and 'inf' or ends, session)
+    FIRSTS.pauses = nil
     local head = head_of(session)
     if head and head.ready then
       head.shelf = true
@@ -137,8 +138,8 @@ local function resume(arguments)
     end
     names[#names + 1] = lane
     for _, name in ipairs(names) do
-      local limit = all[name]
-      if limit then
+      if all[name] then
+        local limit = copied(all[name])
         limit.paused = nil
         put_lane(name, not limit.pause_only and limit or nil)
       end
@@ -251,7 +252,7 @@ local function put_lanes(before, after)
       end
     end
   end
-  call('ZREMRANGEBYSCORE', ROOT .. 'ml', '-inf', int(now))
+  call('ZREMRANGEBYSCORE', ROOT .. 'ml', '-inf', now)
   for _, lane in ipairs(call('ZRANGE', ROOT .. 'ml', 0, -1)) do
     local was, is = limit_of(lane, before), limit_of(lane, after)
     if not (was and is) or was.meters ~= is.meters then
@@ -285,11 +286,11 @@ local function configure(arguments)
   if asked.groups then
     put_groups(groups_before, list)
   end
-  local all = rules()
-  for name, value in pairs(asked.rules) do
-    all[name] = name == 'hold' and value or number_of(value)
-  end
   if next(asked.rules) then
+    local all = copied(rules())
+    for name, value in pairs(asked.rules) do
+      all[name] = name == 'hold' and value or number_of(value)
+    end
     put_rules(all)
   end
   LOOK, SOON = true, true

@@ -4,15 +4,13 @@
 -- functions have its names. The head of a session's queue keeps its place while it runs and between
 -- attempts. A ready list holds heads, and jobs without a session.
 
-local AT_ONCE = 500
-
 local function head_of(session)
-  local first = call('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
+  local first = queue_size(session) > 0 and call('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
   return first and find(first) or nil
 end
 
 local function pause_of(session)
-  local paused = call('ZSCORE', ROOT .. 'pauses', session)
+  local paused = first_time('pauses') and call('ZSCORE', ROOT .. 'pauses', session)
   return paused and number_of(paused) or nil
 end
 
@@ -46,7 +44,7 @@ end
 -- Put a job at the tail of its session's queue. The caller puts the record.
 local function append(job)
   if job.session then
-    local behind = call('EXISTS', ROOT .. 's:' .. job.session) == 1
+    local behind = queue_size(job.session) > 0
     job.place = next_number()
     if behind then
       return
@@ -186,16 +184,20 @@ end
 
 -- Queue the due jobs of a session, before another job joins the queue.
 local function promote_session(session)
+  if (first_time('due') or huge) > now then
+    return
+  end
   local key = ROOT .. 'sd:' .. session
-  local due = call('ZRANGEBYSCORE', key, '-inf', int(now), 'LIMIT', 0, AT_ONCE)
+  local due = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
   while #due > 0 do
     promote_ids(due)
-    due = call('ZRANGEBYSCORE', key, '-inf', int(now), 'LIMIT', 0, AT_ONCE)
+    due = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
   end
 end
 
 local function resume_session(session)
   call('ZREM', ROOT .. 'pauses', session)
+  FIRSTS.pauses = nil
   local head = head_of(session)
   if head and head.shelf and head.ready then
     head.shelf = nil
@@ -210,19 +212,12 @@ local function resume_sessions(sessions)
   end
 end
 
-local function first_time(key)
-  local time = call('ZRANGE', ROOT .. key, 0, 0, 'WITHSCORES')[2]
-  return time and number_of(time) or huge
-end
-
--- Do with the members of a sorted set whose time has come. Return the time of the first that is left.
-local function do_due(key, act)
-  local first = first_time(key)
-  if first > now then
-    return first
+-- Do with the members of an index whose time has come. Return the time of the first that is left.
+local function do_due(name, act)
+  if (first_time(name) or huge) <= now then
+    act(call('ZRANGEBYSCORE', ROOT .. name, '-inf', now, 'LIMIT', 0, AT_ONCE))
   end
-  act(call('ZRANGEBYSCORE', ROOT .. key, '-inf', int(now), 'LIMIT', 0, AT_ONCE))
-  return first_time(key)
+  return first_time(name) or huge
 end
 
 -- Queue the parked jobs that are due, and end the pauses that are over. Return when the next of either
@@ -232,7 +227,7 @@ local function promote()
 end
 
 local function forget_done()
-  local over = call('ZRANGEBYSCORE', ROOT .. 'done', '-inf', int(now), 'LIMIT', 0, AT_ONCE)
+  local over = call('ZRANGEBYSCORE', ROOT .. 'done', '-inf', now, 'LIMIT', 0, AT_ONCE)
   for _, id in ipairs(over) do
     forget(find(id))
   end

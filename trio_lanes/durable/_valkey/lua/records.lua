@@ -10,11 +10,11 @@
 -- `queued`: the indexes by which jobs are queued, claimed and ended. They are written at each change.
 --
 --   s:<session>                 the queue of a session, by place
---   r:<lane>:<priority>:<name>  a ready list, by ready number; rn:<lane> names the lists with jobs
 --   due, sd:<session>           parked jobs, by due time; of a session, those without a place
 --   run:<instance>              running jobs, by fence; of these, x: cancelled, le: their slot is
 --                               lent, su: suspects that have not lent it
 --   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
+--   wants                       all runs that want their slots back
 --   done                        ended jobs, by the time to forget them
 --
 -- `listed`: the indexes of listings, orders and limits of waiting jobs, by id. They are written at the
@@ -25,8 +25,9 @@
 --   w:<lane>                    waiting and parked jobs of a lane
 --   si:<session>                waiting, parked and running jobs of a session
 --
--- The hashes n and sl:<lane> count jobs by lane, state and name, all sessions with queued jobs, and the
--- queued jobs of a lane by session. Only statistics read them. They are written like `listed`.
+-- The hashes n and sl:<lane> count jobs by lane, state and name, and the queued jobs of a lane by
+-- session; a field of META counts the sessions with queued jobs. Only statistics read them. They are
+-- written like `listed`.
 
 local JOBS      -- by id, as far as this call has read them; false: there is none
 local SEEN      -- by id: what the indexes of `queued` and the counts have of them
@@ -34,32 +35,50 @@ local LISTED    -- by id: what the indexes of `listed` have of them
 local DIRTY     -- ids of records to be written at the end of the call
 local UNLISTED  -- ids of jobs whose indexes of `listed` are to be written
 local COUNTS    -- by key, by field: the changes of counts, to be written at the end of the call
-local NOTED     -- by key: the ready lists that are known to be in rn:<lane>
 local PAYLOADS  -- by id, as far as this call has written or read them
 
 at_call(function()
-  JOBS, SEEN, LISTED, DIRTY, UNLISTED, COUNTS, NOTED, PAYLOADS = {}, {}, {}, {}, {}, {}, {}, {}
+  JOBS, SEEN, LISTED, DIRTY, UNLISTED, COUNTS, PAYLOADS = {}, {}, {}, {}, {}, {}, {}
 end)
 
+-- What a call has read of indexes that are often asked for. `put` and `forget` keep it true; a function
+-- that writes an index itself has the call read all of it again.
+local SIZES   -- by session: how many jobs its queue has
+local FIRSTS  -- by name of an index, `due` or `pauses`: the time of its first member; false: none
+local WANTS   -- whether a run wants its slot back
+
+local function read_again()
+  SIZES, FIRSTS, WANTS = {}, {}, nil
+end
+
+at_call(read_again)
+
+local function queue_size(session)
+  SIZES[session] = SIZES[session] or call('ZCARD', ROOT .. 's:' .. session)
+  return SIZES[session]
+end
+
+local function first_time(name)
+  if FIRSTS[name] == nil then
+    local time = call('ZRANGE', ROOT .. name, 0, 0, 'WITHSCORES')[2]
+    FIRSTS[name] = time and number_of(time) or false
+  end
+  return FIRSTS[name]
+end
+
+local function some_want()
+  if WANTS == nil then
+    WANTS = call('EXISTS', ROOT .. 'wants') == 1
+  end
+  return WANTS
+end
+
 local ENDED = { succeeded = true, failed = true, cancelled = true }
-
-local LEVELS = { [1] = '1:', [0] = '0:', [-1] = '-1:' }
-
-local function ready_list(lane, entry)
-  return ROOT .. 'r:' .. named(lane) .. ':' .. entry
-end
-
-local function entry_of(job)
-  return LEVELS[job.priority] .. job.name
-end
 
 local function queued(job)
   local state, at = job.state, {}
   if job.place then
     at[ROOT .. 's:' .. job.session] = job.place
-  end
-  if job.ready and not job.shelf then
-    at[ready_list(job.lane, entry_of(job))] = job.ready
   end
   if state == 'parked' then
     at[ROOT .. 'due'] = job.due
@@ -71,7 +90,7 @@ local function queued(job)
     if not job.lent then
       at[ROOT .. 'h:' .. job.lane] = job.fence
     elseif job.lent == 2 then
-      at[ROOT .. 'want:' .. job.lane] = job.fence
+      at[ROOT .. 'want:' .. job.lane], at[ROOT .. 'wants'] = job.fence, job.fence
     end
     if job.lent == 1 then
       at[ROOT .. 'le:' .. job.instance] = job.fence
@@ -101,25 +120,6 @@ local function listed(job)
   return at
 end
 
--- Note that a ready list has jobs.
-local function note_list(lane, entry)
-  local key = ready_list(lane, entry)
-  if not NOTED[key] then
-    NOTED[key] = true
-    call('SADD', ROOT .. 'rn:' .. lane, entry)
-    call('SADD', ROOT .. 'lw', lane)
-  end
-end
-
--- Note that a ready list is empty.
-local function drop_list(lane, entry)
-  NOTED[ready_list(lane, entry)] = nil
-  call('SREM', ROOT .. 'rn:' .. lane, entry)
-  if call('EXISTS', ROOT .. 'rn:' .. lane) == 0 then
-    call('SREM', ROOT .. 'lw', lane)
-  end
-end
-
 local function count(key, field, by)
   local fields = COUNTS[key] or {}
   fields[field] = (fields[field] or 0) + by
@@ -129,7 +129,7 @@ end
 local function write_counts()
   for key, fields in pairs(COUNTS) do
     for field, by in pairs(fields) do
-      if by ~= 0 and call('HINCRBY', key, field, by) == 0 then
+      if by ~= 0 and call('HINCRBY', key, field, by) == 0 and key ~= META then
         call('HDEL', key, field)
       end
     end
@@ -139,7 +139,7 @@ end
 
 local function seen(job)
   return {
-    at = queued(job), place = job.place, state = job.state, ready = job.ready and not job.shelf,
+    at = queued(job), place = job.place, state = job.state, lent = job.lent, ready = ready_number(job),
   }
 end
 
@@ -173,9 +173,10 @@ end
 local function count_changes(job, place, state)
   local was = SEEN[job.id]
   if (place ~= nil) ~= (was.place ~= nil) then
-    local by = place and 1 or -1
-    if call('ZCARD', ROOT .. 's:' .. job.session) == (place and 1 or 0) then
-      count(ROOT .. 'n', 'sessions', by)
+    local by, size = place and 1 or -1, SIZES[job.session]
+    SIZES[job.session] = size and size + by  -- else it is read now, when the queue was changed
+    if queue_size(job.session) == (place and 1 or 0) then
+      count(META, 'sessions', by)
     end
     count(ROOT .. 'sl:' .. job.lane, job.session, by)
   end
@@ -192,13 +193,17 @@ end
 
 -- Every change of a record ends with this.
 local function put(job)
-  local new = seen(job)
+  local was, new = SEEN[job.id], seen(job)
   DIRTY[job.id], UNLISTED[job.id] = true, true
-  index(job.id, SEEN[job.id].at, new.at)
-  if new.ready and not SEEN[job.id].ready then
-    note_list(job.lane, entry_of(job))
-  end
+  index(job.id, was.at, new.at)
+  move_on_list(job, new.ready, was.ready)
   count_changes(job, job.place, job.state)
+  if was.state == 'parked' or job.state == 'parked' then
+    FIRSTS.due = nil
+  end
+  if was.lent ~= new.lent then
+    WANTS = nil
+  end
   SEEN[job.id] = new
 end
 
@@ -217,6 +222,7 @@ local function forget(job)
   local id = job.id
   index(id, SEEN[id].at, {})
   index(id, LISTED[id], {})
+  move_on_list(job, nil, SEEN[id].ready)
   count_changes(job, nil, nil)
   call('DEL', ROOT .. 'j:' .. id, ROOT .. 'p:' .. id, ROOT .. 'c:' .. id, ROOT .. 'o:' .. id,
     ROOT .. 'e:' .. id, ROOT .. 'm:' .. id)
@@ -237,6 +243,7 @@ local function write_listed()
 end
 
 local function write_records()
+  write_tails()
   write_listed()
   for id in pairs(DIRTY) do
     local job = JOBS[id]

@@ -34,18 +34,18 @@ local function cancels_of(instance)
 end
 
 -- The claims of the last step are the instance's runs whose fences are above `after`.
-local function step_again(instance, number, info)
-  if number < info.number then
+local function step_again(instance, number, last)
+  if number < last.number then
     return { 0, {}, {}, {}, false }
   end
   local claims = {}
-  local after = '(' .. int(info.after)
+  local after = '(' .. int(last.after)
   for _, id in ipairs(call('ZRANGEBYSCORE', ROOT .. 'run:' .. instance, after, '+inf')) do
     claims[#claims + 1] = claim_of(find(id))
   end
-  local first = math.min(first_time('due'), first_time('pauses'))
+  local first = math.min(first_time('due') or huge, first_time('pauses') or huge)
   CALLER_LOOKS = true  -- a limit that keeps jobs from starting is found by the next step
-  return { 0, claims, info.stale, cancels_of(instance), next_due(first) }
+  return { 0, claims, last.stale, cancels_of(instance), next_due(first) }
 end
 
 -- Forget, now and then, what is kept of lanes of templates that have no jobs any more.
@@ -55,7 +55,7 @@ local function forget_lanes()
     return
   end
   meta.forget_at = now + FORGET_LANES_EVERY
-  call('HSET', META, 'forget_at', int(meta.forget_at))
+  call('HSET', META, 'forget_at', meta.forget_at)
   if not at then
     return
   end
@@ -84,9 +84,9 @@ local function step(arguments)
     end
     return { 0, {}, stale, {}, false }
   end
-  local info = instance_of(instance)
-  if number <= info.number then
-    return step_again(instance, number, info)
+  local last = last_step(instance)
+  if number <= last.number then
+    return step_again(instance, number, last)
   end
   for at = 4, #arguments, FINISH_FIELDS do
     local fence = tonumber(arguments[at + 1])
@@ -101,9 +101,9 @@ local function step(arguments)
   local first = promote()
   forget_done()
   forget_lanes()
-  info.number, info.stale, info.after = number, stale, next_number()
+  local info, after = instance_of(instance), next_number()
   local claims, due, unfinished = take(instance, info, room)
-  put_instance(instance, info)
+  put_last_step(instance, { number = number, after = after, stale = stale })
   -- this instance has claimed already; what is left is for others, unless nothing has changed
   LOOK = LOOK or finished or #claims > 0
   if LOOK then

@@ -18,13 +18,27 @@ at_call(function()
   LOOK, SOON, CALLER_LOOKS, NEWS = false, false, false, {}
 end)
 
+-- What an incarnation has joined with: {host, pid, kind, names, channel, since}. It stays the same, so
+-- a call uses what an earlier one has read.
+local INFOS = {}
+
 local function instance_of(id)
-  local text = id ~= '' and call('GET', ROOT .. 'i:' .. id)
-  return text and cmsgpack.unpack(text) or nil
+  local key = ROOT .. 'i:' .. id
+  if not INFOS[key] then
+    local text = call('GET', key)
+    INFOS[key] = text and cmsgpack.unpack(text) or nil
+  end
+  return INFOS[key]
 end
 
 local function put_instance(id, info)
   call('SET', ROOT .. 'i:' .. id, cmsgpack.pack(info))
+  INFOS[ROOT .. 'i:' .. id] = info
+end
+
+local function delete_instance(id)
+  call('DEL', ROOT .. 'i:' .. id, ROOT .. 'st:' .. id)
+  INFOS = {}
 end
 
 local function is_alive(instance)
@@ -152,7 +166,7 @@ end
 -- The names of handlers for which a job may start, as far as slots allow it.
 local function startable_names(lanes_with_jobs)
   local names, budget = {}, new_budget()
-  for _, lane in ipairs(lanes_with_jobs) do
+  for lane in pairs(lanes_with_jobs) do
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) and budget:free(lane) > 0 then
       for _, entry in ipairs(members(ROOT .. 'rn:' .. lane)) do
@@ -165,7 +179,7 @@ end
 
 -- Runs that want their slots back try again after a step of their instance.
 local function wake_wanting()
-  for lane in pairs(lanes_in_use()) do
+  for lane in pairs(some_want() and lanes_in_use() or {}) do
     local first = call('ZRANGE', ROOT .. 'want:' .. lane, 0, 0)[1]
     local job = first and find(first)
     if job and job.instance ~= CALLER then
@@ -181,8 +195,9 @@ local function wake(for_others)
   if LOOK then
     wake_wanting()
   end
-  local lanes_with_jobs = LOOK and members(ROOT .. 'lw') or {}
-  if #lanes_with_jobs == 0 and not SOON then
+  write_tails()
+  local lanes_with_jobs = LOOK and lanes_with_lists() or {}
+  if not next(lanes_with_jobs) and not SOON then
     return
   end
   local names

@@ -53,6 +53,7 @@ return function(keys, arguments)
     end
     at = most + 1
     if not HOT[verb] then
+      write_tails()
       write_listed()
     end
     local answer
