@@ -8,10 +8,11 @@
 -- Lanes of templates come and go. The set lw has the lanes with ready jobs, lr the lanes of templates
 -- of which jobs run; a lane that is in one of them and has none is taken out when that is seen.
 
--- The field `configured` of META is another number after each change of lanes, groups or rules. While
--- it is the same, calls use what an earlier one has read: so no function changes these tables.
+-- The field `configured` of META has another value after each change of lanes, groups or rules, which
+-- no other namespace of any database has. While it is the same, calls use what an earlier one has read:
+-- so no function changes these tables.
 
-local READ = {}  -- {root, configured, lanes, groups, rules}
+local READ = {}  -- {configured, lanes, groups, rules}
 
 local lanes      -- return all lanes by name, and their names in order
 local groups     -- return all groups by name, and the group of each member
@@ -23,8 +24,8 @@ end
 
 do  -- what only these three need
   local function configured(name, read)
-    if READ.root ~= ROOT or READ.configured ~= meta.configured then
-      READ = { root = ROOT, configured = meta.configured }
+    if READ.configured ~= meta.configured then
+      READ = { configured = meta.configured }
     end
     if not READ[name] then
       READ[name] = { read() }
@@ -77,7 +78,7 @@ end
 
 -- Called before a change is written.
 local function note_change()
-  meta.configured = int(next_number())
+  meta.configured = CHANNEL .. ' ' .. int(next_number())
   call('HSET', META, 'configured', meta.configured)
 end
 

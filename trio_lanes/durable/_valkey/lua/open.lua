@@ -32,6 +32,7 @@ local function open(arguments)
   end
   if meta.schema ~= SCHEMA then
     meta.schema = SCHEMA
+    note_change()
     call('HSET', META, 'schema', SCHEMA)
   end
   for _, one in ipairs(asked.lanes) do
