@@ -237,7 +237,7 @@ def servers() -> None:
     calls = [item for item in response.output if item.type == "mcp_call"]
     assert [call.name for call in calls] == ["time", "calc", "search"], response
     assert calls[1].output == "6 * 7 = 42"
-    assert response.output_text.index("UTC") < response.output_text.index("42")
+    assert response.output_text.index("UTC") < response.output_text.index("6 * 7 = 42")
 
 
 def mcp() -> None:
