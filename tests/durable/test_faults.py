@@ -106,6 +106,26 @@ async def test_a_worker_that_just_makes_its_file_is_another_process(tmp_path: Pa
     await used(tmp_path / "jobs.db")
 
 
+async def test_a_worker_that_starts_at_the_same_moment_does_not_lock_another_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._sqlite.owner_lock.AT_THE_SAME_TIME", PATIENCE)
+    path = tmp_path / "jobs.db.lock"
+    other, probe = (sqlite3.connect(path, timeout=0, isolation_level=None) for _ in range(2))
+    other.execute("BEGIN")
+    other.execute("SELECT * FROM sqlite_master")  # the shared lock of another one that tries
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(used, tmp_path / "jobs.db")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            while True:  # until the worker waits for the exclusive lock
+                probe.execute("BEGIN IMMEDIATE")
+                probe.execute("ROLLBACK")
+                await trio.lowlevel.checkpoint()
+        other.execute("ROLLBACK")
+    other.close()
+    probe.close()
+
+
 OTHER_PROCESS = """
     import sqlite3, sys
     connection = sqlite3.connect(sys.argv[1], timeout=60)

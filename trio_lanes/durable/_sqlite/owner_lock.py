@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import final
+from typing import Final, final
+
+AT_THE_SAME_TIME: Final = 0.2
+"""Seconds for which a worker waits for another one that tries to take the lock, too.
+
+Each has a shared lock for a moment before it takes the exclusive one. Without the wait, of two
+workers that start at the same time both may be refused.
+"""
 
 
 @final
@@ -19,7 +26,10 @@ class OwnerLock:
     def __init__(self, path: Path) -> None:
         # an absolute path, since SQLite may read a relative one as a URI
         self._connection = sqlite3.connect(
-            path.absolute(), timeout=0, isolation_level=None, check_same_thread=False
+            path.absolute(),
+            timeout=AT_THE_SAME_TIME,
+            isolation_level=None,
+            check_same_thread=False,
         )
 
     def acquire(self) -> bool:
