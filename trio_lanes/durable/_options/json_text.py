@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import json.encoder
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from .._contract.errors import PayloadError
@@ -19,6 +20,40 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 _DECODER: Final = json.JSONDecoder()
 
 
+def _encoder_in_c() -> Callable[[object, int], Iterable[str]]:
+    """Return the part of `_ENCODER` in C, which it makes anew for each text.
+
+    To make it takes longer than to encode a short text. Its form is not documented, so if there is
+    none of this form, `_ENCODER` itself does the work.
+    """
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    try:
+        encoder: Callable[[object, int], Iterable[str]] = make(
+            None,
+            _ENCODER.default,
+            json.encoder.encode_basestring,
+            None,
+            _ENCODER.key_separator,
+            _ENCODER.item_separator,
+            _ENCODER.sort_keys,
+            _ENCODER.skipkeys,
+            _ENCODER.allow_nan,
+        )
+    except TypeError:
+        return lambda value, _: _ENCODER.encode(value)
+    return encoder
+
+
+_encode: Final = _encoder_in_c()
+
+
+def _text_of(value: object) -> str:
+    try:
+        return "".join(_encode(value, 0))
+    except Exception:
+        return _ENCODER.encode(value)  # its errors say more: of an object that contains itself
+
+
 def encode(what: str, value: object, max_bytes: float) -> str:
     """Return the JSON text of ``value``.
 
@@ -26,7 +61,7 @@ def encode(what: str, value: object, max_bytes: float) -> str:
       PayloadError: if ``value`` is not JSON, or larger than ``max_bytes``.
     """
     try:
-        text = _ENCODER.encode(value)
+        text = _text_of(value)
         size = len(text) if text.isascii() else len(text.encode())
     except Exception as error:  # the methods of a mapping may raise anything; or MemoryError
         raise PayloadError(f"{what} is not JSON: {_message(error)}") from None
@@ -52,7 +87,13 @@ def small(what: str, value: object) -> str:
 
 def decode(text: str) -> Any:
     """Return the value of a JSON text."""
-    return _DECODER.decode(text)
+    try:
+        value, end = _DECODER.raw_decode(text)
+        if end == len(text):
+            return value
+    except ValueError:
+        pass
+    return _DECODER.decode(text)  # white space around the value, or an error
 
 
 def _said(say: Callable[[], str]) -> str:
