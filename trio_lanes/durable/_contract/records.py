@@ -1,5 +1,8 @@
 """The records that lanes and stores exchange. They have no behaviour.
 
+`SubmittedJob` and `Claim` are made for each job, and are not frozen: to make a frozen object of so
+many attributes takes twice as long. They are not changed, either.
+
 All times are in the store's time: seconds that never run backwards, close to Unix time.
 """
 
@@ -20,7 +23,7 @@ from .state import DurableState
 
 
 @final
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class SubmittedJob:
     """One job for a store to accept. `DurableLanes` has checked its values."""
 
@@ -204,7 +207,7 @@ class Selection:
 
 
 @final
-@attrs.frozen
+@attrs.define
 class Claim:
     """A job that a store has given to this instance to run."""
 

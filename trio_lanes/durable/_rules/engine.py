@@ -484,23 +484,24 @@ class Engine(Queues):
 
 
 def _record(item: SubmittedJob, now: float) -> JobRecord:
-    return JobRecord(
-        id=0,  # set when it is accepted
-        name=item.name,
-        lane=item.lane,
-        session=item.session,
-        priority=item.priority,
-        payload=item.payload,
-        key=item.key,
-        digest=None if item.key is None else digest(item.payload),
-        timeout=item.timeout,
-        retry=item.retry,
-        cost=None if item.cost is None else json.dumps(dict(item.cost)),
-        state=PARKED if item.delay > 0 else WAITING,
-        due=now + item.delay if item.delay > 0 else None,
-        why="delay" if item.delay > 0 else None,
-        submitted_at=now,
+    job = JobRecord(  # by position, since arguments by name take as long again
+        0,  # its id is set when it is accepted
+        item.name,
+        item.lane,
+        item.session,
+        item.priority,
+        item.payload,
+        item.timeout,
+        WAITING,
+        now,
+        item.key,
+        None if item.key is None else digest(item.payload),
+        item.retry,
+        None if item.cost is None else json.dumps(dict(item.cost)),
     )
+    if item.delay > 0:
+        job.state, job.due, job.why = PARKED, now + item.delay, "delay"
+    return job
 
 
 def _compare(item: SubmittedJob, known: JobRecord) -> None:

@@ -7,6 +7,7 @@ parsing. The lines of the last `KEPT` runs are kept.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Final
 
 from .._contract.records import DurableAttempt
@@ -16,6 +17,12 @@ KEPT: Final = 10
 LONGEST_ERROR: Final = 300
 """The most characters of an error that are remembered."""
 _OPEN: Final = ",null,null,null]"
+
+_text_of: Final = lru_cache(maxsize=1)(float.__repr__)
+"""Return a time as text: the same for all runs that a transaction begins or ends.
+
+The text of a float takes longer than the rest of a line.
+"""
 
 
 def place(host: str, pid: int) -> str:
@@ -30,7 +37,7 @@ def begun(history: str, number: int, fence: int, where: str, now: float) -> str:
       number: the number of the attempt.
       where: from `place`.
     """
-    line = f"[{number},{fence},{where},{now!r}{_OPEN}"
+    line = f"[{number},{fence},{where},{_text_of(now)}{_OPEN}"
     if not history:
         return line
     return "\n".join([*history.split("\n")[1 - KEPT :], line])
@@ -41,7 +48,7 @@ def ended(history: str, how: str, now: float, error: str | None) -> str:
     if not history.endswith(_OPEN):
         return history  # an older version claimed the job
     told = "null" if error is None else json.dumps(error[:LONGEST_ERROR])
-    return f'{history.removesuffix(_OPEN)},{now!r},"{how}",{told}]'
+    return f'{history.removesuffix(_OPEN)},{_text_of(now)},"{how}",{told}]'
 
 
 def forgiven(history: str, fence: int) -> str:

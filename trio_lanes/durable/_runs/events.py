@@ -35,7 +35,8 @@ def begun(run: DurableRun) -> None:
 
 def ended(run: DurableRun, job: Job[Any], outcome: Outcome | None) -> None:
     """Log that a run has ended. ``outcome`` is None if it ends the process."""
-    level = logging.WARNING if isinstance(outcome, Died | None) else logging.INFO
+    bad = outcome is None or isinstance(outcome, Died)
+    level = logging.WARNING if bad else logging.INFO
     if logger.isEnabledFor(level):
         assert job.finished_at is not None
         ran = 0.0 if job.started_at is None else job.finished_at - job.started_at

@@ -42,8 +42,8 @@ _REQUIRED: Final = sum(bit for column, bit in _BITS.items() if column not in _DE
 _OPTIONAL: Final = tuple(_BITS[column] for column in _DEFAULTS)
 
 
-_Writes: TypeAlias = dict[int, tuple[JobRecord, int]]
-"""{id: (job, bits of the columns to be written, and of ``id``)}"""
+_Writes: TypeAlias = Iterable[tuple[JobRecord, int]]
+"""(job, bits of the columns to be written, and of ``id``)"""
 
 
 def _values_of(columns: Iterable[str]) -> Callable[[JobRecord], Any]:
@@ -102,9 +102,9 @@ class Rows:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection: Final = connection
         self._known: Final[WeakValueDictionary[int, JobRecord]] = WeakValueDictionary()
-        self._new: Final[_Writes] = {}
+        self._new: Final[dict[int, JobRecord]] = {}
         self._keys: Final[dict[str, JobRecord]] = {}  # the new jobs by key
-        self._changed: Final[_Writes] = {}
+        self._changed: Final[dict[int, tuple[JobRecord, int]]] = {}  # with bits of the columns
         self.touched: Final[set[str | None]] = set()
         self.writes = self.payloads = 0
 
@@ -124,7 +124,7 @@ class Rows:
     def insert(self, job: JobRecord) -> None:
         """Add a new job, which has its id."""
         self._known[job.id] = job
-        self._new[job.id] = job, _bits_of_new(job)
+        self._new[job.id] = job
         if job.key is not None:
             self._keys[job.key] = job
         self.touched.add(job.session)
@@ -134,10 +134,11 @@ class Rows:
     def change(self, job: JobRecord, columns: Iterable[str]) -> None:
         """Note that some columns of a job's record have changed."""
         self.writes += 1
-        writes = self._new if job.id in self._new else self._changed
-        _, bits = writes.get(job.id, (job, 0))
-        writes[job.id] = job, bits | _bits_of(tuple(columns))
-        self.touched.add(job.session)
+        if job.id not in self._new:
+            bits = _bits_of(tuple(columns))
+            before = self._changed.get(job.id)
+            self._changed[job.id] = job, bits if before is None else bits | before[1]
+            self.touched.add(job.session)
 
     def delete(self, job: JobRecord) -> None:
         """Delete a job."""
@@ -158,13 +159,14 @@ class Rows:
 
     def flush(self) -> None:
         """Write all unwritten changes."""
-        self._write(self._new, _insert)
-        self._write(self._changed, _update)
+        new = self._new.values()
+        self._write(zip(new, map(_bits_of_new, new), strict=True), _insert)
+        self._write(self._changed.values(), _update)
         self._clear()
 
     def _write(self, writes: _Writes, statement: Callable[[int, int], str]) -> None:
         by_columns: dict[int, list[JobRecord]] = {}
-        for job, bits in writes.values():
+        for job, bits in writes:
             by_columns.setdefault(bits, []).append(job)
         for bits, jobs in by_columns.items():
             rows = list(map(_parameters(bits), jobs))

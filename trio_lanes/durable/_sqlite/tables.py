@@ -231,9 +231,9 @@ class SqliteTables(SmallTables):
             cache.changed_state(job, before)
         elif "lent" in changes or "cancel" in changes:
             cache.changed_run(job)
-        if "place" in changes:
+        if job.place is not None and "place" in changes:
             cache.changed_place(job)
-        if "ready" in changes or "shelf" in changes:
+        if job.ready is not None and ("ready" in changes or "shelf" in changes):
             cache.changed_ready(job)
 
     def delete(self, job: JobRecord) -> None:

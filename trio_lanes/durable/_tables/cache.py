@@ -63,8 +63,12 @@ class Runs:
             self.holding[job.lane].add(job.id)
         else:
             self._free(job)
-        _keep(self.wanting, job, job.lent == WANTS_SLOT)
-        _keep(self.cancelled, job, job.cancel is not None)
+        if job.lent == WANTS_SLOT:
+            self.wanting[job.id] = job
+        else:
+            self.wanting.pop(job.id, None)
+        if job.cancel is not None:
+            self.cancelled[job.id] = job
 
     def drop(self, job: JobRecord) -> None:
         """Remove a job that runs no longer."""
@@ -79,13 +83,6 @@ class Runs:
             holding.discard(job.id)
             if not holding:
                 del self.holding[job.lane]
-
-
-def _keep(jobs: dict[int, JobRecord], job: JobRecord, whether: bool) -> None:
-    if whether:
-        jobs[job.id] = job
-    else:
-        jobs.pop(job.id, None)
 
 
 @final
