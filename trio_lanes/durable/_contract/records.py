@@ -1,7 +1,7 @@
 """The records that lanes and stores exchange. They have no behaviour.
 
-`SubmittedJob` and `Claim` are made for each job, and are not frozen: to make a frozen object of so
-many attributes takes twice as long. They are not changed, either.
+The records of which each job has one (`SubmittedJob`, `Claim`, `Finish`, `Succeeded`, `Ended`) are
+not frozen, since it takes twice as long to make a frozen object. They are not changed, either.
 
 All times are in the store's time: seconds that never run backwards, close to Unix time.
 """
@@ -122,7 +122,7 @@ class Opening:
 
 
 @final
-@attrs.frozen
+@attrs.define
 class Succeeded:
     """The outcome of a run whose handler returned ``result`` (JSON text)."""
 
@@ -172,7 +172,7 @@ class Released:
 
 
 @final
-@attrs.frozen
+@attrs.define
 class Finish:
     """The end of a claimed run. A store ignores it unless the fence is still the run's."""
 
@@ -240,7 +240,7 @@ class Step:
 
 
 @final
-@attrs.frozen
+@attrs.define
 class Ended:
     """The end of a job: SUCCEEDED, FAILED, CANCELLED, or DEAD."""
 

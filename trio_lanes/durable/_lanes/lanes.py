@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import time
-import weakref
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
@@ -46,6 +45,7 @@ from .._options.limits import (
 from .._options.retry import RetryPolicy
 from .._options.submission import Submission
 from .._runs.worker import Handler
+from .._tables.weak_values import WeakValues
 from .ending import Endable
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
@@ -79,7 +79,7 @@ class DurableLanes(Endable):
         self._store: Final = store
         self._handlers: Final = handlers
         self._grace: Final = grace
-        self._jobs: weakref.WeakValueDictionary[int, DurableJob] = weakref.WeakValueDictionary()
+        self._jobs: Final[WeakValues[DurableJob]] = WeakValues()
         self._requests: Requests | None = None
         self._quotas: Mapping[str, Quota] = {}
         self.local: Lanes | None = None
@@ -202,7 +202,8 @@ class DurableLanes(Endable):
         """Return the handle of any job, also of another process. Not a checkpoint."""
         job = self._jobs.get(id)
         if job is None:
-            job = self._jobs[id] = DurableJob(self._store, _check.whole("id", id))
+            job = DurableJob(self._store, _check.whole("id", id))
+            self._jobs.put(id, job)
         return job
 
     # ---- control
@@ -636,11 +637,12 @@ def _number(field: str, value: Any) -> int:
 
 def text(field: str, value: Any) -> str:
     """Return a string; raise an error unless UTF-8 can encode it and it has a fit length."""
+    if type(value) is str and value.isascii() and 0 < len(value) <= LONGEST_NAME:
+        return value
     if not isinstance(value, str):
         raise TypeError(f"{field} must be a string, not {value!r}")
     try:
-        if not value.isascii():
-            value.encode()
+        value.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{field} must be text that UTF-8 can write, got {value!r}") from None
     if not value:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, final
-from weakref import WeakValueDictionary
 
 import attrs
 import psycopg
 
 from .._contract.state import DurableState
 from .._rules.job_record import JobRecord
+from .._tables.weak_values import WeakValues
 
 COLUMNS: Final = tuple(field.name for field in attrs.fields(JobRecord))
 SELECTED: Final = ", ".join(f"j.{column}" for column in COLUMNS)
@@ -66,7 +66,7 @@ class Rows:
 
     def __init__(self, execute: Execute) -> None:
         self._execute: Final = execute
-        self._known: Final[WeakValueDictionary[int, JobRecord]] = WeakValueDictionary()
+        self._known: Final[WeakValues[JobRecord]] = WeakValues()
         self._new: Final[dict[int, JobRecord]] = {}
         self._keys: Final[dict[str, JobRecord]] = {}  # the new jobs of this transaction, by key
         self._changed: Final[dict[int, tuple[JobRecord, int]]] = {}  # {id: (job, bits of columns)}
@@ -93,7 +93,8 @@ class Rows:
 
     def insert(self, job: JobRecord) -> None:
         """Add a new job, which has its id."""
-        self._known[job.id] = self._new[job.id] = job
+        self._known.put(job.id, job)
+        self._new[job.id] = job
         if job.key is not None:
             self._keys[job.key] = job
         self.touched.add(job.session)
@@ -115,7 +116,7 @@ class Rows:
         self.flush()
         self.writes += 1
         self._execute("DELETE FROM jobs WHERE id = %s", (job.id,))
-        del self._known[job.id]
+        self._known.drop(job.id)
 
     def flush(self) -> None:
         """Write all unwritten changes."""
@@ -181,7 +182,7 @@ class Rows:
             return known
         job = JobRecord(*row[: len(COLUMNS)])
         job.state = _STATES[row[_STATE]]
-        self._known[job.id] = job
+        self._known.put(job.id, job)
         self.payloads += len(job.payload)
         return job
 

@@ -17,12 +17,12 @@ from functools import cache
 from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, final
-from weakref import WeakValueDictionary
 
 import attrs
 
 from .._contract.state import DurableState
 from .._rules.job_record import JobRecord
+from .._tables.weak_values import WeakValues
 
 COLUMNS: Final = tuple(field.name for field in attrs.fields(JobRecord))
 _SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM jobs"
@@ -101,7 +101,7 @@ class Rows:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection: Final = connection
-        self._known: Final[WeakValueDictionary[int, JobRecord]] = WeakValueDictionary()
+        self._known: Final[WeakValues[JobRecord]] = WeakValues()
         self._new: Final[dict[int, JobRecord]] = {}
         self._keys: Final[dict[str, JobRecord]] = {}  # the new jobs by key
         self._changed: Final[dict[int, tuple[JobRecord, int]]] = {}  # with bits of the columns
@@ -123,7 +123,7 @@ class Rows:
 
     def insert(self, job: JobRecord) -> None:
         """Add a new job, which has its id."""
-        self._known[job.id] = job
+        self._known.put(job.id, job)
         self._new[job.id] = job
         if job.key is not None:
             self._keys[job.key] = job
@@ -145,7 +145,7 @@ class Rows:
         self.flush()
         self.writes += 1
         self._connection.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
-        del self._known[job.id]
+        self._known.drop(job.id)
 
     def delete_where(self, where: str, values: tuple[Any, ...]) -> int:
         """Delete the jobs that fulfil a condition, which has a limit. Return how many."""
@@ -154,7 +154,7 @@ class Rows:
         self.writes += len(ids)
         self._connection.executemany("DELETE FROM jobs WHERE id = ?", ids)
         for (id,) in ids:
-            self._known.pop(id, None)
+            self._known.drop(id)
         return len(ids)
 
     def flush(self) -> None:
@@ -210,6 +210,6 @@ class Rows:
             return known
         job = JobRecord(*row)
         job.state = _STATES[row[_STATE]]
-        self._known[job.id] = job
+        self._known.put(job.id, job)
         self.payloads += len(job.payload)
         return job
