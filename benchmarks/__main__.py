@@ -38,6 +38,9 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rows", type=_letters, default=frozenset(LETTERS), metavar="a,h")
     parser.add_argument("--rounds", type=_rounds, help="for every row that has more than one")
+    parser.add_argument(
+        "--apart", action="store_true", help="rows j: a core for the Valkey server alone"
+    )
     parser.add_argument("--quick", action="store_true", help="small numbers, one round")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
     parser.add_argument(
@@ -49,7 +52,9 @@ def main() -> None:
         print(text, file=sys.stderr, flush=True)
 
     described = machine.describe()
-    bench = Bench(rounds=options.rounds, quick=options.quick, progress=progress)
+    bench = Bench(
+        rounds=options.rounds, quick=options.quick, progress=progress, apart=options.apart
+    )
     rows, growth, seconds = measure(options.rows, bench)
 
     options.out.mkdir(parents=True, exist_ok=True)

@@ -106,9 +106,17 @@ class GrowthResult:
 class Bench:
     """All samples of one call of the program."""
 
-    def __init__(self, *, rounds: int | None, quick: bool, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        rounds: int | None,
+        quick: bool,
+        progress: Callable[[str], None],
+        apart: bool = False,
+    ) -> None:
         self.rounds = rounds
         self.quick = quick
+        self.apart = apart
         self.progress = progress
         self._samples: defaultdict[Run, list[Sample | Missing]] = defaultdict(list)
 
@@ -147,7 +155,7 @@ class Bench:
         if samples and isinstance(samples[-1], Missing):
             samples.append(samples[-1])  # what failed once is not tried again
             return
-        sample = take(run)
+        sample = take(run, apart=self.apart)
         samples.append(sample)
         said = sample.reason if isinstance(sample, Missing) else f"{sample.value:.1f} {unit}"
         self.progress(f"{label:12} n={run.n:<9,} {NAMES[run.contender]}: {said}")
@@ -178,7 +186,12 @@ def _reason(samples: list[Sample | Missing]) -> str | None:
     return next((sample.reason for sample in samples if isinstance(sample, Missing)), None)
 
 
-def take(run: Run) -> Sample | Missing:
+def take(run: Run, *, apart: bool = False) -> Sample | Missing:
+    """Measure a contender in a fresh process.
+
+    Args:
+      apart: whether its Valkey server has a core of its own, which the contender leaves alone.
+    """
     on_node = run.contender.startswith("node.")
     if not on_node:
         missing = _missing_package(run)
@@ -202,7 +215,7 @@ def take(run: Run) -> Sample | Missing:
         else [sys.executable, "-m", "benchmarks.worker", run.contender, run.workload, str(run.n)]
     )
     try:
-        done = _run(run, command)
+        done = _run(run, command, apart)
     except subprocess.TimeoutExpired:
         return Missing(f"did not end in {PATIENCE:.0f} s")
     if done.returncode != 0:
@@ -228,7 +241,7 @@ def _on_server(run: Run) -> bool:
     return of_node or _on_postgres(run) or _on_valkey(run)
 
 
-def _run(run: Run, command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(run: Run, command: list[str], apart: bool) -> subprocess.CompletedProcess[str]:
     """Run it to its end; with a server's socket as last argument, or a server in its environment.
 
     Only the contenders that need a server have it.
@@ -246,7 +259,13 @@ def _run(run: Run, command: list[str]) -> subprocess.CompletedProcess[str]:
             else:
                 program = valkey.binary()
                 assert isinstance(program, str)
+                cores = os.sched_getaffinity(0)  # which child processes inherit
+                if apart:
+                    stack.callback(os.sched_setaffinity, 0, cores)
+                    os.sched_setaffinity(0, {min(cores)})
                 socket = stack.enter_context(valkey.serving(program, folder))
+                if apart:
+                    os.sched_setaffinity(0, cores - {min(cores)})
                 environment["BENCHMARK_VALKEY"] = socket
                 if not _on_valkey(run):
                     command = [*command, socket]

@@ -70,7 +70,7 @@ def test_what_is_not_json_is_refused_with_the_reason(
 ) -> None:
     if not in_c:  # as in an interpreter whose standard library has no encoder in C
         monkeypatch.setattr("json.encoder.c_make_encoder", None)
-        monkeypatch.setattr(json_text, "_encode", json_text._encoder_in_c())
+        monkeypatch.setattr(json_text, "_chunks", json_text._encoder_in_c())
         assert json_text.encode("it", {"a": [1, "ä"]}, 100) == '{"a":[1,"ä"]}'
     with pytest.raises(PayloadError, match=f"it is not JSON: .*{why}"):
         json_text.encode("it", value, 100)

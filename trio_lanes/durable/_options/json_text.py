@@ -44,12 +44,12 @@ def _encoder_in_c() -> Callable[[object, int], Iterable[str]]:
     return encoder
 
 
-_encode: Final = _encoder_in_c()
+_chunks: Final = _encoder_in_c()
 
 
 def _text_of(value: object) -> str:
     try:
-        return "".join(_encode(value, 0))
+        return "".join(_chunks(value, 0))
     except Exception:
         return _ENCODER.encode(value)  # its errors say more: of an object that contains itself
 
