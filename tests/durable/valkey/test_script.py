@@ -58,6 +58,19 @@ async def test_functions_that_are_there_are_called_by_a_user_who_may_load_none(
     assert calls(own_server, "evalsha") == 0
 
 
+async def test_a_user_who_may_not_wait_for_replicas_is_refused_at_opening(
+    own_server: Server, namespace: str
+) -> None:
+    url = limited(own_server, "-wait")
+    with pytest.raises(StoreError, match="cannot be opened: .*no permissions.*wait") as caught:
+        async with open_durable_lanes(
+            ValkeyStore(url, namespace=namespace, ack="replica"), {"echo": Echo()}
+        ):
+            raise AssertionError
+    assert type(caught.value) is StoreError
+    await run_jobs(url, namespace, own_server, "FUNCTION")
+
+
 @pytest.fixture
 def old_server(tmp_path: Path) -> Iterator[Server]:
     """A server that has no functions, as before version 7.0."""

@@ -271,6 +271,8 @@ class Link:
         connection.send_command(b"SUBSCRIBE", f"{self._root}to:{self._channel}")
         nursery.start_soon(self._listen, connection)
         with trio.fail_after(self._patience):
+            if self._replicas:  # a user who may not ask for them is refused here, not at a job
+                await connection.create_request(b"WAIT", 0, 1)
             told = await connection.create_request(b"INFO")
         assert isinstance(told, str)
         info = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
