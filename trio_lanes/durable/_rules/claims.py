@@ -53,18 +53,18 @@ def is_paused(limit: LaneLimit, now: float) -> bool:
 
 def claim_of(job: JobRecord) -> Claim:
     """Return the claim of a running job, as the step that claimed it gives it."""
-    return Claim(
-        id=job.id,
-        fence=job.fence,
-        name=job.name,
-        payload=job.payload,
-        session=job.session,
-        lane=job.lane,
-        attempt=job.attempts + 1,
-        crashes=job.crashes,
-        timeout=job.timeout,
-        retry=job.retry,
-        checkpoint=job.checkpoint,
+    return Claim(  # by position, since arguments by name take twice as long
+        job.id,
+        job.fence,
+        job.name,
+        job.payload,
+        job.session,
+        job.lane,
+        job.attempts + 1,
+        job.crashes,
+        job.timeout,
+        job.retry,
+        job.checkpoint,
     )
 
 

@@ -484,7 +484,7 @@ class Engine(Queues):
 
 
 def _record(item: SubmittedJob, now: float) -> JobRecord:
-    job = JobRecord(  # by position, since arguments by name take as long again
+    job = JobRecord(  # by position, since arguments by name take twice as long
         0,  # its id is set when it is accepted
         item.name,
         item.lane,
