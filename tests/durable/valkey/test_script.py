@@ -62,7 +62,7 @@ async def test_a_user_who_may_not_wait_for_replicas_is_refused_at_opening(
     own_server: Server, namespace: str
 ) -> None:
     url = limited(own_server, "-wait")
-    with pytest.raises(StoreError, match="cannot be opened: .*no permissions.*wait") as caught:
+    with pytest.raises(StoreError, match=r"cannot be opened: .*no permissions.*wait") as caught:
         async with open_durable_lanes(
             ValkeyStore(url, namespace=namespace, ack="replica"), {"echo": Echo()}
         ):
