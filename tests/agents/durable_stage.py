@@ -65,6 +65,7 @@ class DurableStage:
                 await trio.to_thread.run_sync(time.sleep, self._pause)
             await wait_all_tasks_blocked()
             await self.lanes.pause_for("session:nobody", 0)  # returns after all earlier calls
+            await self.lanes.statistics()  # and this after all that look in another thread
         await wait_all_tasks_blocked()
 
     async def advance(self, seconds: float) -> None:
