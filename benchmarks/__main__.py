@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import machine, plot, report
+from benchmarks import machine, plot, report, valkey
 from benchmarks.measure import ROOT, Bench, measure
 from benchmarks.rows import GROWTH, ROWS
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--rows", type=_letters, default=frozenset(LETTERS), metavar="a,h")
     parser.add_argument("--rounds", type=_rounds, help="for every row that has more than one")
     parser.add_argument(
-        "--apart", action="store_true", help="rows j: a core for the Valkey server alone"
+        "--apart", action="store_true", help="rows j: give the Valkey server a core of its own"
     )
     parser.add_argument("--quick", action="store_true", help="small numbers, one round")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
@@ -47,11 +47,13 @@ def main() -> None:
         "--table", type=Path, help="write the table there as well: docs/performance-table.md"
     )
     options = parser.parse_args()
+    if options.apart and len(valkey.cores()) < 2:
+        parser.error("--apart needs two cores, and a system on which a process can choose its own")
 
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    described = machine.describe()
+    described = machine.describe(apart=options.apart)
     bench = Bench(
         rounds=options.rounds, quick=options.quick, progress=progress, apart=options.apart
     )

@@ -27,14 +27,15 @@ PACKAGES = (
 )
 
 
-def describe() -> dict[str, object]:
+def describe(*, apart: bool = False) -> dict[str, object]:
+    core = ", with a core of its own" if apart else ""
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
+        "cores": len(valkey.cores()) or os.cpu_count() or 1,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": {name: _version(name) for name in PACKAGES},
-        "server of rows j": valkey.version(),
+        "server of rows j": valkey.version() + core,
         "node": node_peers.versions() or "not installed",
         "commit": _commit(),
         "load": _load(),
@@ -43,10 +44,6 @@ def describe() -> dict[str, object]:
 
 def _load() -> list[float]:
     return [round(load, 2) for load in os.getloadavg()]
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
 
 
 def _cpu() -> str:

@@ -190,7 +190,7 @@ def take(run: Run, *, apart: bool = False) -> Sample | Missing:
     """Measure a contender in a fresh process.
 
     Args:
-      apart: whether its Valkey server has a core of its own, which the contender leaves alone.
+      apart: whether the Valkey server gets a core that the contender may not use.
     """
     on_node = run.contender.startswith("node.")
     if not on_node:
@@ -259,13 +259,7 @@ def _run(run: Run, command: list[str], apart: bool) -> subprocess.CompletedProce
             else:
                 program = valkey.binary()
                 assert isinstance(program, str)
-                cores = os.sched_getaffinity(0)  # which child processes inherit
-                if apart:
-                    stack.callback(os.sched_setaffinity, 0, cores)
-                    os.sched_setaffinity(0, {min(cores)})
-                socket = stack.enter_context(valkey.serving(program, folder))
-                if apart:
-                    os.sched_setaffinity(0, cores - {min(cores)})
+                socket = stack.enter_context(valkey.serving(program, folder, apart=apart))
                 environment["BENCHMARK_VALKEY"] = socket
                 if not _on_valkey(run):
                     command = [*command, socket]

@@ -7,6 +7,7 @@ documentation says: the loss of power may take a second of what was accepted.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -45,18 +46,35 @@ def version() -> str:
     return done.stdout.partition(" sha=")[0]
 
 
+def cores() -> list[int]:
+    """The processor's cores that this process may use; none if the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 @contextmanager
-def serving(program: str, folder: Path) -> Iterator[str]:
-    """A server that keeps its file in ``folder``. Gives the path of its socket."""
+def serving(program: str, folder: Path, *, apart: bool = False) -> Iterator[str]:
+    """A server that keeps its file in ``folder``. Gives the path of its socket.
+
+    Args:
+      apart: whether it gets the first core. Then the block, and the child processes that it starts,
+        have the others.
+    """
+    all_cores = cores()
     with tempfile.TemporaryDirectory() as short:  # the path of a socket may not be long
         path = str(Path(short, "socket"))
         options = ["--port", "0", "--unixsocket", path, "--dir", str(folder), "--save", ""]
         options += ["--appendonly", "yes", "--appendfsync", "everysec"]
+        if apart:  # a child process inherits it
+            os.sched_setaffinity(0, all_cores[:1])
         with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL) as server:
             try:
+                if apart:
+                    os.sched_setaffinity(0, all_cores[1:])
                 _wait_for(path)
                 yield path
             finally:
+                if apart:
+                    os.sched_setaffinity(0, all_cores)
                 server.terminate()
 
 
