@@ -2,6 +2,7 @@
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -70,10 +71,45 @@ def test_what_is_not_json_is_refused_with_the_reason(
 ) -> None:
     if not in_c:  # as in an interpreter whose standard library has no encoder in C
         monkeypatch.setattr("json.encoder.c_make_encoder", None)
-        monkeypatch.setattr(json_text, "_chunks", json_text._encoder_in_c())
+        monkeypatch.setattr(json_text, "_pieces", json_text._encoder_in_c())
         assert json_text.encode("it", {"a": [1, "ä"]}, 100) == '{"a":[1,"ä"]}'
     with pytest.raises(PayloadError, match=f"it is not JSON: .*{why}"):
         json_text.encode("it", value, 100)
+
+
+class Looked(dict[str, Any]):
+    """A mapping that calls a function when an encoder looks at it."""
+
+    looked: Callable[[], object]
+
+    def items(self) -> Any:
+        self.looked()
+        return super().items()
+
+
+def test_an_object_that_contains_itself_is_not_written_again_and_again() -> None:
+    looks: list[None] = []
+    value = Looked()
+    value["self"] = value
+    value.looked = lambda: looks.append(None)
+    for _ in range(2):
+        with pytest.raises(PayloadError, match="Circular reference"):
+            json_text.encode("it", value, 100)
+    assert len(looks) <= 4, "twice for each: in C, and for the reason"
+
+
+def test_a_value_that_is_encoded_while_it_is_being_encoded_has_its_text() -> None:
+    texts: list[str] = []
+
+    def encode_it() -> None:
+        inner.looked = lambda: None
+        texts.append(json_text.encode("it", value, 100))
+
+    inner = Looked(a=1)
+    inner.looked = encode_it
+    value = [inner]
+    texts.append(json_text.encode("it", value, 100))
+    assert texts == ['[{"a":1}]', '[{"a":1}]']
 
 
 @pytest.mark.parametrize("text", ["", "1 2", "{", '{"a":1}x'])

@@ -20,16 +20,20 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 _DECODER: Final = json.JSONDecoder()
 
 
-def _encoder_in_c() -> Callable[[object, int], Iterable[str]]:
-    """Return the part of `_ENCODER` in C, which it makes anew for each text.
+_markers: Final[dict[int, object]] = {}
+"""The objects that the encoder in C is inside of: it refuses an object that contains itself."""
 
-    To make it takes longer than to encode a short text. Its form is not documented, so if there is
-    none of this form, `_ENCODER` itself does the work.
+
+def _encoder_in_c() -> Callable[[object, int], Iterable[str]]:
+    """Return the part in C of `_ENCODER`.
+
+    `json.JSONEncoder` makes it anew for each text, which takes longer than to encode a short one.
+    Its arguments are not documented: if it does not take these, `_ENCODER` does the work.
     """
     make: Any = getattr(json.encoder, "c_make_encoder", None)
     try:
         encoder: Callable[[object, int], Iterable[str]] = make(
-            None,
+            _markers,
             _ENCODER.default,
             json.encoder.encode_basestring,
             None,
@@ -40,18 +44,26 @@ def _encoder_in_c() -> Callable[[object, int], Iterable[str]]:
             _ENCODER.allow_nan,
         )
     except TypeError:
-        return lambda value, _: _ENCODER.encode(value)
+        return lambda value, _: (_ENCODER.encode(value),)
     return encoder
 
 
-_chunks: Final = _encoder_in_c()
+_pieces: Final = _encoder_in_c()
 
 
 def _text_of(value: object) -> str:
+    """Return the JSON text of a value. A value that is refused is encoded twice.
+
+    Two calls at the same time, in two threads or one inside of the other, have the same markers. So
+    only the second encoding, which has its own, can tell that a value is refused.
+    """
     try:
-        return "".join(_chunks(value, 0))
-    except Exception:
-        return _ENCODER.encode(value)  # its errors say more: of an object that contains itself
+        return "".join(_pieces(value, 0))
+    except BaseException as error:
+        _markers.clear()
+        if not isinstance(error, Exception):
+            raise
+    return _ENCODER.encode(value)
 
 
 def encode(what: str, value: object, max_bytes: float) -> str:
