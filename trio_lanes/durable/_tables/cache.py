@@ -57,7 +57,7 @@ class Runs:
         self.cancelled: Final[dict[int, JobRecord]] = {}
 
     def put(self, job: JobRecord) -> None:
-        """Add a running job, or update the state of its slot and its cancellation."""
+        """Add a running job, or note the state of its slot and that it is cancelled."""
         self.all[job.id] = job
         if job.lent == HOLDS_SLOT:
             self.holding[job.lane].add(job.id)
