@@ -71,7 +71,7 @@ async def refused(path: Path, kind: type[StoreError], match: str) -> None:
 # ---- at opening
 
 
-async def test_a_second_worker_is_refused_at_once_by_an_error_that_names_the_owner(
+async def test_a_second_worker_is_refused_by_an_error_that_names_the_owner(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "jobs.db"
@@ -109,7 +109,7 @@ async def test_a_worker_that_just_makes_its_file_is_another_process(tmp_path: Pa
 async def test_a_worker_that_starts_at_the_same_moment_does_not_lock_another_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._sqlite.owner_lock.AT_THE_SAME_TIME", PATIENCE)
+    monkeypatch.setattr("trio_lanes.durable._sqlite.owner_lock.LOCK_WAIT", PATIENCE)
     path = tmp_path / "jobs.db.lock"
     other, probe = (sqlite3.connect(path, timeout=0, isolation_level=None) for _ in range(2))
     other.execute("BEGIN")

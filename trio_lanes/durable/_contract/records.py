@@ -1,7 +1,7 @@
 """The records that lanes and stores exchange. They have no behaviour.
 
 The records of which each job has one (`SubmittedJob`, `Claim`, `Finish`, `Succeeded`, `Ended`) are
-not frozen, since it takes twice as long to make a frozen object. They are not changed, either.
+not frozen, since it takes twice as long to make a frozen object. No code changes them, either.
 
 All times are in the store's time: seconds that never run backwards, close to Unix time.
 """
@@ -23,7 +23,7 @@ from .state import DurableState
 
 
 @final
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, unsafe_hash=True)
 class SubmittedJob:
     """One job for a store to accept. `DurableLanes` has checked its values."""
 
@@ -122,7 +122,7 @@ class Opening:
 
 
 @final
-@attrs.define
+@attrs.define(unsafe_hash=True)
 class Succeeded:
     """The outcome of a run whose handler returned ``result`` (JSON text)."""
 
@@ -172,7 +172,7 @@ class Released:
 
 
 @final
-@attrs.define
+@attrs.define(unsafe_hash=True)
 class Finish:
     """The end of a claimed run. A store ignores it unless the fence is still the run's."""
 
@@ -207,7 +207,7 @@ class Selection:
 
 
 @final
-@attrs.define
+@attrs.define(unsafe_hash=True)
 class Claim:
     """A job that a store has given to this instance to run."""
 
@@ -240,7 +240,7 @@ class Step:
 
 
 @final
-@attrs.define
+@attrs.define(unsafe_hash=True)
 class Ended:
     """The end of a job: SUCCEEDED, FAILED, CANCELLED, or DEAD."""
 

@@ -11,11 +11,12 @@ import sqlite3
 from pathlib import Path
 from typing import Final, final
 
-AT_THE_SAME_TIME: Final = 0.2
-"""Seconds for which a worker waits for another one that tries to take the lock, too.
+LOCK_WAIT: Final = 0.2
+"""Seconds for which a worker tries to take the lock.
 
-Each has a shared lock for a moment before it takes the exclusive one. Without the wait, of two
-workers that start at the same time both may be refused.
+Each worker has a shared lock for a moment before it takes the exclusive one. If each tried only
+once, of two workers that start at the same time both could be refused. A worker whose file is taken
+waits as long before it is refused.
 """
 
 
@@ -27,7 +28,7 @@ class OwnerLock:
         # an absolute path, since SQLite may read a relative one as a URI
         self._connection = sqlite3.connect(
             path.absolute(),
-            timeout=AT_THE_SAME_TIME,
+            timeout=LOCK_WAIT,
             isolation_level=None,
             check_same_thread=False,
         )
