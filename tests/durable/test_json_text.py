@@ -98,6 +98,18 @@ def test_an_object_that_contains_itself_is_not_written_again_and_again() -> None
     assert len(looks) <= 4, "twice for each: in C, and for the reason"
 
 
+def test_an_interrupt_while_a_value_is_encoded_is_no_refusal() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    value = Looked(a=1)
+    value.looked = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        json_text.encode("it", [value], 100)
+    value.looked = lambda: None
+    assert json_text.encode("it", [value], 100) == '[{"a":1}]'
+
+
 def test_a_value_that_is_encoded_while_it_is_being_encoded_has_its_text() -> None:
     texts: list[str] = []
 

@@ -59,10 +59,10 @@ def _text_of(value: object) -> str:
     """
     try:
         return "".join(_pieces(value, 0))
-    except BaseException as error:
-        _markers.clear()
-        if not isinstance(error, Exception):
-            raise
+    except Exception:
+        pass
+    finally:
+        _markers.clear()  # a value that is refused leaves its own
     return _ENCODER.encode(value)
 
 
