@@ -15,6 +15,7 @@ import attrs
 
 ORDER: Final = (
     "base",  # keys, time, numbers
+    "texts",  # texts of jobs
     "ready",  # the lists of jobs that may start
     "records",  # jobs, and the indexes over them
     "history",  # the runs of a job
@@ -44,6 +45,8 @@ LEAVES: Final = frozenset(
     {"accept", "step", "locks", "talk", "logs", "orders", "look", "blockers", "check", "open"}
 )
 """Files that define acts only: no other file calls their functions."""
+_BOTTOM: Final = 3
+"""So many files, the lowest, are outside of the function that the others are in."""
 _READ: Final = re.compile(r"^READS\.(\w+) = ", re.MULTILINE)
 
 
@@ -106,7 +109,7 @@ def _sha(text: str) -> str:
 def source() -> str:
     """Return the text of all files, in their order.
 
-    Lua has at most 200 local variables at one place of a function, so all files but the first are
+    Lua has at most 200 local variables at one place of a function, so all files but the lowest are
     in a function of their own, and each leaf is in a block.
     """
     folder = files(__package__) / "lua"
@@ -116,5 +119,6 @@ def source() -> str:
 
 def joined(texts: dict[str, str]) -> str:
     """Join the texts of files, by name."""
-    parts = [f"do\n{texts[name]}end" if name in LEAVES else texts[name] for name in ORDER[1:]]
-    return "\n".join([texts[ORDER[0]], "local run = (function()", *parts, "end)()"])
+    parts = [f"do\n{texts[name]}end" if name in LEAVES else texts[name] for name in ORDER]
+    below, above = parts[:_BOTTOM], parts[_BOTTOM:]
+    return "\n".join([*below, "local run = (function()", *above, "end)()"])

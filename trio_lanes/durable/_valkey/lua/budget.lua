@@ -12,7 +12,9 @@ Budget.__index = Budget
 -- refused; or nil.
 local function new_budget()
   local all, _, group_of = lanes(), groups()
-  local fields = { all = all, group_of = group_of, used = {}, limits = {}, uses = {}, due = nil }
+  local fields = {
+    all = all, group_of = group_of, used = {}, limits = {}, labels = {}, uses = {}, due = nil,
+  }
   return setmetatable(fields, Budget)
 end
 
@@ -23,16 +25,25 @@ function Budget:limit(lane)
   return self.limits[lane] or nil
 end
 
+function Budget:label(lane)
+  local label = self.labels[lane]
+  if label == nil then
+    label = label_of(self.all, lane) or false
+    self.labels[lane] = label
+  end
+  return label
+end
+
 function Budget:used_of(lane)
   if not self.used[lane] then
-    local wanting = some_want() and call('ZCARD', ROOT .. 'want:' .. lane) or 0
-    self.used[lane] = call('ZCARD', ROOT .. 'h:' .. lane) + wanting
+    local wanting = some_want() and ask('ZCARD', ROOT .. 'want:' .. lane) or 0
+    self.used[lane] = ask('ZCARD', ROOT .. 'h:' .. lane) + wanting
   end
   return self.used[lane]
 end
 
 function Budget:add_lane_of_group(use, group, lane)
-  local label = label_of(self.all, lane)
+  local label = self:label(lane)
   for _, member in ipairs(group.members) do
     if member == label then
       use.lanes[#use.lanes + 1] = lane
@@ -43,7 +54,7 @@ end
 
 -- The group of a lane, its use, and the member that the lane belongs to.
 function Budget:group_with_use(lane)
-  local member = label_of(self.all, lane) or lane
+  local member = self:label(lane) or lane
   local group = self.group_of[member]
   if not group then
     return nil
@@ -114,7 +125,7 @@ end
 function Budget:rates_ready_at(job)
   local lane, costs = job.lane, job.cost or ONE_REQUEST
   local of_lane = meters_ready_at('lane ' .. lane, self:limit(lane).meters, costs)
-  local group = self.group_of[label_of(self.all, lane)]
+  local group = self.group_of[self:label(lane)]
   return of_lane, group and meters_ready_at('group ' .. group.name, group.meters, costs) or -huge
 end
 
@@ -135,7 +146,7 @@ function Budget:rates_until(job)
     found[1] = { job.lane, of_lane }
   end
   if of_group > now then
-    found[#found + 1] = { self.group_of[label_of(self.all, job.lane)].name, of_group }
+    found[#found + 1] = { self.group_of[self:label(job.lane)].name, of_group }
   end
   return found
 end
@@ -144,7 +155,7 @@ function Budget:take(job)
   local lane, costs = job.lane, job.cost or ONE_REQUEST
   local group, use, member = self:group_with_use(lane)
   self.used[lane] = self:used_of(lane) + 1
-  if label_of(self.all, lane) ~= lane then
+  if self:label(lane) ~= lane then
     call('SADD', ROOT .. 'lr', lane)
   end
   local as_new = charge_meters('lane ' .. lane, self:limit(lane).meters, costs)
@@ -162,9 +173,9 @@ end
 function Budget:return_refused_by(job)
   local lane = job.lane
   local function before(of)
-    return call('ZCOUNT', ROOT .. 'want:' .. of, '-inf', '(' .. int(job.fence))
+    return ask('ZCOUNT', ROOT .. 'want:' .. of, '-inf', '(' .. int(job.fence))
   end
-  local mine = call('ZCARD', ROOT .. 'want:' .. lane)
+  local mine = ask('ZCARD', ROOT .. 'want:' .. lane)
   if before(lane) >= (self:limit(lane).c or huge) - self:used_of(lane) + mine then
     return { 'concurrency', lane }
   end
@@ -175,7 +186,7 @@ function Budget:return_refused_by(job)
   local earlier, wanting = 0, 0
   for _, other in ipairs(use.lanes) do
     earlier = earlier + before(other)
-    wanting = wanting + call('ZCARD', ROOT .. 'want:' .. other)
+    wanting = wanting + ask('ZCARD', ROOT .. 'want:' .. other)
   end
   return earlier >= left_of(group, use) + wanting and { 'group', group.name } or nil
 end

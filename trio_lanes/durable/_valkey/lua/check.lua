@@ -19,10 +19,7 @@ local function wrong_with(job)
 end
 
 local function indexes_of(job)
-  local at = queued(job)
-  for key, id in pairs(listed(job)) do
-    at[key] = id
-  end
+  local at = indexes(job)
   if ready_number(job) then
     at[ready_list(job.lane, entry_of(job))] = job.ready
   end
@@ -31,7 +28,7 @@ end
 
 local function missing_from(job)
   for key, score in pairs(indexes_of(job)) do
-    if tonumber(call('ZSCORE', key, job.id) or nil) ~= score then
+    if tonumber(ask_all('ZSCORE', key, job.id) or nil) ~= score then
       return key
     end
   end
@@ -46,7 +43,7 @@ local function check_job(job, repair, problems)
   if key then
     add('is not in its place in ' .. key)
     if repair then
-      SEEN[job.id].at, SEEN[job.id].ready, LISTED[job.id] = {}, nil, {}
+      WAS[job.id].at, WAS[job.id].ready = {}, nil
       put(job)
       read_again()
       fixed = fixed + 1
@@ -83,7 +80,7 @@ end
 -- Index entries of no job, or of a job that the index should not have.
 local function check_index(key, repair, problems)
   local fixed = 0
-  for _, id in ipairs(call('ZRANGE', key, 0, PAGE - 1)) do
+  for _, id in ipairs(ask_all('ZRANGE', key, 0, PAGE - 1)) do
     local job = find(id)
     if not job or not indexes_of(job)[key] then
       problems[#problems + 1] = 'job ' .. id .. ' is in ' .. key .. ', where it does not belong'
@@ -102,7 +99,7 @@ end
 local function check(arguments)
   local repair, problems, fixed = arguments[1] == '1', {}, 0
   local after = '(' .. arguments[2]
-  local ids = call('ZRANGEBYSCORE', ROOT .. 'all', after, '+inf', 'LIMIT', 0, PAGE)
+  local ids = ask_all('ZRANGEBYSCORE', ROOT .. 'all', after, '+inf', 'LIMIT', 0, PAGE)
   for _, id in ipairs(ids) do
     local job = find(id)
     if job then

@@ -12,15 +12,21 @@ local ISOLATED_FOR = 15 * SECOND
 local STEP_BYTES = 4 * 1024 * 1024
 local FRONT = 20
 
+local PAYLOADS  -- by id, as far as this call has read them
+
+at_call(function()
+  PAYLOADS = {}
+end)
+
 local function payload_of(job)
-  local payload = PAYLOADS[job.id] or call('GET', ROOT .. 'p:' .. job.id)
+  local payload = PAYLOADS[job.id] or text_of(ROOT .. 'p:' .. job.id)
   PAYLOADS[job.id] = payload
   return payload
 end
 
 -- `rest`: what only the worker reads, as the submitter gave it.
 local function claim_of(job)
-  local kept = job.kept and call('GET', ROOT .. 'c:' .. job.id)
+  local kept = job.kept and text_of(ROOT .. 'c:' .. job.id)
   return {
     job.id, job.fence, job.name, payload_of(job), job.session or false, job.lane,
     (job.attempts or 0) + 1, job.crashes or 0, job.rest or '', kept or false,
@@ -28,7 +34,7 @@ local function claim_of(job)
 end
 
 local function claim_bytes(job)
-  return #payload_of(job) + (job.kept and call('STRLEN', ROOT .. 'c:' .. job.id) or 0)
+  return #payload_of(job) + (job.kept and #text_of(ROOT .. 'c:' .. job.id) or 0)
 end
 
 -- What the suspects that an instance runs leave to other jobs. `due`: when a restriction ends; or nil.
@@ -54,24 +60,30 @@ function Isolation:restrict(job)
 end
 
 local function new_isolation(instance)
-  local running = runs_beside(instance)
-  local isolation = setmetatable({ running = running, most = huge, due = nil }, Isolation)
-  for _, id in ipairs(running > 0 and call('ZRANGE', ROOT .. 'su:' .. instance, 0, -1) or {}) do
+  local fields = { instance = instance, claimed = 0, before = nil, most = huge, due = nil }
+  local isolation = setmetatable(fields, Isolation)
+  for _, id in ipairs(ask('ZRANGE', ROOT .. 'su:' .. instance, 0, -1)) do
     isolation:restrict(find(id))
   end
   return isolation
 end
 
+-- How many jobs the instance runs. It is only read if there is a suspect.
+function Isolation:running()
+  self.before = self.before or runs_beside(self.instance) - self.claimed
+  return self.before + self.claimed
+end
+
 function Isolation:has_room()
-  return self.running < self.most
+  return self.most == huge or self:running() < self.most
 end
 
 function Isolation:allows(suspect)
-  return self.running < together(suspect) or not self:lasts(suspect)
+  return self:running() < together(suspect) or not self:lasts(suspect)
 end
 
 function Isolation:add(job)
-  self.running = self.running + 1
+  self.claimed = self.claimed + 1
   if job.company then
     job.since = nil
     self:restrict(job)
@@ -149,13 +161,26 @@ function Fronts:taken(priority, entry)
   end
 end
 
-function Fronts:suspect()
-  for _, priority in ipairs(PRIORITIES) do
-    local job = self:first(priority)
-    if job and together(job) < huge then
+-- The first suspect among jobs.
+local function suspect_of(heads)
+  for _, job in ipairs(heads) do
+    if together(job) < huge then
       return job
     end
   end
+end
+
+-- The heads of all lists, the highest priority first; and the list of each, by id.
+function Fronts:heads()
+  local heads, of = {}, {}
+  for _, priority in ipairs(PRIORITIES) do
+    local head, entry = self:first(priority)
+    if head then
+      heads[#heads + 1] = head
+      of[head.id] = entry
+    end
+  end
+  return heads, of
 end
 
 -- Whose turn it is: the values of the hash `turns`, and their changes.
@@ -199,15 +224,8 @@ end
 -- The job that is next in a lane, whether or not it may start; its list; and the heads of all lists,
 -- the highest priority first.
 local function choose(lane, fronts, turns)
-  local heads, of = {}, {}
-  for _, priority in ipairs(PRIORITIES) do
-    local head, entry = fronts:first(priority)
-    if head then
-      heads[#heads + 1] = head
-      of[head.id] = entry
-    end
-  end
-  local job = fronts:suspect() or heads[1]
+  local heads, of = fronts:heads()
+  local job = suspect_of(heads) or heads[1]
   if job and together(job) == huge then
     for at = #heads, 2, -1 do
       local priority = heads[at].priority
@@ -263,7 +281,7 @@ local function lanes_in_turn(lanes_with_jobs, names, budget, turns)
     if limit and not is_paused(limit) then
       local fronts = new_fronts(lane, names)
       if fronts.present and budget:free(lane) > 0 then
-        local line = fronts:suspect() and suspects or others
+        local line = suspect_of((fronts:heads())) and suspects or others
         line[#line + 1] = { lane = lane, fronts = fronts }
       end
     end

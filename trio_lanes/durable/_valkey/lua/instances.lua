@@ -7,7 +7,7 @@
 local REAPED_AT_ONCE = 10
 
 local function runs_of(instance)
-  return call('ZRANGE', ROOT .. 'run:' .. instance, 0, -1)
+  return ask('ZRANGE', ROOT .. 'run:' .. instance, 0, -1)
 end
 
 -- The server has restarted, or the caller had no answer for some time.
@@ -78,7 +78,7 @@ local function revive(job)
     append(job)
   end
   job.state, job.error = 'waiting', nil
-  call('DEL', ROOT .. 'o:' .. job.id)
+  delete_text(ROOT .. 'o:' .. job.id)
   put(job)
   if held then
     list_next_head(job.session)
@@ -116,11 +116,11 @@ end
 -- The last step of an instance: {number, after, stale}. `after`: the fences of its claims are above;
 -- `stale`: the fences that it refused.
 local function last_step(instance)
-  return cmsgpack.unpack(call('GET', ROOT .. 'st:' .. instance))
+  return cmsgpack.unpack(text_of(ROOT .. 'st:' .. instance))
 end
 
 local function put_last_step(instance, step)
-  call('SET', ROOT .. 'st:' .. instance, cmsgpack.pack(step))
+  put_text(ROOT .. 'st:' .. instance, cmsgpack.pack(step))
 end
 
 -- Arguments: the incarnation, microseconds of its lease, the former one, host, pid, kind, the number

@@ -3,7 +3,7 @@
 local function status_of(job)
   local running, error = job.state == 'running', false
   if job.state == 'dead' or job.state == 'failed' then
-    error = call('GET', ROOT .. 'o:' .. job.id)
+    error = text_of(ROOT .. 'o:' .. job.id)
   end
   return {
     job.id, job.name, job.session or false, job.lane, job.priority, job.key or false, job.state,
@@ -26,7 +26,7 @@ local function wait(arguments)
     return { 0, false }
   end
   if ENDED[job.state] or job.state == 'dead' then
-    return { 0, job.state, call('GET', ROOT .. 'o:' .. job.id) }
+    return { 0, job.state, text_of(ROOT .. 'o:' .. job.id) }
   end
   listen_to(job)
   return { 0 }
@@ -162,7 +162,7 @@ local function instances()
     local info = instance_of(flat[at])
     answer[#answer + 1] = {
       flat[at], info.host, info.pid, int(info.since), flat[at + 1], info.names,
-      call('ZCARD', ROOT .. 'run:' .. flat[at]),
+      ask('ZCARD', ROOT .. 'run:' .. flat[at]),
     }
   end
   return answer

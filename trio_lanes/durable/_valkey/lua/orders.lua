@@ -39,15 +39,15 @@ local function clearable_of_session(session, before)
       jobs[#jobs + 1] = job
     end
   end
-  local ids = call('ZREVRANGE', ROOT .. 's:' .. session, 0, AT_ONCE)
+  local ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, 0, AT_ONCE)
   while #ids > 0 and #jobs < AT_ONCE do
     for _, id in ipairs(ids) do
       add(id)
     end
     at = at + #ids
-    ids = call('ZREVRANGE', ROOT .. 's:' .. session, at, at + AT_ONCE)
+    ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, at, at + AT_ONCE)
   end
-  for _, id in ipairs(call('ZRANGE', ROOT .. 'sd:' .. session, 0, -1)) do
+  for _, id in ipairs(ask('ZRANGE', ROOT .. 'sd:' .. session, 0, -1)) do
     add(id)
   end
   return jobs
@@ -55,7 +55,7 @@ end
 
 local function add_clearable_of_lane(jobs, lane, before)
   local below, most = '(' .. int(before), AT_ONCE - #jobs
-  local ids = call('ZREVRANGEBYSCORE', ROOT .. 'w:' .. lane, below, '-inf', 'LIMIT', 0, most)
+  local ids = ask_all('ZREVRANGEBYSCORE', ROOT .. 'w:' .. lane, below, '-inf', 'LIMIT', 0, most)
   for _, id in ipairs(ids) do
     jobs[#jobs + 1] = find(id)
   end

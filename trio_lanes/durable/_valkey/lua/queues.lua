@@ -5,7 +5,7 @@
 -- attempts. A ready list holds heads, and jobs without a session.
 
 local function head_of(session)
-  local first = queue_size(session) > 0 and call('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
+  local first = queue_size(session) > 0 and ask_all('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
   return first and find(first) or nil
 end
 
@@ -67,15 +67,15 @@ local function end_job(job, state, outcome, attempt, failure)
   job.place, job.ready, job.shelf, job.why = nil, nil, nil, nil
   job.due = now + rules().result_ttl
   if state ~= 'failed' then  -- a failed job can be requeued until the store forgets it
-    call('DEL', ROOT .. 'p:' .. job.id)
+    delete_text(ROOT .. 'p:' .. job.id)
     if job.kept then
-      call('DEL', ROOT .. 'c:' .. job.id)
+      delete_text(ROOT .. 'c:' .. job.id)
       job.kept = nil
     end
   else
     job.error = failure[1]
   end
-  call('SET', ROOT .. 'o:' .. job.id, outcome)
+  put_text(ROOT .. 'o:' .. job.id, outcome)
   put(job)
   tell_ended(job, outcome)
   list_next_head(job.session)
@@ -90,7 +90,7 @@ local function mark_dead(job, outcome, attempt, failure, how)
     job.place = nil
   end
   job.error = failure[1]
-  call('SET', ROOT .. 'o:' .. job.id, outcome)
+  put_text(ROOT .. 'o:' .. job.id, outcome)
   put(job)
   tell_ended(job, outcome)
   list_next_head(job.session)
@@ -188,10 +188,10 @@ local function promote_session(session)
     return
   end
   local key = ROOT .. 'sd:' .. session
-  local due = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
+  local due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
   while #due > 0 do
     promote_ids(due)
-    due = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
+    due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
   end
 end
 
@@ -215,7 +215,7 @@ end
 -- Do with the members of an index whose time has come. Return the time of the first that is left.
 local function do_due(name, act)
   if (first_time(name) or huge) <= now then
-    act(call('ZRANGEBYSCORE', ROOT .. name, '-inf', now, 'LIMIT', 0, AT_ONCE))
+    act(ask('ZRANGEBYSCORE', ROOT .. name, '-inf', now, 'LIMIT', 0, AT_ONCE))
   end
   return first_time(name) or huge
 end
@@ -227,7 +227,7 @@ local function promote()
 end
 
 local function forget_done()
-  local over = call('ZRANGEBYSCORE', ROOT .. 'done', '-inf', now, 'LIMIT', 0, AT_ONCE)
+  local over = ask('ZRANGEBYSCORE', ROOT .. 'done', '-inf', now, 'LIMIT', 0, AT_ONCE)
   for _, id in ipairs(over) do
     forget(find(id))
   end

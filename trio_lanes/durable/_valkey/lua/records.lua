@@ -4,12 +4,13 @@
 -- their own: p:<id> the payload, c:<id> the checkpoint data, o:<id> the outcome; e:<id> is a list of
 -- the last events, m:<id> a hash of the messages by number.
 --
--- The indexes are sorted sets. Two functions say in which of them a record is, with which score: they
--- are a function of the record, so a change of a record changes all of them, and `check` compares them.
+-- The indexes are sorted sets. `indexes` says in which of them a record is, with which score. It is a
+-- function of the record, so a change of a record changes all of them, and `check` compares them.
 --
--- `queued`: the indexes by which jobs are queued, claimed and ended. They are written at each change.
---
+--   all, dead, failed           every job, dead jobs, failed jobs
 --   s:<session>                 the queue of a session, by place
+--   si:<session>                waiting, parked and running jobs of a session, by id
+--   w:<lane>                    waiting and parked jobs of a lane, by id
 --   due, sd:<session>           parked jobs, by due time; of a session, those without a place
 --   run:<instance>              running jobs, by fence; of these, x: cancelled, le: their slot is
 --                               lent, su: suspects that have not lent it
@@ -17,68 +18,46 @@
 --   wants                       all runs that want their slots back
 --   done                        ended jobs, by the time to forget them
 --
--- `listed`: the indexes of listings, orders and limits of waiting jobs, by id. They are written at the
--- end of a call, or before they are read: a job that is accepted and claimed by one call was never in
--- w:<lane>.
---
---   all, dead, failed           every job, dead jobs, failed jobs
---   w:<lane>                    waiting and parked jobs of a lane
---   si:<session>                waiting, parked and running jobs of a session
---
 -- The hashes n and sl:<lane> count jobs by lane, state and name, and the queued jobs of a lane by
--- session; a field of META counts the sessions with queued jobs. Only statistics read them. They are
--- written like `listed`.
+-- session; a field of META counts the sessions with queued jobs. Only statistics read them.
+--
+-- Changes of jobs are written together: at the end of the call, or before a function asks for an index
+-- that may have them. So a job that is accepted and claimed by one call was never in w:<lane>, and the
+-- runs that a call ends leave run:<instance> by one command. An index is read with `ask`; with
+-- `ask_all` if it may have jobs that this call has accepted and that wait.
 
 local JOBS      -- by id, as far as this call has read them; false: there is none
-local SEEN      -- by id: what the indexes of `queued` and the counts have of them
-local LISTED    -- by id: what the indexes of `listed` have of them
+local WAS       -- by id: {job, at, state: as they are written; placed, ready, lent: at the last `put`}
+local CHANGED   -- ids of jobs whose indexes and counts are to be written
+local ACCEPTED  -- the same, of jobs that this call has accepted and that wait: they are in all, s, si, w
 local DIRTY     -- ids of records to be written at the end of the call
-local UNLISTED  -- ids of jobs whose indexes of `listed` are to be written
 local COUNTS    -- by key, by field: the changes of counts, to be written at the end of the call
-local PAYLOADS  -- by id, as far as this call has written or read them
+local QUEUED    -- by lane, by session: the changes of counts of queued jobs
 
 at_call(function()
-  JOBS, SEEN, LISTED, DIRTY, UNLISTED, COUNTS, PAYLOADS = {}, {}, {}, {}, {}, {}, {}
+  JOBS, WAS, CHANGED, ACCEPTED, DIRTY, COUNTS, QUEUED = {}, {}, {}, {}, {}, {}, {}
 end)
 
--- What a call has read of indexes that are often asked for. `put` and `forget` keep it true; a function
--- that writes an index itself has the call read all of it again.
-local SIZES   -- by session: how many jobs its queue has
-local FIRSTS  -- by name of an index, `due` or `pauses`: the time of its first member; false: none
-local WANTS   -- whether a run wants its slot back
-
-local function read_again()
-  SIZES, FIRSTS, WANTS = {}, {}, nil
-end
-
-at_call(read_again)
-
-local function queue_size(session)
-  SIZES[session] = SIZES[session] or call('ZCARD', ROOT .. 's:' .. session)
-  return SIZES[session]
-end
-
-local function first_time(name)
-  if FIRSTS[name] == nil then
-    local time = call('ZRANGE', ROOT .. name, 0, 0, 'WITHSCORES')[2]
-    FIRSTS[name] = time and number_of(time) or false
-  end
-  return FIRSTS[name]
-end
-
-local function some_want()
-  if WANTS == nil then
-    WANTS = call('EXISTS', ROOT .. 'wants') == 1
-  end
-  return WANTS
-end
+-- ---- indexes and counts
 
 local ENDED = { succeeded = true, failed = true, cancelled = true }
 
-local function queued(job)
+-- A job that is forgotten has no state.
+local function indexes(job)
   local state, at = job.state, {}
+  if not state then
+    return at
+  end
+  local id, waits = tonumber(job.id), state == 'waiting' or state == 'parked'
+  at[ROOT .. 'all'] = id
   if job.place then
     at[ROOT .. 's:' .. job.session] = job.place
+  end
+  if job.session and (waits or state == 'running') then
+    at[ROOT .. 'si:' .. job.session] = id
+  end
+  if waits then
+    at[ROOT .. 'w:' .. job.lane] = id
   end
   if state == 'parked' then
     at[ROOT .. 'due'] = job.due
@@ -103,18 +82,7 @@ local function queued(job)
   elseif ENDED[state] then
     at[ROOT .. 'done'] = job.due
   end
-  return at
-end
-
-local function listed(job)
-  local id, state = tonumber(job.id), job.state
-  local at, waits = { [ROOT .. 'all'] = id }, state == 'waiting' or state == 'parked'
-  if job.session and (waits or state == 'running') then
-    at[ROOT .. 'si:' .. job.session] = id
-  end
-  if waits then
-    at[ROOT .. 'w:' .. job.lane] = id
-  elseif state == 'dead' or state == 'failed' then
+  if state == 'dead' or state == 'failed' then
     at[ROOT .. state] = id
   end
   return at
@@ -126,7 +94,152 @@ local function count(key, field, by)
   COUNTS[key] = fields
 end
 
+local function count_queued(job, by)
+  local sessions = QUEUED[job.lane] or {}
+  sessions[job.session] = (sessions[job.session] or 0) + by
+  QUEUED[job.lane] = sessions
+end
+
+local function count_state(job, state, by)
+  if state and not ENDED[state] then
+    count(ROOT .. 'n', state .. ':' .. named(job.lane) .. ':' .. job.name, by)
+  end
+end
+
+local function write_indexes(ids)
+  local added, removed = {}, {}
+  for id in pairs(ids) do
+    local was = WAS[id]
+    local job, before = was.job, was.at
+    local at = indexes(job)
+    for key, score in pairs(at) do
+      if before[key] ~= score then
+        local words = added[key]
+        if words then
+          local size = #words
+          words[size + 1], words[size + 2] = score, id
+        else
+          added[key] = { score, id }
+        end
+      end
+    end
+    for key in pairs(before) do
+      if not at[key] then
+        local ids_of = removed[key]
+        if ids_of then
+          ids_of[#ids_of + 1] = id
+        else
+          removed[key] = { id }
+        end
+      end
+    end
+    if was.state ~= job.state then
+      count_state(job, was.state, -1)
+      count_state(job, job.state, 1)
+    end
+    was.at, was.state = at, job.state
+  end
+  for key, words in pairs(removed) do
+    call_in_parts('ZREM', key, words)
+  end
+  for key, words in pairs(added) do
+    call_in_parts('ZADD', key, words)
+  end
+end
+
+local function write_changed()
+  if next(CHANGED) then
+    write_indexes(CHANGED)
+    CHANGED = {}
+  end
+end
+
+local function write_accepted()
+  if next(ACCEPTED) then
+    write_indexes(ACCEPTED)
+    ACCEPTED = {}
+  end
+end
+
+local function ask(command, key, ...)
+  write_changed()
+  return call(command, key, ...)
+end
+
+local function ask_all(command, key, ...)
+  write_accepted()
+  write_changed()
+  return call(command, key, ...)
+end
+
+-- What a call has read of indexes that are often asked for. `put` keeps it true; a function that writes
+-- an index itself has the call read all of it again.
+local SIZES   -- by session: how many jobs its queue has
+local FIRSTS  -- by name of an index, `due` or `pauses`: the time of its first member; false: none
+local WANTS   -- whether a run wants its slot back
+
+local function read_again()
+  write_accepted()
+  write_changed()
+  SIZES, FIRSTS, WANTS = {}, {}, nil
+end
+
+at_call(read_again)
+
+-- It is read before the call changes the queue.
+local function queue_size(session)
+  local size = SIZES[session]
+  if not size then
+    size = call('ZCARD', ROOT .. 's:' .. session)
+    SIZES[session] = size
+  end
+  return size
+end
+
+local function first_time(name)
+  if FIRSTS[name] == nil then
+    local time = ask('ZRANGE', ROOT .. name, 0, 0, 'WITHSCORES')[2]
+    FIRSTS[name] = time and number_of(time) or false
+  end
+  return FIRSTS[name]
+end
+
+local function some_want()
+  if WANTS == nil then
+    WANTS = ask('EXISTS', ROOT .. 'wants') == 1
+  end
+  return WANTS
+end
+
+-- The sizes of queues say what the count of a lane is, if its queue is empty or all of it is new.
+local function write_queued()
+  for lane, sessions in pairs(QUEUED) do
+    local key, fresh, gone = ROOT .. 'sl:' .. lane, {}, {}
+    for session, by in pairs(sessions) do
+      local size = queue_size(session)
+      if size == 0 then
+        gone[#gone + 1] = session
+      elseif size == by then
+        fresh[#fresh + 1] = session
+        fresh[#fresh + 1] = by
+      elseif by ~= 0 and call('HINCRBY', key, session, by) == 0 then
+        gone[#gone + 1] = session
+      end
+    end
+    if fresh[1] then
+      call_in_parts('HSET', key, fresh)
+    end
+    if gone[1] then
+      call_in_parts('HDEL', key, gone)
+    end
+  end
+  QUEUED = {}
+end
+
 local function write_counts()
+  write_accepted()
+  write_changed()
+  write_queued()
   for key, fields in pairs(COUNTS) do
     for field, by in pairs(fields) do
       if by ~= 0 and call('HINCRBY', key, field, by) == 0 and key ~= META then
@@ -137,118 +250,102 @@ local function write_counts()
   COUNTS = {}
 end
 
-local function seen(job)
-  return {
-    at = queued(job), place = job.place, state = job.state, lent = job.lent, ready = ready_number(job),
-  }
+-- ---- records
+
+local function add_record(id, text)
+  local job = text and cmsgpack.unpack(text)
+  JOBS[id] = job
+  if job then
+    job.id = id
+    WAS[id] = {
+      job = job, at = indexes(job), state = job.state, placed = job.place ~= nil, lent = job.lent,
+      ready = ready_number(job),
+    }
+  end
 end
 
 local function find(id)
-  local job = JOBS[id]
-  if job == nil then
-    local text = call('GET', ROOT .. 'j:' .. id)
-    job = text and cmsgpack.unpack(text)
-    JOBS[id] = job
-    if job then
-      job.id = id
-      SEEN[id], LISTED[id] = seen(job), listed(job)
-    end
+  if JOBS[id] == nil then
+    add_record(id, call('GET', ROOT .. 'j:' .. id))
   end
-  return job or nil
+  return JOBS[id] or nil
 end
 
-local function index(id, before, at)
-  for key, score in pairs(at) do
-    if before[key] ~= score then
-      call('ZADD', key, score, id)
+-- Read records that `find` will be asked for.
+local function find_all(ids)
+  local keys, unknown = {}, {}
+  for _, id in ipairs(ids) do
+    if JOBS[id] == nil then
+      unknown[#unknown + 1] = id
+      keys[#keys + 1] = ROOT .. 'j:' .. id
     end
   end
-  for key in pairs(before) do
-    if not at[key] then
-      call('ZREM', key, id)
-    end
-  end
+  read_each(keys, function(at, text) add_record(unknown[at], text) end)
 end
 
-local function count_changes(job, place, state)
-  local was = SEEN[job.id]
-  if (place ~= nil) ~= (was.place ~= nil) then
-    local by, size = place and 1 or -1, SIZES[job.session]
-    SIZES[job.session] = size and size + by  -- else it is read now, when the queue was changed
-    if queue_size(job.session) == (place and 1 or 0) then
-      count(META, 'sessions', by)
-    end
-    count(ROOT .. 'sl:' .. job.lane, job.session, by)
+local function note_place(job, was)
+  local size, by = queue_size(job.session), was.placed and -1 or 1
+  SIZES[job.session] = size + by
+  if size == 0 or size + by == 0 then
+    count(META, 'sessions', by)
   end
-  if state ~= was.state then
-    local of = ':' .. named(job.lane) .. ':' .. job.name
-    if was.state and not ENDED[was.state] then
-      count(ROOT .. 'n', was.state .. of, -1)
-    end
-    if state and not ENDED[state] then
-      count(ROOT .. 'n', state .. of, 1)
-    end
-  end
+  count_queued(job, by)
+  was.placed = not was.placed
 end
 
 -- Every change of a record ends with this.
 local function put(job)
-  local was, new = SEEN[job.id], seen(job)
-  DIRTY[job.id], UNLISTED[job.id] = true, true
-  index(job.id, was.at, new.at)
-  move_on_list(job, new.ready, was.ready)
-  count_changes(job, job.place, job.state)
+  local id, was, ready = job.id, WAS[job.id], ready_number(job)
+  if not was.state and job.state == 'waiting' then
+    ACCEPTED[id] = true
+  else
+    ACCEPTED[id], CHANGED[id] = nil, true
+  end
+  DIRTY[id] = true
+  if ready ~= was.ready then
+    move_on_list(job, ready, was.ready)
+    was.ready = ready
+  end
+  if (job.place ~= nil) ~= was.placed then
+    note_place(job, was)
+  end
   if was.state == 'parked' or job.state == 'parked' then
     FIRSTS.due = nil
   end
-  if was.lent ~= new.lent then
-    WANTS = nil
+  if was.lent ~= job.lent then
+    WANTS, was.lent = nil, job.lent
   end
-  SEEN[job.id] = new
 end
 
 local function insert(job, payload)
-  JOBS[job.id] = job
-  SEEN[job.id], LISTED[job.id] = { at = {} }, {}
-  call('SET', ROOT .. 'p:' .. job.id, payload)
-  PAYLOADS[job.id] = payload
+  local id = job.id
+  JOBS[id], WAS[id] = job, { job = job, at = {}, placed = false }
+  put_text(ROOT .. 'p:' .. id, payload)
   if job.key then
-    call('SET', ROOT .. 'u:' .. job.key, job.id)
+    put_text(ROOT .. 'u:' .. job.key, id)
   end
   put(job)
 end
 
 local function forget(job)
   local id = job.id
-  index(id, SEEN[id].at, {})
-  index(id, LISTED[id], {})
-  move_on_list(job, nil, SEEN[id].ready)
-  count_changes(job, nil, nil)
-  call('DEL', ROOT .. 'j:' .. id, ROOT .. 'p:' .. id, ROOT .. 'c:' .. id, ROOT .. 'o:' .. id,
-    ROOT .. 'e:' .. id, ROOT .. 'm:' .. id)
-  if job.key and call('GET', ROOT .. 'u:' .. job.key) == id then
-    call('DEL', ROOT .. 'u:' .. job.key)
+  job.state, job.place, job.ready = nil, nil, nil
+  put(job)
+  for _, kind in ipairs({ 'j:', 'p:', 'c:', 'o:', 'e:', 'm:' }) do
+    delete_text(ROOT .. kind .. id)
   end
-  JOBS[id], SEEN[id], LISTED[id] = false, nil, nil
-  DIRTY[id], UNLISTED[id] = nil, nil
-end
-
-local function write_listed()
-  for id in pairs(UNLISTED) do
-    local at = listed(JOBS[id])
-    index(id, LISTED[id], at)
-    LISTED[id] = at
+  if job.key and text_of(ROOT .. 'u:' .. job.key) == id then
+    delete_text(ROOT .. 'u:' .. job.key)
   end
-  UNLISTED = {}
+  JOBS[id], DIRTY[id] = false, nil
 end
 
 local function write_records()
   write_tails()
-  write_listed()
   for id in pairs(DIRTY) do
     local job = JOBS[id]
     job.id = nil
-    call('SET', ROOT .. 'j:' .. id, cmsgpack.pack(job))
+    put_text(ROOT .. 'j:' .. id, cmsgpack.pack(job))
     job.id = id
   end
   DIRTY = {}
@@ -267,7 +364,7 @@ local function known(id)
 end
 
 local function keyed(key)
-  local id = call('GET', ROOT .. 'u:' .. key)
+  local id = text_of(ROOT .. 'u:' .. key)
   return id and find(id) or nil
 end
 

@@ -26,7 +26,7 @@ end
 
 local function cancels_of(instance)
   local cancels = {}
-  for _, id in ipairs(call('ZRANGE', ROOT .. 'x:' .. instance, 0, -1)) do
+  for _, id in ipairs(ask('ZRANGE', ROOT .. 'x:' .. instance, 0, -1)) do
     cancels[#cancels + 1] = id
     cancels[#cancels + 1] = find(id).fence
   end
@@ -40,7 +40,7 @@ local function step_again(instance, number, last)
   end
   local claims = {}
   local after = '(' .. int(last.after)
-  for _, id in ipairs(call('ZRANGEBYSCORE', ROOT .. 'run:' .. instance, after, '+inf')) do
+  for _, id in ipairs(ask('ZRANGEBYSCORE', ROOT .. 'run:' .. instance, after, '+inf')) do
     claims[#claims + 1] = claim_of(find(id))
   end
   local first = math.min(first_time('due') or huge, first_time('pauses') or huge)
@@ -64,10 +64,9 @@ local function forget_lanes()
       put_lane(name, nil)
     end
   end
-  write_listed()
   for _, key in ipairs(call('HKEYS', ROOT .. 'turns')) do
     local lane = string.match(key, '^passed %-?%d (.*)$')
-    if lane and not lanes()[lane] and call('EXISTS', ROOT .. 'w:' .. lane) == 0 then
+    if lane and not lanes()[lane] and ask_all('EXISTS', ROOT .. 'w:' .. lane) == 0 then
       call('HDEL', ROOT .. 'turns', key)
     end
   end
@@ -88,6 +87,11 @@ local function step(arguments)
   if number <= last.number then
     return step_again(instance, number, last)
   end
+  local ids = {}
+  for at = 4, #arguments, FINISH_FIELDS do
+    ids[#ids + 1] = arguments[at]
+  end
+  find_all(ids)
   for at = 4, #arguments, FINISH_FIELDS do
     local fence = tonumber(arguments[at + 1])
     local job = running_of(arguments[at], fence)
@@ -119,7 +123,7 @@ end
 -- ---- acts of one run. Arguments: the instance, the id, the fence.
 
 local function keep(job, data)
-  call('SET', ROOT .. 'c:' .. job.id, data)
+  put_text(ROOT .. 'c:' .. job.id, data)
   job.kept = true
   put(job)
 end

@@ -37,7 +37,8 @@ local function put_instance(id, info)
 end
 
 local function delete_instance(id)
-  call('DEL', ROOT .. 'i:' .. id, ROOT .. 'st:' .. id)
+  call('DEL', ROOT .. 'i:' .. id)
+  delete_text(ROOT .. 'st:' .. id)
   INFOS = {}
 end
 
@@ -48,8 +49,8 @@ end
 
 -- How many runs of an instance have not lent their slots.
 local function runs_beside(instance)
-  local runs = call('ZCARD', ROOT .. 'run:' .. instance)
-  return runs > 0 and runs - call('ZCARD', ROOT .. 'le:' .. instance) or 0
+  local runs = ask('ZCARD', ROOT .. 'run:' .. instance)
+  return runs > 0 and runs - ask('ZCARD', ROOT .. 'le:' .. instance) or 0
 end
 
 -- The run with the instance, id and fence that stand first in the arguments; nil: it is lost.
@@ -91,6 +92,11 @@ local function look_at(id)
   return info and publish(info.channel, 'look') > 0
 end
 
+-- The channels of the clients that asked for the news of a job.
+local function listeners(job)
+  return job.asked and members(ROOT .. 'q:' .. job.id) or {}
+end
+
 local function tell_ended(job, outcome)
   local text = job.id .. ' ' .. job.state
   if #outcome <= LARGEST_TOLD then
@@ -99,21 +105,20 @@ local function tell_ended(job, outcome)
   if job.told then
     tell(job.told, text)
   end
-  local key = ROOT .. 'q:' .. job.id
-  local waiting = members(key)
+  local waiting = listeners(job)
   for _, channel in ipairs(waiting) do
     if channel ~= job.told then
       tell(channel, text)
     end
   end
   if #waiting > 0 then
-    call('DEL', key)
+    call('DEL', ROOT .. 'q:' .. job.id)
   end
 end
 
 -- Have the clients that read the events of a job read them again.
 local function tell_news(job)
-  for _, channel in ipairs(members(ROOT .. 'q:' .. job.id)) do
+  for _, channel in ipairs(listeners(job)) do
     tell(channel, job.id)
   end
 end
@@ -141,6 +146,10 @@ end
 -- Have the caller told of the news of a job, and of its end.
 local function listen_to(job)
   local key = ROOT .. 'q:' .. job.id
+  if not job.asked then
+    job.asked = true
+    put(job)
+  end
   call('SADD', key, CHANNEL)
   call('PEXPIRE', key, 60000)
 end
@@ -180,7 +189,7 @@ end
 -- Runs that want their slots back try again after a step of their instance.
 local function wake_wanting()
   for lane in pairs(some_want() and lanes_in_use() or {}) do
-    local first = call('ZRANGE', ROOT .. 'want:' .. lane, 0, 0)[1]
+    local first = ask('ZRANGE', ROOT .. 'want:' .. lane, 0, 0)[1]
     local job = first and find(first)
     if job and job.instance ~= CALLER then
       look_at(job.instance)

@@ -1,18 +1,26 @@
 -- The acts of one call, one after the other, and their answers.
 --
--- Acts that accept, end and claim jobs follow one another without writing what only others read.
+-- Acts that accept, end and claim jobs follow one another. Before any other act, the ready lists and the
+-- texts that they have changed are written.
 --
 -- Each refusal stands before the first write of its act, since a script cannot be undone. An act with
 -- a ticket is done once: its answer is kept for five minutes, under b:<ticket>.
 
 local REMEMBERED_FOR = 300000
+local STACK = 4000  -- so many words may be on the stack of Lua
 local HOT = { enqueue = true, step = true }
+
+-- By ticket: the answers that this call has read or given.
+local REMEMBERED
+
+at_call(function()
+  REMEMBERED = {}
+end)
 
 -- The same ticket gives the same answer; a refused act can be asked for again. A join that is asked
 -- for again prolongs the lease.
 local function once(ticket, verb, arguments)
-  local key = ROOT .. 'b:' .. ticket
-  local text = call('GET', key)
+  local text = REMEMBERED[ticket]
   if text then
     if verb == 'join' then
       WRITES.beat(arguments)
@@ -21,9 +29,55 @@ local function once(ticket, verb, arguments)
   end
   local answer = WITH_TICKET[verb](arguments)
   if answer[1] == 0 then
-    call('SET', key, cmsgpack.pack(answer), 'PX', REMEMBERED_FOR)
+    text = cmsgpack.pack(answer)
+    REMEMBERED[ticket] = text
+    call('SET', ROOT .. 'b:' .. ticket, text, 'PX', REMEMBERED_FOR)
   end
   return answer
+end
+
+-- The arguments of one act.
+local function words_of(arguments, first, last)
+  if last - first < STACK then
+    return { unpack(arguments, first, last) }
+  end
+  local words = {}
+  for place = first, last do
+    words[place - first + 1] = arguments[place]
+  end
+  return words
+end
+
+-- The acts of the call, {verb, its arguments, ticket}, when what is known of the tickets has been read.
+local function read_acts(arguments)
+  local acts, keys, tickets, at = {}, {}, {}, FIRST
+  while at <= #arguments do
+    local verb, last = arguments[at], at + 1 + tonumber(arguments[at + 1])
+    local first, ticket = at + 2, nil
+    if WITH_TICKET[verb] then
+      ticket, first = arguments[first], first + 1
+      tickets[#tickets + 1] = ticket
+      keys[#keys + 1] = ROOT .. 'b:' .. ticket
+    end
+    acts[#acts + 1] = { verb, words_of(arguments, first, last), ticket }
+    at = last + 1
+  end
+  MORE = MORE + 4 * #acts  -- an accepted job takes four numbers: id, place, ready number, fence
+  read_each(keys, function(place, text) REMEMBERED[tickets[place]] = text end)
+  return acts
+end
+
+local function do_act(verb, arguments, ticket)
+  if not HOT[verb] then
+    write_tails()
+    write_texts()
+  end
+  if READS[verb] then
+    return READS[verb](arguments)
+  elseif ticket then
+    return once(ticket, verb, arguments)
+  end
+  return WRITES[verb](arguments)
 end
 
 return function(keys, arguments)
@@ -40,41 +94,18 @@ return function(keys, arguments)
     return { 'missing' }
   end
 
-  local answers = { 'done', 0, '' }
-  local at, writes = FIRST, false
-  while at <= #arguments do
-    local verb, most = arguments[at], at + 1 + tonumber(arguments[at + 1])
-    local ticket, first, words = nil, at + 2, {}
-    if WITH_TICKET[verb] then
-      ticket, first = arguments[first], first + 1
+  local answers, writes = { 'done', 0, '' }, false
+  for _, act in ipairs(read_acts(arguments)) do
+    if not writes and not READS[act[1]] then
+      begin_writing()
+      writes = true
     end
-    for place = first, most do
-      words[place - first + 1] = arguments[place]
-    end
-    at = most + 1
-    if not HOT[verb] then
-      write_tails()
-      write_listed()
-    end
-    local answer
-    if READS[verb] then
-      answer = READS[verb](words)
-    else
-      if not writes then
-        begin_writing()
-        writes = true
-      end
-      if ticket then
-        answer = once(ticket, verb, words)
-      else
-        answer = WRITES[verb](words)
-      end
-    end
-    answers[#answers + 1] = answer
+    answers[#answers + 1] = do_act(unpack(act))
   end
   wake()
   write_records()
   write_counts()
+  write_texts()
   answers[2], answers[3] = CALLER_LOOKS and 1 or 0, publish_news()
   return answers
 end
