@@ -113,3 +113,21 @@ def test_a_check_finds_what_was_changed_from_outside(
     server: Server, namespace: str, spoil: Any, problem: str, repaired: bool
 ) -> None:
     trio.run(check, server, namespace, spoil, problem, repaired)
+
+
+def test_a_check_reports_no_job_that_its_own_repair_has_moved(
+    server: Server, namespace: str
+) -> None:
+    async def test() -> None:
+        store = Played(ValkeyStore(server.url, namespace=namespace))
+        async with store.store.open(opening(max_crashes=1)):
+            await store.join()
+            await store.enqueue([SubmittedJob(name="echo", session="s") for _ in range(2)])
+            assert len((await store.step([], 9)).claims) == 1
+            (info,) = await store.instances()
+            server.ask("DEL", f"{{{namespace}}}:i:{info.id}")
+            report = await store.check(True)  # the run becomes dead, and the other job a head
+            assert [line.split()[2] for line in report.problems] == ["runs"]
+            assert await store.check(False) == CheckReport((), 0)
+
+    trio.run(test)

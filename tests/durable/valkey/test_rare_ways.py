@@ -14,6 +14,7 @@ from trio_lanes.durable import (
     DurableState,
     Finish,
     LaneLimit,
+    Released,
     Selection,
     SubmittedJob,
     Succeeded,
@@ -66,6 +67,21 @@ def stage(server: Server) -> Iterator[Stage]:
 
 def echo(**options: Any) -> SubmittedJob:
     return SubmittedJob(name="echo", **options)
+
+
+def test_a_job_whose_checkpoint_data_were_deleted_runs_without_them(
+    stage: Stage, server: Server
+) -> None:
+    async def test(store: Played) -> None:
+        await store.enqueue([echo(), echo()])
+        (one, other) = (await store.step([], 2)).claims
+        assert await store.checkpoint(one.id, one.fence, '"data"')
+        await store.step([Finish(one.id, one.fence, Released())], 0)
+        server.ask("DEL", f"{{{stage.namespace}}}:c:{one.id}")
+        (again,) = (await store.step([Finish(other.id, other.fence, Succeeded("1"))], 2)).claims
+        assert (again.id, again.checkpoint) == (one.id, None)
+
+    stage.run(test)
 
 
 def test_a_clock_that_is_set_back_does_not_set_the_store_back(stage: Stage, server: Server) -> None:

@@ -27,6 +27,7 @@ local function indexes_of(job)
 end
 
 local function missing_from(job)
+  write_tails()
   for key, score in pairs(indexes_of(job)) do
     if tonumber(ask_all('ZSCORE', key, job.id) or nil) ~= score then
       return key

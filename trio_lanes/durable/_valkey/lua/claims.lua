@@ -34,7 +34,7 @@ local function claim_of(job)
 end
 
 local function claim_bytes(job)
-  return #payload_of(job) + (job.kept and #text_of(ROOT .. 'c:' .. job.id) or 0)
+  return #payload_of(job) + (job.kept and #(text_of(ROOT .. 'c:' .. job.id) or '') or 0)
 end
 
 -- What the suspects that an instance runs leave to other jobs. `due`: when a restriction ends; or nil.

@@ -293,7 +293,8 @@ local function note_place(job, was)
   was.placed = not was.placed
 end
 
--- Every change of a record ends with this.
+-- Every change of a record ends with this. Between a change and this, no index may be asked for that the
+-- change concerns: it would be written half changed.
 local function put(job)
   local id, was, ready = job.id, WAS[job.id], ready_number(job)
   if not was.state and job.state == 'waiting' then
