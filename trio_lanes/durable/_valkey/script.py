@@ -15,7 +15,7 @@ import attrs
 
 ORDER: Final = (
     "base",  # keys, time, numbers
-    "texts",  # texts of jobs
+    "texts",  # texts that are written together
     "ready",  # the lists of jobs that may start
     "records",  # jobs, and the indexes over them
     "history",  # the runs of a job
@@ -46,7 +46,7 @@ LEAVES: Final = frozenset(
 )
 """Files that define acts only: no other file calls their functions."""
 _BOTTOM: Final = 3
-"""So many files, the lowest, are outside of the function that the others are in."""
+"""The number of the lowest files, which are outside of the function that the others are in."""
 _READ: Final = re.compile(r"^READS\.(\w+) = ", re.MULTILINE)
 
 

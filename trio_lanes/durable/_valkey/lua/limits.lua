@@ -114,10 +114,11 @@ end
 
 -- The lane or template of `all` whose limits a lane has; nil: the lane does not exist.
 local function label_of(all, name)
-  local own, longest = all[name], nil
   if is_template(name) then
     return nil
-  elseif own and not own.pause_only then
+  end
+  local own, longest = all[name], nil
+  if own and not own.pause_only then
     return name
   end
   for label in pairs(all) do

@@ -226,12 +226,8 @@ local function write_queued()
         gone[#gone + 1] = session
       end
     end
-    if fresh[1] then
-      call_in_parts('HSET', key, fresh)
-    end
-    if gone[1] then
-      call_in_parts('HDEL', key, gone)
-    end
+    call_in_parts('HSET', key, fresh)
+    call_in_parts('HDEL', key, gone)
   end
   QUEUED = {}
 end

@@ -92,7 +92,7 @@ local function look_at(id)
   return info and publish(info.channel, 'look') > 0
 end
 
--- The channels of the clients that asked for the news of a job.
+-- The channels of the clients that listen to a job; its record says whether any has `asked` to.
 local function listeners(job)
   return job.asked and members(ROOT .. 'q:' .. job.id) or {}
 end

@@ -1,5 +1,5 @@
 -- Texts that are written together, at the end of the call: the records and texts of jobs, and the last
--- steps of instances. All else goes to the server at once.
+-- steps of instances.
 
 local TEXTS  -- by key: the text to be written; false: the key is to be deleted
 
@@ -7,17 +7,17 @@ at_call(function()
   TEXTS = {}
 end)
 
--- A command with PART of the words at a time: a server keeps the objects of up to 32 words of a command
--- for the next.
+-- How many words of a list one command has at most: a server keeps the objects of up to 32 words of a
+-- command for the next.
 local PART = 30
 
+local function part(words, at)
+  return unpack(words, at, math.min(at + PART - 1, #words))
+end
+
 local function call_in_parts(command, key, words)
-  if #words <= PART then
-    call(command, key, unpack(words))
-    return
-  end
   for at = 1, #words, PART do
-    call(command, key, unpack(words, at, math.min(at + PART - 1, #words)))
+    call(command, key, part(words, at))
   end
 end
 
@@ -29,10 +29,10 @@ local function text_of(key)
   return text
 end
 
--- Read many keys with few commands, and do `act` with the place of each and its text; false: there is none.
+-- Read many keys, and do `act` with the place of each and its text; false: there is none.
 local function read_each(keys, act)
   for at = 1, #keys, PART do
-    local texts = call('MGET', unpack(keys, at, math.min(at + PART - 1, #keys)))
+    local texts = call('MGET', part(keys, at))
     for place, text in ipairs(texts) do
       act(at + place - 1, text)
     end
@@ -58,10 +58,10 @@ local function write_texts()
     end
   end
   for at = 1, #set, PART do
-    call('MSET', unpack(set, at, math.min(at + PART - 1, #set)))
+    call('MSET', part(set, at))
   end
   for at = 1, #deleted, PART do
-    call('DEL', unpack(deleted, at, math.min(at + PART - 1, #deleted)))
+    call('DEL', part(deleted, at))
   end
   TEXTS = {}
 end
