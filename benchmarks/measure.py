@@ -51,6 +51,7 @@ class Line:
     """One contender in a row."""
 
     contender: str
+    workload: str
     name: str
     n: int
     value: Spread | None
@@ -168,6 +169,7 @@ class Bench:
         cpu = sum(sample.cpu for sample in taken)
         return Line(
             contender=run.contender,
+            workload=run.workload,
             name=name,
             n=run.n,
             value=Spread.of(sample.value for sample in taken),

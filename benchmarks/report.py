@@ -39,10 +39,11 @@ def verdicts(rows: Sequence[RowResult], growth: Sequence[GrowthResult]) -> list[
 
 
 def _verdict(result: RowResult, target: Target) -> Verdict:
-    lines = {line.contender: line for line in reversed(result.lines)}
-    measured = lines[target.subject].value
+    lines = {(line.contender, line.workload): line for line in result.lines}
+    subject = lines[target.subject, target.workload or result.row.workload]
+    measured = subject.value
     if target.against is not None:
-        measured = lines[target.subject].over(lines[target.against])
+        measured = subject.over(lines[target.against, result.row.workload])
     if measured is None:
         return Verdict(result.row.id, target.text, None, target.limit, None, certain=True)
     met = measured.median <= target.limit

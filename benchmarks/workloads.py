@@ -449,7 +449,7 @@ def _traced() -> int:
 SESSION_WORKLOADS = {f.__name__: f for f in (burst, checkpoint, steady, keys, gap, idle)}
 CALLER_WORKLOADS = {f.__name__: f for f in (uncontended,)}
 LINE_WORKLOADS = {f.__name__: f for f in (priorities,)}
-IN_FLIGHT = {f"cycles_{number}": number for number in (1, 10, 100)}
+IN_FLIGHT = {f"cycles_{number}": number for number in (1, 2, 10, 20, 100, 200)}
 CYCLE_WORKLOADS = {name: partial(cycles, in_flight=number) for name, number in IN_FLIGHT.items()}
 FRAME_WORKLOADS = {f.__name__: f for f in (frame, frame_bytes)}
 WAITER_WORKLOADS = {f.__name__: f for f in (clear, cancel, waiting, waiting_alone)}
