@@ -123,17 +123,17 @@ class Bench:
 
     def row(self, row: Row) -> RowResult:
         n = row.quick_n if self.quick else row.n
-        entries = [(contender, row.workload) for contender in row.contenders]
-        entries += row.also
-        runs = [Run(contender, workload, n) for contender, workload in entries]
+        names = {Run(who, row.workload, n): NAMES[who] for who in row.contenders}
+        for who, workload, different in row.also:
+            names[Run(who, workload, n)] = f"{NAMES[who]} ({different})"
         # Figures in bytes do not waver, and what has one round has it for its length.
         rounds = 1 if self.quick or row.rounds == 1 else self.rounds or row.rounds
         for round_number in range(rounds):
-            for run in runs:
+            for run in names:
                 self._take(run, f"{row.id} {round_number + 1}/{rounds}", row.unit)
         # Another row may have measured the same run before: these are the last samples.
-        taken = {run: self._samples[run][-rounds:] for run in runs}
-        return RowResult(row, n, [self._line(run, row, taken[run]) for run in runs])
+        lines = [self._line(run, name, self._samples[run][-rounds:]) for run, name in names.items()]
+        return RowResult(row, n, lines)
 
     def growth(self, growth: Growth) -> GrowthResult:
         lines = []
@@ -161,11 +161,8 @@ class Bench:
         said = sample.reason if isinstance(sample, Missing) else f"{sample.value:.1f} {unit}"
         self.progress(f"{label:12} n={run.n:<9,} {NAMES[run.contender]}: {said}")
 
-    def _line(self, run: Run, row: Row, samples: list[Sample | Missing]) -> Line:
+    def _line(self, run: Run, name: str, samples: list[Sample | Missing]) -> Line:
         taken = [sample for sample in samples if isinstance(sample, Sample)]
-        name = NAMES[run.contender]
-        if run.workload != row.workload:
-            name += f" ({run.workload})"
         cpu = sum(sample.cpu for sample in taken)
         return Line(
             contender=run.contender,
