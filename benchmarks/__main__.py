@@ -1,6 +1,6 @@
 """Measure lanes beside their peers: a table on standard output; table, JSON and SVG in a folder.
 
-python -m benchmarks                        # everything, a quarter of an hour
+python -m benchmarks                        # everything, half an hour
 python -m benchmarks --rows a,h --rounds 9  # two rows, with more rounds
 python -m benchmarks --quick                # does it run at all? within a minute
 """
