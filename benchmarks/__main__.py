@@ -2,7 +2,7 @@
 
 python -m benchmarks                        # everything, half an hour
 python -m benchmarks --rows a,h --rounds 9  # two rows, with more rounds
-python -m benchmarks --quick                # does it run at all? within a minute
+python -m benchmarks --quick                # does it run at all? about two minutes
 """
 
 from __future__ import annotations

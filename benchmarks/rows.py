@@ -70,7 +70,7 @@ class Row:
     unit: str = "µs/job"
     quick_n: int = 10_000
     also: tuple[tuple[str, str, str], ...] = ()
-    """(contender, workload, its name): measured beside the others, doing something different."""
+    """(contender, workload, what that does differently): measured beside the others."""
     targets: tuple[Target, ...] = ()
     notes: tuple[str, ...] = ()
 
