@@ -936,6 +936,33 @@ async def test_a_write_that_fails_is_tried_again_with_the_next(autojump_clock: M
     ]
 
 
+async def test_what_comes_while_a_write_fails_is_written_behind_it(
+    autojump_clock: MockClock,
+) -> None:
+    store = Slow()
+    conversation = Conversation("thread", store)
+    async with conversation.turn("u1") as turn, trio.open_nursery() as nursery:
+        store.seconds, store.error = 1, BrokenPipeError()
+
+        @nursery.start_soon
+        async def write() -> None:
+            with pytest.raises(BrokenPipeError):
+                await turn.append("first ")
+
+        await trio.sleep(0.5)
+        turn.call([{"id": "c"}])
+        await trio.sleep(1)
+        store.error = None
+        await turn.result("c", "done")
+        await turn.finish("second")
+    assert short(await Conversation("thread", store.memory).messages()) == [
+        "u:u1",
+        "a:first +c",
+        "t:done@c",
+        "a:second",
+    ]
+
+
 async def test_entering_that_fails_has_placed_nothing(autojump_clock: MockClock) -> None:
     store = Slow()
     conversation = Conversation("thread", store)

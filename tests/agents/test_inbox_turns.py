@@ -160,6 +160,25 @@ async def test_turns_run_in_the_context_of_whoever_posted(
     assert seen == [(n, n) for n in range(4)]
 
 
+async def test_a_turn_that_a_later_message_delays_runs_in_the_context_of_the_first_of_its_messages(
+    lanes: Lanes, autojump_clock: MockClock
+) -> None:
+    var: ContextVar[str] = ContextVar("var")
+    seen: list[tuple[list[Any], str]] = []
+
+    async def handler(turn: Turn) -> None:
+        seen.append(([*turn.messages], var.get()))
+        await trio.sleep(1)
+
+    inbox = Inbox(lanes, "alice", handler, when_busy=COLLECT, debounce=1, max_wait=60)
+    for name in ("one", "two", "three"):
+        var.set(name)
+        inbox.post(name)
+        await trio.sleep(0.3)
+    await trio.sleep(9)
+    assert seen == [(["one"], "one"), (["two", "three"], "two")]
+
+
 # ---- the ways in which a turn can end
 
 

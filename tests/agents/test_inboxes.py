@@ -180,6 +180,19 @@ async def test_a_hook_that_posts_while_a_message_is_posted_finds_the_same_inbox(
         assert len(inboxes) == 0
 
 
+async def test_the_statistics_count_the_messages_of_all_sessions_that_have_left_the_table(
+    lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    inboxes = Inboxes(lanes, stage.handler)
+    for session in ("alice", "bob", "carol"):
+        inboxes.post(session, session)
+        await wait_all_tasks_blocked()
+        await stage.end()
+    assert len(inboxes) == 0
+    seen = inboxes.statistics()
+    assert seen.offered == seen.settled[SettledKind.RAN] == 3
+
+
 def options() -> list[dict[str, Any]]:
     return [{"cap": 0}, {"debounce": -1}, {"overflow": "x"}, {"when_busy": "x"}]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.track import Track
 from trio_lanes import (
@@ -55,6 +55,30 @@ async def test_a_session_is_gone_when_the_last_of_it_is_cancelled_or_cleared(
         lanes.clear("session:bob")
         assert lanes.sessions() == ["carol"]
         await trio.sleep(0.6)
+        assert lanes.sessions() == []
+
+
+async def test_a_session_is_gone_when_its_only_job_is_cancelled_before_its_delay_is_over(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes() as lanes:
+        lanes.submit_nowait(trio.sleep, 1, session="alice", delay=10).cancel()
+        assert lanes.sessions() == []
+        assert lanes.statistics().sessions == 0
+
+
+async def test_a_session_that_is_resumed_while_a_job_of_it_waits_for_room_is_still_there(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
+        for _ in range(2):
+            lanes.submit_nowait(trio.sleep, 10)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: lanes.run(trio.sleep, 1, session="alice"))
+            await wait_all_tasks_blocked()
+            lanes.pause("session:alice")
+            lanes.resume("session:alice")
+            assert lanes.sessions() == ["alice"]
         assert lanes.sessions() == []
 
 

@@ -102,6 +102,24 @@ class TemplateStories:
                 await job.wait()
 
     @story
+    async def test_a_timed_pause_of_a_lane_of_a_template_outlasts_the_clean_up(
+        self, bench: Bench
+    ) -> None:
+        if not bench.virtual:
+            return  # the clean-up comes once a minute
+        async with bench.lanes(lanes=TENANTS) as lanes:
+            await lanes.pause_for("tenant:a", 1000)
+            for _ in range(4):
+                await bench.advance(50, lanes)
+                await (await lanes.submit("echo")).wait()
+            await lanes.submit("gate", "a", lane="tenant:a")
+            await bench.settle(lanes)
+            assert bench.begun() == []
+            await bench.advance(801, lanes)
+            assert bench.begun() == ["a"]
+            bench.gate("a").set()
+
+    @story
     async def test_pause_resume_and_clear_act_on_a_lane_of_a_template_or_on_all(
         self, bench: Bench
     ) -> None:

@@ -438,3 +438,26 @@ class WorkStories:
             bench.gate("b").set()
             await bench.settle(lanes)
             assert bench.log[-1] == "same session"
+
+    @story
+    async def test_a_job_that_waits_starts_as_soon_as_a_run_lends_its_slot(
+        self, bench: Bench
+    ) -> None:
+        async def lender(payload: Any) -> None:
+            run = current_job()
+            assert run is not None
+            await bench.gate("lend").wait()
+            async with run.yield_slot():
+                await bench.gate("taken").wait()
+
+        async def taker(payload: Any) -> None:
+            bench.gate("taken").set()
+
+        handlers = {"lender": lender, "taker": taker}
+        async with bench.lanes(lanes={"main": 1}, handlers=handlers) as lanes:
+            job = await lanes.submit("lender")
+            await lanes.submit("taker")
+            await bench.settle(lanes)
+            bench.gate("lend").set()
+            # nothing else happens that could wake a worker: no call, and no passage of time
+            await job.wait()
