@@ -65,6 +65,15 @@ def test_owners_take_turns_inside_a_priority() -> None:
     assert names(line) == "abcdefg"
 
 
+def test_an_owner_that_was_served_keeps_its_turn_when_an_item_of_it_moves_up() -> None:
+    line: FairLine[Item] = FairLine(fair=True)
+    moved = Item("c", 0, 5, owner="x")
+    fill(line, Item("a", 0, 1, owner="x"), Item("b", 0, 2, owner="y"), moved)
+    assert line.pop().name == "a"
+    line.move(moved, 1)
+    assert names(line) == "bc"
+
+
 def test_a_priority_comes_before_a_turn() -> None:
     line: FairLine[Item] = FairLine(fair=True)
     fill(line, Item("c", 0, 1, owner="y"))

@@ -292,6 +292,27 @@ async def test_in_lanes_that_were_cancelled_a_later_cancel_counts_no_more(
     assert overdue.told == [("slow", 4.0, 3.0)]
 
 
+async def test_a_body_counts_from_the_end_of_the_lanes_also_if_a_cancel_follows(
+    autojump_clock: MockClock,
+) -> None:
+    overdue = Overdue()
+    jobs: list[Job[None]] = []
+
+    async def main() -> None:
+        config = LaneConfig(overdue_after=3.0)
+        async with open_lanes({"main": config}, instruments=[overdue]) as lanes:
+            jobs.append(lanes.submit_nowait(shielded, 60, name="slow"))
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(main)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+        await shielded(2)
+        jobs[0].cancel()
+    assert overdue.told == [("slow", 4.0, 3.0)]
+
+
 async def test_a_drain_that_cancels_counts_and_spares_the_job_that_drains(
     autojump_clock: MockClock,
 ) -> None:

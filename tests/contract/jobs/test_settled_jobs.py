@@ -75,6 +75,24 @@ async def test_a_callback_may_change_the_lanes(
     assert [job.state.name for job in jobs] == states
 
 
+async def test_a_callback_may_cancel_a_task_that_waits_for_the_same_job(
+    autojump_clock: MockClock,
+) -> None:
+    cancelled: list[bool] = []
+
+    async def wait(job: Job[None]) -> None:
+        with trio.CancelScope() as scope:
+            job.on_settled(lambda it: scope.cancel())
+            await job.wait()
+        cancelled.append(scope.cancelled_caught)
+
+    async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
+        job = lanes.submit_nowait(trio.sleep, 1)
+        nursery.start_soon(wait, job)
+        nursery.start_soon(wait, job)
+    assert cancelled == [True, True]
+
+
 async def test_an_exception_in_a_callback_is_logged_and_changes_nothing(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

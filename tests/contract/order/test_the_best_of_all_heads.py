@@ -6,7 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.support.track import Track
-from trio_lanes import LaneGroup, open_lanes
+from trio_lanes import LaneConfig, LaneGroup, RateLimit, open_lanes
 from trio_lanes.testing import LaneRecorder
 
 
@@ -33,6 +33,21 @@ async def test_that_holds_in_a_group_too(autojump_clock: MockClock) -> None:
         lanes.submit_nowait(track.sleep, "low", lane="hooks")
     recorder.check()
     assert track.started == ["first", "urgent", "low"]
+
+
+async def test_a_job_that_its_session_forwards_when_another_starts_competes_for_the_next_slot(
+    autojump_clock: MockClock,
+) -> None:
+    track = Track()
+    # Under a rate, a session forwards its next job when the one before has started. No recorder:
+    # its hooks would be called between the two starts, and the session be served before the second.
+    sessions = LaneConfig(concurrency=2, rate=RateLimit(2, per=60, algorithm="sliding"))
+    async with open_lanes({"main": 0}, sessions=sessions) as lanes:
+        lanes.submit_nowait(track.sleep, "first", session="alice", priority=2)
+        lanes.submit_nowait(track.sleep, "second", session="alice", priority=1)
+        lanes.submit_nowait(track.sleep, "low", session="bob")
+        lanes.configure({"main": 2})
+    assert track.started == ["first", "second", "low"]
 
 
 async def test_after_a_reset_all_sessions_compete_before_anything_starts(
