@@ -436,6 +436,40 @@ async def test_a_message_between_two_attempts_is_not_collected_by_another_turn(
         assert stage.log[3:] == [["fail once"]]
 
 
+async def test_a_message_between_two_attempts_is_not_replaced(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0.0)
+    async with stage.open(retry=policy):
+        inbox = stage.inbox(when_busy=WhenBusy.REPLACE)
+        await inbox.post("gate 1")
+        await stage.settle()
+        old = await inbox.post("fail once", when_busy=WhenBusy.REPLACE)
+        stage.gate("gate 1").set()
+        await stage.settle()
+        new = await inbox.post("new")
+        await stage.advance(1.1)
+        assert brief(await new.settled()) == ("ran", "answer to new")
+        assert brief(await old.settled()) == ("ran", "answer to fail once")
+
+
+async def test_a_message_that_is_posted_again_after_its_end_replaces_no_other_message(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.REPLACE)
+        await inbox.post("gate 0")
+        first = await inbox.post("first", id="first")
+        stage.gate("gate 0").set()
+        await first.settled()
+        await inbox.post("gate 1")
+        await stage.settle()
+        waiting = await inbox.post("waiting")
+        assert (await inbox.post("first", id="first")).job == first.job
+        stage.gate("gate 1").set()
+        assert brief(await waiting.settled()) == ("ran", "answer to waiting")
+
+
 async def test_a_waiting_message_is_cancelled_by_its_receipt(
     stage: DurableStage, mock_clock: MockClock
 ) -> None:

@@ -418,6 +418,22 @@ async def test_collected_messages_are_due_no_later_than_max_wait_after_the_oldes
     assert stage.times[1] == 5
 
 
+async def test_the_oldest_of_messages_that_a_cancellation_brought_together_counts_when_it_is_gone(
+    lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    inbox = await busy(lanes, stage, when_busy=COLLECT, debounce=10, max_wait=15)
+    oldest = inbox.post("a1", group="a")
+    between = inbox.post("b", group="b")
+    await trio.sleep(8)
+    inbox.post("a2", group="a")
+    between.cancel()
+    oldest.cancel()
+    await stage.end()
+    await trio.sleep(20)
+    assert stage.started == [["first"], ["a2"]]
+    assert stage.times[1] == 15
+
+
 @pytest.mark.parametrize("cap", [1, 2])
 async def test_a_stream_that_overflows_the_line_is_heard_after_max_wait(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock, cap: int

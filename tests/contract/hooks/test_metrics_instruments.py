@@ -524,6 +524,21 @@ async def test_a_number_of_submitted_jobs_never_falls(autojump_clock: MockClock)
     assert meter.value("jobs.running", "t:*") == 0
 
 
+async def test_a_number_of_submitted_jobs_never_falls_while_other_jobs_wait(
+    autojump_clock: MockClock,
+) -> None:
+    meter = Prometheus()
+    async with open_lanes({"main": 2}, instruments=[meter.instrument]) as lanes:
+        for _ in range(3):
+            lanes.submit_nowait(trio.sleep, 1)
+        assert meter.value("jobs.submitted", "main") == 3
+        lanes.remove_instrument(meter.instrument)
+        await lanes.wait_idle()  # it hears of none of these ends
+        lanes.submit_nowait(trio.sleep, 1)
+        lanes.add_instrument(meter.instrument)
+        assert meter.value("jobs.submitted", "main") == 3
+
+
 async def test_lanes_are_listed_with_those_of_templates(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1, "t:*": 1}) as lanes:
         lanes.submit_nowait(trio.sleep, 1, lane="t:a", delay=4)
