@@ -96,6 +96,23 @@ async def test_crashes_in_company_make_no_job_dead(mock_clock: MockClock) -> Non
         assert await claims(store, [finish(second)]) == []
 
 
+async def test_a_crash_in_more_company_makes_no_job_less_suspect(mock_clock: MockClock) -> None:
+    memory = MemoryStore()
+    await submitted(memory, job(0), job(1))
+    assert await crash(memory, mock_clock, 2) == 2
+    await submitted(memory, job(2), job(3))
+    store = Played(memory.another())
+    async with store.open(attrs.evolve(opening(), lease_ttl=1000.0)):
+        await store.join()
+        running = len(await claims(store))
+        for _ in range(3):  # each suspect restricts claims for a minute
+            mock_clock.jump(100)
+            running += len(await claims(store))
+        assert running == 4
+    mock_clock.jump(1001)
+    assert await crash(memory, mock_clock) == 1
+
+
 async def test_a_run_that_ends_without_a_crash_is_no_suspect_any_more(
     mock_clock: MockClock,
 ) -> None:
