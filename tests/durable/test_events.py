@@ -108,3 +108,31 @@ async def test_a_dead_job_is_a_warning_and_all_else_is_not(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert " is dead after 2.000 s: ValueError" in record.getMessage()
+
+
+async def test_dead_jobs_of_one_handler_and_error_are_one_warning_a_minute(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async def fail(payload: Any) -> None:
+        raise type(payload, (Exception,), {})("no")
+
+    caplog.set_level(logging.INFO, "trio_lanes.durable.events")
+    policy = RetryPolicy(max_attempts=1)
+    async with open_durable_lanes(
+        MemoryStore(), {"a": fail, "b": fail}, retry=policy, lease_ttl=1e6
+    ) as lanes:
+        for again in range(2):
+            for number in range(100):  # more types of errors than are remembered for ever
+                await lanes.submit("a", f"Error{number}")
+            for name in ("a", "a", "a", "b"):
+                await lanes.submit(name, "Same")
+            await trio.sleep(59 if again else 61)
+        await lanes.submit("b", "Same")
+        await trio.sleep(1)
+    lines = [
+        (one.levelno, one.getMessage()) for one in caplog.records if "dead" in one.msg % one.args
+    ]
+    warnings = [text for level, text in lines if level == logging.WARNING]
+    assert len(lines) == 2 * 104 + 1
+    assert len(warnings) == 2 * 102
+    assert sum("Same" in text for text in warnings) == 4

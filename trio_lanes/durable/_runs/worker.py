@@ -114,6 +114,7 @@ class Worker:
         self._ended = trio.Event()  # no run is left
         self._idle = trio.Event()  # no run is left, all ends are reported, no claim is under way
         self._unavailable = False
+        self._warned: Final = events.Warned()
         self._broken: BaseException | None = None  # why the end of a run could not be reported
         self.term: int = 0
         """+1 whenever all runs are cancelled; claims of an earlier term do not begin."""
@@ -413,7 +414,7 @@ class Worker:
             except BaseException as error:
                 outcome = Failed(self._told(run, error))
             self._report(run, outcome)
-            events.ended(run, job, outcome)
+            events.ended(run, job, outcome, self._warned)
         except BaseException as error:
             self._broken = error
             self._changed.set()
