@@ -267,7 +267,7 @@ class DurableAttempt:
     how: str | None
     """How it ended: ``"succeeded"``, ``"failed"``, ``"dead"``, ``"cancelled"``, ``"retried"``,
     ``"released"`` (given back by a drain, a reset or a lost lease), ``"crashed"`` (its process
-    died); None: it runs."""
+    died, or did not answer for longer than its lease); None: it runs."""
     error: str | None
     """Why it failed, in one line."""
 
@@ -291,7 +291,7 @@ class DurableStatus:
     attempt: int
     """The number of the running attempt; if the job does not run, how many attempts there were."""
     crashes: int
-    """How often a process died while it ran."""
+    """How often a process died while it ran, or did not answer for longer than its lease."""
     instance: str | None
     """The id of the instance that runs the job."""
     cancelling: bool

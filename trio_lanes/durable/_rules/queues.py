@@ -188,7 +188,7 @@ class Queues:
             self._crash(job, len(runs) if job.lent == LENT_SLOT else holding)
 
     def _crash(self, job: JobRecord, company: int) -> None:
-        """Give back a job whose process died while it ran ``company`` jobs, this one included.
+        """Give back a job whose process was lost while it ran ``company`` jobs, this one included.
 
         A crash of several jobs does not show which of them caused it. So only crashes in which
         the job ran alone make it dead.
@@ -201,7 +201,10 @@ class Queues:
         )
         if job.cancel is None and job.alone >= self.rules.max_crashes:
             times = "once" if job.alone == 1 else f"{job.alone} times"
-            message = f"the process died while it ran this job alone, {times}"
+            message = (
+                "the process ended, or did not answer for longer than its lease, while it ran this"
+                f" job alone, {times}; is the handler blocking?"
+            )
             error = json.dumps({"type": "crash", "message": message, "traceback": ""})
             self.mark_dead(job, error, how="crashed")
         else:
@@ -279,7 +282,10 @@ class Queues:
             self.look = True
 
     def next_due(self, *, also: float | None = None) -> float | None:
-        """Return the seconds until a job or a limit falls due, or until ``also``; None: never."""
+        """Return the seconds until a job or a limit falls due, or until ``also``; None: never.
+
+        An ended job falls due when it is to be forgotten.
+        """
         due = self.tables.next_due()
         ends = [
             limit.paused_until

@@ -50,7 +50,7 @@ class DurableRun:
       session: the job's session, or None.
       lane: the lane whose slot the run holds.
       attempt: the number of this attempt, the first being 1.
-      crashes: how often a process died while it ran this job.
+      crashes: how often a process died while it ran this job, or stood still past its lease.
       fence: greater than the fence of every earlier run in the store. A resource that remembers
         the greatest fence can refuse the writes of a lost run.
       checkpoint_data: the last argument of `checkpoint` in this or an earlier run; else None.

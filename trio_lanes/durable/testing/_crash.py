@@ -76,6 +76,9 @@ class CrashStories:
             with bench.raises(JobDeadError) as caught:
                 await lanes.job(first.id).wait()
             assert caught[0].type == "crash"
+            # the store cannot tell a process that died from one that blocks
+            assert "or did not answer for longer than its lease" in caught[0].message
+            assert caught[0].message.endswith("2 times; is the handler blocking?")
             (dead,) = await lanes.dead()
             assert dead.crashes == 2
             await (await lanes.submit("echo", "after", session="s")).wait()

@@ -118,7 +118,8 @@ local function crash_job(job, company)
   local alone = job.alone or 0
   if not job.cancel and alone >= rules().max_crashes then
     local times = alone == 1 and 'once' or alone .. ' times'
-    local message = 'the process died while it ran this job alone, ' .. times
+    local message = 'the process ended, or did not answer for longer than its lease, while it ran this'
+      .. ' job alone, ' .. times .. '; is the handler blocking?'
     local outcome = '{"type": "crash", "message": "' .. message .. '", "traceback": ""}'
     mark_dead(job, outcome, 0, { 'crash', 'crash: ' .. message }, 'crashed')
   else
