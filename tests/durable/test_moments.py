@@ -1,6 +1,7 @@
 """What comes too late, too deep, or after the end; each of these has lost or repeated work once."""
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from trio_lanes.durable import (
     DurableJobError,
     DurableLanes,
     DurableState,
+    Finish,
     JobDeadError,
     MemoryStore,
     ResultGoneError,
     Retry,
     RetryPolicy,
     SqliteStore,
+    Step,
     Store,
     StoreUnavailableError,
     Submission,
@@ -40,6 +43,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 async def echo(payload: Any) -> Any:
     return payload
+
+
+def kept(store: Store) -> int:
+    """How many jobs the store has, also those that it does not know any more."""
+    if isinstance(store, MemoryStore):
+        return len(store._tables._jobs)
+    assert isinstance(store, SqliteStore)
+    with closing(sqlite3.connect(store.path)) as connection:
+        return int(connection.execute("SELECT count(*) FROM jobs").fetchone()[0])
 
 
 # ---- what has to wake the worker: nothing else happens in these that could
@@ -234,23 +246,54 @@ async def test_jobs_whose_time_is_over_leave_the_store_with_the_steps_that_follo
     async def note(payload: Any) -> None:
         pass
 
-    def kept() -> int:
-        if isinstance(store, MemoryStore):
-            return len(store._tables._jobs)
-        with closing(sqlite3.connect(store._path)) as connection:
-            return int(connection.execute("SELECT count(*) FROM jobs").fetchone()[0])
-
-    assert isinstance(store, MemoryStore | SqliteStore)
     async with open_durable_lanes(store, {"note": note}, result_ttl=100) as lanes:
         many = [Submission(name="note") for _ in range(FORGET_AT_ONCE + 1)]
         for job in await lanes.submit_many(many):
             await job.wait()
         mock_clock.jump(101)
-        assert kept() == FORGET_AT_ONCE + 1
+        assert kept(store) == FORGET_AT_ONCE + 1
         for left in (1, 0):
             await (await lanes.submit("note")).wait()
             await lanes.wait_idle()
-            assert kept() <= left + 2
+            assert kept(store) <= left + 2
+        assert await lanes.check() == CheckReport((), 0)
+
+
+async def test_jobs_whose_time_is_over_leave_the_store_though_nothing_happens(
+    store: Store, mock_clock: MockClock
+) -> None:
+    steps = 0
+
+    async def step(number: int, finished: Sequence[Finish], room: int) -> Step:
+        nonlocal steps
+        steps += 1
+        return await taken(number, finished, room)
+
+    async def look_for(seconds: float) -> int:
+        mock_clock.jump(seconds)
+        for _ in range(8):
+            await wait_all_tasks_blocked()
+            await lanes.running("unused")  # returns after all earlier calls
+        return kept(store)
+
+    assert isinstance(store, MemoryStore | SqliteStore)
+    taken, store.step = store.step, step  # type: ignore[method-assign]
+    async with open_durable_lanes(store, {"echo": echo}, result_ttl=100, lease_ttl=1e6) as lanes:
+        for _ in range(20):
+            await (await lanes.submit("echo")).wait()
+            await lanes.wait_idle()
+            mock_clock.jump(0.01)
+        many = [Submission(name="echo") for _ in range(FORGET_AT_ONCE + 1)]
+        for job in await lanes.submit_many(many):
+            await job.wait()
+        await lanes.wait_idle()
+        assert await look_for(99) == FORGET_AT_ONCE + 21
+        before = steps
+        assert await look_for(2) == 0
+        assert steps - before <= 3  # not one for each moment at which a job had ended
+        before = steps
+        assert await look_for(10_000) == 0
+        assert steps == before
         assert await lanes.check() == CheckReport((), 0)
 
 

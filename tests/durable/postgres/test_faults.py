@@ -20,11 +20,13 @@ from trio_lanes.durable import (
     PostgresStore,
     StoreError,
     StoreUnavailableError,
+    Submission,
     SubmittedJob,
     open_durable_lanes,
 )
 from trio_lanes.durable._postgres.listener import Listener
 from trio_lanes.durable._postgres.tables import PostgresTables
+from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
 
 from .server import Server
 
@@ -311,6 +313,25 @@ async def test_notices_that_are_lost_are_covered_by_the_slow_look(
             with trio.fail_after(60):
                 for n in range(3):
                     assert await (await lanes.submit("echo", n)).wait() == n
+
+
+async def test_jobs_whose_time_is_over_leave_the_store_though_nothing_happens(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (0.05, 0.1))
+    store, number = PostgresStore(server.dsn(), namespace=namespace), 2 * FORGET_AT_ONCE + 1
+    async with open_durable_lanes(store, {"echo": Echo()}, result_ttl=1000) as lanes:
+        jobs = await lanes.submit_many([Submission(name="echo") for _ in range(number)])
+        for job in jobs:
+            await job.wait()
+        await lanes.wait_idle()
+        with psycopg.connect(server.dsn(), autocommit=True) as other:
+            count = f"SELECT count(*) FROM {namespace}.jobs"
+            assert other.execute(count).fetchone() == (number,)
+            other.execute(f"UPDATE {namespace}.jobs SET due = due - 1000")
+            with trio.fail_after(60):
+                while other.execute(count).fetchone() != (0,):  # noqa: ASYNC110
+                    await trio.sleep(0.05)
 
 
 LISTENS = -1

@@ -133,6 +133,9 @@ class MemoryTables:
         pauses = (until for until in self._pauses.values() if until < float("inf"))
         return min((*parked, *pauses), default=None)
 
+    def next_over(self) -> float | None:
+        return min((_due(job) for job in self._jobs.values() if job.state in ENDED), default=None)
+
     def running(self, instance: str) -> list[JobRecord]:
         return [
             job for job in self._jobs.values() if job.state is RUNNING and job.instance == instance

@@ -97,7 +97,9 @@ class Listener:
             " ON CONFLICT (id) DO UPDATE SET until = excluded.until"
             " WHERE listeners.until < excluded.until - %s),"
             " gone AS (DELETE FROM listeners WHERE until < store_time())"
-            " SELECT notices, EXISTS (SELECT FROM submissions) FROM meta",
+            " SELECT notices, EXISTS (SELECT FROM submissions) OR EXISTS (SELECT FROM jobs"
+            " WHERE state IN ('succeeded', 'failed', 'cancelled') AND due <= store_time())"
+            " FROM meta",
             (self._me, REGISTERED_FOR, REGISTERED_FOR / 3),
         ).fetchone()
         assert row is not None

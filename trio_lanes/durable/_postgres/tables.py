@@ -291,8 +291,10 @@ class PostgresTables(SmallTables):
 
     def commit(
         self, channel: str, me: str, look: bool, ended: Sequence[tuple[int, Ended | None]]
-    ) -> None:
+    ) -> bool:
         """Write the changes, and commit; its changes are on the disk when this returns.
+
+        Return whether there may be more ended jobs to forget.
 
         Args:
           look: whether workers of other instances may find a job to claim.
@@ -318,12 +320,14 @@ class PostgresTables(SmallTables):
         if changed and self._version is not None:
             self._version += 1
             self._notices += noticed
-        if gone is not None and forget is not None and gone.rowcount == forget[1]:
-            self._looked_at = -math.inf  # there may be more
+        more = gone is not None and forget is not None and gone.rowcount == forget[1]
+        if more:
+            self._looked_at = -math.inf
         self._rows.end()
         if len(self._cache.queues) > QUEUES_KEPT or self._rows.payloads > PAYLOADS:
             self._cache.forget_fronts()
             self._rows.payloads = 0
+        return more
 
     def rollback(self) -> None:
         """Undo the transaction."""
@@ -481,6 +485,9 @@ class PostgresTables(SmallTables):
     def next_due(self) -> float | None:
         until = min([self._parked_until(), *self.pauses().values()])
         return until if until < NEVER else None
+
+    def next_over(self) -> float | None:
+        return None  # the slow look of the listener finds it, so it costs a step no trip
 
     # ---- runs
 

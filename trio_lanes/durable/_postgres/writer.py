@@ -120,6 +120,7 @@ class Writer(ActThread):
         self._seal(acts)
         self._committing = write
         look = engine.look or engine.look_elsewhere
-        tables.commit(self._channel, self._me, look, engine.ended)
+        if tables.commit(self._channel, self._me, look, engine.ended):
+            engine.look = True  # the next step forgets more
         self._committing = False
         self._keep_effects()

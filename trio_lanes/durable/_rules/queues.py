@@ -33,6 +33,8 @@ from .tables import Tables
 
 PROMOTED_AT_ONCE: Final = 1_000
 """How many due jobs one query returns at most."""
+FORGET_EVERY: Final = 1.0
+"""Seconds that a worker with nothing else to do leaves between two looks for jobs to forget."""
 
 
 class Queues:
@@ -180,7 +182,7 @@ class Queues:
             self.list_ready(job, first=True)
 
     def crash(self, runs: Collection[JobRecord]) -> None:
-        """Give back the jobs that a process ran when it died."""
+        """Give back the jobs that a process ran when it died, or did not answer for too long."""
         holding = sum(job.lent != LENT_SLOT for job in runs)
         # the last claimed first, since each job goes to the front
         for job in sorted(runs, key=lambda job: -job.fence):
@@ -293,6 +295,10 @@ class Queues:
             if limit.paused_until is not None and self.now < limit.paused_until < math.inf
         ]
         ends += [time for time in (due, also) if time is not None]
+        over = self.tables.next_over()
+        if over is not None:
+            # jobs that have ended one after the other are forgotten together; a rest, at once
+            ends.append(over if over <= self.now else max(over, self.now + FORGET_EVERY))
         return max(0.0, min(ends) - self.now) if ends else None
 
     def is_over(self, job: JobRecord) -> bool:

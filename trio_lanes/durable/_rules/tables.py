@@ -83,6 +83,9 @@ class Tables(Protocol):
     def next_due(self) -> float | None:
         """Return when the next parked job or the end of a pause is due."""
 
+    def next_over(self) -> float | None:
+        """Return when the next ended job is to be forgotten, as far as it is known."""
+
     # ---- runs
     def running(self, instance: str) -> list[JobRecord]: ...
     def beside(self, instance: str) -> tuple[int, list[JobRecord]]:

@@ -335,10 +335,7 @@ class SqliteTables(SmallTables):
         return until
 
     def forget_due(self, now: float, limit: int) -> int:
-        until = self._cache.kept_until
-        if until is None:
-            until = self._cache.kept_until = min(map(self._first_due, ENDED))
-        if until > now:
+        if self._kept_until() > now:
             return 0
         self._cache.kept_until = None
         self._flush()
@@ -349,6 +346,12 @@ class SqliteTables(SmallTables):
             )
         return forgotten
 
+    def _kept_until(self) -> float:
+        until = self._cache.kept_until
+        if until is None:
+            until = self._cache.kept_until = min(map(self._first_due, ENDED))
+        return until
+
     def _first_due(self, state: DurableState) -> float:
         self._flush()
         due = self._execute(
@@ -358,6 +361,10 @@ class SqliteTables(SmallTables):
 
     def next_due(self) -> float | None:
         until = min([self._parked_until(), *self.pauses().values()])
+        return until if until < NEVER else None
+
+    def next_over(self) -> float | None:
+        until = self._kept_until()
         return until if until < NEVER else None
 
     # ---- runs

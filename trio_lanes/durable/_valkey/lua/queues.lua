@@ -232,6 +232,7 @@ local function forget_done()
   for _, id in ipairs(over) do
     forget(find(id))
   end
+  CALLER_LOOKS = CALLER_LOOKS or #over == AT_ONCE  -- there may be more
 end
 
 -- Microseconds until the time `first`, or until the pause of a lane ends before; false: nothing will.
