@@ -39,12 +39,17 @@ from .store import Failed as Failed
 from .store import Finish as Finish
 from .store import GroupLimit as GroupLimit
 from .store import InstanceInfo as InstanceInfo
+from .store import JobTexts as JobTexts
 from .store import KeyConflictError as KeyConflictError
 from .store import LaneLimit as LaneLimit
+from .store import LineRequest as LineRequest
+from .store import LockStatistics as LockStatistics
 from .store import Opening as Opening
 from .store import PayloadError as PayloadError
 from .store import Postponed as Postponed
 from .store import QueuedJob as QueuedJob
+from .store import QuotaLevel as QuotaLevel
+from .store import QuotaStatistics as QuotaStatistics
 from .store import Released as Released
 from .store import Selection as Selection
 from .store import SendResult as SendResult

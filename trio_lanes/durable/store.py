@@ -11,9 +11,11 @@ from ._contract.errors import StoreUnavailableError as StoreUnavailableError
 from ._contract.errors import StoreVersionError as StoreVersionError
 from ._contract.protocol import EVENT_BYTES as EVENT_BYTES
 from ._contract.protocol import EVENTS_KEPT as EVENTS_KEPT
+from ._contract.protocol import LISTED as LISTED
 from ._contract.protocol import MESSAGES_KEPT as MESSAGES_KEPT
 from ._contract.protocol import PAGE as PAGE
 from ._contract.protocol import REMEMBERED_FOR as REMEMBERED_FOR
+from ._contract.protocol import REQUESTS_LISTED as REQUESTS_LISTED
 from ._contract.protocol import STEP_BYTES as STEP_BYTES
 from ._contract.protocol import Store as Store
 from ._contract.records import Cancelled as Cancelled
@@ -30,10 +32,15 @@ from ._contract.records import Failed as Failed
 from ._contract.records import Finish as Finish
 from ._contract.records import GroupLimit as GroupLimit
 from ._contract.records import InstanceInfo as InstanceInfo
+from ._contract.records import JobTexts as JobTexts
 from ._contract.records import LaneLimit as LaneLimit
+from ._contract.records import LineRequest as LineRequest
+from ._contract.records import LockStatistics as LockStatistics
 from ._contract.records import Opening as Opening
 from ._contract.records import Postponed as Postponed
 from ._contract.records import QueuedJob as QueuedJob
+from ._contract.records import QuotaLevel as QuotaLevel
+from ._contract.records import QuotaStatistics as QuotaStatistics
 from ._contract.records import Released as Released
 from ._contract.records import Selection as Selection
 from ._contract.records import SendResult as SendResult

@@ -70,6 +70,11 @@ EVENT_BYTES: Final = 64 * 1024
 """The most bytes of JSON text of an event or a message."""
 PAGE: Final = 1_000
 """The most jobs that one call lists."""
+LISTED: Final = 100
+"""The most locks, quotas and paused sessions in `Store.statistics`, events and messages of a job
+in `Store.status`."""
+REQUESTS_LISTED: Final = 10
+"""The most requests for one lock or quota in `Store.statistics`: of each kind."""
 
 
 class Store(Protocol):
@@ -222,16 +227,26 @@ class Store(Protocol):
 
     # ---- locks and quotas
 
-    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
+    async def acquire(
+        self, key: str, shared: bool, ticket: str, job: int | None = None
+    ) -> tuple[int, float | None] | None:
         """Ask for a lock. Return the number of the request, and its fence, or None if it waits.
 
         Requests have a lock in the order in which they came; those that are shared have it
         together. The fence is greater than every earlier one of the lock. A request ends with
         `release`, or with the incarnation of this instance. None: the incarnation has ended.
+
+        Args:
+          job: the job whose run asks, for `blocked_by` and `statistics`.
         """
 
     async def spend(
-        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        costs: Mapping[str, int],
+        ticket: str,
+        job: int | None = None,
     ) -> tuple[int, float | None] | None:
         """Take costs, by unit, from a quota. Return the number of the request, and the time.
 
@@ -241,6 +256,7 @@ class Store(Protocol):
 
         Args:
           limits: the same of all instances. What they remember is kept under the quota's name.
+          job: as with `acquire`.
         """
 
     async def served(self, request: int) -> float | None:
@@ -265,6 +281,12 @@ class Store(Protocol):
         ticket: str,
     ) -> None:
         """Change the costs that were taken at a time: less than 0 gives back, more takes now."""
+
+    async def reset_quota(self, quota: str, ticket: str) -> bool:
+        """Forget what was spent from a quota; the first request that waits is served again.
+
+        Return False if the store knows no such quota.
+        """
 
     # ---- logs
 
@@ -364,8 +386,8 @@ class Store(Protocol):
         They are at most ``PAGE``, and have at most ``STEP_BYTES`` of payloads, or are a single job.
         """
 
-    async def status(self, id: int) -> DurableStatus | None:
-        """Return the state of a job; None if it is unknown."""
+    async def status(self, id: int, texts: bool = False) -> DurableStatus | None:
+        """Return the state of a job, with what it carries if ``texts``; None if it is unknown."""
 
     async def running(self, session: str) -> DurableStatus | None:
         """Return the job that runs in a session; None if none runs."""
@@ -373,9 +395,10 @@ class Store(Protocol):
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
         """Return why a job does not go on; None if it is unknown.
 
-        The answer is empty if the job has ended, or runs and has its slot; or if the next step that
-        has room for it claims it. Reads only. A store reads no more than the head of the session,
-        the fronts of the lane's ready lists, and the limits and runs of the lanes of its group.
+        The answer is empty if the job has ended, or runs and has its slot, and waits for no lock
+        and no quota; or if the next step that has room for it claims it. Reads only. A store reads
+        no more than the head of the session, the fronts of the lane's ready lists, the limits and
+        runs of the lanes of its group, and the requests of the instance that runs it.
         """
 
     async def jobs(self, of: Selection, after: int, limit: int) -> list[DurableStatus]:
@@ -386,7 +409,8 @@ class Store(Protocol):
         """
 
     async def statistics(self) -> DurableStatistics:
-        """Return the numbers of jobs and sessions, by lane and in all."""
+        """Return the numbers of jobs and sessions, by lane and in all; and who has and who waits
+        for locks and quotas, with the levels of these; and the paused sessions."""
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the instances that claim from this store."""

@@ -274,6 +274,23 @@ class DurableAttempt:
 
 @final
 @attrs.frozen
+class JobTexts:
+    """What a job carries, as JSON texts."""
+
+    payload: str | None
+    """None: the job has succeeded or was cancelled, so the store has it no more."""
+    checkpoint: str | None
+    """The checkpoint data for the next attempt."""
+    outcome: str | None
+    """The result, the error, or the reason of the cancellation; None: the job has not ended."""
+    events: tuple[tuple[int, str], ...]
+    """The number and the text of the last 100 events."""
+    messages: tuple[tuple[int, bool, str], ...]
+    """The number of the last 100 messages, whether a run has taken it, and the text."""
+
+
+@final
+@attrs.frozen
 class DurableStatus:
     """The state of one job at one moment."""
 
@@ -302,6 +319,8 @@ class DurableStatus:
     """Unix time."""
     history: tuple[DurableAttempt, ...] = ()
     """The last ten runs of the job, the oldest first; the running one is among them."""
+    texts: JobTexts | None = None
+    """What the job carries; None unless it was asked for."""
 
 
 @final
@@ -323,6 +342,8 @@ class DurableBlocker:
         "reservation",
         "rate",
         "lent",
+        "lock",
+        "quota",
         "job",
     ]
     """``delay``: the job is not due. ``retry``: it is between attempts. ``pause``: its session or
@@ -332,11 +353,15 @@ class DurableBlocker:
     so it waits for an instance that runs few jobs. ``concurrency``: the lane has no free slot.
     ``group``: the group has none. ``reservation``: the free slots of the group are reserved for
     other lanes. ``rate``: a rate limit of the lane or group. ``lent``: it runs, and has lent its
-    slot. ``job``: it runs on this instance, and waits for ``job``."""
+    slot. ``lock``: it runs, and waits for a lock, which ``job`` has. ``quota``: it runs, and waits
+    for a quota, and ``job`` is the first that waits for it; None: this job is the first. ``job``:
+    it runs on this instance, and waits for ``job``."""
     lane: str
-    """The name of a lane, of a session lane (``session:KEY``), or of a group."""
+    """The name of a lane, of a session lane (``session:KEY``), of a group, of a lock or of a
+    quota."""
     job: int | None = None
-    """The id of the job that is before it, or that it waits for."""
+    """The id of the job that is before it, or that it waits for; None also if that is no job, but
+    a task outside of a run."""
     until: float | None = None
     """When the reason ends, in the store's time, which is close to Unix time; None: unknown."""
 
@@ -386,6 +411,59 @@ class DurableLaneStatistics:
 
 @final
 @attrs.frozen
+class LineRequest:
+    """A request for a lock or a quota: it has the lock, or it waits."""
+
+    instance: str
+    """The incarnation whose task made it."""
+    job: int | None
+    """The job whose run made it; None: a task outside of a run."""
+    since: float | None
+    """Since when it has the lock, or waits, in Unix time; None: an earlier version made it."""
+
+
+@final
+@attrs.frozen
+class LockStatistics:
+    """A lock that some task has."""
+
+    key: str
+    holding: int
+    """How many requests have it: more than one only of shared requests."""
+    waiting: int
+    holders: tuple[LineRequest, ...]
+    """The first ten that have it."""
+    waiters: tuple[LineRequest, ...]
+    """The next ten that get it, in their order."""
+
+
+@final
+@attrs.frozen
+class QuotaLevel:
+    """How much of one limit of a quota is in use."""
+
+    limit: RateLimit
+    """As the last spend applied it."""
+    used: int
+    """The amount that counts against the limit now; more than the limit after a settlement."""
+    as_new_at: float | None
+    """The Unix time at which nothing of it is in use, if nothing more is spent; None: now."""
+
+
+@final
+@attrs.frozen
+class QuotaStatistics:
+    """A quota from which something was spent."""
+
+    name: str
+    levels: tuple[QuotaLevel, ...]
+    waiting: int
+    waiters: tuple[LineRequest, ...]
+    """The next ten that are served, in their order."""
+
+
+@final
+@attrs.frozen
 class DurableStatistics:
     """The state of a store at one moment: the sums over its lanes, and the lanes."""
 
@@ -399,6 +477,12 @@ class DurableStatistics:
     lanes: Mapping[str, DurableLaneStatistics]
     store: str
     """The identity of the store; a copy of the store has the same identity."""
+    paused: Mapping[str, float | None] = attrs.field(factory=dict)
+    """The first 100 paused sessions, and until which Unix time; None: until ``resume``."""
+    locks: tuple[LockStatistics, ...] = ()
+    """The locks that are held or waited for: the 100 for which most requests wait."""
+    quotas: tuple[QuotaStatistics, ...] = ()
+    """The first 100 quotas."""
 
 
 @final

@@ -83,13 +83,21 @@ class DurableJob:
         """
         return _Events(self._store, self.id, max(0, min(_check.whole("after", after), 2**53)))
 
-    async def status(self) -> DurableStatus:
+    async def status(self, *, texts: bool = False) -> DurableStatus:
         """Return the job's status. A checkpoint.
+
+        Args:
+          texts: whether to read what the job carries as well, which may be megabytes:
+            ``status.texts`` has the payload, the checkpoint data, the outcome, the last events and
+            messages.
 
         Raises:
           ResultGoneError: if the store does not know the job.
         """
-        status = await self._store.status(self.id)
+        if _check.boolean("texts", texts):
+            status = await self._store.status(self.id, True)
+        else:
+            status = await self._store.status(self.id)
         if status is None:
             raise ResultGoneError(self.id)
         return status

@@ -23,6 +23,7 @@ from .._contract.records import (
     DurableBlocker,
     DurableStatistics,
     DurableStatus,
+    GroupLimit,
     InstanceInfo,
     LaneLimit,
     QueuedJob,
@@ -302,6 +303,10 @@ class DurableLanes(Endable):
         """Return the limits of the lanes and templates that are configured, by name."""
         return await self._store.lanes()
 
+    async def groups(self) -> Mapping[str, GroupLimit]:
+        """Return the groups and their limits, by name."""
+        return await self._store.groups()
+
     async def rules(self) -> StoreRules:
         """Return the rules of the store, which hold for all instances."""
         return await self._store.rules()
@@ -384,6 +389,18 @@ class DurableLanes(Endable):
             known = ", ".join(map(repr, self._quotas)) or "none"
             raise LookupError(f"there is no quota {name!r}; there are: {known}")
         return self._quotas[name]
+
+    async def reset_quota(self, name: str) -> bool:
+        """Forget what was spent from a quota, for all instances; who waits is served anew.
+
+        For the case that a settlement was wrong, or the provider has raised the limit. A later
+        settlement of what was spent before gives nothing back. With ``worker=False``, too. Return
+        False if the store knows no quota of that name: nothing was ever spent from it.
+
+        Raises:
+          TypeError, ValueError: for a bad name.
+        """
+        return await self._store.reset_quota(text("name", name), new_ticket())
 
     def log(self, name: str) -> DurableLog:
         """Return an append-only log of the store: for records that outlive jobs and instances.
@@ -479,7 +496,11 @@ class DurableLanes(Endable):
     # ---- inspection
 
     async def statistics(self) -> DurableStatistics:
-        """Return the numbers of jobs and sessions in the store, by lane and in all."""
+        """Return the numbers of jobs and sessions in the store, by lane and in all.
+
+        And the paused sessions, the levels of quotas, and which jobs have locks or wait for locks
+        and quotas.
+        """
         return await self._store.statistics()
 
     async def jobs(
@@ -538,8 +559,9 @@ class DurableLanes(Endable):
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...]:
         """Return why a job does not go on, as the next step would find it.
 
-        Empty: the job has ended, or runs, or the next step that has room for it starts it. A job
-        that waits in its session names the head of the session; ask again for that job. Whether
+        Empty: the job has ended, or runs and waits for none of these things, or the next step that
+        has room for it starts it. A job that waits in its session names the head of the session,
+        and a run that waits for a lock names the job that has it; ask again for that job. Whether
         an instance has room is not among the reasons: the store does not know it.
 
         Raises:

@@ -22,6 +22,7 @@ from ..._config import check as _check
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.tickets import new_ticket
+from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
 
 MOST: Final = 10**12
@@ -71,7 +72,7 @@ class Requests:
         mine = trio.lowlevel.current_task(), key
         self._held.add(mine)
         try:
-            acquire = partial(self._store.acquire, key, shared)
+            acquire = partial(self._store.acquire, key, shared, job=self._job())
             request, fence = await self._served(acquire)
             scope = trio.CancelScope()
             self._worker.leased.add(scope)
@@ -93,10 +94,16 @@ class Requests:
         self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int]
     ) -> float:
         """Wait until costs are taken from a quota; return the store's time of that."""
-        request, at = await self._served(partial(self._store.spend, quota, limits, costs))
+        spend = partial(self._store.spend, quota, limits, costs, job=self._job())
+        request, at = await self._served(spend)
         if request:
             await self._release(request, used=True)
         return at
+
+    def _job(self) -> int | None:
+        """Return the job whose run asks, if it is of this store."""
+        run = current_job()
+        return run.id if run is not None and run._store is self._store else None
 
     async def _served(self, ask: Ask) -> tuple[int, float]:
         """Make a request until it is served; return its number, and the fence or the time."""

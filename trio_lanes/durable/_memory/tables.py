@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
+from ... import RateLimit
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING
 from .._rules.answers import Answers
@@ -28,6 +29,7 @@ class MemoryTables:
         self._events: Final[dict[int, list[tuple[int, str]]]] = {}  # by job
         self._messages: Final[dict[int, dict[int, tuple[int, str | None, bool, str]]]] = {}
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
+        self._quotas: Final[dict[str, tuple[RateLimit, ...]]] = {}
         self._logs: Final[dict[str, list[tuple[int, str, str]]]] = {}
         self._lanes: Final[dict[str, LaneLimit]] = {}
         self._groups: Final[dict[str, GroupLimit]] = {}
@@ -231,8 +233,14 @@ class MemoryTables:
         of = (one for one in self._requests.values() if one.line == line)
         return next((one for one in of if (one.served is not None) is served), None)
 
-    def requests_of(self, instance: str) -> list[Request]:
-        return [one for one in self._requests.values() if one.instance == instance]
+    def requests_of(self, instance: str | None) -> list[Request]:
+        return [one for one in self._requests.values() if instance in (None, one.instance)]
+
+    def quotas(self) -> Mapping[str, tuple[RateLimit, ...]]:
+        return self._quotas
+
+    def put_quota(self, name: str, limits: tuple[RateLimit, ...]) -> None:
+        self._quotas[name] = limits
 
     def write_log(self, log: str, author: str, record: str) -> int:
         records = self._logs.setdefault(log, [])
@@ -300,6 +308,9 @@ class MemoryTables:
     def forget_marks(self, meter: str) -> None:
         self._marks.pop(meter, None)
         self._refilled_at.pop(meter, None)
+
+    def pauses(self) -> Mapping[str, float]:
+        return self._pauses
 
     def pause_of(self, session: str) -> float | None:
         return self._pauses.get(session)

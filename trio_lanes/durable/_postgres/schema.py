@@ -24,7 +24,7 @@ from .._contract.errors import StoreError, StoreVersionError
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
@@ -189,7 +189,7 @@ CREATE TABLE counts (               -- of jobs that have not ended
     n bigint NOT NULL,
     PRIMARY KEY (lane, state, name)
 ) WITH (fillfactor = 50);
-CREATE TABLE settings (             -- lanes, groups, rules, pauses, turns, instances, last steps
+CREATE TABLE settings (             -- lanes, groups, rules, pauses, quotas, turns, instances, steps
     kind text NOT NULL,
     name text NOT NULL,
     told text NOT NULL,             -- JSON
@@ -214,7 +214,9 @@ CREATE TABLE requests (             -- for locks and quotas
     line text NOT NULL,
     instance text NOT NULL,
     told text NOT NULL,             -- JSON; see `Request`
-    served double precision         -- NULL: it waits
+    served double precision,        -- NULL: it waits
+    job bigint,                     -- NULL: a task outside of a run made it
+    since double precision          -- when it was made or served
 );
 -- a hash, since the name of a line may be longer than the entry of an index
 CREATE INDEX requests_line ON requests (md5(line), served, id);
@@ -324,6 +326,10 @@ CREATE TABLE logs (
     told text NOT NULL,             -- JSON
     PRIMARY KEY (log, number)
 );
+""",
+    7: """
+ALTER TABLE requests ADD COLUMN job bigint;
+ALTER TABLE requests ADD COLUMN since double precision;
 """,
 }
 """By schema version, the script that makes the next version."""

@@ -1,4 +1,4 @@
-"""The small tables of a PostgreSQL store: lanes, groups, rules, pauses, turns, instances, rates.
+"""The small tables of a PostgreSQL store: lanes, groups, quotas, pauses, instances, rates, etc.
 
 Most are rows of one table, `settings`: JSON under a kind and a name. All of them are read in one
 query, and written together at the end of a transaction.
@@ -14,6 +14,7 @@ from typing import Any, Final, LiteralString
 
 import attrs
 
+from ... import RateLimit
 from .._contract.protocol import REMEMBERED_FOR
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._rules.job_record import JobRecord
@@ -24,7 +25,9 @@ from .rows import Execute
 
 SETTINGS: Final = 'SELECT kind, name, told FROM settings ORDER BY kind, name COLLATE "C"'
 """In the order in which lanes take turns."""
-REQUESTS: Final[LiteralString] = "SELECT id, line, instance, told, served FROM requests WHERE "
+REQUESTS: Final[LiteralString] = (
+    "SELECT id, line, instance, told, served, job, since FROM requests WHERE "
+)
 
 
 class SmallTables:
@@ -289,8 +292,9 @@ class SmallTables:
     def put_request(self, request: Request) -> None:
         self._small_writes += 1
         self._execute(
-            "INSERT INTO requests VALUES (%s, %s, %s, %s, %s)"
-            " ON CONFLICT (id) DO UPDATE SET served = excluded.served",
+            "INSERT INTO requests (id, line, instance, told, served, job, since)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET served = excluded.served, since = excluded.since",
             attrs.astuple(request),
         )
 
@@ -304,9 +308,18 @@ class SmallTables:
             return self._request(of + "IS NOT NULL LIMIT 1", (line, line))
         return self._request(of + "IS NULL ORDER BY id LIMIT 1", (line, line))
 
-    def requests_of(self, instance: str) -> list[Request]:
-        rows = self._execute(REQUESTS + "instance = %s", (instance,)).fetchall()
+    def requests_of(self, instance: str | None) -> list[Request]:
+        if instance is None:
+            rows = self._execute(REQUESTS + "TRUE ORDER BY id").fetchall()
+        else:
+            rows = self._execute(REQUESTS + "instance = %s ORDER BY id", (instance,)).fetchall()
         return [Request(*row) for row in rows]
+
+    def quotas(self) -> Mapping[str, tuple[RateLimit, ...]]:
+        return self._of("quota")
+
+    def put_quota(self, name: str, limits: tuple[RateLimit, ...]) -> None:
+        self._put("quota", name, limits, to_json(limits))
 
     # ---- logs
 
@@ -418,6 +431,7 @@ _FROM_TEXT: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "instance": _instance,
     "lane": _lane,
     "pause": lambda name, told: json.loads(told),
+    "quota": lambda name, told: from_json(told),
     "rules": lambda name, told: StoreRules(*json.loads(told)),
     "step": _step,
     "turn": lambda name, told: json.loads(told),

@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from ... import resolve_session_lane
 from .._contract.records import DurableBlocker
 from .._contract.state import DEAD, PARKED, RUNNING, WAITING
+from . import lines
 from .budget import Budget
 from .claims import LaneTurn, Turns, is_paused
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, JobRecord
 from .queues import Queues
+from .request import Request
 
 
 def blockers(queues: Queues, id: int) -> tuple[DurableBlocker, ...] | None:
@@ -40,6 +42,21 @@ def _of_run(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     elif job.lent != HOLDS_SLOT:
         for kind, name in Budget(queues.tables, queues.now).return_refused_by(job):
             yield DurableBlocker(kind, name)
+    assert job.instance is not None
+    for request in queues.tables.requests_of(job.instance):
+        if request.job == job.id and request.served is None:
+            yield _in_line(queues, request)
+
+
+def _in_line(queues: Queues, request: Request) -> DurableBlocker:
+    before = queues.tables.first_request(request.line, served=not request.is_for_quota)
+    job = None if before is None else before.job
+    if not request.is_for_quota:
+        return DurableBlocker("lock", request.name, job)
+    if before is None or before.id != request.id:
+        return DurableBlocker("quota", request.name, job)
+    at = lines.ready_at(queues, request)
+    return DurableBlocker("quota", request.name, until=at if at > queues.now else None)
 
 
 def _of_waiting(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:

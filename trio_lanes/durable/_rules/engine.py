@@ -436,9 +436,11 @@ class Engine(Queues):
         job = self._run_of(instance, id, fence)
         return False if job is None else talk.receive(self, job, after) or True
 
-    def acquire(self, instance: str, key: str, shared: bool) -> tuple[int, float | None] | None:
+    def acquire(
+        self, instance: str, key: str, shared: bool, job: int | None
+    ) -> tuple[int, float | None] | None:
         """Ask for a lock, as `lines.acquire` does; None: the instance has no lease."""
-        return lines.acquire(self, instance, key, shared) if self.is_alive(instance) else None
+        return lines.acquire(self, instance, key, shared, job) if self.is_alive(instance) else None
 
     def spend(
         self,
@@ -446,11 +448,12 @@ class Engine(Queues):
         quota: str,
         limits: Sequence[RateLimit],
         costs: Mapping[str, int],
+        job: int | None,
     ) -> tuple[int, float | None] | None:
         """Spend from a quota, as `lines.spend` does; None: the instance has no lease."""
         if not self.is_alive(instance):
             return None
-        return lines.spend(self, instance, quota, limits, costs)
+        return lines.spend(self, instance, quota, limits, costs, job)
 
     def look_at_request(self, instance: str, id: int) -> tuple[float | None, float | None] | None:
         """Look at a request, as `lines.look` does; None: it has ended, or the lease is over."""

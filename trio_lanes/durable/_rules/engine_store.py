@@ -280,16 +280,25 @@ class EngineStore(ABC):
                     return None
                 await waiter.wait()
 
-    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
-        me = self.instance
-        return _pair(await self._transact(lambda engine: engine.acquire(me, key, shared), ticket))
-
-    async def spend(
-        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+    async def acquire(
+        self, key: str, shared: bool, ticket: str, job: int | None = None
     ) -> tuple[int, float | None] | None:
         me = self.instance
         return _pair(
-            await self._transact(lambda engine: engine.spend(me, quota, limits, costs), ticket)
+            await self._transact(lambda engine: engine.acquire(me, key, shared, job), ticket)
+        )
+
+    async def spend(
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        costs: Mapping[str, int],
+        ticket: str,
+        job: int | None = None,
+    ) -> tuple[int, float | None] | None:
+        me = self.instance
+        return _pair(
+            await self._transact(lambda engine: engine.spend(me, quota, limits, costs, job), ticket)
         )
 
     async def served(self, request: int) -> float | None:
@@ -315,6 +324,9 @@ class EngineStore(ABC):
         ticket: str,
     ) -> None:
         await self._transact(lambda engine: lines.settle(engine, quota, limits, at, change), ticket)
+
+    async def reset_quota(self, quota: str, ticket: str) -> bool:
+        return await self._transact(lambda engine: lines.reset(engine, quota), ticket)
 
     async def write_log(self, log: str, record: str, ticket: str) -> int | None:
         me = self.instance
@@ -406,7 +418,9 @@ class EngineStore(ABC):
     async def queue(self, session: str, limit: int) -> list[QueuedJob]:
         return await self._read(lambda engine: inspection.queue(engine, session, limit), long=True)
 
-    async def status(self, id: int) -> DurableStatus | None:
+    async def status(self, id: int, texts: bool = False) -> DurableStatus | None:
+        if texts:
+            return await self._read(lambda queues: inspection.with_texts(queues, id), long=True)
         job = await self._read(lambda engine: engine.known(id))
         return None if job is None else inspection.status_of(job)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import TypeAlias
 
 import attrs
 
-from .._contract.protocol import PAGE, STEP_BYTES
+from ... import RateLimit
+from .._contract.protocol import LISTED, PAGE, REQUESTS_LISTED, STEP_BYTES
 from .._contract.records import (
     CheckReport,
     DurableLaneStatistics,
@@ -17,7 +20,12 @@ from .._contract.records import (
     DurableStatus,
     Ended,
     InstanceInfo,
+    JobTexts,
+    LineRequest,
+    LockStatistics,
     QueuedJob,
+    QuotaLevel,
+    QuotaStatistics,
     Selection,
 )
 from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
@@ -26,9 +34,12 @@ from .history import attempts
 from .job_record import ON_LIST, JobRecord
 from .lane_limits import label_of, limit_of
 from .queues import Queues
+from .rates import Meter, quota_meters
+from .request import Request
 from .tables import Tables
 
 _ENDED = {state.value for state in ENDED}
+_ByName: TypeAlias = defaultdict[str, list[Request]]
 
 
 def status_of(job: JobRecord) -> DurableStatus:
@@ -55,6 +66,22 @@ def status_of(job: JobRecord) -> DurableStatus:
         submitted_at=job.submitted_at,
         history=attempts(job.history),
     )
+
+
+def with_texts(queues: Queues, id: int) -> DurableStatus | None:
+    """Return the public status of a job, with what it carries; None if it is unknown."""
+    job, tables = queues.known(id), queues.tables
+    if job is None:
+        return None
+    messages = tables.messages(id, job.sent - LISTED, LISTED)
+    texts = JobTexts(
+        payload=job.payload or None,
+        checkpoint=job.checkpoint,
+        outcome=job.outcome,
+        events=tuple(tables.events(id, job.emitted - LISTED, LISTED)),
+        messages=tuple((number, bool(taken), text) for number, _, taken, text in messages),
+    )
+    return attrs.evolve(status_of(job), texts=texts)
 
 
 def page_of(records: Iterable[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
@@ -108,6 +135,7 @@ def instances(tables: Tables) -> list[InstanceInfo]:
 def statistics(tables: Tables, now: float) -> DurableStatistics:
     """Return the numbers of jobs and sessions, by lane and in all."""
     handled = {name for info in tables.instances() for name in info.names}
+    requests = tables.requests_of(None)
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     known = tables.lanes()
     for (lane, state, name), count in tables.counts().items():
@@ -146,7 +174,66 @@ def statistics(tables: Tables, now: float) -> DurableStatistics:
         sessions=tables.sessions(),
         lanes=lanes,
         store=tables.identity(),
+        paused=paused_of(tables.pauses(), now),
+        locks=locks_of(requests),
+        quotas=quotas_of(_levels(tables, now), requests),
     )
+
+
+def paused_of(pauses: Mapping[str, float], now: float) -> dict[str, float | None]:
+    """Return the first paused sessions; None: until it is resumed."""
+    paused = sorted((session, until) for session, until in pauses.items() if until > now)
+    return {session: None if until == math.inf else until for session, until in paused[:LISTED]}
+
+
+def locks_of(requests: Iterable[Request]) -> tuple[LockStatistics, ...]:
+    """Return the locks of requests, which are in order: the most wanted first."""
+    held, waits = _by_name(one for one in requests if not one.is_for_quota)
+    most_wanted = sorted({*held, *waits}, key=lambda key: (-len(waits[key]), key))[:LISTED]
+    return tuple(
+        LockStatistics(key, len(held[key]), len(waits[key]), _shown(held[key]), _shown(waits[key]))
+        for key in most_wanted
+    )
+
+
+def quotas_of(
+    levels: Mapping[str, tuple[QuotaLevel, ...]], requests: Iterable[Request]
+) -> tuple[QuotaStatistics, ...]:
+    """Return the quotas by their levels, and the requests that wait for them."""
+    _, waits = _by_name(one for one in requests if one.is_for_quota)
+    return tuple(
+        QuotaStatistics(name, level, len(waits[name]), _shown(waits[name]))
+        for name, level in levels.items()
+    )
+
+
+def _by_name(requests: Iterable[Request]) -> tuple[_ByName, _ByName]:
+    """Return the requests that were served, and those that wait."""
+    held, waits = _ByName(list), _ByName(list)
+    for request in requests:
+        (waits if request.served is None else held)[request.name].append(request)
+    return held, waits
+
+
+def _shown(requests: Sequence[Request]) -> tuple[LineRequest, ...]:
+    first = requests[:REQUESTS_LISTED]
+    return tuple(LineRequest(one.instance, one.job, one.since) for one in first)
+
+
+def _levels(tables: Tables, now: float) -> dict[str, tuple[QuotaLevel, ...]]:
+    return {
+        name: tuple(
+            _level(tables, meter, limit, now)
+            for meter, limit in zip(quota_meters(f"quota {name}", limits), limits, strict=True)
+        )
+        for name, limits in sorted(tables.quotas().items())[:LISTED]
+    }
+
+
+def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaLevel:
+    marks = tables.marks(meter.key)
+    used = meter.used(marks, now)
+    return QuotaLevel(limit, used, meter.refilled_at(marks[-1]) if used else None)
 
 
 def check(queues: Queues, *, repair: bool) -> CheckReport:

@@ -28,23 +28,36 @@ from .queues import Queues
 from .request import Request
 
 
-def acquire(queues: Queues, instance: str, key: str, shared: bool) -> tuple[int, float | None]:
+def acquire(
+    queues: Queues, instance: str, key: str, shared: bool, job: int | None
+) -> tuple[int, float | None]:
     """Ask for a lock; return the number of the request, and its fence, or None if it waits."""
-    request = Request(queues.tables.next_number(), f"lock {key}", instance, json.dumps(shared))
+    request = _request(queues, f"lock {key}", instance, json.dumps(shared), job)
     queues.tables.put_request(request)
     _serve_lock(queues, request.line)
     return _answer(queues, request.id)
 
 
+def _request(queues: Queues, line: str, instance: str, told: str, job: int | None) -> Request:
+    number = queues.tables.next_number()
+    return Request(number, line, instance, told, job=job, since=queues.now)
+
+
 def spend(
-    queues: Queues, instance: str, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int]
+    queues: Queues,
+    instance: str,
+    quota: str,
+    limits: Sequence[RateLimit],
+    costs: Mapping[str, int],
+    job: int | None,
 ) -> tuple[int, float | None]:
     """Take costs from a quota; return the number of the request, and when it was charged.
 
     The time is None if it waits. The number is 0 if it was charged at once: it is not kept.
     """
+    _remember(queues, quota, limits)
     told = json.dumps([rates.to_json(limits), dict(costs)])
-    request = Request(queues.tables.next_number(), f"quota {quota}", instance, told)
+    request = _request(queues, f"quota {quota}", instance, told, job)
     first = _first(queues, request.line)
     if first is None and _charged(queues, request):
         return 0, queues.now
@@ -52,6 +65,12 @@ def spend(
     if first is not None:
         _serve_quota(queues, request.line)  # its time may have come
     return _answer(queues, request.id)
+
+
+def _remember(queues: Queues, quota: str, limits: Sequence[RateLimit]) -> None:
+    """Note the limits of a quota, which say what its marks mean."""
+    if queues.tables.quotas().get(quota) != tuple(limits):
+        queues.tables.put_quota(quota, tuple(limits))
 
 
 def _answer(queues: Queues, id: int) -> tuple[int, float | None]:
@@ -98,12 +117,24 @@ def settle(
     queues: Queues, quota: str, limits: Sequence[RateLimit], at: float, change: Mapping[str, int]
 ) -> None:
     """Change the costs that were taken from a quota at a time."""
+    _remember(queues, quota, limits)
     line = f"quota {quota}"
     less = {unit: -amount for unit, amount in change.items() if amount < 0}
     more = {unit: amount for unit, amount in change.items() if amount > 0}
     _give_back(queues, line, limits, at, less)
     rates.charge(queues.tables, rates.quota_meters(line, limits), more, queues.now)
     _wake_first(queues, line)
+
+
+def reset(queues: Queues, quota: str) -> bool:
+    """Forget what was spent from a quota; return whether anything is known of it."""
+    limits, line = queues.tables.quotas().get(quota), f"quota {quota}"
+    if limits is None:
+        return False
+    for meter in rates.quota_meters(line, limits):
+        queues.tables.forget_marks(meter.key)
+    _wake_first(queues, line)
+    return True
 
 
 def end_requests(queues: Queues, instance: str) -> None:
@@ -125,7 +156,7 @@ def _serve_lock(queues: Queues, line: str) -> None:
         holder = tables.first_request(line, served=True)
         if holder is not None and "false" in (holder.told, request.told):
             return
-        request.served = tables.next_number()
+        request.served, request.since = tables.next_number(), queues.now
         tables.put_request(request)
         queues.ended.append((request.id, None))
 
@@ -140,11 +171,9 @@ def _serve_quota(queues: Queues, line: str) -> tuple[int, float]:
         if not _charged(queues, request):
             if served:
                 queues.ended.append((request.id, None))  # it is the first now
-            limits, costs = _terms(request)
-            at = rates.ready_at(tables, rates.quota_meters(line, limits), costs)
-            return request.id, at - queues.now
+            return request.id, ready_at(queues, request) - queues.now
         served = True
-        request.served = queues.now
+        request.served = request.since = queues.now
         tables.put_request(request)
         queues.ended.append((request.id, None))
     return 0, 0.0
@@ -167,12 +196,18 @@ def _drop(queues: Queues, request: Request) -> None:
 
 def _charged(queues: Queues, request: Request) -> bool:
     """Charge a request if the rates of its quota admit it now; return whether they do."""
+    if ready_at(queues, request) > queues.now:
+        return False
     limits, costs = _terms(request)
     meters = rates.quota_meters(request.line, limits)
-    if rates.ready_at(queues.tables, meters, costs) > queues.now:
-        return False
     rates.charge(queues.tables, meters, costs, queues.now)
     return True
+
+
+def ready_at(queues: Queues, request: Request) -> float:
+    """Return when the rates of its quota admit a request."""
+    limits, costs = _terms(request)
+    return rates.ready_at(queues.tables, rates.quota_meters(request.line, limits), costs)
 
 
 def _terms(request: Request) -> tuple[Sequence[RateLimit], Mapping[str, int]]:

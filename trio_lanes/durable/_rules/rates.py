@@ -122,6 +122,16 @@ class Meter:
             for number, (time, total) in enumerate(marks)
         ]
 
+    def used(self, marks: Sequence[Mark], now: float) -> int:
+        """Return the amount that counts against the limit now."""
+        if not marks:
+            return 0
+        if self._sliding:
+            gone = self.gone(marks, now)
+            return marks[-1][1] - (marks[gone - 1][1] if gone else 0)
+        left = self.arrival(marks[-1]) - Fraction(now)
+        return max(0, math.ceil(left / self._interval))
+
     def gone(self, marks: Sequence[Mark], now: float) -> int:
         """Return how many marks are of charges that have left the window."""
         since = Fraction(now) - self._per

@@ -21,6 +21,15 @@ class Request:
     """JSON: of a lock, whether it is shared; of a quota, its rates and the costs."""
     served: float | None = None
     """The fence of a lock; when the costs were taken; None while it waits."""
+    job: int | None = None
+    """The job whose run made it; None: a task outside of a run."""
+    since: float | None = None
+    """Since when it waits, or was served; None: an earlier version made it."""
+
+    @property
+    def name(self) -> str:
+        """The key of the lock, or the name of the quota."""
+        return self.line.split(" ", 1)[1]
 
     @property
     def is_for_quota(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, final
 
 import attrs
 
+from ... import RateLimit
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
 from .job_record import JobRecord
 from .request import Request
@@ -146,7 +147,13 @@ class Tables(Protocol):
     def first_request(self, line: str, served: bool) -> Request | None:
         """Return the first request of a line that was served, or that waits."""
 
-    def requests_of(self, instance: str) -> list[Request]: ...
+    def requests_of(self, instance: str | None) -> list[Request]:
+        """Return the requests of an instance, or with None all, in order of their numbers."""
+
+    def quotas(self) -> Mapping[str, tuple[RateLimit, ...]]:
+        """Return the quotas from which something was spent, with the limits applied last."""
+
+    def put_quota(self, name: str, limits: tuple[RateLimit, ...]) -> None: ...
 
     # ---- logs
     def write_log(self, log: str, author: str, record: str) -> int:
@@ -210,6 +217,9 @@ class Tables(Protocol):
         """
 
     def forget_marks(self, meter: str) -> None: ...
+    def pauses(self) -> Mapping[str, float]:
+        """Return the paused sessions, and until when they are paused."""
+
     def pause_of(self, session: str) -> float | None: ...
     def put_pause(self, session: str, until: float | None) -> None: ...
     def instances(self) -> list[InstanceInfo]: ...

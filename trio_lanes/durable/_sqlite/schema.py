@@ -24,7 +24,7 @@ from typing import Any, Final
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -169,10 +169,13 @@ CREATE TABLE requests (         -- for locks and quotas
     line TEXT NOT NULL,
     instance TEXT NOT NULL,
     told TEXT NOT NULL,         -- JSON; see `Request`
-    served REAL                 -- NULL: it waits
+    served REAL,                -- NULL: it waits
+    job INTEGER,                -- NULL: a task outside of a run made it
+    since REAL                  -- when it was made or served
 );
 CREATE INDEX requests_line ON requests (line, served);
 CREATE INDEX requests_instance ON requests (instance);
+CREATE TABLE quotas (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE logs (
     log TEXT NOT NULL,
     number INTEGER NOT NULL,
@@ -267,6 +270,11 @@ CREATE TABLE logs (
     told TEXT NOT NULL,         -- JSON
     PRIMARY KEY (log, number)
 ) WITHOUT ROWID;
+""",
+    10: """
+ALTER TABLE requests ADD COLUMN job INTEGER;
+ALTER TABLE requests ADD COLUMN since REAL;
+CREATE TABLE quotas (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
 """,
 }
 """By schema version, the script that makes the next version."""

@@ -14,9 +14,12 @@ from typing import Any, Final
 
 import attrs
 
+from ... import RateLimit
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._rules.rates import from_json, group_from_json, group_to_json, to_json
 from .._rules.request import Request
+
+_REQUEST: Final = ", ".join(field.name for field in attrs.fields(Request))
 
 
 class SmallTables:
@@ -32,6 +35,7 @@ class SmallTables:
         """Drop all cached rows: another process may have written, or a rollback came."""
         self._lanes: dict[str, LaneLimit] | None = None
         self._groups: dict[str, GroupLimit] | None = None
+        self._quotas: dict[str, tuple[RateLimit, ...]] | None = None
         self._pauses: dict[str, float] | None = None
         self._instances: dict[str, InstanceInfo] | None = None
         self._marks: dict[str, deque[tuple[float, int]]] = {}
@@ -164,12 +168,12 @@ class SmallTables:
         return self._request("id = ?", (id,))
 
     def _request(self, where: str, values: tuple[Any, ...]) -> Request | None:
-        statement = f"SELECT id, line, instance, told, served FROM requests WHERE {where}"
+        statement = f"SELECT {_REQUEST} FROM requests WHERE {where}"
         row = self._execute(statement, values).fetchone()
         return None if row is None else Request(*row)
 
     def put_request(self, request: Request) -> None:
-        self._write("REPLACE INTO requests VALUES (?, ?, ?, ?, ?)", attrs.astuple(request))
+        self._write("REPLACE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)", attrs.astuple(request))
 
     def drop_request(self, id: int) -> None:
         self._write("DELETE FROM requests WHERE id = ?", (id,))
@@ -179,9 +183,20 @@ class SmallTables:
             return self._request("line = ? AND served IS NOT NULL LIMIT 1", (line,))
         return self._request("line = ? AND served IS NULL ORDER BY id LIMIT 1", (line,))
 
-    def requests_of(self, instance: str) -> list[Request]:
-        statement = "SELECT id, line, instance, told, served FROM requests WHERE instance = ?"
-        return [Request(*row) for row in self._execute(statement, (instance,)).fetchall()]
+    def requests_of(self, instance: str | None) -> list[Request]:
+        where, values = ("", ()) if instance is None else ("WHERE instance = ?", (instance,))
+        statement = f"SELECT {_REQUEST} FROM requests {where} ORDER BY id"
+        return [Request(*row) for row in self._execute(statement, values).fetchall()]
+
+    def quotas(self) -> Mapping[str, tuple[RateLimit, ...]]:
+        if self._quotas is None:
+            rows = self._execute("SELECT name, told FROM quotas")
+            self._quotas = {name: from_json(told) for name, told in rows}
+        return self._quotas
+
+    def put_quota(self, name: str, limits: tuple[RateLimit, ...]) -> None:
+        self._quotas = None
+        self._write("REPLACE INTO quotas VALUES (?, ?)", (name, to_json(limits)))
 
     def write_log(self, log: str, author: str, record: str) -> int:
         statement = "SELECT coalesce(max(number), 0) + 1 FROM logs WHERE log = ?"

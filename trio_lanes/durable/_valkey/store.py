@@ -326,15 +326,24 @@ class ValkeyStore:
         number, *message = await self._told_of(id, "receive", *arguments)
         return None if number is None else (int(number), str(message[0]))
 
-    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
-        told = await self._call("acquire", ticket, self.instance, key, str(int(shared)))
+    async def acquire(
+        self, key: str, shared: bool, ticket: str, job: int | None = None
+    ) -> tuple[int, float | None] | None:
+        of = "" if job is None else str(job)
+        told = await self._call("acquire", ticket, self.instance, key, str(int(shared)), of)
         return None if told == [None] else (int(told[0]), float(told[1]) or None)
 
     async def spend(
-        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        costs: Mapping[str, int],
+        ticket: str,
+        job: int | None = None,
     ) -> tuple[int, float | None] | None:
-        terms = text.meters_argument(limits), json.dumps(dict(costs))
-        told = await self._call("spend", ticket, self.instance, quota, *terms)
+        terms = *text.quota_arguments(limits), json.dumps(dict(costs))
+        of = "" if job is None else str(job)
+        told = await self._call("spend", ticket, self.instance, quota, *terms, of)
         return None if told == [None] else (int(told[0]), float(told[1]) or None)
 
     async def served(self, request: int) -> float | None:
@@ -362,9 +371,13 @@ class ValkeyStore:
     ) -> None:
         less = {unit: -amount for unit, amount in change.items() if amount < 0}
         more = {unit: amount for unit, amount in change.items() if amount > 0}
-        meters = text.meters_argument(limits)
+        terms = text.quota_arguments(limits)
         changes = json.dumps(less), json.dumps(more)
-        await self._call("settle", ticket, quota, meters, f"{at:.0f}", *changes)
+        await self._call("settle", ticket, quota, *terms, f"{at:.0f}", *changes)
+
+    async def reset_quota(self, quota: str, ticket: str) -> bool:
+        (known,) = await self._call("reset_quota", ticket, quota)
+        return bool(known)
 
     async def write_log(self, log: str, record: str, ticket: str) -> int | None:
         (number,) = await self._call("write_log", ticket, self.instance, log, record)
@@ -483,9 +496,12 @@ class ValkeyStore:
             await self._call("queue", session, str(min(limit, PAGE)), weight=PORTION)
         )
 
-    async def status(self, id: int) -> DurableStatus | None:
-        (told,) = await self._call("status", str(id))
-        return None if told is None else text.status_of(told)
+    async def status(self, id: int, texts: bool = False) -> DurableStatus | None:
+        told, *carried = await self._call("status", str(id), str(int(texts)))
+        if told is None:
+            return None
+        status = text.status_of(told)
+        return attrs.evolve(status, texts=text.texts_of(carried[0])) if texts else status
 
     async def running(self, session: str) -> DurableStatus | None:
         (told,) = await self._call("running", session)

@@ -6,11 +6,13 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from ... import LaneFullError, RateLimit, UnknownLaneError
 from ..._config.exact import bucket_shape
 from .._contract.errors import KeyConflictError
+from .._contract.protocol import LISTED
 from .._contract.records import (
     Cancelled,
     Claim,
@@ -24,10 +26,12 @@ from .._contract.records import (
     Finish,
     GroupLimit,
     InstanceInfo,
+    JobTexts,
     LaneLimit,
     Opening,
     Postponed,
     QueuedJob,
+    QuotaLevel,
     Released,
     Selection,
     Step,
@@ -39,6 +43,8 @@ from .._contract.state import DurableState
 from .._rules import rates
 from .._rules.engine import digest
 from .._rules.history import LONGEST_ERROR, error_type, in_one_line
+from .._rules.inspection import locks_of, paused_of, quotas_of
+from .._rules.request import Request
 
 SECOND: Final = 1_000_000
 """The script's times are microseconds."""
@@ -192,6 +198,19 @@ def _attempt(told: Sequence[Any]) -> DurableAttempt:
     )
 
 
+def texts_of(told: Sequence[Any]) -> JobTexts:
+    """Return what a job carries."""
+    payload, checkpoint, outcome, last, events, messages = told
+    first = last - len(events) + 1
+    return JobTexts(
+        payload,
+        checkpoint,
+        outcome,
+        tuple(enumerate(events, first)),
+        tuple((number, bool(taken), text) for number, taken, text in messages),
+    )
+
+
 def queued_of(told: Sequence[Sequence[Any]]) -> list[QueuedJob]:
     """Return the jobs of a session."""
     return [
@@ -307,9 +326,9 @@ def _gcra(limit: RateLimit) -> dict[str, int]:
     return {"num": num, "den": den, "burst": math.floor(burst * num)}
 
 
-def meters_argument(limits: Iterable[RateLimit]) -> str:
-    """The limits of a quota, as the script reads them."""
-    return json.dumps(_meters(limits))
+def quota_arguments(limits: Sequence[RateLimit]) -> tuple[str, str]:
+    """The limits of a quota: as the script keeps them, and as it reads them."""
+    return rates.to_json(limits), json.dumps(_meters(limits))
 
 
 def lanes_of(answer: Sequence[Any]) -> dict[str, LaneLimit]:
@@ -351,7 +370,8 @@ def pairs_of(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 def statistics_of(answer: Sequence[Any]) -> DurableStatistics:
     """Return the statistics of a store."""
-    identity, counts, in_all, by_lane, names, lanes, now = answer
+    identity, counts, in_all, by_lane, names, lanes, time, pauses, requests, quotas = answer
+    now, asked = a_time(time), sorted(map(_request, requests), key=attrgetter("id"))
     handled = set(names)
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for state, lane, name, times in counts:
@@ -369,7 +389,7 @@ def statistics_of(answer: Sequence[Any]) -> DurableStatistics:
             sessions=sessions.get(name, 0),
             concurrency=limit.concurrency,
             max_waiting=limit.max_waiting,
-            paused=limit.paused_until is not None and limit.paused_until > a_time(now),
+            paused=limit.paused_until is not None and limit.paused_until > now,
         )
         for name, limit in lanes_of(lanes).items()
     }
@@ -382,6 +402,25 @@ def statistics_of(answer: Sequence[Any]) -> DurableStatistics:
         sessions=in_all,
         lanes=told,
         store=identity,
+        paused=paused_of({session: a_time(until) for session, until in pairs_of(pauses)}, now),
+        locks=locks_of(asked),
+        quotas=quotas_of(dict(sorted(map(_levels, quotas))[:LISTED]), asked),
+    )
+
+
+def _levels(told: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
+    name, limits, levels = told
+    return name, tuple(
+        QuotaLevel(limit, int(used), seconds(as_new))
+        for limit, (used, as_new) in zip(rates.from_json(limits), levels, strict=True)
+    )
+
+
+def _request(told: Sequence[Any]) -> Request:
+    id, for_quota, name, instance, job, since, served = told
+    line = f"{'quota' if for_quota else 'lock'} {name}"
+    return Request(
+        id, line, instance, "", 0.0 if served else None, int(job) if job else None, seconds(since)
     )
 
 

@@ -282,13 +282,20 @@ class ServedStoreClient(Store):
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         return await self._ask_until("events", id, after)  # type: ignore[no-any-return]
 
-    async def acquire(self, key: str, shared: bool, ticket: str) -> tuple[int, float | None] | None:
-        return await self._ask("acquire", key, shared, ticket)  # type: ignore[no-any-return]
+    async def acquire(
+        self, key: str, shared: bool, ticket: str, job: int | None = None
+    ) -> tuple[int, float | None] | None:
+        return await self._ask("acquire", key, shared, ticket, job)  # type: ignore[no-any-return]
 
     async def spend(
-        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int], ticket: str
+        self,
+        quota: str,
+        limits: Sequence[RateLimit],
+        costs: Mapping[str, int],
+        ticket: str,
+        job: int | None = None,
     ) -> tuple[int, float | None] | None:
-        told = await self._ask("spend", quota, limits, costs, ticket)
+        told = await self._ask("spend", quota, limits, costs, ticket, job)
         return told  # type: ignore[no-any-return]
 
     async def served(self, request: int) -> float | None:
@@ -306,6 +313,9 @@ class ServedStoreClient(Store):
         ticket: str,
     ) -> None:
         await self._ask("settle", quota, limits, at, change, ticket)
+
+    async def reset_quota(self, quota: str, ticket: str) -> bool:
+        return bool(await self._ask("reset_quota", quota, ticket))
 
     async def write_log(self, log: str, record: str, ticket: str) -> int | None:
         return await self._ask("write_log", log, record, ticket)  # type: ignore[no-any-return]
@@ -389,8 +399,8 @@ class ServedStoreClient(Store):
     async def queue(self, session: str, limit: int) -> list[QueuedJob]:
         return list(await self._ask("queue", session, limit, long=True))
 
-    async def status(self, id: int) -> DurableStatus | None:
-        return await self._ask("status", id)  # type: ignore[no-any-return]
+    async def status(self, id: int, texts: bool = False) -> DurableStatus | None:
+        return await self._ask("status", id, texts)  # type: ignore[no-any-return]
 
     async def running(self, session: str) -> DurableStatus | None:
         return await self._ask("running", session)  # type: ignore[no-any-return]

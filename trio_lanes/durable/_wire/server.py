@@ -32,7 +32,16 @@ VERBS: Final = frozenset(
         *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
         *("blocked_by", "running", "check", "emit", "send", *WAITS),
-        *("acquire", "spend", "release", "settle", "write_log", "read_log", "drop_log"),
+        *(
+            "acquire",
+            "spend",
+            "release",
+            "settle",
+            "reset_quota",
+            "write_log",
+            "read_log",
+            "drop_log",
+        ),
     }
 )
 

@@ -184,6 +184,57 @@ class BlockerStories:
                 assert await reasons(lanes, outer.id) == []
 
     @story
+    async def test_a_run_is_blocked_by_the_lock_and_the_quota_that_it_waits_for(
+        self, bench: Bench
+    ) -> None:
+        async def locks(payload: Any) -> None:
+            async with lanes.lock("the index"):
+                await bench.gate(payload).wait()
+
+        async def spends(payload: Any) -> None:
+            await lanes.quota("q").spend(tokens=payload)
+
+        async with (
+            bench.lanes(
+                lanes={"main": 9},
+                handlers={"locks": locks, "spends": spends},
+                quotas={"q": RateLimit(100, per=100.0, burst=1, unit="tokens")},
+            ) as lanes,
+            bench.lanes(worker=False) as asking,
+        ):
+            jobs = []
+            for name in "abc":
+                jobs.append(await lanes.submit("locks", name))
+                await bench.settle(lanes)
+            for side in (lanes, asking):
+                assert await reasons(side, jobs[0].id) == []
+                for job in jobs[1:]:
+                    assert await reasons(side, job.id) == [("lock", "the index", jobs[0].id)]
+            bench.gate("a").set()
+            await jobs[0].wait()
+            await bench.settle(lanes)
+            assert await reasons(asking, jobs[1].id) == []
+            assert await reasons(asking, jobs[2].id) == [("lock", "the index", jobs[1].id)]
+            bench.gate("b").set()
+            bench.gate("c").set()
+            await jobs[2].wait()
+            async with lanes.lock("the index"):  # by a task outside of a run
+                other = await lanes.submit("locks", "a")
+                await bench.settle(lanes)
+                assert await reasons(asking, other.id) == [("lock", "the index", None)]
+            await lanes.quota("q").spend(tokens=60)
+            first = await lanes.submit("spends", 50)
+            await bench.settle(lanes)
+            second = await lanes.submit("spends", 1)
+            await bench.settle(lanes)
+            assert await reasons(asking, first.id) == [("quota", "q", None)]
+            (when,) = await until(asking, first.id)
+            assert when is not None
+            assert 30 < when <= 60
+            assert await reasons(asking, second.id) == [("quota", "q", first.id)]
+            assert await until(asking, second.id) == [None]
+
+    @story
     async def test_a_suspect_is_blocked_until_an_instance_runs_few_jobs(self, bench: Bench) -> None:
         jobs = [Submission(name="gate", payload=payload) for payload in "ab"]
         for submitted in (jobs, []):

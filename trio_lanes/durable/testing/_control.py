@@ -9,13 +9,22 @@ from typing import Any
 
 import trio
 
-from ... import JobCancelledError, LaneClearedError, LaneConfig, LanesClosedError, UnknownLaneError
+from ... import (
+    JobCancelledError,
+    LaneClearedError,
+    LaneConfig,
+    LaneGroup,
+    LanesClosedError,
+    RateLimit,
+    UnknownLaneError,
+)
 from .. import (
     Cancelled,
     Died,
     DurableState,
     Failed,
     Finish,
+    GroupLimit,
     NoRetry,
     Postponed,
     Released,
@@ -27,7 +36,7 @@ from .. import (
     UnknownHandlerError,
     current_job,
 )
-from ..store import PAGE
+from ..store import LISTED, PAGE
 from ._bench import Bench, opening, story, ticket
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -475,6 +484,29 @@ class ControlStories:
             assert status.error is None
             assert (await lanes.check()).problems == ()
             assert (await lanes.check(repair=True)).problems == ()
+
+    @story
+    async def test_statistics_name_the_paused_sessions(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes, bench.lanes(worker=False) as asking:
+            assert (await asking.statistics()).paused == {}
+            for n in range(LISTED):
+                await lanes.pause(f"session:{n:03}")
+            await lanes.pause_for("session:0", 60)
+            await lanes.pause("session:9")  # one more than are listed
+            paused = dict((await asking.statistics()).paused)
+            (instance,) = await lanes.instances()
+            when = paused.pop("0")
+            assert when is not None
+            assert 59 < when - instance.since < 100
+            assert paused == {f"{n:03}": None for n in range(LISTED - 1)}
+
+    @story
+    async def test_a_group_is_read_as_it_was_set(self, bench: Bench) -> None:
+        groups = {"g": LaneGroup(["main", "cron"], 2, reserve={"cron": 1}, rate=RateLimit(9))}
+        async with bench.lanes(groups=groups) as lanes:
+            assert await lanes.groups() == {
+                "g": GroupLimit(("main", "cron"), 2, {"cron": 1}, (RateLimit(9),))
+            }
 
     @story
     async def test_jobs_are_listed_by_state_lane_and_session_in_pages(self, bench: Bench) -> None:

@@ -11,7 +11,7 @@ import trio
 
 from ... import RateLimit
 from .. import DurableLanes
-from ..store import STEP_BYTES
+from ..store import LISTED, REQUESTS_LISTED, STEP_BYTES
 from ._bench import Bench, opening, story, ticket
 
 TOKENS = RateLimit(100, per=100.0, burst=1, unit="tokens")
@@ -278,6 +278,118 @@ class LockStories:
                 await store.leave()
 
     @story
+    async def test_statistics_say_who_has_locks_and_who_waits_for_them(self, bench: Bench) -> None:
+        async def locks(payload: Any) -> None:
+            async with lanes.lock("k"):
+                pass
+
+        async with (
+            bench.lanes(handlers={"locks": locks}) as lanes,
+            bench.lanes(worker=False) as asking,
+            trio.open_nursery() as nursery,
+        ):
+            assert (await asking.statistics()).locks == ()
+            for name in ("a", "b"):
+                nursery.start_soon(partial(hold, bench, lanes, name, shared=True))
+            await bench.settle(lanes)
+            job = await lanes.submit("locks")
+            await bench.settle(lanes)
+            (lock,) = (await asking.statistics()).locks
+            assert (lock.key, lock.holding, lock.waiting) == ("k", 2, 1)
+            assert [one.job for one in lock.holders] == [None, None]
+            assert [one.job for one in lock.waiters] == [job.id]
+            (instance,) = await lanes.instances()
+            for one in (*lock.holders, *lock.waiters):
+                assert one.instance == instance.id
+                assert one.since is not None
+                assert 0 <= one.since - instance.since < 60
+            bench.gate("a").set()
+            bench.gate("b").set()
+            await job.wait()
+            assert (await asking.statistics()).locks == ()
+
+    @story
+    async def test_the_most_wanted_locks_and_quotas_are_listed_and_the_first_that_wait(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.store.open(opening()):
+            await store.join()
+            for n in range(LISTED + 1):
+                await store.acquire(f"{n:03}", False, ticket(), n + 1)
+                await store.spend(f"{n:03}", [SLIDING], {"requests": 1}, ticket())
+            for n in range(REQUESTS_LISTED + 1):
+                await store.acquire(f"{LISTED:03}", False, ticket(), 1000 + n)
+            now = await store.statistics()
+            assert len(now.locks) == LISTED
+            assert [lock.key for lock in now.locks[:3]] == [f"{LISTED:03}", "000", "001"]
+            wanted = now.locks[0]
+            assert (wanted.holding, wanted.waiting) == (1, REQUESTS_LISTED + 1)
+            assert [one.job for one in wanted.holders] == [LISTED + 1]
+            assert [one.job for one in wanted.waiters] == [*range(1000, 1000 + REQUESTS_LISTED)]
+            assert [quota.name for quota in now.quotas] == [f"{n:03}" for n in range(LISTED)]
+            await store.leave()
+
+    @story
+    async def test_the_level_of_a_quota_is_seen_and_can_be_reset(self, bench: Bench) -> None:
+        async def spend() -> None:
+            await lanes.quota("q").spend(tokens=1)
+            bench.log.append("spent")
+
+        async with (
+            bench.lanes(quotas={"q": [SLIDING, TOKENS]}) as lanes,
+            bench.lanes(worker=False) as asking,
+            trio.open_nursery() as nursery,
+        ):
+            assert (await asking.statistics()).quotas == ()
+            assert not await asking.reset_quota("q")
+            first = await lanes.quota("q").spend(tokens=5)
+            second = await lanes.quota("q").spend(tokens=0)
+            await first.settle(tokens=5_000)  # a slip
+            nursery.start_soon(spend)
+            await bench.settle(lanes)
+            (quota,) = (await asking.statistics()).quotas
+            assert (quota.name, quota.waiting) == ("q", 1)
+            assert [one.job for one in quota.waiters] == [None]
+            requests, tokens = quota.levels
+            assert (requests.limit, tokens.limit) == (SLIDING, TOKENS)
+            assert requests.used == 2
+            assert 4_900 < tokens.used <= 5_000
+            assert requests.as_new_at is not None
+            assert tokens.as_new_at is not None
+            assert 4_900 < tokens.as_new_at - requests.as_new_at < 5_000
+            await bench.advance(0.1, lanes)
+            assert bench.log == []
+            assert await asking.reset_quota("q")
+            await reaped(bench, lanes, lambda: bench.log == ["spent"], seconds=0.2)
+            await second.settle(tokens=0, requests=0)  # of before the reset: nothing to give back
+            (quota,) = (await asking.statistics()).quotas
+            assert quota.waiting == 0
+            requests, tokens = quota.levels
+            assert (requests.used, tokens.used <= 1) == (1, True)
+            await bench.advance(11.0, lanes)
+            (quota,) = (await asking.statistics()).quotas
+            assert [(level.used, level.as_new_at) for level in quota.levels] == [(0, None)] * 2
+            with bench.raises(ValueError):
+                await asking.reset_quota("")
+
+    @story
+    async def test_the_reset_of_a_quota_that_is_asked_again_is_done_once(
+        self, bench: Bench
+    ) -> None:
+        store, mine = bench.played(), ticket()
+        async with store.store.open(opening()):
+            await store.join()
+            spend = partial(store.spend, "q", [SLIDING], {"requests": 2})
+            assert (await spend(ticket()))[0] == 0
+            assert await store.reset_quota("q", mine)
+            assert (await spend(ticket()))[0] == 0
+            assert await store.reset_quota("q", mine)
+            waiting, at = await spend(ticket())
+            assert (bool(waiting), at) == (True, None)
+            await store.leave()
+
+    @story
     async def test_a_log_has_its_records_in_order_and_needs_a_lease(self, bench: Bench) -> None:
         store = bench.played()
         async with store.store.open(opening()):
@@ -328,9 +440,15 @@ class LockStories:
             await reaped(bench, lanes, lambda: bench.log == ["spent"])
 
 
-async def reaped(bench: Bench, lanes: DurableLanes, so: Callable[[], Any]) -> None:
-    """Wait until a condition holds, which other instances bring about."""
+async def reaped(
+    bench: Bench, lanes: DurableLanes, so: Callable[[], Any], seconds: float = 30.0
+) -> None:
+    """Wait until a condition holds, which other instances bring about.
+
+    Args:
+      seconds: how far virtual time is set ahead for each look.
+    """
     tries = iter(range(200))
     while not so() and next(tries, None) is not None:
-        await bench.advance(30.0 if bench.virtual else 0.1, lanes)
+        await bench.advance(seconds if bench.virtual else 0.1, lanes)
     assert so(), bench.log

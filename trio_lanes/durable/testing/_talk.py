@@ -9,7 +9,9 @@ import trio.testing
 
 from .. import (
     DurableLanes,
+    Failed,
     Finish,
+    JobTexts,
     PayloadError,
     Released,
     ResultGoneError,
@@ -17,7 +19,7 @@ from .. import (
     Succeeded,
     current_job,
 )
-from ..store import EVENT_BYTES, EVENTS_KEPT
+from ..store import EVENT_BYTES, EVENTS_KEPT, LISTED
 from ._bench import Bench, opening, story, ticket
 
 
@@ -173,6 +175,54 @@ class TalkStories:
                     await lanes.send("alice", **bad)
             with bench.raises(ValueError):
                 await lanes.send("alice", 1, key="")
+
+    @story
+    async def test_a_status_has_what_the_job_carries_if_it_is_asked_for(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            inner = store.store
+            ids = await store.enqueue([SubmittedJob(name="echo", payload=f"[{n}]") for n in "123"])
+
+            async def texts_of(id: int) -> JobTexts:
+                status = await inner.status(id, True)
+                assert status is not None
+                assert status.texts is not None
+                return status.texts
+
+            for n, id in enumerate(ids, 1):
+                status = await inner.status(id)
+                assert status is not None
+                assert status.texts is None
+                assert await texts_of(id) == JobTexts(f"[{n}]", None, None, (), ())
+            claims = (await store.step([], 2)).claims
+            for claim in claims:
+                for n in range(LISTED + 5):
+                    await inner.emit(claim.id, claim.fence, str(n), ticket())
+                    await inner.send(None, claim.id, f'"{n}"', None, ticket())
+                for n in range(2):
+                    assert await inner.receive(claim.id, claim.fence, LISTED + n) is not None
+                await store.checkpoint(claim.id, claim.fence, '"half"')
+            texts, error = await texts_of(ids[0]), '{"type": "E", "message": "no", "traceback": ""}'
+            assert (texts.payload, texts.checkpoint, texts.outcome) == ("[1]", '"half"', None)
+            assert texts.events == tuple((n + 1, str(n)) for n in range(5, LISTED + 5))
+            assert texts.messages == tuple(
+                (n + 1, n in (LISTED, LISTED + 1), f'"{n}"') for n in range(5, LISTED + 5)
+            )
+            well, failed = claims
+            ends = [
+                Finish(well.id, well.fence, Succeeded('"well"')),
+                Finish(failed.id, failed.fence, Failed(error)),
+            ]
+            await store.step(ends, 0)
+            assert await store.cancel(ids[2], '{"reason": "late"}')
+            taken = tuple((n + 1, True, f'"{n}"') for n in (LISTED, LISTED + 1))
+            events = texts.events
+            assert await texts_of(ids[0]) == JobTexts(None, None, '"well"', events, taken)
+            assert await texts_of(ids[1]) == JobTexts("[2]", '"half"', error, events, taken)
+            assert await texts_of(ids[2]) == JobTexts(None, None, '{"reason": "late"}', (), ())
+            assert await inner.status(10**9, True) is None
+            await store.leave()
 
     @story
     async def test_one_task_of_a_run_takes_messages_at_a_time(self, bench: Bench) -> None:

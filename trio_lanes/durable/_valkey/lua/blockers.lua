@@ -5,12 +5,35 @@ local function a_blocker(kind, lane, job, ends)
   return { kind, lane, job or false, ends and ends < huge and int(ends) or false }
 end
 
-local function of_run(job)
-  if job.lent == 1 then
-    return { a_blocker('lent', job.lane) }
+-- What a request that waits, waits for.
+local function in_line(request)
+  local name = LINES.name_of(request)
+  local index = ROOT .. (request.costs and 'kw:' or 'kh:') .. request.line
+  local before = LINES.request(call('ZRANGE', index, 0, 0)[1])
+  local job = before and before.job ~= '' and before.job
+  if not request.costs then
+    return a_blocker('lock', name, job)
+  elseif not before or before.id ~= request.id then
+    return a_blocker('quota', name, job)
   end
-  local refused = job.lent and new_budget():return_refused_by(job)
-  return refused and { a_blocker(refused[1], refused[2]) } or {}
+  local at = meters_ready_at(request.line, request.meters, request.costs)
+  return a_blocker('quota', name, nil, at > now and at)
+end
+
+local function of_run(job)
+  local found = {}
+  if job.lent == 1 then
+    found[1] = a_blocker('lent', job.lane)
+  else
+    local refused = job.lent and new_budget():return_refused_by(job)
+    found[1] = refused and a_blocker(refused[1], refused[2]) or nil
+  end
+  for _, request in ipairs(LINES.of_instance(job.instance)) do
+    if request.job == job.id and request.served == '0' then
+      found[#found + 1] = in_line(request)
+    end
+  end
+  return found
 end
 
 -- The live instances that have a handler, and the names of all handlers of these.

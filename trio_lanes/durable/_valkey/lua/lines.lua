@@ -1,7 +1,7 @@
 -- Locks and quotas: requests of instances, which wait in lines.
 --
--- l:<id> is the request: its line, its instance, what it asks for, and when it was served: the fence of
--- a lock, the time of a charge, or 0. The sorted sets kw:<line> and kh:<line> have the requests of a
+-- l:<id> is the request: its line, its instance, its job or '', what it asks for, when it was served (the
+-- fence of a lock, the time of a charge, or 0), and since when it waits or was served. The sorted sets kw:<line> and kh:<line> have the requests of a
 -- line that wait and those that were served, ki:<instance> those of an instance. The first that waits
 -- is served when its lock is free or the rates of its quota admit it; then its instance is told.
 
@@ -41,14 +41,29 @@ end
 function LINES.serve(request, served)
   call('ZREM', ROOT .. 'kw:' .. request.line, request.id)
   call('ZADD', ROOT .. 'kh:' .. request.line, request.id, request.id)
-  request.served = served
+  request.served, request.since = served, int(now)
   call('SET', ROOT .. 'l:' .. request.id, cmsgpack.pack(request))
   LINES.tell(request)
 end
 
+-- The requests of an instance, in order.
+function LINES.of_instance(instance)
+  local ids, found = members(ROOT .. 'ki:' .. instance), {}
+  table.sort(ids)
+  for place, id in ipairs(ids) do
+    found[place] = LINES.request(id)
+  end
+  return found
+end
+
+-- The key of the lock, or the name of the quota.
+function LINES.name_of(request)
+  return string.match(request.line, '^%a+:%d+:(.*)$')
+end
+
 -- Add a request to the tail of its line.
 function LINES.stand(request)
-  request.id, request.served = int(next_number()), '0'
+  request.id, request.served, request.since = int(next_number()), '0', int(now)
   call('SET', ROOT .. 'l:' .. request.id, cmsgpack.pack(request))
   call('ZADD', ROOT .. 'kw:' .. request.line, request.id, request.id)
   call('SADD', ROOT .. 'ki:' .. request.instance, request.id)

@@ -1,5 +1,7 @@
 -- Inspection: acts that change nothing, and the wait for the end of a job.
 
+local LISTED = 100
+
 local function status_of(job)
   local running, error = job.state == 'running', false
   if job.state == 'dead' or job.state == 'failed' then
@@ -13,9 +15,35 @@ local function status_of(job)
   }
 end
 
+-- The last messages to a job: numbers, whether taken, texts.
+local function last_messages(job)
+  local found, flat = {}, call('HGETALL', ROOT .. 'm:' .. job.id)
+  for at = 1, #flat, 2 do
+    local number, message = tonumber(flat[at]), cmsgpack.unpack(flat[at + 1])
+    if number > job.sent - LISTED then
+      found[#found + 1] = { number, message.taken and 1 or 0, message.text }
+    end
+  end
+  table.sort(found, function(one, other) return one[1] < other[1] end)
+  return found
+end
+
+-- What a job carries: payload, checkpoint data, outcome, the number of the last event, events, messages.
+local function texts_of(job)
+  return {
+    text_of(ROOT .. 'p:' .. job.id) or false, text_of(ROOT .. 'c:' .. job.id) or false,
+    text_of(ROOT .. 'o:' .. job.id) or false, job.emitted or 0,
+    call('LRANGE', ROOT .. 'e:' .. job.id, -LISTED, -1), job.sent and last_messages(job) or {},
+  }
+end
+
+-- Arguments: the id, whether to answer what the job carries as well.
 local function status(arguments)
   local job = known(arguments[1])
-  return { 0, job and status_of(job) or false }
+  if not job then
+    return { 0, false }
+  end
+  return { 0, status_of(job), arguments[2] == '1' and texts_of(job) }
 end
 
 -- Answer: the state and the outcome of a job that has ended or is dead; only 0 if it has not, and the
@@ -135,8 +163,38 @@ local function present_lanes(counts)
   return answer
 end
 
+-- Each request for a lock or a quota: {whether for a quota, name, instance, job, since, served}.
+local function all_requests()
+  local found = {}
+  for _, instance in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
+    for _, request in ipairs(LINES.of_instance(instance)) do
+      found[#found + 1] = {
+        tonumber(request.id), request.costs and 1 or 0, LINES.name_of(request), instance,
+        request.job or '', request.since or false, request.served ~= '0' and 1 or 0,
+      }
+    end
+  end
+  return found
+end
+
+-- Each quota from which something was spent: {name, limits, and of each limit what is in use, and when
+-- it is as new}.
+local function all_quotas()
+  local found, flat = {}, call('HGETALL', ROOT .. 'qu')
+  for at = 1, #flat, 2 do
+    local levels, known = {}, cmsgpack.unpack(flat[at + 1])
+    for place, meter in ipairs(cjson.decode(known[2])) do
+      local used, as_new = used_of(meter_key('quota:' .. named(flat[at]), meter), meter)
+      levels[place] = { int(used), used > 0 and int(as_new) }
+    end
+    found[#found + 1] = { flat[at], known[1], levels }
+  end
+  return found
+end
+
 -- Answer: the identity; counts of {state, lane, name, number}; sessions; sessions by lane; the names
--- of live instances' handlers; the lanes that are there; the time.
+-- of live instances' handlers; the lanes that are there; the time; paused sessions and until when; the
+-- requests for locks and quotas; the quotas.
 local function statistics()
   local counts, by_lane, handled = all_counts(), {}, {}
   local present = present_lanes(counts)
@@ -151,7 +209,8 @@ local function statistics()
   end
   return {
     0, call('HGET', META, 'identity'), counts, tonumber(call('HGET', META, 'sessions') or 0),
-    by_lane, handled, present, int(now),
+    by_lane, handled, present, int(now), call('ZRANGE', ROOT .. 'pauses', 0, -1, 'WITHSCORES'),
+    all_requests(), all_quotas(),
   }
 end
 

@@ -168,7 +168,31 @@ function GCRA.give_back(key, meter, at, amount)
   return since + math.ceil(sum * meter.num / meter.den)
 end
 
+-- The amount that counts against a limit now, and when the limit is as new.
+function SLIDING.used(key, meter)
+  local time, all = mark_at(key, -1)
+  if not time then
+    return 0
+  end
+  local gone = gone_from(key, meter.per)
+  local _, before = mark_at(key, gone - 1)
+  return all - (gone > 0 and before or 0), time + meter.per
+end
+
+function GCRA.used(key, meter)
+  local since, sum = since_and_sum(key)
+  if not since then
+    return 0
+  end
+  local left = (since - now) * meter.den + sum * meter.num
+  return math.max(0, math.ceil(left / meter.num)), since + math.ceil(sum * meter.num / meter.den)
+end
+
 local KINDS = { sliding = SLIDING, gcra = GCRA }
+
+local function used_of(key, meter)
+  return KINDS[meter.kind].used(key, meter)
+end
 
 -- When all meters of an owner admit a start of these costs.
 local function meters_ready_at(owner, meters, costs)
