@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,23 @@ import pytest
 import trio
 
 from tests.command.app import act
+from trio_lanes import RateLimit
 from trio_lanes.command import main
 from trio_lanes.durable import (
     DurableJobError,
     DurableLanes,
+    NoRetry,
     RetryPolicy,
     SqliteStore,
+    current_job,
     open_durable_lanes,
 )
 
 
 class Shop:
     """A store, and what is said of it."""
+
+    opened: DurableLanes  # of a worker, for handlers that need them
 
     def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.path = path
@@ -387,7 +393,13 @@ def test_lanes_and_sessions_are_paused_and_resumed(shop: Shop) -> None:
 
 def test_limits_are_set_made_and_removed(shop: Shop) -> None:
     assert shop.say("limit main 1000") == (0, "main runs 1,000 at once, not 2\n", "")
-    assert shop.ask("limit main inf") == {"lane": "main", "concurrency": None, "before": 1000}
+    assert shop.ask("limit main inf") == {
+        "lane": "main",
+        "concurrency": None,
+        "before": 1000,
+        "max_waiting": None,
+        "rates": [],
+    }
     assert shop.say("limit new 0 --new") == (0, "new runs 0 at once\n", "")
     assert shop.say("limit new --remove") == (0, "removed new\n", "")
     assert set(shop.ask("status")["lanes"]) == {"main", "cron"}
@@ -395,9 +407,9 @@ def test_limits_are_set_made_and_removed(shop: Shop) -> None:
     for command, why in (
         ("limit mian 5", "there is no lane 'mian'; the lanes are: 'cron', 'main'; --new makes one"),
         ("limit main 5 --new", "there is a lane 'main' already"),
-        ("limit main", "say how many may run at once, or --remove"),
-        ("limit main 5 --remove", "say how many may run at once, or --remove"),
-        ("limit main --new --remove", "say how many may run at once, or --remove"),
+        ("limit main", "say how many may run at once, another limit, or --remove"),
+        ("limit main 5 --remove", "say how many may run at once, another limit, or --remove"),
+        ("limit main --new --remove", "say how many may run at once, another limit, or --remove"),
         ("limit main --remove", "lane 'main' cannot be removed: it has 1 jobs"),
         ("limit session:a 5 --new", "the limits of a durable lane are not for sessions"),
     ):
@@ -405,6 +417,230 @@ def test_limits_are_set_made_and_removed(shop: Shop) -> None:
         assert code == 2
         assert err.startswith(f"trio-lanes: {why}")
         assert err.count("\n") == 1
+
+
+def test_rates_and_room_of_a_lane_are_set_and_its_pause_stays(shop: Shop) -> None:
+    shop.say("pause main --for 1000")
+    tokens = "900/60,unit=tokens,burst=9"
+    assert shop.say(f"limit main --rate 5/1.5,algorithm=sliding --rate {tokens}") == (
+        0,
+        f"main runs 2 at once, rate 5/1.5,algorithm=sliding, rate {tokens}\n",
+        "",
+    )
+    assert shop.say("limit main --max-waiting 7")[1] == "main runs 2 at once, 7 may wait\n"
+    document = shop.ask("status")
+    main_ = document["limits"]["main"]
+    assert [(rate["limit"], rate["per"], rate["unit"]) for rate in main_["rates"]] == [
+        (5, 1.5, "requests"),
+        (900, 60, "tokens"),
+    ]
+    assert main_["max_waiting"] == 7
+    assert main_["paused_until"] is not None  # and not for ever, which is null
+    assert document["lanes"]["main"]["paused"]
+    _, _, cron, row, *_ = words(shop.say("status")[1])
+    assert cron[3:] == ["0", "0", "0", "0"]
+    assert " ".join(row[3:6]) == "0 of 7"
+    assert " ".join(row[9:]) == f"paused, rate 5/1.5,algorithm=sliding, rate {tokens}"
+    assert shop.say("limit main 3 --no-rate")[1] == "main runs 3 at once, not 2, no rate\n"
+    assert shop.say("limit tenant:* 1 --new --rate 1/60 --max-waiting 9")[0] == 0
+    template = "tenant:*: each lane runs 1, 9 may wait, rate 1/60"
+    assert template in shop.say("status")[1].splitlines()
+    for command, why in (
+        ("limit new --new --rate 1/2", "say how many may run at once in the new lane"),
+        ("limit main --rate 1/2 --no-rate", "--rate and --no-rate exclude each other"),
+        ("limit main --member cron", "--member and --reserve are for groups: group:NAME"),
+        ("limit main --rate 5", "Invalid value for '--rate': '5' is not a rate such as 500/60"),
+        ("limit main --rate 5/x", "Invalid value for '--rate': '5/x' is not a rate"),
+        ("limit main --rate 5/6,size=7", "Invalid value for '--rate': '5/6,size=7' is not a rate"),
+        ("limit main --rate 0/6", "Invalid value for '--rate': '0/6' is not a rate"),
+    ):
+        code, _, err = shop.say(command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith(f"trio-lanes: {why}")
+
+
+def test_groups_are_made_changed_and_removed(shop: Shop) -> None:
+    members = "--member main --member cron"
+    code, out, _ = shop.say(f"limit group:api 3 --new {members} --reserve cron=1 --rate 9/60")
+    assert code == 0
+    assert " ".join(words(out)[2]) == "api 3 main, cron reserves 1 for cron, rate 9/60"
+    changed = shop.ask("limit group:api --no-rate --reserve main=2")
+    assert changed == {
+        "group": "api",
+        "members": ["main", "cron"],
+        "concurrency": 3,
+        "reserve": {"main": 2},
+        "rates": [],
+    }
+    assert shop.ask("status")["groups"].keys() == {"api"}
+    assert "api" in [line[0] for line in words(shop.say("status")[1]) if line]
+    for command, why in (
+        ("limit group:api 5 --new", "there is a group 'api' already"),
+        ("limit group:none 5", "there is no group 'none'; the groups are: 'api'; --new makes one"),
+        ("limit group:new 5 --new", "say which lanes the new group has: --member"),
+        ("limit group:api --max-waiting 5", "--max-waiting is for lanes"),
+        ("limit group:api --member cron", "reserve names 'main', which is no member"),
+        (
+            "limit group:api --member gone --reserve main=0",
+            "group 'api' has the member 'gone', which is not a lane",
+        ),
+        ("limit group:api --reserve x", "Invalid value for '--reserve': 'x' is not a lane and a"),
+    ):
+        code, _, err = shop.say(command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith(f"trio-lanes: {why}")
+    assert shop.ask("limit group:api --member cron --reserve main=0")["members"] == ["cron"]
+    assert shop.say("limit group:api --remove") == (0, "removed the group api\n", "")
+    assert shop.say("limit group:api 5")[2].endswith("the groups are: none; --new makes one\n")
+
+
+def test_a_job_is_shown_with_what_it_carries(shop: Shop) -> None:
+    large = "x" * 2_000
+
+    async def act(payload: Any) -> Any:
+        run = current_job()
+        assert run is not None
+        if payload == "waits":
+            await anext(run.messages())
+        await run.checkpoint({"half": payload})
+        await run.emit({"said": large})
+        if payload == "fail":
+            raise NoRetry("no")
+        return {"done": payload}
+
+    async def go(lanes: DurableLanes) -> list[int]:
+        first = await lanes.submit("act", "waits", session="s")
+        while not await lanes.send("s", ["hello"]):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await first.wait()
+        failed = await lanes.submit("act", "fail")
+        with pytest.raises(DurableJobError):
+            await failed.wait()
+        await lanes.pause("main")
+        return [first.id, failed.id, (await lanes.submit("act", large)).id]
+
+    ids: list[int] = shop.lanes(go, worker=True, handlers={"act": act})
+    code, out, _ = shop.say("jobs", *map(str, ids))
+    assert code == 0
+    lines = out.splitlines()
+    assert f'outcome of {ids[0]}: {{"done":"waits"}}' in lines
+    assert f"payload of {ids[0]}" not in out  # it has succeeded
+    assert ["1", "yes", '["hello"]'] in words(out)
+    assert f'payload of {ids[1]}: "fail"' in lines
+    assert f'checkpoint of {ids[1]}: {{"half":"fail"}}' in lines
+    (payload,) = (line for line in lines if line.startswith(f"payload of {ids[2]}: "))
+    assert payload.endswith("x… (2,002 characters; --json shows all)")
+    assert max(map(len, lines)) < 1_000
+    succeeded, failed, waiting = (one["texts"] for one in shop.ask("jobs", *map(str, ids)))
+    assert succeeded["payload"] is None
+    assert succeeded["outcome"] == {"done": "waits"}
+    assert succeeded["events"] == [{"number": 1, "event": {"said": large}}]
+    assert succeeded["messages"] == [{"number": 1, "taken": True, "message": ["hello"]}]
+    assert (failed["payload"], failed["outcome"]["message"]) == ("fail", "no")
+    assert waiting == {
+        "payload": large,
+        "checkpoint": None,
+        "outcome": None,
+        "events": [],
+        "messages": [],
+    }
+    assert "texts" in shop.ask("jobs")[0]
+    with closing(sqlite3.connect(shop.path)) as connection:
+        connection.execute("UPDATE jobs SET payload = '[9' WHERE id = ?", (ids[2],))
+        connection.commit()
+    assert shop.ask("jobs", str(ids[2]))[0]["texts"]["payload"] == "[9"
+
+
+def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: Shop) -> None:
+    holding = trio.Event()
+
+    async def locks(payload: Any) -> None:
+        async with shop.opened.lock("index"):
+            holding.set()
+            await trio.sleep_forever()
+
+    async def spends(payload: Any) -> None:
+        await shop.opened.quota("tokens").spend(tokens=payload)
+
+    async def here(*command: str) -> Any:
+        return await trio.to_thread.run_sync(shop.ask, *command)
+
+    async def go(lanes: DurableLanes) -> None:
+        shop.opened = lanes
+        spent = await lanes.quota("tokens").spend(tokens=5)
+        await spent.settle(tokens=9_000)  # a slip
+        first = await lanes.submit("locks")
+        await holding.wait()
+        others = [await lanes.submit("locks") for _ in range(12)]
+        spend = await lanes.submit("spends", 1)
+        await lanes.pause("session:ann")
+        async with lanes.lock("mine"):
+            while (await lanes.statistics()).locks[0].waiting < 12:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            while not await lanes.blocked_by(spend.id):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            document = await here("status")
+            code, out, _ = await trio.to_thread.run_sync(shop.say, "status")
+        assert code == 0
+        assert document["paused"] == {"ann": None}
+        index, mine = document["locks"]
+        assert (index["key"], index["holding"], index["waiting"]) == ("index", 1, 12)
+        assert [one["job"] for one in index["holders"]] == [first.id]
+        assert [one["job"] for one in index["waiters"]] == [one.id for one in others[:10]]
+        assert [one["job"] for one in mine["holders"]] == [None]
+        assert "session:ann is paused until it is resumed" in out.splitlines()
+        (row,) = (line for line in out.splitlines() if line.startswith("index "))
+        assert f"job {first.id} since 20" in row
+        assert row.rstrip().endswith(", 2 more")
+        (row,) = (line for line in out.splitlines() if line.startswith("mine "))
+        assert f"{os.getpid()} on {socket.gethostname()} since 20" in row
+        (row,) = (line for line in out.splitlines() if line.startswith("tokens "))
+        assert "100/60,unit=tokens" in row
+        assert f"job {spend.id}" in row
+        code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(others[3].id))
+        assert words(out)[2] == [str(others[3].id), "lock", "index", str(first.id)]
+        code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(spend.id))
+        assert words(out)[2][:3] == [str(spend.id), "quota", "tokens"]
+        (quota,) = await here("quota", "tokens")
+        assert quota["levels"][0]["used"] > 8_000
+        assert await trio.to_thread.run_sync(shop.say, "quota tokens --reset") == (
+            0,
+            "reset tokens\n",
+            "",
+        )
+        await spend.wait()
+
+    quotas = {"tokens": RateLimit(100, unit="tokens")}
+    shop.lanes(
+        go,
+        worker=True,
+        handlers={"locks": locks, "spends": spends},
+        lanes={"main": 99},
+        quotas=quotas,
+        grace=0,
+    )
+    (quota,) = shop.ask("quota")
+    assert (quota["name"], quota["waiting"]) == ("tokens", 0)
+    assert words(shop.say("quota")[1])[2][:2] == ["tokens", "100/60,unit=tokens"]
+    assert shop.say("quota none") == (1, "nothing was ever spent\n", "")
+    assert shop.say("quota none --reset") == (1, "nothing was ever spent from 'none'\n", "")
+    code, _, err = shop.say("quota --reset")
+    assert (code, err) == (2, "trio-lanes: say which quota: NAME --reset\n")
+
+
+def test_a_log_is_shown(shop: Shop) -> None:
+    async def go(lanes: DurableLanes) -> None:
+        for number in range(3):
+            await lanes.log("audit").append({"number": number})
+
+    shop.lanes(go, worker=True)
+    assert [one["data"]["number"] for one in shop.ask("log audit")] == [0, 1, 2]
+    code, out, _ = shop.say("log audit --after 1 --limit 1")
+    assert code == 0
+    record, more = words(out)[2:]
+    assert (record[0], record[2:]) == ("2", ['{"number":', "1}"])
+    assert " ".join(more) == "these are 1; --after 2 shows more"
+    assert shop.say("log none") == (0, "no records\n", "")
 
 
 @pytest.mark.parametrize("command", ["jobs --of", "dead --of", "purge --of", "pause", "clear"])

@@ -208,7 +208,7 @@ def make_older(path: Path) -> None:
     connection.execute("DROP TRIGGER forget_events")
     connection.execute("DROP TABLE events")
     connection.execute("DROP TRIGGER forget_messages")
-    for table in ("messages", "requests", "logs"):
+    for table in ("messages", "requests", "quotas", "logs"):
         connection.execute(f"DROP TABLE {table}")
     for column in ("error", "history", "emitted", "sent"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")

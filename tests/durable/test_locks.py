@@ -1,5 +1,6 @@
 """Locks and quotas while the lease is lost, the lanes close, or the store is away."""
 
+import math
 from typing import Any
 
 import pytest
@@ -103,6 +104,19 @@ async def test_the_end_of_the_lanes_cancels_the_body_of_a_lock(
 
             nursery.start_soon(hold)
             await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_the_first_records_of_a_log_are_read(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_durable_lanes(MemoryStore(), {}) as lanes:
+        log = lanes.log("l")
+        for number in range(5):
+            await log.append(number)
+        for limit, found in ((0, []), (2, [1, 2]), (9, [1, 2, 3, 4]), (math.inf, [1, 2, 3, 4])):
+            assert [one.data for one in await log.read(1, limit=limit)] == found
+        with pytest.raises(ValueError, match="limit"):
+            await log.read(limit=-1)
 
 
 @pytest.mark.parametrize("verb", ["acquire", "spend"])

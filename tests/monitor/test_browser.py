@@ -28,7 +28,7 @@ from playwright.sync_api import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from trio_lanes import Job, LaneConfig, Lanes, LanesStatistics, current_job, open_lanes
+from trio_lanes import Job, LaneConfig, Lanes, LanesStatistics, RateLimit, current_job, open_lanes
 from trio_lanes.durable import DurableLanes, MemoryStore, RetryPolicy, open_durable_lanes
 from trio_lanes.monitor import Role, serve_monitor
 from trio_lanes.monitor._app import MOST_VIEWERS
@@ -628,6 +628,13 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
     async def long(payload: Any) -> None:
         await trio.sleep_forever()
 
+    async def locks(payload: Any) -> None:
+        async with lanes.lock(HOSTILE):
+            await trio.sleep_forever()
+
+    async def spends(payload: Any) -> None:
+        await lanes.quota("tokens").spend(tokens=payload)
+
     def drive(stage: Stage) -> None:
         page = stage.open(operates=True)
         store = page.locator("lanes-durable")
@@ -635,10 +642,18 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
         expect(store).to_contain_text(HOSTILE)
         row = store.get_by_role("row").filter(has_text="main")
         expect(row).to_contain_text("1 of 1")
-        waiting = store.locator("li button.link")
+        waiting = store.locator("li button.link", has_text="long")
         expect(waiting).to_have_count(1)
         waiting.click()
         expect(store).to_contain_text("main runs as many as it may")
+        lock = store.locator("li").filter(has_text=f"{HOSTILE}: held by")
+        expect(lock).to_contain_text("; 1 waiting: job")
+        lock.locator("button.link").last.click()
+        expect(store).to_contain_text("it runs, and waits for the lock")
+        quota = store.locator("li").filter(has_text="tokens: ")
+        expect(quota).to_contain_text("of 100 tokens in")
+        expect(quota).to_contain_text("; 1 waiting: job")
+        expect(store).to_contain_text("Paused sessions")
         page.evaluate(AXE.read_text("utf-8"))
         assert page.evaluate("() => axe.run()")["violations"] == []
         heals.append(True)
@@ -654,11 +669,16 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
     with trio.fail_after(PATIENCE):
         async with open_durable_lanes(
             MemoryStore(),
-            {"fragile": fragile, "long": long},
-            {"main": 1, "other": 4},
+            {"fragile": fragile, "long": long, "locks": locks, "spends": spends},
+            {"main": 1, "other": 6},
             retry=RetryPolicy(max_attempts=1),
             grace=0,
+            quotas={"tokens": RateLimit(100, per=1000.0, unit="tokens")},
         ) as lanes:
+            await lanes.pause("session:ann")
+            for _ in range(2):
+                await lanes.submit("locks", lane="other")
+                await lanes.submit("spends", 100, lane="other")
             for number in range(2):
                 await lanes.submit("fragile", number, lane="other")
             await lanes.submit("long", None)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.monitor.web import Operator, ask, operator
-from trio_lanes import LaneConfig, open_lanes
+from trio_lanes import LaneConfig, RateLimit, open_lanes
 from trio_lanes.durable import (
     DurableLanes,
     MemoryStore,
@@ -119,6 +119,55 @@ async def test_a_job_of_the_store_says_why_it_waits(autojump_clock: MockClock) -
         assert "it is not due" in await why(late.id)
         assert (await ask(app, "/durable/99")).json is None
         assert (await ask(app, "/durable/0")).json is None
+
+
+async def test_the_page_tells_of_locks_quotas_and_paused_sessions(
+    autojump_clock: MockClock,
+) -> None:
+    async def locks(payload: Any) -> None:
+        async with lanes.lock("the index"):
+            await trio.sleep_forever()
+
+    async def spends(payload: Any) -> None:
+        await lanes.quota("tokens").spend(tokens=payload)
+
+    async with open_durable_lanes(
+        MemoryStore(),
+        {"locks": locks, "spends": spends},
+        {"main": 9},
+        quotas={"tokens": RateLimit(100, per=100.0, unit="tokens")},
+        grace=0,
+    ) as lanes:
+        assert lanes.local is not None
+        app = monitor(lanes.local, durable=lanes, authorize=lambda connection: "operate")
+        jobs = [await lanes.submit("locks") for _ in range(2)]
+        await (await lanes.submit("spends", 100)).wait()
+        jobs += [await lanes.submit("spends", 50) for _ in range(2)]
+        await lanes.pause("session:ann")
+        await lanes.pause_for("session:ben", 60)
+        view_now = await view(app)
+        (lock,) = view_now["locks"]
+        assert (lock["name"], lock["holding"], lock["waiting"]) == ("the index", 1, 1)
+        assert [one["job"] for one in (*lock["holders"], *lock["waiters"])] == [
+            jobs[0].id,
+            jobs[1].id,
+        ]
+        (quota,) = view_now["quotas"]
+        (level,) = quota["levels"]
+        assert (level["used"], level["limit"], level["unit"]) == (99, 100, "tokens")
+        assert [one["job"] for one in quota["waiters"]] == [job.id for job in jobs[2:]]
+        assert [one["session"] for one in view_now["paused"]] == ["ann", "ben"]
+        assert [one["left"] is None for one in view_now["paused"]] == [True, False]
+
+        async def why(id: int) -> list[str]:
+            return [one["text"] for one in (await ask(app, f"/durable/{id}")).json["why"]]
+
+        first, second = jobs[0].id, jobs[2].id
+        running = "it runs, and waits for the"
+        assert await why(first) == []
+        assert await why(jobs[1].id) == [f"{running} lock the index, which job {first} has"]
+        assert await why(second) == [f"{running} quota tokens"]
+        assert await why(jobs[3].id) == [f"{running} quota tokens, behind job {second}"]
 
 
 async def test_an_operator_requeues_the_dead_letters_that_were_seen(

@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 import attrs
 
+from .. import RateLimit
 from ._exits import DONE
 
 
@@ -73,6 +74,27 @@ def shortened(text: str) -> str:
     """Return a text as one line of at most `LONGEST` characters."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+TEXT_SHOWN: Final = 500
+"""Characters of a payload, a result, an event or the like that are shown; JSON has all."""
+
+
+def cut(text: str) -> str:
+    """Return the beginning of a text that may be long."""
+    if len(text) <= TEXT_SHOWN:
+        return text
+    return f"{text[:TEXT_SHOWN]}… ({len(text):,} characters; --json shows all)"
+
+
+def rate_text(limit: RateLimit) -> str:
+    """Format a rate limit, as `trio-lanes limit --rate` takes it."""
+    options = [
+        f"{name}={getattr(limit, name)}"
+        for name, usual in (("unit", "requests"), ("algorithm", "gcra"), ("burst", None))
+        if getattr(limit, name) != usual
+    ]
+    return ",".join([f"{limit.limit:g}/{limit.per:g}", *options])
 
 
 def number(value: float) -> str:

@@ -6,16 +6,26 @@ nothing, and no command needs a living worker.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
+import attrs
+
 from .. import UnknownLaneError, resolve_global_lane
 from .._config.names import SESSION_PREFIX, is_template, template_of
-from ..durable import DurableLanes, DurableState, DurableStatus, InstanceInfo, ResultGoneError
-from ._answer import Answer, Table, counted, moment, number, shortened
+from ..durable import (
+    DurableLanes,
+    DurableState,
+    DurableStatus,
+    InstanceInfo,
+    ResultGoneError,
+)
+from ._answer import Answer, Table, counted, cut, moment, number, shortened
 from ._exits import DONE, NO, CommandError
+from ._limits import groups_table, locks_table, notes, of, quotas_table, template
 from ._show import progress
 
 PAGE = 1000
@@ -30,6 +40,7 @@ async def status(lanes: DurableLanes) -> Answer:
     async with progress("counting"):
         now = await lanes.statistics()
     instances = await lanes.instances()
+    limits, groups = await lanes.limits(), await lanes.groups()
     counts = ("waiting", "parked", "running", "dead", "unhandled")
     of_lanes = Table(
         ("lane", "running", "limit", "waiting", "parked", "dead", "unhandled", ""),
@@ -38,21 +49,28 @@ async def status(lanes: DurableLanes) -> Answer:
                 name,
                 number(lane.running),
                 number(lane.concurrency),
-                *(number(getattr(lane, what)) for what in ("waiting", "parked", "dead")),
-                number(lane.unhandled),
-                "paused" if lane.paused else "",
+                of(lane.waiting, lane.max_waiting),
+                *(number(getattr(lane, what)) for what in ("parked", "dead", "unhandled")),
+                notes(
+                    "paused" if lane.paused else "", limits[name].rates if name in limits else ()
+                ),
             )
             for name, lane in now.lanes.items()
         ],
         frozenset({*counts, "limit"}),
     )
-    templates = {name: limit for name, limit in (await lanes.limits()).items() if is_template(name)}
+    templates = {name: limit for name, limit in limits.items() if is_template(name)}
     document = {
         **{what: getattr(now, what) for what in counts},
         "sessions": now.sessions,
         "store": now.store,
         "lanes": now.lanes,
         "templates": {name: one.concurrency for name, one in templates.items()},
+        "limits": limits,
+        "groups": groups,
+        "paused": now.paused,
+        "locks": now.locks,
+        "quotas": now.quotas,
         "instances": [_instance(one) for one in instances],
     }
     workers = Table(
@@ -71,8 +89,15 @@ async def status(lanes: DurableLanes) -> Answer:
     sessions = counted(now.sessions, "session")
     shown: list[Table | str] = [
         of_lanes,
-        *(f"{name}: each lane runs {number(one.concurrency)}" for name, one in templates.items()),
+        *(template(name, one) for name, one in templates.items()),
+        *([groups_table(groups)] if groups else []),
         f"{sessions} with queued jobs",
+        *(
+            f"session:{session} is paused until {'it is resumed' if when is None else moment(when)}"
+            for session, when in now.paused.items()
+        ),
+        *([locks_table(now.locks, instances)] if now.locks else []),
+        *([quotas_table(now.quotas, instances)] if now.quotas else []),
         workers if instances else "no worker",
     ]
     return Answer(document, shown)
@@ -151,11 +176,64 @@ async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     lines: list[str] = []
     for id in ids:
         try:
-            found.append(await lanes.job(id).status())
+            found.append(await lanes.job(id).status(texts=True))
         except ResultGoneError as error:
             lines.append(str(error))
-    runs = [_runs_table(one) for one in found if one.history]
-    return Answer(found, [_jobs_table(found), *runs, *lines], NO if lines else DONE)
+    shown: list[Table | str] = [_jobs_table(found)]
+    for one in found:
+        shown += [_runs_table(one)] if one.history else []
+        shown += _carried(one)
+    document = [{**_fields(one), "texts": _values(one)} for one in found]
+    return Answer(document, [*shown, *lines], NO if lines else DONE)
+
+
+def _fields(one: DurableStatus) -> dict[str, object]:
+    return {field.name: getattr(one, field.name) for field in attrs.fields(DurableStatus)}
+
+
+def _values(one: DurableStatus) -> dict[str, object]:
+    """What a job carries, as JSON values."""
+    texts = one.texts
+    assert texts is not None
+    return {
+        **{name: _value(getattr(texts, name)) for name in ("payload", "checkpoint", "outcome")},
+        "events": [{"number": number, "event": _value(text)} for number, text in texts.events],
+        "messages": [
+            {"number": number, "taken": taken, "message": _value(text)}
+            for number, taken, text in texts.messages
+        ],
+    }
+
+
+def _value(text: str | None) -> object:
+    try:
+        return None if text is None else json.loads(text)
+    except (RecursionError, ValueError):  # nor could a worker read it
+        return text
+
+
+def _carried(one: DurableStatus) -> list[Table | str]:
+    texts = one.texts
+    assert texts is not None
+    shown: list[Table | str] = [
+        f"{name} of {one.id}: {cut(text)}"
+        for name in ("payload", "checkpoint", "outcome")
+        if (text := getattr(texts, name)) is not None
+    ]
+    if texts.events:
+        rows = [(str(number), cut(text)) for number, text in texts.events]
+        shown.append(Table((f"events of {one.id}", ""), rows))
+    if texts.messages:
+        shown.append(
+            Table(
+                (f"messages of {one.id}", "taken", ""),
+                [
+                    (str(number), "yes" if taken else "no", cut(text))
+                    for number, taken, text in texts.messages
+                ],
+            )
+        )
+    return shown
 
 
 def _runs_table(one: DurableStatus) -> Table:
@@ -360,29 +438,13 @@ async def resume(lanes: DurableLanes, name: str) -> Answer:
     return Answer({"resumed": name}, [f"resumed {name}"])
 
 
-async def limit(
-    lanes: DurableLanes, name: str, concurrency: float | None, new: bool, remove: bool
-) -> Answer:
-    """Set how many jobs of a lane run at once; or remove the lane."""
-    if (concurrency is None) != remove or (new and remove):
-        raise CommandError("say how many may run at once, or --remove")
-    known = await lanes.limits()
-    name = resolve_global_lane(name)
-    if new and name in known:
-        raise CommandError(f"there is a lane {name!r} already")
-    if not new and name not in known:
-        raise CommandError(f"{UnknownLaneError(name, known)}; --new makes one")
-    try:
-        await lanes.configure({name: concurrency})
-    except ValueError as error:  # a bad limit, or a lane that has jobs
-        raise CommandError(str(error)) from error
-    if concurrency is None:
-        return Answer({"lane": name, "removed": True}, [f"removed {name}"])
-    before = known[name].concurrency if name in known else None
-    line = f"{name} runs {number(concurrency)} at once"
-    if before is not None:
-        line += f", not {number(before)}"
-    return Answer({"lane": name, "concurrency": concurrency, "before": before}, [line])
+async def log(lanes: DurableLanes, name: str, after: int, limit: int) -> Answer:
+    """Show the first records of a log."""
+    records = await lanes.log(name).read(after, limit=limit)
+    rows = [(str(one.number), one.author, cut(json.dumps(one.data))) for one in records]
+    table = Table(("record", "by", ""), rows, frozenset({"record"}))
+    more = [] if len(rows) < limit else [f"these are {limit:,}; --after {rows[-1][0]} shows more"]
+    return Answer(records, [table, *more] if rows else ["no records"])
 
 
 async def rules(

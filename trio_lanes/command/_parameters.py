@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
+from typing import Any
 
 import click
 
+from .. import RateLimit
 from .._config.names import SESSION_PREFIX
 
 
@@ -52,3 +54,30 @@ def count(text: str) -> int | float:
     if not (text.isascii() and text.isdecimal()):
         raise click.BadParameter(f"{text!r} is neither a whole number from 0 up nor inf")
     return int(text)
+
+
+def rate(text: str) -> RateLimit:
+    """Parse a rate limit: the amount and the seconds, then options of `RateLimit`."""
+    amounts, *given = text.split(",")
+    try:
+        limit, per = map(_amount, amounts.split("/"))
+        options: dict[str, Any] = dict(option.split("=", 1) for option in given)
+        if "burst" in options:
+            options["burst"] = _amount(options["burst"])
+        return RateLimit(limit, per, **options)
+    except (TypeError, ValueError) as error:
+        raise click.BadParameter(
+            f"{text!r} is not a rate such as 500/60 or 90000/60,unit=tokens ({error})"
+        ) from None
+
+
+def _amount(text: str) -> int | float:
+    return int(text) if text.isdecimal() else float(text)
+
+
+def reserve(text: str) -> tuple[str, int]:
+    """Parse a lane and how many slots are kept for it."""
+    lane, equals, tokens = text.rpartition("=")
+    if not (equals and lane and tokens.isascii() and tokens.isdecimal()):
+        raise click.BadParameter(f"{text!r} is not a lane and a number, such as cron=1")
+    return lane, int(tokens)

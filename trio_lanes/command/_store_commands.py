@@ -9,9 +9,9 @@ import click
 import trio
 
 from ..durable import DurableState, open_durable_lanes
-from . import _ask
+from . import _ask, _limits
 from ._answer import Answer
-from ._parameters import count, moment, name, seconds
+from ._parameters import count, moment, name, rate, reserve, seconds
 from ._show import show
 from ._stores import find_store
 
@@ -57,7 +57,12 @@ def _ids(required: bool) -> click.Argument:
 
 
 COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
-    (_ask.status, "Show the lanes with their numbers of jobs, and the workers.", ()),
+    (
+        _ask.status,
+        "Show the lanes with their numbers of jobs and limits, groups, paused sessions, locks, "
+        "quotas, and the workers.",
+        (),
+    ),
     (
         _ask.jobs,
         "List jobs by id, or the first jobs of the store.",
@@ -108,14 +113,53 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
     (_ask.clear, "Cancel the jobs of a lane or session that have not started.", (NAMED, REASON)),
     (_ask.cancel, "Cancel jobs, also running jobs.", (_ids(required=True), REASON)),
     (
-        _ask.limit,
-        "Set how many jobs of a lane run at once, on all workers together.",
+        _limits.limit,
+        "Set limits of a lane, or of the group group:NAME, on all workers together.",
         (
             NAMED,
             click.Argument(["concurrency"], type=count, required=False, metavar="[N|inf]"),
-            click.Option(["--new"], is_flag=True, help="Make the lane."),
-            click.Option(["--remove"], is_flag=True, help="Remove the lane; it must have no jobs."),
+            click.Option(["--new"], is_flag=True, help="Make it."),
+            click.Option(["--remove"], is_flag=True, help="Remove it; a lane must have no jobs."),
+            click.Option(
+                ["--rate", "rates"],
+                type=rate,
+                multiple=True,
+                metavar="N/SECONDS[,unit=tokens][,burst=N][,algorithm=sliding]",
+                help="A rate limit, in place of the present ones; may be given more than once.",
+            ),
+            click.Option(["--no-rate"], is_flag=True, help="Remove the rate limits."),
+            click.Option(
+                ["--max-waiting"], type=count, metavar="N|inf", help="How many jobs may wait."
+            ),
+            click.Option(
+                ["--member", "members"],
+                multiple=True,
+                type=name,
+                metavar="LANE",
+                help="A lane of the group, in place of the present ones.",
+            ),
+            click.Option(
+                ["--reserve"],
+                multiple=True,
+                type=reserve,
+                metavar="LANE=N",
+                help="Slots of the group that are kept for a lane, in place of the present ones; 0: "
+                "none.",
+            ),
         ),
+    ),
+    (
+        _limits.quota,
+        "Show the levels of quotas; reset one.",
+        (
+            click.Argument(["name"], required=False, metavar="[NAME]"),
+            click.Option(["--reset"], is_flag=True, help="Forget what was spent from it."),
+        ),
+    ),
+    (
+        _ask.log,
+        "Show the records of a log.",
+        (click.Argument(["name"], metavar="NAME"), AFTER, _limit(50)),
     ),
     (
         _ask.rules,
@@ -158,7 +202,7 @@ def add_store_commands(group: click.Group) -> None:
                 params=[*parameters, _STORE, _JSON],
                 help=text,
                 # so that the error of `limit main -1` is about the number
-                context_settings={"ignore_unknown_options": act is _ask.limit},
+                context_settings={"ignore_unknown_options": act is _limits.limit},
             )
         )
 

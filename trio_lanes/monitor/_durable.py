@@ -1,4 +1,4 @@
-"""What a store of durable lanes holds: its instances, its retries, its dead letters by error.
+"""What a store of durable lanes holds: instances, retries, dead letters by error, locks and quotas.
 
 The store is asked while a page looks, at most every two seconds and once for all pages; nothing in
 an answer grows with the number of jobs.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 import trio
@@ -19,6 +19,7 @@ from trio_lanes.durable import (
     DurableLanes,
     DurableState,
     DurableStatus,
+    LineRequest,
     ResultGoneError,
     StoreError,
 )
@@ -36,9 +37,9 @@ _WHY: Final[Mapping[str, str]] = {
     "delay": "it is not due",
     "retry": "it is between two attempts",
     "pause": "{lane} is paused",
-    "session": "{lane} runs job {job}",
-    "order": "job {job} is before it in {lane}",
-    "dead": "job {job} is dead and keeps {lane} closed",
+    "session": "{lane} runs {job}",
+    "order": "{job} is before it in {lane}",
+    "dead": "{job} is dead and keeps {lane} closed",
     "handler": "no live instance has its handler",
     "suspect": "one more crash could make it dead, so it waits for an instance that runs few jobs",
     "concurrency": "{lane} runs as many as it may",
@@ -46,7 +47,9 @@ _WHY: Final[Mapping[str, str]] = {
     "reservation": "the free slots of the group {lane} are reserved",
     "rate": "the rate limit of {lane} is used up",
     "lent": "it runs, and has lent its slot",
-    "job": "it runs, and waits for job {job}",
+    "lock": "it runs, and waits for the lock {lane}, which {job} has",
+    "quota": "it runs, and waits for the quota {lane}",
+    "job": "it runs, and waits for {job}",
 }
 
 
@@ -79,6 +82,7 @@ class Durable:
         letters = await lanes.dead(limit=_MOST_LETTERS)
         parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MOST_JOBS)
         waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MOST_JOBS)
+        where = {one.id: clipped(f"{one.host} {one.pid}") for one in instances}
         groups = Counter((job.name, _type(job)) for job in letters)
         return {
             "totals": {
@@ -117,6 +121,38 @@ class Durable:
                 for (name, error), count in groups.most_common(_MOST_ROWS)
             ],
             "more_dead": now.dead - len(letters),
+            "locks": [
+                {
+                    "name": clipped(lock.key),
+                    "holding": lock.holding,
+                    "waiting": lock.waiting,
+                    "holders": _requests(lock.holders, where),
+                    "waiters": _requests(lock.waiters, where),
+                }
+                for lock in now.locks[:_MOST_ROWS]
+            ],
+            "quotas": [
+                {
+                    "name": clipped(quota.name),
+                    "levels": [
+                        {
+                            "used": level.used,
+                            "limit": level.limit.limit,
+                            "unit": clipped(level.limit.unit),
+                            "per": level.limit.per,
+                            "left": _left(level.as_new_at),
+                        }
+                        for level in quota.levels
+                    ],
+                    "waiting": quota.waiting,
+                    "waiters": _requests(quota.waiters, where),
+                }
+                for quota in now.quotas[:_MOST_ROWS]
+            ],
+            "paused": [
+                {"session": clipped(session), "left": _left(until)}
+                for session, until in list(now.paused.items())[:_MOST_ROWS]
+            ],
             "jobs": [_brief(job) for job in (*parked, *waiting)],
         }
 
@@ -182,4 +218,17 @@ def _left(until: float | None) -> float | None:
 
 
 def _words(blocker: DurableBlocker) -> str:
-    return _WHY[blocker.kind].format(lane=clipped(blocker.lane), job=blocker.job)
+    job = "a task outside of a job" if blocker.job is None else f"job {blocker.job}"
+    text = _WHY[blocker.kind].format(lane=clipped(blocker.lane), job=job)
+    return f"{text}, behind {job}" if blocker.kind == "quota" and blocker.job is not None else text
+
+
+def _requests(requests: Sequence[LineRequest], where: Mapping[str, str]) -> list[Frame]:
+    return [
+        {
+            "job": one.job,
+            "where": where.get(one.instance, "an instance that is gone"),
+            "age": None if one.since is None else round(max(0.0, time.time() - one.since)),
+        }
+        for one in requests
+    ]

@@ -37,6 +37,7 @@ from .._contract.tickets import new_ticket
 from .._options.cost import checked_cost
 from .._options.json_text import encode, small
 from .._options.limits import (
+    as_config,
     checked_crashes,
     checked_hold,
     group_limit,
@@ -259,7 +260,7 @@ class DurableLanes(Endable):
 
     async def configure(
         self,
-        lanes: Mapping[str, int | float | LaneConfig | None],
+        lanes: Mapping[str, int | float | LaneConfig | LaneLimit | None],
         groups: Mapping[str, LaneGroup] | None = None,
         *,
         result_ttl: float | None = None,
@@ -268,17 +269,18 @@ class DurableLanes(Endable):
     ) -> None:
         """Set limits and rules for all instances: all of them, or none if an argument is bad.
 
-        A number changes only the lane's concurrency, a `LaneConfig` all of its limits, a new name
-        is a new lane, None removes the lane; a template is named as a lane is. ``groups``, if
-        given, replaces all groups. Running jobs are not touched, and rates remember past starts.
-        The rules hold for jobs that end or die from now on; None leaves a rule as it is.
+        A number changes only the lane's concurrency, a `LaneConfig` all of its limits; a
+        `LaneLimit`, as `limits` gives it, all of its limits and its pause. A new name is a new
+        lane, None removes the lane; a template is named as a lane is. ``groups``, if given,
+        replaces all groups. Running jobs are not touched, and rates remember past starts. The rules
+        hold for jobs that end or die from now on; None leaves a rule as it is.
 
         Raises:
           TypeError, ValueError: for a bad limit, or the removal of a lane that has jobs, unless a
             template matches it, or that is in a group.
         """
         limits: dict[str, LaneLimit | int | float | None] = {}
-        present = {name: value for name, value in lanes.items() if value is not None}
+        present = {name: as_config(value) for name, value in lanes.items() if value is not None}
         configs = lane_configs(present)
         for given, value in lanes.items():
             name = resolve_global_lane(given)
@@ -286,7 +288,10 @@ class DurableLanes(Endable):
                 limits[name] = None
             else:
                 limit = lane_limit(name, configs[name])
-                limits[name] = limit if isinstance(value, LaneConfig) else limit.concurrency
+                if isinstance(value, LaneLimit):
+                    limit = attrs.evolve(limit, paused_until=value.paused_until)
+                whole = isinstance(value, LaneConfig | LaneLimit)
+                limits[name] = limit if whole else limit.concurrency
         shared = None
         if groups is not None:
             shared = {name: group_limit(name, group) for name, group in groups.items()}

@@ -72,8 +72,10 @@ class Requests:
         mine = trio.lowlevel.current_task(), key
         self._held.add(mine)
         try:
-            acquire = partial(self._store.acquire, key, shared, job=self._job())
-            request, fence = await self._served(acquire)
+            job = self._job()
+            request, fence = await self._served(
+                lambda ticket: self._store.acquire(key, shared, ticket, job)
+            )
             scope = trio.CancelScope()
             self._worker.leased.add(scope)
             try:
@@ -94,8 +96,10 @@ class Requests:
         self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int]
     ) -> float:
         """Wait until costs are taken from a quota; return the store's time of that."""
-        spend = partial(self._store.spend, quota, limits, costs, job=self._job())
-        request, at = await self._served(spend)
+        job = self._job()
+        request, at = await self._served(
+            lambda ticket: self._store.spend(quota, limits, costs, ticket, job)
+        )
         if request:
             await self._release(request, used=True)
         return at

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, final
 
 import attrs
 import trio
 
 from ... import JobCancelledError
+from ..._config import check as _check
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.tickets import new_ticket
@@ -87,16 +89,20 @@ class DurableLog:
                 raise LockLostError("this instance has lost its lease, so it cannot write to a log")
             return number
 
-    async def read(self, after: int = 0) -> list[LogRecord]:
-        """Return the records with numbers above ``after``, in order. A checkpoint.
+    async def read(self, after: int = 0, *, limit: int | float = math.inf) -> list[LogRecord]:
+        """Return the first ``limit`` records with numbers above ``after``, in order. A checkpoint.
 
         Raises:
+          TypeError, ValueError: for a bad ``limit``.
           StoreUnavailableError: if the store is not available.
         """
-        found: list[LogRecord] = []
+        most, found = _check.count("limit", limit), list[LogRecord]()
         while page := await self._store.read_log(self.name, after):
-            found += [LogRecord(number, by, decode(text)) for number, by, text in page]
+            left = page if most == math.inf else page[: int(most) - len(found)]
+            found += [LogRecord(number, by, decode(text)) for number, by, text in left]
             after = page[-1][0]
+            if len(found) >= most:
+                break
         return found
 
     async def delete(self) -> bool:

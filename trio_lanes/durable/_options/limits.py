@@ -41,6 +41,15 @@ def lane_configs(
     return configs
 
 
+def as_config(value: int | float | LaneConfig | LaneLimit) -> int | float | LaneConfig:
+    """Return the configuration that has the limits of a `LaneLimit`; else the value itself."""
+    if not isinstance(value, LaneLimit):
+        return value
+    return LaneConfig(
+        concurrency=value.concurrency, max_waiting=value.max_waiting, rate=value.rates
+    )
+
+
 def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
     """Return the record of a lane's limits.
 

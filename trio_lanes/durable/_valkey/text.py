@@ -283,8 +283,9 @@ def _finite(name: str, value: float) -> dict[str, int]:
 
 def _lane(name: str, limit: LaneLimit) -> dict[str, Any]:
     told: dict[str, Any] = {"rates": rates.to_json(limit.rates), "meters": _meters(limit.rates)}
-    if limit.paused_until is not None:
-        told["forever"] = True
+    if limit.paused_until is not None:  # JSON has no infinity
+        forever = limit.paused_until == math.inf
+        told |= {"forever": True} if forever else {"paused": int(micros(limit.paused_until))}
     told |= _finite("c", limit.concurrency) | _finite("m", limit.max_waiting)
     return {"name": name, "limit": told}
 

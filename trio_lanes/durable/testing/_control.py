@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Any
 
+import attrs
 import trio
 
 from ... import (
@@ -499,6 +500,30 @@ class ControlStories:
             assert when is not None
             assert 59 < when - instance.since < 100
             assert paused == {f"{n:03}": None for n in range(LISTED - 1)}
+
+    @story
+    async def test_the_limits_of_a_lane_can_be_changed_without_a_change_of_its_pause(
+        self, bench: Bench
+    ) -> None:
+        rate = RateLimit(9, unit="tokens")
+        async with bench.lanes() as lanes:
+            for seconds in (60.0, math.inf):
+                if seconds == math.inf:
+                    await lanes.pause("main")
+                else:
+                    await lanes.pause_for("main", seconds)
+                before = (await lanes.limits())["main"]
+                assert (before.paused_until == math.inf) is (seconds == math.inf)
+                changed = attrs.evolve(before, max_waiting=7, rates=(rate,))
+                await lanes.configure({"main": changed})
+                after = (await lanes.limits())["main"]
+                assert after.paused_until == before.paused_until
+                assert (after.concurrency, after.max_waiting, after.rates) == (4, 7, (rate,))
+            await lanes.resume("main")
+            await lanes.configure({"main": attrs.evolve(before, paused_until=None)})
+            assert await (await lanes.submit("echo", 1)).wait() == 1
+            with bench.raises(ValueError):
+                await lanes.configure({"main": attrs.evolve(before, concurrency=-1)})
 
     @story
     async def test_a_group_is_read_as_it_was_set(self, bench: Bench) -> None:

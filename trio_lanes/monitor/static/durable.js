@@ -23,6 +23,13 @@ class Durable extends HTMLElement {
         `${lane.running} of ${limit(lane.limit)}`, String(lane.waiting), String(lane.parked), String(lane.dead)])));
     card.append(this.#table("Instances", ["instance", "running", "since"], view.instances.map((one) =>
       [`${one.host} ${one.pid}`, String(one.running), seconds(one.age)])));
+    if (view.locks.length) card.append(h("h3", {}, "Locks"), h("ul", { class: "notes" }, ...view.locks.map((lock) => h("li", {},
+      `${lock.name}: held by `, ...this.#asked(lock.holders, lock.holding), ...(lock.waiting ? [`; ${lock.waiting} waiting: `, ...this.#asked(lock.waiters, lock.waiting)] : [])))));
+    if (view.quotas.length) card.append(h("h3", {}, "Quotas"), h("ul", { class: "notes" }, ...view.quotas.map((quota) => h("li", {},
+      `${quota.name}: ` + quota.levels.map((level) => `${level.used} of ${level.limit} ${level.unit} in ${seconds(level.per)} used` +
+        (level.left === null ? "" : `, as new in ${seconds(level.left)}`)).join("; "), ...(quota.waiting ? [`; ${quota.waiting} waiting: `, ...this.#asked(quota.waiters, quota.waiting)] : [])))));
+    if (view.paused.length) card.append(h("h3", {}, "Paused sessions"), h("ul", { class: "notes" }, ...view.paused.map((one) => h("li", {},
+      one.session + (one.left === null ? "" : ` — ${seconds(one.left)} more`)))));
     if (view.dead.length) card.append(h("h3", {}, `Dead letters: ${view.totals.dead}`), h("ul", { class: "notes" }, ...view.dead.map((group) => {
       const line = h("li", { class: "error" }, `${group.count} × ${group.error} in ${group.handler} `, h("small", {}, group.example));
       if (this.operates) line.append(" ", h("button", { type: "button", "data-key": `${group.handler} ${group.error}`, click: () => tell(this, "lanes-act", { do: "requeue",
@@ -31,8 +38,9 @@ class Durable extends HTMLElement {
       return line;
     }), ...(view.more_dead > 0 ? [h("li", {}, `and ${view.more_dead} more`)] : [])));
     if (view.jobs.length) card.append(h("h3", {}, "Waiting jobs"), h("ul", { class: "notes" }, ...view.jobs.map((job) => h("li", {},
-      h("button", { type: "button", class: "link", "data-key": String(job.id), click: () => tell(this, "lanes-durable", job.id) }, `${job.id} ${job.session ?? job.name}`),
-      ` ${job.why_parked ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")))), this.#why);
+      this.#link(job.id, `${job.id} ${job.session ?? job.name}`),
+      ` ${job.why_parked ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")))));
+    card.append(this.#why);
     if (focus) /** @type {HTMLElement | null} */ (this.querySelector(`[data-key="${CSS.escape(focus)}"]`))?.focus();
   }
 
@@ -42,6 +50,18 @@ class Durable extends HTMLElement {
       reason.text + (reason.left === null ? "" : ` — ${seconds(reason.left)} more`)) : ["nothing: it runs, or starts next"];
     this.#why.replaceChildren(h("h3", {}, told?.id === undefined ? "The job" : `Why does job ${told.id} wait?`),
       h("ul", { class: "why" }, ...(told?.error && !told.why ? [told.error] : lines).map((line) => h("li", {}, line))));
+  }
+
+  /** @param {number} id @param {string} text */
+  #link(id, text) {
+    return h("button", { type: "button", class: "link", "data-key": String(id), click: () => tell(this, "lanes-durable", id) }, text);
+  }
+
+  /** Requests for a lock or a quota, of which there are more than are listed. @param {import("./types").Asked[]} requests @param {number} all */
+  #asked(requests, all) {
+    const listed = requests.flatMap((one, at) => [at ? ", " : "", one.job === null ? `a task on ${one.where}` : this.#link(one.job, `job ${one.job}`),
+      one.age === null ? "" : ` for ${seconds(one.age)}`]);
+    return all > requests.length ? [...listed, ` and ${all - requests.length} more`] : listed;
   }
 
   /** @param {string} caption @param {string[]} head @param {string[][]} rows */

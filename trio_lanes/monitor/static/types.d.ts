@@ -25,11 +25,16 @@ export type Frame = {n: number, at: number, wall: number, pid: number, totals: T
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
   why_parked: string | null, left: number | null, attempt: number, crashes: number,
   error: string | null, age: number};
+export type Asked = {job: number | null, where: string, age: number | null};
 export type View = {error?: string, totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
   unhandled: number, limit: number | null, paused: boolean}[],
   instances: {host: string, pid: number, age: number, running: number, handlers: string}[],
-  dead: {handler: string, error: string, count: number, example: string}[]};
+  dead: {handler: string, error: string, count: number, example: string}[],
+  locks: {name: string, holding: number, waiting: number, holders: Asked[], waiters: Asked[]}[],
+  quotas: {name: string, levels: {used: number, limit: number, unit: string, per: number,
+  left: number | null}[], waiting: number, waiters: Asked[]}[],
+  paused: {session: string, left: number | null}[]};
 export type ToldOfStore = Stored & {error?: string, why: {text: string, left: number | null}[]};
 export type Holder = Job & {why: Reason[]};
 export type Reason = {kind: string, lane: string, until: number | null, reason: string | null,

@@ -217,7 +217,7 @@ end
 
 -- A limit as a client gives it: JSON has no infinity.
 local function paused_as_given(limit)
-  limit.paused = limit.forever and huge or nil
+  limit.paused = limit.forever and huge or limit.paused
   limit.forever = nil
   return limit
 end
