@@ -143,8 +143,7 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
                 multiple=True,
                 type=reserve,
                 metavar="LANE=N",
-                help="Slots of the group that are kept for a lane, in place of the present ones; 0: "
-                "none.",
+                help="Slots of the group that are kept for a lane, in place of the present ones.",
             ),
         ),
     ),
