@@ -599,6 +599,13 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
         assert f"job {spend.id}" in row
         code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(others[3].id))
         assert words(out)[2] == [str(others[3].id), "lock", "index", str(first.id)]
+        code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(first.id))
+        assert out.splitlines() == [
+            f"job {first.id} is running; nothing keeps it waiting",
+            f"job {first.id} has the lock 'index', for which 12 wait",
+        ]
+        (shown,) = await here("why", str(first.id))
+        assert (shown["blocked_by"], shown["has"]) == ([], [{"key": "index", "waiting": 12}])
         code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(spend.id))
         assert words(out)[2][:3] == [str(spend.id), "quota", "tokens"]
         (quota,) = await here("quota", "tokens")

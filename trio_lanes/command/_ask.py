@@ -21,6 +21,7 @@ from ..durable import (
     DurableState,
     DurableStatus,
     InstanceInfo,
+    LockStatistics,
     ResultGoneError,
 )
 from ._answer import Answer, Table, counted, cut, moment, number, shortened
@@ -264,9 +265,15 @@ async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
         except ResultGoneError as error:
             lines.append(str(error))
             continue
-        document.append({"id": id, "state": status.state, "blocked_by": reasons})
+        has = [] if status.state is not DurableState.RUNNING else await _locks_of(lanes, id)
+        locks = [{"key": lock.key, "waiting": lock.waiting} for lock in has]
+        document.append({"id": id, "state": status.state, "blocked_by": reasons, "has": locks})
         if not reasons:
             lines.append(f"job {id} is {status.state.value}; nothing keeps it waiting")
+        lines += [
+            f"job {id} has the lock {lock.key!r}, for which {number(lock.waiting)} wait"
+            for lock in has
+        ]
         rows += [
             (
                 str(id),
@@ -280,6 +287,12 @@ async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     table = Table(("id", "reason", "of", "job", "until"), rows, frozenset({"id", "job"}))
     shown: list[Table | str] = [table, *lines] if rows else [*lines]
     return Answer(document, shown, DONE if len(document) == len(ids) else NO)
+
+
+async def _locks_of(lanes: DurableLanes, id: int) -> list[LockStatistics]:
+    """Return the locks that a job has, of those that are listed."""
+    locks = (await lanes.statistics()).locks
+    return [lock for lock in locks if id in [one.job for one in lock.holders]]
 
 
 async def dead(

@@ -257,7 +257,7 @@ def _log_difference(what: str, there: T, here: T) -> None:
         if wins == given or field == "paused_until":
             continue
         by = "DurableLanes.configure() changes it"
-        if field == "concurrency" and isinstance(here, LaneLimit):
+        if isinstance(here, LaneLimit | GroupLimit):
             by = "`trio-lanes limit` or " + by
         elif isinstance(here, StoreRules):
             by = "`trio-lanes rules` or " + by

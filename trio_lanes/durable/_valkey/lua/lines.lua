@@ -1,9 +1,10 @@
 -- Locks and quotas: requests of instances, which wait in lines.
 --
--- l:<id> is the request: its line, its instance, its job or '', what it asks for, when it was served (the
--- fence of a lock, the time of a charge, or 0), and since when it waits or was served. The sorted sets kw:<line> and kh:<line> have the requests of a
--- line that wait and those that were served, ki:<instance> those of an instance. The first that waits
--- is served when its lock is free or the rates of its quota admit it; then its instance is told.
+-- l:<id> is the request: its line, its instance, its job or '', what it asks for, when it was served
+-- (the fence of a lock, the time of a charge, or 0), and since when it waits or was served. The sorted
+-- sets kw:<line> and kh:<line> have the requests of a line that wait and those that were served,
+-- ki:<instance> those of an instance. The first that waits is served when its lock is free or the rates
+-- of its quota admit it; then its instance is told.
 
 local LINES = {}
 

@@ -1,7 +1,7 @@
 -- The acts of locks and quotas.
 
--- The hash qu has the quotas from which something was spent: by name, the limits and the meters that were
--- applied last, as the clients give them.
+-- The hash qu has the quotas from which something was spent: by name, the limits and the meters that
+-- were applied last, as the clients give them.
 local function remember(name, limits, meters)
   local known = cmsgpack.pack({ limits, meters })
   if call('HGET', ROOT .. 'qu', name) ~= known then
@@ -24,9 +24,9 @@ local function acquire(arguments)
   return { 0, request.id, LINES.request(request.id).served }
 end
 
--- Arguments: the instance, the quota, JSON of its limits, of its meters and of the costs, the job of the
--- run that asks, or ''. Answer: the request, or 0 if there is none, and the time of the charge, or 0; or
--- false: the instance has no lease.
+-- Arguments: the instance, the quota, JSON of its limits, of its meters and of the costs, the job of
+-- the run that asks, or ''. Answer: the request, or 0 if there is none, and the time of the charge, or
+-- 0; or false: the instance has no lease.
 local function spend(arguments)
   if not is_alive(arguments[1]) then
     return { 0, false }
