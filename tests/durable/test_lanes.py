@@ -255,7 +255,10 @@ async def test_a_difference_to_the_stores_lanes_is_logged(
     async with open_durable_lanes(store, {}, {"main": 3}, groups=here):
         pass
     assert "group 'h' was not written to the store" in caplog.text
-    assert "group 'g' has concurrency=inf in the store, which wins over the 2" in caplog.text
+    assert (
+        "group 'g' has concurrency=inf in the store, which wins over the 2 given here; "
+        "`trio-lanes limit` or DurableLanes.configure() changes it" in caplog.text
+    )
     assert (
         "lane 'main' has concurrency=3 in the store, which wins over the 5 given here; "
         "`trio-lanes limit` or DurableLanes.configure() changes it" in caplog.text

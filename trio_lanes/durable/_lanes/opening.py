@@ -245,21 +245,19 @@ async def _log_differences(store: Store, opening: Opening) -> None:
                 " group; DurableLanes.configure(groups=...) replaces the groups",
                 name,
             )
-    _log_difference("the store", await store.rules(), opening.rules)
+    _log_difference("the store", await store.rules(), opening.rules, by="rules")
 
 
 T = TypeVar("T", LaneLimit, GroupLimit, StoreRules)
 
 
-def _log_difference(what: str, there: T, here: T) -> None:
+def _log_difference(what: str, there: T, here: T, by: str = "limit") -> None:
     for field in attrs.fields_dict(type(here)):
         wins, given = getattr(there, field), getattr(here, field)
         if wins == given or field == "paused_until":
             continue
-        by = "DurableLanes.configure() changes it"
-        if isinstance(here, LaneLimit | GroupLimit):
-            by = "`trio-lanes limit` or " + by
-        elif isinstance(here, StoreRules):
-            by = "`trio-lanes rules` or " + by
-        message = "%s has %s=%r in the store, which wins over the %r given here; %s"
-        logger.warning(message, what, field, wins, given, by)
+        logger.warning(
+            "%s has %s=%r in the store, which wins over the %r given here; `trio-lanes %s` or"
+            " DurableLanes.configure() changes it",
+            *(what, field, wins, given, by),
+        )
