@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.durable.cancelled import cancel_calls
+from tests.durable.cancelled import cancel_calls, cancel_open
 from trio_lanes.durable import (
     SqliteStore,
     StoreLockedError,
@@ -220,3 +220,9 @@ def test_a_patience_is_a_positive_number_of_seconds(tmp_path: Path) -> None:
 
 async def test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     await cancel_calls(SqliteStore(tmp_path / "jobs.db"))
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_opening_that_is_cancelled_at_any_step_ends(tmp_path: Path, worker: bool) -> None:
+    cancel_open(lambda: SqliteStore(tmp_path / "jobs.db"), worker=worker)
+    cancel_open(lambda: SqliteStore(tmp_path / "jobs.db"), worker=worker)  # the file is there

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.durable.cancelled import cancel_open
 from trio_lanes.durable import (
     DurableState,
     Ended,
@@ -413,3 +415,16 @@ def test_an_error_that_the_wire_does_not_know_is_a_store_error() -> None:
     error = decode(encode(PayloadError("too large")))
     assert type(error) is StoreError
     assert str(error) == "the store failed: PayloadError: too large"
+
+
+def test_opening_that_is_cancelled_at_any_step_ends(tmp_path: Path) -> None:
+    numbers = count()
+
+    def served() -> ServedStoreClient:
+        folder = tmp_path / f"{next(numbers)}"
+        folder.mkdir()
+        return Served()(folder)
+
+    cancel_open(served)
+    cancel_open(lambda: InMemory()(tmp_path))
+    cancel_open(MemoryStore)

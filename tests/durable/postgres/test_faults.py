@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.durable.cancelled import cancel_calls
+from tests.durable.cancelled import cancel_calls, cancel_open
 from trio_lanes.durable import (
     DurableState,
     PostgresStore,
@@ -442,3 +442,33 @@ async def test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all(
     dsn: str, namespace: str
 ) -> None:
     await cancel_calls(PostgresStore(dsn, namespace=namespace))
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_opening_that_is_cancelled_at_any_step_ends(
+    server: Server, namespace: str, worker: bool
+) -> None:
+    cancel_open(lambda: PostgresStore(server.dsn(), namespace=namespace), worker=worker)
+
+
+def test_opening_that_is_cancelled_while_the_server_stands_still_ends_within_the_patience(
+    server: Server, namespace: str
+) -> None:
+    still: list[int] = []
+
+    def stand_still() -> None:
+        still.extend(pids(server, namespace))
+        for pid in still:
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on() -> None:
+        for pid in still:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        still.clear()
+
+    cancel_open(
+        lambda: PostgresStore(server.dsn(), namespace=namespace, patience=0.5),
+        stand_still=stand_still,
+        go_on=go_on,
+    )

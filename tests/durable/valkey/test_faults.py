@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.durable.cancelled import cancel_calls
+from tests.durable.cancelled import cancel_calls, cancel_open
 from tests.support.chaos import number
 from trio_lanes.durable import (
     DurableState,
@@ -476,6 +476,24 @@ async def test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all(
     server: Server, namespace: str
 ) -> None:
     await cancel_calls(ValkeyStore(server.url, namespace=namespace))
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_opening_that_is_cancelled_at_any_step_ends(
+    server: Server, namespace: str, worker: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    cancel_open(lambda: ValkeyStore(server.url, namespace=namespace), worker=worker)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_opening_that_is_cancelled_while_the_server_stands_still_ends_within_the_patience(
+    own_server: Server, namespace: str
+) -> None:
+    cancel_open(
+        lambda: ValkeyStore(own_server.url, namespace=namespace, patience=0.3),
+        stand_still=lambda: own_server.send(signal.SIGSTOP),
+        go_on=lambda: own_server.send(signal.SIGCONT),
+    )
 
 
 async def test_acts_that_wait_when_the_store_is_closed_are_unavailable(

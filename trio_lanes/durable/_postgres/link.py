@@ -32,10 +32,18 @@ CONNECTING: Final = 2
 """Seconds for which a connection to one address is tried; libpq takes no less."""
 
 
-def connect(dsn: str, namespace: str, patience: float, *, long: bool = False) -> psycopg.Connection:
+def connect(
+    dsn: str,
+    namespace: str,
+    patience: float,
+    *,
+    made: Callable[[psycopg.Connection], None],
+    long: bool = False,
+) -> psycopg.Connection:
     """Return a new connection, which is in no transaction.
 
     Args:
+      made: is called with the connection before its settings are sent.
       long: whether statements may last long, since they read every job.
     """
     defaults: dict[str, Any] = {
@@ -49,6 +57,7 @@ def connect(dsn: str, namespace: str, patience: float, *, long: bool = False) ->
     given = conninfo.conninfo_to_dict(dsn)
     connection = psycopg.connect(dsn, autocommit=True, **{**defaults, **given})
     try:
+        made(connection)
         millis = int(patience * 1000)
         settings = {
             "search_path": namespace,
@@ -91,10 +100,14 @@ class Link:
         if self.connection is not None and not self.connection.closed:
             return self.connection
         self.close()
-        self.connection = connect(self._dsn, self._namespace, self._patience, long=self._long)
-        with self._lock:
-            self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
+        self.connection = connect(
+            self._dsn, self._namespace, self._patience, made=self._let_cut, long=self._long
+        )
         return self.connection
+
+    def _let_cut(self, connection: psycopg.Connection) -> None:
+        with self._lock:
+            self._socket = socket.socket(fileno=os.dup(connection.fileno()))
 
     def close(self) -> None:
         """Close the connection."""
@@ -116,13 +129,19 @@ class Link:
     async def call(self, work: Callable[[], T]) -> T:
         """Call ``work`` in a thread; cut the connection when the store's patience is over."""
 
+        # a thread cannot be cancelled, so its patience must not be cancelled before it
+        patience = trio.CancelScope(shield=True)
+
         async def lose_patience() -> None:
-            await trio.sleep(self._patience)
-            self.cut()
+            with patience:
+                await trio.sleep(self._patience)
+                self.cut()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lose_patience)
-            # captured, since the nursery would wrap an error in a group
-            done = await trio.to_thread.run_sync(outcome.capture, work, limiter=self._limiter)
-            nursery.cancel_scope.cancel()
+            try:
+                # captured, since the nursery would wrap an error in a group
+                done = await trio.to_thread.run_sync(outcome.capture, work, limiter=self._limiter)
+            finally:
+                patience.cancel()
         return done.unwrap()

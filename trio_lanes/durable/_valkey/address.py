@@ -6,17 +6,27 @@ cannot be connected, coredis leaves streams unclosed.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from typing import Final, final
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import anyio
 import attrs
+import trio
 from anyio.abc import ByteStream
 from coredis.connection import BaseConnection, TCPLocation, UnixDomainSocketLocation
 
 PORT: Final = 6379
 SCHEMES: Final = ("valkey", "valkeys", "redis", "rediss", "unix")
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], trio.Cancelled)
+
+
+# coredis logs the cancellation of a connection that is being made as an error, with its traceback
+logging.getLogger("coredis").addFilter(_is_no_cancellation)
 
 
 @final

@@ -251,6 +251,8 @@ class Link:
             if refused is not None:
                 self._why = refused
             if first:
+                # a connection that was cancelled in its handshake raises ConnectionError
+                await trio.lowlevel.checkpoint_if_cancelled()
                 raise refused or self._not_opened()
             if self._away_since is None:
                 self._away_since = trio.current_time()

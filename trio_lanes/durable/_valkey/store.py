@@ -147,25 +147,25 @@ class ValkeyStore:
             lost=self._lose,
         )
         failed: outcome.Error | None = None
-        keeping, pumping, watching = trio.CancelScope(), trio.CancelScope(), trio.CancelScope()
+        serving = keeping, pumping, watching = [trio.CancelScope() for _ in range(3)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_slowly)
             connect = partial(nursery.start, outlast, keeping, link.keep_connected)
             nursery.start_soon(outlast, pumping, link.pump)
             nursery.start_soon(outlast, watching, link.watch)
-            begun = await outcome.acapture(self._begin, connect, link, opening)
-            if isinstance(begun, outcome.Error):
-                failed = begun  # the nursery would wrap it in a group
-            else:
-                self._link = link
-                keeping.shield = pumping.shield = watching.shield = True
-                try:
+            begun = await outcome.acapture(self._begin, connect, serving, link, opening)
+            try:
+                if isinstance(begun, outcome.Error):
+                    failed = begun  # the nursery would wrap it in a group
+                else:
+                    self._link = link
                     yield
-                finally:
-                    keeping.shield = pumping.shield = watching.shield = False
-                    self._link = None
-                    link.close()
-                    self._waiters.look_again()  # these tasks get StoreUnavailableError
+            finally:
+                for scope in serving:
+                    scope.shield = False
+                self._link = None
+                link.close()
+                self._waiters.look_again()  # these tasks get StoreUnavailableError
             nursery.cancel_scope.cancel()
         if failed is not None:
             failed.unwrap()
@@ -180,9 +180,15 @@ class ValkeyStore:
         self._look_again()
 
     async def _begin(
-        self, connect: Callable[[], Awaitable[None]], link: Link, opening: Opening
+        self,
+        connect: Callable[[], Awaitable[None]],
+        serving: Sequence[trio.CancelScope],
+        link: Link,
+        opening: Opening,
     ) -> None:
         await connect()
+        for scope in serving:  # before the first act, which nothing else ends if this is cancelled
+            scope.shield = True
         asked = text.opening_argument(opening, uuid.uuid4().hex)
         await link.call("open", asked, str(int(self._make)))
 
