@@ -13,7 +13,7 @@ from trio_lanes.durable._valkey import script
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.testing import compare_stores, durable_store_suite
 
-from . import clock, test_check, test_faults, test_opening, test_rare_ways
+from . import clock, test_check, test_faults, test_opening, test_rare_ways, test_script
 from .lua_lines import SEEN, noting, statements
 from .place import Place
 from .server import Server, programs
@@ -88,6 +88,8 @@ def test_every_line_of_the_script_is_run(lines: Lines) -> None:
         )
     lines.of(test_opening.test_only_a_worker_makes_a_namespace_for_the_command, server)
     lines.of(test_opening.test_rules_and_rates_are_kept_as_they_were_given, server)
+    as_script = test_script.limited(server, "-fcall")
+    trio.run(test_script.run_jobs, as_script, "as-script", server, "SCRIPT")
     lines.of(test_faults.test_a_restart_that_loses_nothing_cancels_nothing, server)
     trio.run(
         test_faults.test_after_a_failover_to_older_data_instances_and_server_agree_again, "failover"

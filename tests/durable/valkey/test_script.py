@@ -2,12 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import trio
 
-from trio_lanes.durable import StoreError, StoreUnavailableError, ValkeyStore, open_durable_lanes
+from trio_lanes.durable import (
+    DurableLanes,
+    NoRetry,
+    StoreError,
+    StoreUnavailableError,
+    ValkeyStore,
+    open_durable_lanes,
+)
 from trio_lanes.durable._valkey.script import Kept, Script, source
 from trio_lanes.durable.testing._bench import opening
 
@@ -112,13 +120,83 @@ async def test_a_server_that_takes_no_writes_can_be_read(
         own_server.ask("CONFIG", "SET", setting, "0")
 
 
+@pytest.fixture(params=["valkey", "redis"])
+def small_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server: Server = request.getfixturevalue(
+        {"valkey": "own_server", "redis": "redis_server"}[request.param]
+    )
+    yield server
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+
+
+@pytest.mark.parametrize("rules", [(), ("-function",)], ids=["functions", "script"])
+async def test_a_server_without_memory_refuses_new_data_and_all_else_goes_on(
+    small_server: Server, namespace: str, rules: tuple[str, ...]
+) -> None:
+    gate, begun, refused, ran = trio.Event(), trio.Event(), 0, []
+
+    async def work(payload: Any) -> Any:
+        ran.append(payload)
+        begun.set()
+        if payload == 0:
+            await gate.wait()
+        if payload == 3:
+            raise NoRetry("no")
+        return payload
+
+    async def submit_all_the_time(lanes: DurableLanes) -> None:
+        nonlocal refused
+        while True:
+            with pytest.raises(StoreUnavailableError, match="OOM") as caught:
+                await lanes.submit("work", -1)
+            assert not caught.value.unknown
+            refused += 1
+
+    store = ValkeyStore(limited(small_server, *rules), namespace=namespace, patience=0.5)
+    with trio.fail_after(60):
+        async with open_durable_lanes(store, {"work": work}, {"main": 1}, lease_ttl=1.5) as lanes:
+            jobs = [await lanes.submit("work", n) for n in range(5)]
+            await begun.wait()
+            small_server.ask("CONFIG", "SET", "maxmemory", "1")
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(submit_all_the_time, lanes)
+                await trio.sleep(2)  # longer than the lease
+                assert await lanes.cancel(jobs[1].id)
+                gate.set()
+                assert await jobs[0].wait() == 0
+                assert await jobs[2].wait() == 2
+                assert await jobs[4].wait() == 4
+                assert await lanes.purge(failed=True) == 1
+                nursery.cancel_scope.cancel()
+            assert ran == [0, 2, 3, 4]
+            assert [job.crashes for job in await lanes.jobs()] == [0] * 4
+            assert (await lanes.check()).problems == ()
+            assert refused
+            small_server.ask("CONFIG", "SET", "maxmemory", "0")
+            assert await (await lanes.submit("work", 9)).wait() == 9
+
+
+async def test_a_worker_that_starts_on_a_server_without_memory_drains_it(
+    own_server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=2)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        jobs = await submit_all(lanes, range(9))
+        own_server.ask("FUNCTION", "FLUSH")
+        own_server.ask("CONFIG", "SET", "maxmemory", "1")
+        worker = ValkeyStore(own_server.url, namespace=namespace)
+        async with open_durable_lanes(worker, {"echo": Echo()}):
+            assert [await result_of(job) for job in jobs] == [*range(9)]
+
+
 async def test_functions_that_are_lost_again_and_again_are_unavailable(
     own_server: Server, namespace: str
 ) -> None:
     store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
     lost = b"FCALL", "lost"
-    kept = Kept(store._script.as_library.load, lost, lost)
-    store._script = mock.Mock(as_library=kept, reads=frozenset())
+    kept = Kept(store._script.as_library.load, lost, lost, lost)
+    store._script = mock.Mock(as_library=kept, reads=frozenset(), grows=frozenset())
     with pytest.raises(StoreUnavailableError, match="Function not found"):
         async with store.open(opening()):
             pass
@@ -133,7 +211,8 @@ async def test_a_connection_that_hangs_while_functions_are_loaded_is_cut(
     with trio.fail_after(60):
         async with open_durable_lanes(store, {}, worker=False) as lanes:
             assert store._link is not None
-            kept, store._link._kept = store._link._kept, Kept((b"BLPOP", "none", "0"), lost, lost)
+            hangs = Kept((b"BLPOP", "none", "0"), lost, lost, lost)
+            kept, store._link._kept = store._link._kept, hangs
             with pytest.raises(StoreUnavailableError) as caught:
                 await lanes.submit("echo")
             assert not caught.value.unknown

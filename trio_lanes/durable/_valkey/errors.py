@@ -36,6 +36,11 @@ def is_passing(error: BaseException | None) -> bool:
     return any(word in _PASSING_WORDS for word in words)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether the server's memory is full."""
+    return "OOM" in str(error).split()
+
+
 def refuse_server(name: str, info: Mapping[str, str]) -> StoreError | None:
     """Return why a server cannot be used; None: it can.
 

@@ -32,7 +32,7 @@ from coredis.connection import BaseConnection
 
 from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
 from .address import Address
-from .errors import NotReplicatedError, is_passing, refuse_server
+from .errors import NotReplicatedError, is_full, is_passing, refuse_server
 from .script import Kept, Script
 from .text import micros
 
@@ -140,7 +140,7 @@ class Link:
         self._look: Final = look
         self._claimed: Final = claimed
         self._lost: Final = lost
-        self._acts: Final[deque[Act]] = deque()  # those that were not sent yet
+        self._acts: deque[Act] = deque()  # those that were not sent yet
         self._unanswered: Final[deque[Act]] = deque()  # in order of `Act.due`; some have an answer
         self._came = trio.Event()
         self._idle = False  # whether the pump waits for acts
@@ -156,6 +156,7 @@ class Link:
         self._broken: StoreError | None = None
         self._kept: Kept = script.as_library
         self._loads = False  # whether the server has lost the script, or never had it
+        self._is_full = False  # whether the server has no memory for acts that bring data
 
     # ---- callers
 
@@ -328,9 +329,13 @@ class Link:
         batch: list[Act] = []
         step: Act | None = None
         weight = 0
+        if self._is_full:  # what the server refuses must not keep a heartbeat from it
+            self._acts = deque(sorted(self._acts, key=self._grows))
         while self._acts and (weight == 0 or weight + self._acts[0].weight <= MOST_WEIGHT):
             act = self._acts[0]
             if act.is_step and step is not None:
+                break
+            if self._is_full and self._grows(act) and (batch or step is not None):
                 break
             self._acts.popleft()
             weight += act.weight
@@ -342,8 +347,12 @@ class Link:
                 step = act
         return batch if step is None else [*batch, step]
 
+    def _grows(self, act: Act) -> bool:
+        """Whether an act brings data."""
+        return act.verb in self._script.grows
+
     async def _ask(self, batch: list[Act], sent: Sent | None = None) -> None:
-        """Ask until there is an answer, or no caller waits any more.
+        """Ask until there is an answer, or no caller waits any more, or the server is full.
 
         Args:
           sent: the connection and the request, if the call was sent already.
@@ -365,6 +374,7 @@ class Link:
                         self._loads = False
                     request = self._send(connection, batch)
                 self._replied = batch, await self._reply(connection, batch, request)
+                self._is_full = self._is_full and not any(map(self._grows, batch))
                 return
             except NotReplicatedError as error:  # it has happened
                 self._fail(batch, StoreUnavailableError(str(error)))
@@ -378,8 +388,15 @@ class Link:
                     if was_missing:
                         await trio.sleep(BUSY)
                     was_missing = True
-                elif isinstance(error, _NO_FUNCTIONS) and self._kept is not self._script.as_script:
-                    self._kept = self._script.as_script
+                elif self._kept is not self._script.as_script and (
+                    isinstance(error, _NO_FUNCTIONS) or (self._loads and is_full(error))
+                ):
+                    self._kept = self._script.as_script  # a full server takes a script, too
+                elif is_full(error):
+                    self._why, self._is_full = error, True
+                    self._acts.extendleft(reversed(batch))
+                    await trio.sleep(BUSY)
+                    return
                 elif is_passing(error):
                     self._why = error
                     if isinstance(error, redis.ReadOnlyError):
@@ -414,7 +431,8 @@ class Link:
         for act in batch:
             arguments += act.arguments
         reads = not self._resumes and all(act.verb in self._script.reads for act in batch)
-        command, name = self._kept.read if reads else self._kept.call
+        grows = any(map(self._grows, batch))
+        command, name = self._kept.read if reads else self._kept.call if grows else self._kept.lean
         for act in batch:
             act.unknown = True
         return connection.create_request(command, name, 1, f"{self._root}meta", *arguments)

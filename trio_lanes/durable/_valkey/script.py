@@ -48,6 +48,7 @@ LEAVES: Final = frozenset(
 _BOTTOM: Final = 3
 """The number of the lowest files, which are outside of the function that the others are in."""
 _READ: Final = re.compile(r"^READS\.(\w+) = ", re.MULTILINE)
+_GROWS: Final = re.compile(r"^GROWS\.(\w+) = ", re.MULTILINE)
 
 
 @final
@@ -59,11 +60,13 @@ class Kept:
       load: the command that brings the script to the server.
       call: the first words of a call.
       read: the first words of a call whose acts only read.
+      lean: the first words of a call whose acts bring no data.
     """
 
     load: tuple[bytes, *tuple[str, ...]]
     call: tuple[bytes, str]
     read: tuple[bytes, str]
+    lean: tuple[bytes, str]
 
 
 @final
@@ -76,14 +79,17 @@ class Script:
     Attributes:
       text: the same.
       reads: the verbs of acts that only read.
-      as_library: it is called as a function. A server that takes no writes, as it has no memory or
-        cannot save, refuses a call before it begins, unless its acts only read.
+      grows: the verbs of acts that bring data.
+      as_library: it is called as a function. A server that takes no writes, as it cannot save,
+        refuses a call before it begins, unless its acts only read; a server whose memory is full,
+        unless its acts bring no data.
       as_script: it is called as a script.
     """
 
     def __init__(self, text: str) -> None:
         self.text: Final = text
         self.reads: Final = frozenset(_READ.findall(text))
+        self.grows: Final = frozenset(_GROWS.findall(text))
         name = f"trio_lanes_{_sha(text)}"
         library = "\n".join(
             [
@@ -92,14 +98,19 @@ class Script:
                 f"redis.register_function('{name}', run)",
                 f"redis.register_function{{function_name = '{name}_reads', callback = run,",
                 "  flags = { 'no-writes' }}",
+                f"redis.register_function{{function_name = '{name}_lean', callback = run,",
+                "  flags = { 'allow-oom' }}",
             ]
         )
-        script = f"{text}\nreturn run(KEYS, ARGV)\n"
+        script = f"{text}\nreturn run(KEYS, ARGV, true)\n"
         self.as_library: Final = Kept(
-            (b"FUNCTION", "LOAD", "REPLACE", library), (b"FCALL", name), (b"FCALL", f"{name}_reads")
+            (b"FUNCTION", "LOAD", "REPLACE", library),
+            (b"FCALL", name),
+            (b"FCALL", f"{name}_reads"),
+            (b"FCALL", f"{name}_lean"),
         )
         by_sha = b"EVALSHA", _sha(script)
-        self.as_script: Final = Kept((b"SCRIPT", "LOAD", script), by_sha, by_sha)
+        self.as_script: Final = Kept((b"SCRIPT", "LOAD", script), by_sha, by_sha, by_sha)
 
 
 def _sha(text: str) -> str:

@@ -122,3 +122,4 @@ local function enqueue(arguments)
 end
 
 WITH_TICKET.enqueue = enqueue
+GROWS.enqueue = true

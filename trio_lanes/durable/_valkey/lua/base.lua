@@ -23,6 +23,9 @@ local AT_ONCE = 500   -- how many members of a set are read, written or worked o
 -- The acts, by verb: acts that only read, acts that write, acts that are done once for each ticket.
 local READS, WRITES, WITH_TICKET = {}, {}, {}
 
+-- The acts that bring data, by verb: a server whose memory is full refuses these, and no others.
+local GROWS = {}
+
 local AT_CALL = {}
 
 local function at_call(set)

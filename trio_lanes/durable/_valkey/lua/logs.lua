@@ -43,5 +43,6 @@ local function drop_log(arguments)
 end
 
 WITH_TICKET.write_log = write_log
+GROWS.write_log = true
 READS.read_log = read_log
 WITH_TICKET.drop_log = drop_log

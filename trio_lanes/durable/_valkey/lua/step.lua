@@ -188,6 +188,7 @@ end
 
 WRITES.step = step
 WITH_TICKET.checkpoint = checkpoint
+GROWS.checkpoint = true
 WITH_TICKET.take = take_from_session
 WITH_TICKET.lend_slot = lend_slot
 WITH_TICKET.regain_slot = regain_slot

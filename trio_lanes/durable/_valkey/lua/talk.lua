@@ -126,7 +126,9 @@ local function events(arguments)
 end
 
 WITH_TICKET.emit = emit
+GROWS.emit = true
 WRITES.events = events
 WITH_TICKET.send = send
+GROWS.send = true
 WRITES.sent = sent
 WRITES.receive = receive

@@ -80,7 +80,17 @@ local function do_act(verb, arguments, ticket)
   return WRITES[verb](arguments)
 end
 
-return function(keys, arguments)
+local function brings_data(acts)
+  for _, act in ipairs(acts) do
+    if GROWS[act[1]] then
+      return true
+    end
+  end
+  return false
+end
+
+-- `is_script`: this is no function, which has flags.
+return function(keys, arguments, is_script)
   for _, set in ipairs(AT_CALL) do
     set(keys[1], arguments)
   end
@@ -94,9 +104,13 @@ return function(keys, arguments)
     return { 'missing' }
   end
 
-  local answers, writes = { 'done', 0, '' }, false
-  for _, act in ipairs(read_acts(arguments)) do
+  local answers, writes, acts = { 'done', 0, '' }, false, read_acts(arguments)
+  for _, act in ipairs(acts) do
     if not writes and not READS[act[1]] then
+      -- a server whose memory is full refuses the first write of a script, unless it needs no memory
+      if is_script and not brings_data(acts) then
+        call('HDEL', META, '')
+      end
       begin_writing()
       writes = true
     end
