@@ -10,10 +10,12 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import attrs
 import pytest
@@ -21,6 +23,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_lanes.durable._rules.engine as durable_engine
+from tests.durable.deploys import deploy
 from tests.support.programs import PATIENCE
 from trio_lanes import LaneConfig, RateLimit, UnknownLaneError
 from trio_lanes.durable import (
@@ -38,7 +41,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._sqlite.machine_time import Moment, this_moment
-from trio_lanes.durable._sqlite.schema import fill, migrate
+from trio_lanes.durable._sqlite.schema import SCHEMA_VERSION, fill, migrate
 from trio_lanes.durable._sqlite.tables import SqliteTables
 
 pytestmark = pytest.mark.real_processes
@@ -240,12 +243,12 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_its_contents
         shelved = await asking.submit("unhandled", "y")
     new = columns(path)
     make_older(path)
-    with pytest.raises(StoreVersionError, match="schema 1; start a worker of this version"):
+    with pytest.raises(StoreVersionError, match=r"schema 1, of an older version.* start a worker"):
         async with open_durable_lanes(SqliteStore(path), {}, worker=False):
             raise AssertionError
     other = sqlite3.connect(path)
     other.execute("SELECT count(*) FROM jobs").fetchone()  # has the file open
-    with pytest.raises(StoreUnavailableError, match="locked"):
+    with pytest.raises(StoreUnavailableError, match=r"end the processes of that version.* open"):
         async with open_durable_lanes(SqliteStore(path, busy_timeout=0.02), {"echo": echo}):
             raise AssertionError
     other.close()
@@ -261,6 +264,25 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_its_contents
     async with open_durable_lanes(SqliteStore(path), {"unhandled": echo}) as lanes:
         assert await lanes.job(shelved.id).wait() == "y"
     assert columns(path) == new
+
+
+@contextmanager
+def newer_version() -> Iterator[None]:
+    """A version of this library with one schema more."""
+    toy = {SCHEMA_VERSION: "CREATE TABLE toy (x INTEGER);\n"}
+    package = "trio_lanes.durable._sqlite"
+    with (
+        mock.patch.dict(f"{package}.schema.MIGRATIONS", toy),
+        mock.patch(f"{package}.schema.SCHEMA_VERSION", SCHEMA_VERSION + 1),
+        mock.patch(f"{package}.store.SCHEMA_VERSION", SCHEMA_VERSION + 1),
+    ):
+        yield
+
+
+async def test_only_a_worker_migrates_and_no_worker_of_the_older_version_may_live(
+    tmp_path: Path,
+) -> None:
+    await deploy(lambda: SqliteStore(tmp_path / "jobs.db"), newer_version, StoreLockedError)
 
 
 async def test_an_older_schema_keeps_the_past_of_its_rates(

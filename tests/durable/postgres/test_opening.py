@@ -1,12 +1,16 @@
 """What `PostgresStore` refuses when it is made or opened, and what it says to do."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import psycopg
 import pytest
 import trio
 
 import trio_lanes.durable
+from tests.durable.deploys import deploy, deploy_after_a_kill
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     DurableJobError,
@@ -18,6 +22,7 @@ from trio_lanes.durable import (
     StoreVersionError,
     open_durable_lanes,
 )
+from trio_lanes.durable._postgres.schema import SCHEMA_VERSION
 
 from .server import Server, programs
 
@@ -176,8 +181,8 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_its_contents
     server.run(OLDER.format(namespace))
     error = await error_of(store(make=False))
     assert isinstance(error, StoreVersionError)
-    assert "has version 1; start a worker of this version" in str(error)
-    async with open_durable_lanes(store(), {}, worker=False) as lanes:
+    assert "has schema 1, of an older version" in str(error)
+    async with open_durable_lanes(store(), {}) as lanes:
         (letter,) = await lanes.dead(error="trio_lanes.durable.NoRetry", failed=True)
         assert letter.id == job.id
         assert (await lanes.check()).problems == ()
@@ -189,6 +194,33 @@ async def test_a_worker_brings_an_older_schema_up_to_date_and_keeps_its_contents
         while (await lanes.statistics()).running:  # noqa: ASYNC110
             await trio.sleep(0.01)
         assert [reason.kind for reason in await lanes.blocked_by(fourth.id)] == ["rate"]
+
+
+@contextmanager
+def newer_version() -> Iterator[None]:
+    """A version of this library with one schema more."""
+    toy = {SCHEMA_VERSION: "CREATE TABLE toy (x int);"}
+    package = "trio_lanes.durable._postgres.schema"
+    with (
+        mock.patch.dict(f"{package}.MIGRATIONS", toy),
+        mock.patch(f"{package}.SCHEMA_VERSION", SCHEMA_VERSION + 1),
+    ):
+        yield
+
+
+async def test_only_a_worker_migrates_and_no_worker_of_the_older_version_may_live(
+    server: Server, namespace: str
+) -> None:
+    await deploy(lambda: PostgresStore(server.dsn(), namespace=namespace), newer_version)
+
+
+async def test_an_older_worker_that_was_killed_is_in_the_way_until_its_lease_is_over(
+    server: Server, namespace: str
+) -> None:
+    def store() -> PostgresStore:
+        return PostgresStore(server.dsn(), namespace=namespace)
+
+    await deploy_after_a_kill(store, newer_version)
 
 
 async def test_a_newer_schema_is_refused(server: Server, namespace: str) -> None:

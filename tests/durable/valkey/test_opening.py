@@ -3,9 +3,12 @@
 import math
 import re
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import trio
@@ -14,6 +17,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from tests.durable.deploys import deploy, deploy_after_a_kill
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     StoreError,
@@ -145,6 +149,52 @@ async def test_a_namespace_of_the_former_schema_goes_on_with_higher_numbers(
     number = int(server.ask("HGET", key, "seq"))
     assert 0 <= 1_000_000 * int(seconds) + int(micros) - number < 60_000_000
     assert server.ask("HGET", key, "schema") == "2"
+
+
+@contextmanager
+def newer_version() -> Iterator[None]:
+    """A version of this library with one schema more."""
+    text = ValkeyStore("valkey://")._script.text
+    for old, new in (
+        ("local SCHEMA = 2 ", "local SCHEMA = 3 "),
+        ("local MIGRATIONS = {\n", "local MIGRATIONS = {\n[2] = function() end,\n"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    with mock.patch("trio_lanes.durable._valkey.store.source", return_value=text):
+        yield
+
+
+async def test_only_a_worker_migrates_and_no_worker_of_the_older_version_may_live(
+    server: Server, namespace: str
+) -> None:
+    await deploy(lambda: ValkeyStore(server.url, namespace=namespace), newer_version)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_older_worker_that_was_killed_is_in_the_way_until_its_lease_is_over(
+    own_server: Server, namespace: str, restarts: bool
+) -> None:
+    async def meanwhile() -> None:
+        if restarts:  # time in which the server was away does not count
+            own_server.stop()
+            await trio.sleep(1.1)
+            await trio.to_thread.run_sync(own_server.start)
+
+    def store() -> ValkeyStore:
+        return ValkeyStore(own_server.url, namespace=namespace)
+
+    await deploy_after_a_kill(store, newer_version, meanwhile)
+
+
+async def test_data_of_an_older_version_that_come_back_end_the_lanes(
+    server: Server, namespace: str
+) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        server.ask("HSET", f"{{{namespace}}}:meta", "schema", "1")
+        with pytest.raises(StoreVersionError, match="start a worker of this version"):
+            await lanes.submit("echo")
 
 
 @pytest.mark.parametrize(

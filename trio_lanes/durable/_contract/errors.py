@@ -154,4 +154,23 @@ class StoreLockedError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The store was written by a newer version of this library, or by another program."""
+    """The store was written by another version of this library, or by another program."""
+
+
+def older_schema(what: str, schema: int, wanted: int, living: str, *, works: bool) -> StoreError:
+    """Return the error for a store of an older schema that this instance does not migrate.
+
+    A worker migrates it when no process of the older version is in the way, so for a worker the
+    store is unavailable.
+
+    Args:
+      living: the processes of the older version that are in the way; empty: there are none.
+      works: whether this instance is a worker.
+    """
+    first = f"end the processes of that version ({living}), and then " if living else ""
+    start = "this worker again" if works else "a worker of this version"
+    kind = StoreUnavailableError if works else StoreVersionError
+    return kind(
+        f"{what} has schema {schema}, of an older version of this library: {first}start {start}, "
+        f"which migrates it to schema {wanted}"
+    )

@@ -13,13 +13,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Final, LiteralString
 
 import psycopg
 from psycopg import sql
 
-from .._contract.errors import StoreError, StoreVersionError
+from .._contract.errors import StoreError, StoreVersionError, older_schema
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -389,27 +390,21 @@ def prepare(
     name: str,
     max_payload: int,
     *,
+    works: bool = True,
     make: bool = True,
 ) -> None:
-    """Make the tables of a namespace, or bring them to the version of this library.
+    """Make the tables of a namespace, or let a worker bring them to the version of this library.
 
     Raises:
       StoreError: if they do not exist, and ``make`` is False.
+      StoreUnavailableError: if they have an older version, of which a worker has a lease.
       StoreVersionError: if the schema has a newer version, or belongs to another program; or if it
-        has an older version, and ``make`` is False.
+        has an older version, and this is no worker.
     """
-    if not make:
-        version = _version(connection, namespace, name)
-        if not version:
-            raise StoreError(
-                f"{name} has no store in the schema {namespace!r}: a worker makes it at its start"
-            )
-        if version != SCHEMA_VERSION:
-            raise StoreVersionError(
-                f"the schema {namespace!r} of {name} has version {version}; start a worker of this "
-                f"version of trio_lanes first, which brings it to version {SCHEMA_VERSION}"
-            )
-        return
+    if not make and not _version(connection, namespace, name):
+        raise StoreError(
+            f"{name} has no store in the schema {namespace!r}: a worker makes it at its start"
+        )
     with connection.transaction():
         # several processes may make one store; the lock ends with the transaction
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (channel_of(namespace),))
@@ -428,6 +423,10 @@ def prepare(
         }
         if version:
             connection.execute("SELECT FROM meta FOR UPDATE")  # no instance is in a transaction
+            living = _living(connection)
+            if living or not works:
+                what = f"{name}: the store in the schema {namespace!r}"
+                raise older_schema(what, version, SCHEMA_VERSION, living, works=works)
             for older in range(version, SCHEMA_VERSION):
                 connection.execute(sql.SQL(MIGRATIONS[older]).format(**names))
             # with another `version`, instances drop what they have cached
@@ -436,6 +435,16 @@ def prepare(
             )
             return
         connection.execute(sql.SQL(SCHEMA + SUBMIT).format(**names))
+
+
+def _living(connection: psycopg.Connection) -> str:
+    """Return the processes that have a lease."""
+    found = connection.execute(
+        "SELECT told FROM settings, meta WHERE kind = 'instance'"
+        " AND (told::json ->> 3)::double precision > greatest(clock, store_time()) ORDER BY told"
+    )
+    instances = [json.loads(told) for (told,) in found]
+    return ", ".join(f"process {pid} on {host}" for host, pid, *_ in instances)
 
 
 def _exists(connection: psycopg.Connection, namespace: str) -> bool:

@@ -132,7 +132,10 @@ class PostgresStore(EngineStore):
         try:
             connection = link.connected()
             check_server(connection, self._name)
-            prepare(connection, self._namespace, self._name, self.max_payload, make=self._make)
+            namespace, works = self._namespace, opening.worker
+            prepare(
+                connection, namespace, self._name, self.max_payload, works=works, make=self._make
+            )
             tables = PostgresTables(connection, opening.names)
             tables.begin(write=True, me=me)
             engine = Engine(tables, opening)

@@ -27,7 +27,7 @@ from .._contract.errors import (
     StoreError,
     StoreLockedError,
     StoreUnavailableError,
-    StoreVersionError,
+    older_schema,
 )
 from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
@@ -209,12 +209,10 @@ class SqliteStore(EngineStore):
         try:
             version = examine(self._path)
             if version != SCHEMA_VERSION:
-                if version and not worker:
-                    raise StoreVersionError(
-                        f"{self._path} has schema {version}; start a worker of this version "
-                        f"of trio_lanes first, which migrates it to schema {SCHEMA_VERSION}"
-                    )
-                self._make(migrate if version else fill)
+                if version:
+                    self._migrate(version, worker)
+                else:
+                    self._make(fill)
             with ExitStack() as opened:
                 connections = (
                     opened.enter_context(closing(self._connection())),
@@ -224,6 +222,30 @@ class SqliteStore(EngineStore):
             return connections
         except sqlite3.Error as error:
             raise translated(self._path, error) from error
+
+    def _migrate(self, version: int, worker: bool) -> None:
+        """Let a worker migrate the file."""
+        what = str(self._path)
+        if not worker:
+            living = self._living()
+            raise older_schema(what, version, SCHEMA_VERSION, living, works=False)
+        try:
+            self._make(migrate)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            living = "which have the file open"
+            raise older_schema(what, version, SCHEMA_VERSION, living, works=True) from error
+
+    def _living(self) -> str:
+        """Describe the worker of the file; empty: there is none."""
+        try:
+            lock = self._lock(worker=True)
+        except StoreLockedError as error:
+            return error.owner
+        assert lock is not None
+        lock.release()
+        return ""
 
     def _make(self, make: Callable[[sqlite3.Connection], None]) -> None:
         """Fill or migrate the file while it has no write-ahead log.

@@ -30,11 +30,16 @@ import outcome
 import trio
 from coredis.connection import BaseConnection
 
-from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
+from .._contract.errors import (
+    StoreError,
+    StoreUnavailableError,
+    StoreVersionError,
+    older_schema,
+)
 from .address import Address
 from .errors import NotReplicatedError, is_full, is_passing, refuse_server
 from .script import Kept, Script
-from .text import micros
+from .text import micros, pairs_of
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -495,6 +500,16 @@ class Link:
         if kind == "version":
             return StoreVersionError(
                 f"{where} have schema {rest[0]}, of a newer version of this library; update it here"
+            )
+        if kind == "older":
+            schema, wanted, works, living = rest
+            who = ", ".join(f"process {pid} on {host}" for host, pid in pairs_of(living))
+            return older_schema(
+                f"{self._name}: the store under the keys {self._root}*",
+                schema,
+                wanted,
+                who,
+                works=bool(works),
             )
         if kind == "foreign":
             return StoreVersionError(

@@ -33,6 +33,17 @@ local function begin_writing()
   call('HSET', META, 'clock', now, 'offset', meta.offset or 0, 'seq', reserve_numbers())
 end
 
+-- Host and pid of each instance that has a lease.
+local function living()
+  local found = {}
+  for _, id in ipairs(call('ZRANGEBYSCORE', ROOT .. 'in', '(' .. int(now), '+inf')) do
+    local info = instance_of(id)
+    found[#found + 1] = info.host
+    found[#found + 1] = info.pid
+  end
+  return found
+end
+
 local function drop_instance(id)
   for _, request in ipairs(members(ROOT .. 'ki:' .. id)) do
     LINES.release(request, true)

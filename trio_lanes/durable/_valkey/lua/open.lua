@@ -1,5 +1,10 @@
--- Opening a namespace: it is made if it is missing, and the lanes, groups and rules that it lacks
--- are written. What is there wins.
+-- Opening a namespace: it is made if it is missing, or migrated, and the lanes, groups and rules that
+-- it lacks are written. What is there wins.
+
+-- By schema: the function that makes the next schema of it.
+local MIGRATIONS = {
+  function() end,  -- `begin_writing` lets the numbers go on at the present time
+}
 
 local function add_lane(name, limit, worker)
   local there = lanes()[name]
@@ -31,6 +36,9 @@ local function open(arguments)
     call('HSET', META, 'identity', asked.identity)
   end
   if meta.schema ~= SCHEMA then
+    for schema = meta.schema or SCHEMA, SCHEMA - 1 do
+      MIGRATIONS[schema]()
+    end
     meta.schema = SCHEMA
     note_change()
     call('HSET', META, 'schema', SCHEMA)

@@ -89,6 +89,19 @@ local function brings_data(acts)
   return false
 end
 
+-- A namespace of an older schema is opened by a worker alone, when no instance has a lease. Else return
+-- the answer that refuses the call.
+local function refuse_older(arguments)
+  local works = arguments[FIRST] == 'open' and cjson.decode(arguments[FIRST + 2]).worker
+  if works then
+    begin_writing()  -- so that leases end though no worker of the older version lives any more
+  end
+  local found = living()
+  if not works or #found > 0 then
+    return { 'older', meta.schema, SCHEMA, works and 1 or 0, found }
+  end
+end
+
 -- `is_script`: this is no function, which has flags.
 return function(keys, arguments, is_script)
   for _, set in ipairs(AT_CALL) do
@@ -102,6 +115,11 @@ return function(keys, arguments, is_script)
     return { 'gone' }
   elseif not meta.schema and arguments[FIRST + 3] == '0' then
     return { 'missing' }
+  end
+
+  local refused = meta.schema and meta.schema < SCHEMA and refuse_older(arguments)
+  if refused then
+    return refused
   end
 
   local answers, writes, acts = { 'done', 0, '' }, false, read_acts(arguments)
