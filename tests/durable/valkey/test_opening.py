@@ -2,7 +2,9 @@
 
 import math
 import re
+import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -239,6 +241,55 @@ async def test_a_replica_is_refused_and_its_primary_is_named(own_server: Server)
         replica.remove()
 
 
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+async def test_a_sentinel_is_refused(own_server: Server, tmp_path: Path) -> None:
+    port, settings = _free_port(), tmp_path / "sentinel.conf"
+    watched = f"sentinel monitor m 127.0.0.1 {own_server.port} 1"
+    settings.write_text(f"port {port}\nbind 127.0.0.1\n{watched}\n")
+    command = [programs()["valkey"], str(settings), "--sentinel"]
+    sentinel = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220
+    error: StoreError | None = None
+    try:
+        with trio.fail_after(60):
+            while error is None or isinstance(error, StoreUnavailableError):  # it starts
+                with pytest.raises(StoreError) as caught:
+                    await use(ValkeyStore(f"valkey://127.0.0.1:{port}"))
+                error = caught.value
+    finally:
+        sentinel.kill()
+        sentinel.wait()
+    assert "is a Sentinel" in str(error)
+
+
+async def test_the_wrong_node_of_a_cluster_names_the_right_node(namespace: str) -> None:
+    buses = [_free_port() for _ in range(2)]
+    program = programs()["valkey"]
+    nodes = [Server(program, cluster_enabled="yes", cluster_port=bus) for bus in buses]
+    try:
+        for node in nodes:
+            await trio.to_thread.run_sync(node.start)
+        one, other = nodes
+        one.ask("CLUSTER", "MEET", "127.0.0.1", other.port, buses[1])
+        one.ask("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+        other.ask("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+        with trio.fail_after(60):
+            while any("state:ok" not in node.ask("CLUSTER", "INFO") for node in nodes):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        slot = one.ask("CLUSTER", "KEYSLOT", f"{{{namespace}}}:meta")
+        right, wrong = (one, other) if slot < 8192 else (other, one)
+        with pytest.raises(StoreError, match=f"MOVED {slot} .*URL of 127.0.0.1:{right.port}, "):
+            await use(ValkeyStore(wrong.url, namespace=namespace))
+        assert await use(ValkeyStore(right.url, namespace=namespace)) == 1
+    finally:
+        for node in nodes:
+            node.remove()
+
+
 async def test_a_store_on_a_unix_socket(own_server: Server, namespace: str) -> None:
     store = ValkeyStore(f"unix://{own_server.folder}/socket?db=2", namespace=namespace)
     assert await use(store) == 1
@@ -255,6 +306,30 @@ async def test_rules_and_rates_are_kept_as_they_were_given(server: Server, names
         assert await store.rules() == StoreRules(9.5, 5, True)
         assert (await store.lanes())["main"].rates == rates
         assert await (await lanes.submit("echo", 1)).wait() == 1
+
+
+@pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
+@pytest.mark.parametrize("per", [1e-300, 1.0, 1e300])
+async def test_rates_of_any_size_are_taken(
+    server: Server, namespace: str, algorithm: Any, per: float
+) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    async with open_durable_lanes(store, {"echo": echo}) as lanes:
+        for limit in (1, 1e300):
+            rate = RateLimit(limit, per=per, algorithm=algorithm)
+            await lanes.configure({f"{limit}": LaneConfig(rate=rate)})
+            assert await (await lanes.submit("echo", 1, lane=f"{limit}")).wait() == 1
+
+
+async def test_a_log_is_read_from_any_number(server: Server, namespace: str) -> None:
+    store = ValkeyStore(server.url, namespace=namespace)
+    async with open_durable_lanes(store, {"echo": echo}) as lanes:
+        log = lanes.log("a")
+        assert await log.append("x") == 1
+        assert [record.number for record in await log.read(-1)] == [1]
+        assert await log.read(10**30) == []
+        with pytest.raises(ValueError, match="after"):
+            await log.read(0.5)  # type: ignore[arg-type]
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
@@ -289,6 +364,9 @@ async def test_a_store_behind_tls(
         url = proxy.url.replace("valkey://127.0.0.1", "valkeys://localhost")
         with pytest.raises(StoreUnavailableError, match="certificate"):
             await use(ValkeyStore(url, namespace=namespace))
+        plain = server.url.replace("valkey://127.0.0.1", "valkeys://localhost")
+        with pytest.raises(StoreUnavailableError, match="does this port take TLS"):
+            await use(ValkeyStore(plain, namespace=namespace, patience=0.3))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert await use(ValkeyStore(url, namespace=namespace)) == 1
         nursery.cancel_scope.cancel()

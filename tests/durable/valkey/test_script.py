@@ -1,5 +1,6 @@
 """How a server keeps the script: as functions, or else as a script."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trio_lanes.durable import (
     ValkeyStore,
     open_durable_lanes,
 )
+from trio_lanes.durable._valkey.errors import RIGHTS
 from trio_lanes.durable._valkey.script import Kept, Script, source
 from trio_lanes.durable.testing._bench import opening
 
@@ -96,6 +98,23 @@ async def test_a_server_that_has_no_functions_has_a_script(
 ) -> None:
     await run_jobs(old_server.url, namespace, old_server, "SCRIPT")
     assert old_server.ask("FUNCTION", "LIST") == []
+
+
+@pytest.mark.parametrize("program", ["own_server", "redis_server"])
+async def test_the_least_rights_of_a_user_are_enough_and_an_error_names_them(
+    request: pytest.FixtureRequest, namespace: str, program: str
+) -> None:
+    server: Server = request.getfixturevalue(program)
+    least = *RIGHTS.split(), f"~{{{namespace}}}:*", f"&{{{namespace}}}:*"
+    nothing = "-@all", "resetkeys", "resetchannels"
+    for lacks in least:
+        if lacks in ("+@connection", "+@read"):  # others bring what is needed at the opening
+            continue
+        url = limited(server, *nothing, *(right for right in least if right != lacks))
+        with pytest.raises(StoreError, match=re.escape(f"needs the rights {' '.join(least)}")):
+            async with open_durable_lanes(ValkeyStore(url, namespace=namespace), {}):
+                raise AssertionError
+    await run_jobs(limited(server, *nothing, *least), namespace, server, "FUNCTION")
 
 
 async def test_a_user_who_may_run_no_script_is_refused(own_server: Server, namespace: str) -> None:

@@ -93,9 +93,10 @@ class DurableLog:
         """Return the first ``limit`` records with numbers above ``after``, in order. A checkpoint.
 
         Raises:
-          TypeError, ValueError: for a bad ``limit``.
+          TypeError, ValueError: if ``after`` is not a whole number, or for a bad ``limit``.
           StoreUnavailableError: if the store is not available.
         """
+        after = max(0, min(_check.whole("after", after), 2**53))
         most, found = _check.count("limit", limit), list[LogRecord]()
         while page := await self._store.read_log(self.name, after):
             left = page if most == math.inf else page[: int(most) - len(found)]

@@ -37,7 +37,7 @@ from .._contract.errors import (
     older_schema,
 )
 from .address import Address
-from .errors import NotReplicatedError, is_full, is_passing, refuse_server
+from .errors import NotReplicatedError, explained, is_full, is_passing, refuse_server
 from .script import Kept, Script
 from .text import micros, pairs_of
 
@@ -210,7 +210,7 @@ class Link:
                 act.end(outcome.Error(self._unavailable(act)))
 
     def _unavailable(self, act: Act) -> StoreUnavailableError:
-        why = f": {self._why}" if self._why is not None else ""
+        why = f": {self._explained(self._why)}" if self._why is not None else ""
         error = StoreUnavailableError(
             f"{self._name} gave no answer within {self._patience:g} s{why}"
         )
@@ -265,9 +265,12 @@ class Link:
             await trio.sleep(pause)
             pause = min(2 * pause, AGAIN_AFTER[1])
 
+    def _explained(self, error: BaseException | None) -> str:
+        return explained(error, self._root, self._address.tls)
+
     def _not_opened(self) -> StoreError:
         kind = StoreUnavailableError if is_passing(self._why) else StoreError
-        error = kind(f"{self._name} cannot be opened: {self._why}")
+        error = kind(f"{self._name} cannot be opened: {self._explained(self._why)}")
         error.__cause__ = self._why
         return error
 
@@ -408,7 +411,8 @@ class Link:
                         self._cut("the server has become a replica")
                     await trio.sleep(BUSY)
                 else:
-                    self._fail(batch, StoreError(f"{self._name} failed: {error}"))
+                    failure = StoreError(f"{self._name} failed: {self._explained(error)}")
+                    self._fail(batch, failure)
                     return
 
     async def _wait_for_another(self, connection: BaseConnection | None) -> None:

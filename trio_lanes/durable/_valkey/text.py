@@ -313,12 +313,16 @@ def _meters(limits: Iterable[RateLimit]) -> list[dict[str, Any]]:
     return meters
 
 
+def _per(limit: RateLimit) -> int:
+    return max(1, int(micros(limit.per)))
+
+
 def _sliding(limit: RateLimit) -> dict[str, int]:
-    return {"most": math.floor(limit.limit), "per": int(micros(limit.per))}
+    return {"most": math.floor(limit.limit), "per": _per(limit)}
 
 
 def _gcra(limit: RateLimit) -> dict[str, int]:
-    burst, rate = bucket_shape(limit.limit, int(micros(limit.per)), limit.burst)
+    burst, rate = bucket_shape(limit.limit, _per(limit), limit.burst)
     interval = 1 / rate
     num = interval.numerator * burst.denominator
     den = interval.denominator * burst.denominator

@@ -127,7 +127,7 @@ end
 
 local function forget_meter_at(key, as_new)
   local millis = math.ceil((as_new - (meta.offset or 0)) / 1000) + FORGET_AFTER
-  call('PEXPIREAT', key, int(millis))
+  call('PEXPIREAT', key, int(math.min(2 ^ 53, millis)))  -- a server takes no time far ahead
 end
 
 -- Lessen the charge of a time by an amount, unless the limit has been as new since. Return when the
