@@ -10,6 +10,7 @@ import click
 
 from .. import RateLimit
 from .._config.names import SESSION_PREFIX
+from ..durable._options.names import checked_name
 
 
 def seconds(text: str | float) -> float:
@@ -38,13 +39,18 @@ def name(text: str) -> str:
     bare = text.strip()
     while bare.startswith(SESSION_PREFIX):
         bare = bare[len(SESSION_PREFIX) :].strip()
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        bare = ""
     if not bare:
         raise click.BadParameter(f"{text!r} names neither a lane nor a session")
+    kept(bare)
     return text
+
+
+def kept(text: str) -> str:
+    """Parse a name that every store can keep."""
+    try:
+        return checked_name("a name", text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def count(text: str) -> int | float:

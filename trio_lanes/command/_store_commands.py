@@ -11,7 +11,7 @@ import trio
 from ..durable import DurableState, open_durable_lanes
 from . import _ask, _limits
 from ._answer import Answer
-from ._parameters import count, moment, name, rate, reserve, seconds
+from ._parameters import count, kept, moment, name, rate, reserve, seconds
 from ._show import show
 from ._stores import find_store
 
@@ -29,10 +29,10 @@ FAILED: Final = click.Option(
     ["--failed"], is_flag=True, help="Also jobs that failed for good and are still remembered."
 )
 HANDLER: Final = click.Option(
-    ["--handler"], metavar="NAME", help="Only jobs for the handler of this name."
+    ["--handler"], type=kept, metavar="NAME", help="Only jobs for the handler of this name."
 )
 ERROR: Final = click.Option(
-    ["--error"], metavar="TYPE", help="Only jobs whose error has this type, such as ValueError."
+    ["--error"], type=kept, metavar="TYPE", help="Only jobs whose error has this type, such as ValueError."
 )
 AFTER: Final = click.Option(
     ["--after"], type=click.IntRange(0), default=0, help="Only with ids greater than this."

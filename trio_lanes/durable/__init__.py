@@ -1,6 +1,7 @@
 """Lanes whose accepted jobs survive a crash: named jobs, kept in a store until they have ended."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ._contract.errors import DurableJobError as DurableJobError
@@ -93,9 +94,12 @@ else:  # a type checker that sees `__getattr__` would accept any name
     def __dir__() -> list[str]:
         return sorted({*globals(), *_STORES})
 
-    # `import *` would leave out a name that is not imported yet; it needs no extra
+    # `import *` would leave out a name that is not imported yet; it imports every store of which
+    # the extra is here
     _public = {name for name in __dir__() if not name.startswith("_")}
-    _public -= {"TYPE_CHECKING", "import_module", "store", "PostgresStore", "ValkeyStore"}
+    _public -= {"TYPE_CHECKING", "import_module", "find_spec", "store"}
+    _needed = {"PostgresStore": "psycopg", "ValkeyStore": "coredis"}
+    _public -= {store for store, package in _needed.items() if find_spec(package) is None}
     globals()["__all__"] = sorted(_public)
 
 # Tracebacks, reprs and pickles show where users find a name, not where it is defined.

@@ -44,6 +44,7 @@ from .._options.limits import (
     lane_configs,
     lane_limit,
 )
+from .._options.names import checked_name
 from .._options.retry import RetryPolicy
 from .._options.submission import Submission
 from .._runs.worker import Handler
@@ -58,8 +59,6 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 DEFAULT_RETRY: Final = RetryPolicy()
 GREATEST: Final = 2**63 - 1
 """The greatest integer that every store can keep."""
-LONGEST_NAME: Final = 1_000
-"""The most characters of a name, session or key, which listings and log lines repeat."""
 
 
 _fields: Final = attrgetter(*(field.name for field in attrs.fields(Submission)))
@@ -174,7 +173,7 @@ class DurableLanes(Endable):
         cost: int | Mapping[str, int],
     ) -> SubmittedJob:
         """Check the values of a submission; return the record for the store."""
-        text("name", name)
+        checked_name("name", name)
         if self._handlers and name not in self._handlers:
             raise UnknownHandlerError(name, self._handlers)
         if _check.whole("priority", priority) not in (-1, 0, 1):
@@ -190,10 +189,10 @@ class DurableLanes(Endable):
         return SubmittedJob(
             name=name,
             payload=encode("the payload", payload, self._store.max_payload),
-            session=None if session is None else text("session", session_key(session)),
-            lane=text("lane", resolve_global_lane(lane)),
+            session=None if session is None else _session(session),
+            lane=checked_name("lane", resolve_global_lane(lane)),
             priority=priority,
-            key=None if key is None else text("key", key),
+            key=None if key is None else checked_name("key", key),
             delay=delay,
             timeout=_check.seconds("timeout", timeout),
             retry=None if policy is None else policy.to_json(),
@@ -285,7 +284,7 @@ class DurableLanes(Endable):
         for given, value in lanes.items():
             name = resolve_global_lane(given)
             if value is None:
-                limits[name] = None
+                limits[checked_name("lane", name)] = None
             else:
                 limit = lane_limit(name, configs[name])
                 if isinstance(value, LaneLimit):
@@ -340,7 +339,7 @@ class DurableLanes(Endable):
             session, id = None, _number("session_or_id", session_or_id)
         told = small("a message", message)
         if key is not None:
-            text("key", key)
+            checked_name("key", key)
         sent = await self._store.send(session, id, told, key, new_ticket())
         if isinstance(sent, str):
             return SendResult("no_active_run" if sent == "no_active_run" else "not_streaming")
@@ -370,7 +369,7 @@ class DurableLanes(Endable):
           RuntimeError: if this task holds the lock already, or without a worker.
           StoreUnavailableError: on entering, if the store is not available.
         """
-        text("key", key)
+        checked_name("key", key)
         _check.boolean("shared", shared)
         requests = self._working()
         requests.check_not_held(key)
@@ -416,7 +415,7 @@ class DurableLanes(Endable):
         Raises:
           TypeError, ValueError: for a bad name: a string of at most 1,000 characters.
         """
-        return DurableLog(text("name", name), self._store, self._worker)
+        return DurableLog(checked_name("name", name), self._store, self._worker)
 
     def _working(self) -> Requests:
         if self._requests is None:
@@ -585,8 +584,7 @@ class DurableLanes(Endable):
         They are in order of their ids. They are fewer than ``limit`` if their payloads are more
         than 4 MiB together.
         """
-        key = text("session", session_key(session))
-        return await self._store.queue(key, max(0, _number("limit", limit)))
+        return await self._store.queue(_session(session), max(0, _number("limit", limit)))
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the instances that claim jobs from the store."""
@@ -605,8 +603,8 @@ def _target(name: str | None) -> tuple[str | None, str | None]:
     if name is None:
         return None, None
     if name.strip().startswith(SESSION_PREFIX):
-        return None, text("session", session_key(name))
-    return resolve_global_lane(name), None
+        return None, _session(name)
+    return checked_name("lane", resolve_global_lane(name)), None
 
 
 def _selection(
@@ -624,8 +622,8 @@ def _selection(
         states=states,
         lane=lane,
         session=session,
-        name=None if handler is None else text("handler", handler),
-        error=None if error is None else text("error", error),
+        name=None if handler is None else checked_name("handler", handler),
+        error=None if error is None else checked_name("error", error),
         since=None if since is None else _check.finite_seconds("since", since),
         until=None if until is None else _check.finite_seconds("until", until),
     )
@@ -648,7 +646,7 @@ def _letters(failed: bool) -> frozenset[DurableState]:
 
 
 def _session(key: str) -> str:
-    return text("session", session_key(key))
+    return checked_name("session", session_key(key))
 
 
 def _policy(retry: object) -> RetryPolicy | None:
@@ -660,21 +658,3 @@ def _policy(retry: object) -> RetryPolicy | None:
 def _number(field: str, value: Any) -> int:
     """Return a whole number, reduced to the range of stores."""
     return max(-1, min(_check.whole(field, value), GREATEST))
-
-
-def text(field: str, value: Any) -> str:
-    """Return a string; raise an error unless UTF-8 can encode it and it has a fit length."""
-    if type(value) is str and value.isascii() and 0 < len(value) <= LONGEST_NAME:
-        return value
-    if not isinstance(value, str):
-        raise TypeError(f"{field} must be a string, not {value!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{field} must be text that UTF-8 can write, got {value!r}") from None
-    if not value:
-        raise ValueError(f"{field} must not be empty, got {value!r}")
-    if len(value) > LONGEST_NAME:
-        most = f"{LONGEST_NAME:,} characters"
-        raise ValueError(f"{field} must have at most {most}, got {len(value):,}")
-    return value

@@ -17,6 +17,8 @@ from .._options.json_text import decode, encode
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
 
+GREATEST: Final = 2**53
+"""A number that no record has, and every store can compare."""
 LONGEST: Final = 60.0
 """Seconds for which a write without an answer is repeated."""
 
@@ -96,7 +98,7 @@ class DurableLog:
           TypeError, ValueError: if ``after`` is not a whole number, or for a bad ``limit``.
           StoreUnavailableError: if the store is not available.
         """
-        after = max(0, min(_check.whole("after", after), 2**53))
+        after = max(0, min(_check.whole("after", after), GREATEST))
         most, found = _check.count("limit", limit), list[LogRecord]()
         while page := await self._store.read_log(self.name, after):
             left = page if most == math.inf else page[: int(most) - len(found)]

@@ -21,15 +21,17 @@ from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
 from .._options.limits import (
     checked_crashes,
     checked_hold,
+    checked_rates,
     group_limit,
     lane_configs,
     lane_limit,
 )
+from .._options.names import checked_name
 from .._options.retry import RetryPolicy
 from .._runs.lease import Lease
 from .._runs.worker import Handler, Worker
 from .._wire.stand_in import stand_in
-from .lanes import DurableLanes, text
+from .lanes import DurableLanes
 from .locks import Quota, Requests
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -112,7 +114,7 @@ def open_durable_lanes(
     if not isinstance(handlers, Mapping):
         raise TypeError(f"handlers must be a mapping of names to functions, not {handlers!r}")
     for name, handler in handlers.items():
-        text("a handler's name", name)
+        checked_name("a handler's name", name)
         if not callable(handler):
             raise TypeError(f"handler {name!r} must be an async function, not {handler!r}")
     if not isinstance(retry, RetryPolicy):
@@ -132,7 +134,9 @@ def open_durable_lanes(
         worker=worker,
     )
     _check.seconds("grace", grace)
-    limits = {text("a quota's name", name): _limits(name, of) for name, of in quotas.items()}
+    limits = {
+        checked_name("a quota's name", name): _limits(name, of) for name, of in quotas.items()
+    }
     store = stand_in(store)
     durable = DurableLanes(store, handlers, grace)
     if not worker:
@@ -156,7 +160,7 @@ def _limits(name: str, limits: RateLimit | Sequence[RateLimit]) -> tuple[RateLim
     found = (limits,) if isinstance(limits, RateLimit) else tuple(limits)
     if not found or not all(isinstance(limit, RateLimit) for limit in found):
         raise TypeError(f"quota {name!r} must be a RateLimit, or some of them, not {limits!r}")
-    return found
+    return checked_rates(found)
 
 
 @asynccontextmanager

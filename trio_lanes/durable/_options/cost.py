@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..._config import check as _check
+from .names import checked_name
 
 MOST: Final = 10**12
 """The greatest amount. Sums of amounts stay whole numbers in every store."""
@@ -17,7 +18,7 @@ def checked_cost(cost: Any) -> Mapping[str, int] | None:
 
     Raises:
       TypeError: if it is neither a whole number nor a mapping of units to whole numbers.
-      ValueError: for a blank unit, and an amount that is not whole, negative or above `MOST`.
+      ValueError: for a blank unit, one that no store can keep, and an amount that is not whole, negative or above `MOST`.
     """
     if type(cost) is int and cost == 1:
         return None
@@ -25,9 +26,7 @@ def checked_cost(cost: Any) -> Mapping[str, int] | None:
         cost = {REQUESTS: _amount("cost", cost)}
     costs = {REQUESTS: 1}
     for unit, amount in cost.items():
-        if not isinstance(unit, str):
-            raise TypeError(f"a unit of cost must be a string, not {unit!r}")
-        if not unit.strip():
+        if not checked_name("a unit of cost", unit).strip():
             raise ValueError(f"a unit of cost must not be blank, got {unit!r}")
         costs[unit] = _amount(f"cost of {unit!r}", amount)
     return None if costs == {REQUESTS: 1} else costs

@@ -10,6 +10,7 @@ from ... import LaneConfig, LaneGroup, RateLimit, open_lanes, resolve_global_lan
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX
 from .._contract.records import GroupLimit, LaneLimit
+from .names import checked_name
 
 _NOT_DURABLE: Final[Mapping[str, object]] = {
     "fair": False,
@@ -34,7 +35,7 @@ def lane_configs(
     open_lanes(lanes, groups={} if groups is None else groups)  # raises for a bad configuration
     configs: dict[str, LaneConfig] = {}
     for given, value in lanes.items():
-        name = resolve_global_lane(given)
+        name = checked_name("a lane's name", resolve_global_lane(given))
         if name.startswith(SESSION_PREFIX):
             raise ValueError(f"the limits of a durable lane are not for sessions, got {name!r}")
         configs[name] = value if isinstance(value, LaneConfig) else LaneConfig(concurrency=value)
@@ -68,15 +69,26 @@ def group_limit(name: str, group: object) -> GroupLimit:
 
     Raises:
       TypeError: if ``group`` is not a `LaneGroup`.
+      ValueError: for a name that a store cannot keep.
     """
+    checked_name("a group's name", name)
     if not isinstance(group, LaneGroup):
         raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
     rates = _rates(group.rate)
+    for member in group.members:
+        checked_name(f"a lane of group {name!r}", member)
     return GroupLimit(tuple(group.members), group.concurrency, dict(group.reserve), rates)
 
 
 def _rates(rate: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:
-    return (rate,) if isinstance(rate, RateLimit) else tuple(rate)
+    return checked_rates((rate,) if isinstance(rate, RateLimit) else tuple(rate))
+
+
+def checked_rates(rates: tuple[RateLimit, ...]) -> tuple[RateLimit, ...]:
+    """Return rates; raise an error for a unit that a store cannot keep."""
+    for rate in rates:
+        checked_name("unit", rate.unit)
+    return rates
 
 
 def checked_crashes(max_crashes: Any) -> int | float:

@@ -23,6 +23,7 @@ from ._life import shrink as shrink
 from ._life import simulate as simulate
 from ._limits import LimitStories
 from ._locks import LockStories
+from ._names import NameStories
 from ._take import TakeStories
 from ._talk import TalkStories
 from ._templates import TemplateStories
@@ -62,6 +63,7 @@ def durable_store_suite(
         TakeStories,
         CrashStories,
         LockStories,
+        NameStories,
         TalkStories,
     ):
         make_store = staticmethod(make)
