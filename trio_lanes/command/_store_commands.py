@@ -32,7 +32,10 @@ HANDLER: Final = click.Option(
     ["--handler"], type=kept, metavar="NAME", help="Only jobs for the handler of this name."
 )
 ERROR: Final = click.Option(
-    ["--error"], type=kept, metavar="TYPE", help="Only jobs whose error has this type, such as ValueError."
+    ["--error"],
+    type=kept,
+    metavar="TYPE",
+    help="Only jobs whose error has this type, such as ValueError.",
 )
 AFTER: Final = click.Option(
     ["--after"], type=click.IntRange(0), default=0, help="Only with ids greater than this."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import psycopg
 import trio
 import trio.testing
@@ -18,6 +20,7 @@ class StoreClock(trio.abc.Clock):
 
     def __init__(self, dsn: str) -> None:
         self._mock = trio.testing.MockClock()
+        self._jumping = Lock()  # no thread of a store sees one of the two times ahead of the other
         self._connection = psycopg.connect(dsn, autocommit=True)
         self._connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} (now double precision)")
         self._connection.execute(f"TRUNCATE {TABLE}")
@@ -27,7 +30,7 @@ class StoreClock(trio.abc.Clock):
         """Make the tables of a namespace, and let them have the time of this clock."""
         prepare(self._connection, namespace, "the test's server", 1024 * 1024)
         self._connection.execute(
-            f"CREATE OR REPLACE FUNCTION {namespace}.store_time() RETURNS double precision"
+            f"CREATE OR REPLACE FUNCTION {namespace}.server_time() RETURNS double precision"
             f" LANGUAGE sql VOLATILE AS $$ SELECT now FROM {TABLE} $$".encode()
         )
 
@@ -35,15 +38,17 @@ class StoreClock(trio.abc.Clock):
         self._mock.start_clock()
 
     def current_time(self) -> float:
-        return self._mock.current_time()
+        with self._jumping:
+            return self._mock.current_time()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         return self._mock.deadline_to_sleep_time(deadline)
 
     def jump(self, seconds: float) -> None:
         """Let time pass."""
-        self._mock.jump(seconds)
-        self._connection.execute(f"UPDATE {TABLE} SET now = now + %s", (seconds,))
+        with self._jumping:
+            self._mock.jump(seconds)
+            self._connection.execute(f"UPDATE {TABLE} SET now = now + %s", (seconds,))
 
     def close(self) -> None:
         """Close the connection to the server."""

@@ -48,7 +48,7 @@ class Life:
         namespace = f"life_{next(_numbers)}"
         prepare(self._connection, namespace, "the test's server", 1024 * 1024)
         self._connection.execute(
-            f"CREATE OR REPLACE FUNCTION {namespace}.store_time() RETURNS double precision"
+            f"CREATE OR REPLACE FUNCTION {namespace}.server_time() RETURNS double precision"
             f" LANGUAGE sql VOLATILE AS $$ SELECT now FROM {TABLE} $$".encode()
         )
         return namespace

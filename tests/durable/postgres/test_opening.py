@@ -16,7 +16,6 @@ from trio_lanes.durable import (
     DurableJobError,
     NoRetry,
     PostgresStore,
-    ResultGoneError,
     StoreError,
     StoreUnavailableError,
     StoreVersionError,
@@ -139,6 +138,17 @@ async def test_a_store_that_makes_no_tables_opens_the_tables_of_another(
 
 OLDER = """
 SET search_path = {};
+DROP FUNCTION store_time, server_time;
+CREATE FUNCTION store_time() RETURNS double precision LANGUAGE sql AS
+    $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
+ALTER TABLE meta DROP COLUMN ahead;
+ALTER TABLE submissions DROP COLUMN delay;
+DROP INDEX jobs_ready, counts_key, settings_key, marks_key;
+CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
+    WHERE ready IS NOT NULL AND shelf = 0;
+ALTER TABLE counts ADD PRIMARY KEY (lane, state, name);
+ALTER TABLE settings ADD PRIMARY KEY (kind, name);
+ALTER TABLE marks ADD PRIMARY KEY (meter, number);
 DROP INDEX jobs_name, jobs_letters, jobs_error;
 DROP TABLE events;
 DROP TRIGGER forget_events ON jobs;
@@ -297,23 +307,6 @@ async def test_a_store_is_open_in_one_block_only(server: Server, namespace: str)
         assert (await lanes.statistics()).waiting == 0
     with pytest.raises(StoreUnavailableError, match="is not open"):
         await store.status(1)
-
-
-async def test_text_that_the_server_cannot_keep_is_refused_alone(
-    server: Server, namespace: str
-) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace)
-    async with open_durable_lanes(store, {}, worker=False) as lanes:
-        for text in (
-            "a\0b",
-            "ä\0b",
-        ):
-            with pytest.raises(ValueError, match="cannot keep the character 0; the session"):
-                await lanes.submit("echo", session=text)
-        await lanes.submit("echo", "\0", session="ä" * 400, key="k" * 400)
-        assert (await lanes.statistics()).waiting == 1
-        with pytest.raises(ResultGoneError):
-            await lanes.job(2**70).status()
 
 
 def test_without_psycopg_the_error_names_the_extra_to_install(

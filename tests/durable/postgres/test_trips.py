@@ -215,7 +215,7 @@ async def test_acts_that_wait_behind_a_call_for_too_long_are_refused(
 
 
 async def test_a_call_on_a_connection_that_does_not_answer_is_cut(server: Server) -> None:
-    link = Link(server.dsn(), "public", 0.2, long=True)
+    link = Link(server.dsn(), 0.2, long=True)
     link.cut()  # there is no connection yet
     with pytest.raises(psycopg.OperationalError):
         await link.call(lambda: link.connected().execute("SELECT pg_sleep(60)"))
@@ -228,7 +228,7 @@ def test_a_connection_that_cannot_be_set_up_is_closed(
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._postgres.link.LOCKED", -1)
     with pytest.raises(psycopg.errors.InvalidParameterValue):
-        Link(server.dsn(), "public", 5.0).connected()
+        Link(server.dsn(), 5.0).connected()
 
 
 async def test_the_connection_for_notices_is_made_again(

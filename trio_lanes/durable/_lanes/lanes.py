@@ -46,7 +46,7 @@ from .._options.limits import (
 )
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
-from .._options.submission import Submission
+from .._options.submission import Submission, checked_priority
 from .._runs.worker import Handler
 from .._tables.weak_values import WeakValues
 from .ending import Endable
@@ -176,8 +176,7 @@ class DurableLanes(Endable):
         checked_name("name", name)
         if self._handlers and name not in self._handlers:
             raise UnknownHandlerError(name, self._handlers)
-        if _check.whole("priority", priority) not in (-1, 0, 1):
-            raise ValueError(f"priority must be -1, 0 or 1, got {priority!r}")
+        checked_priority(priority)
         delay = _check.finite_seconds("delay", delay)
         if run_at is not None:
             if delay:

@@ -18,7 +18,8 @@ def checked_cost(cost: Any) -> Mapping[str, int] | None:
 
     Raises:
       TypeError: if it is neither a whole number nor a mapping of units to whole numbers.
-      ValueError: for a blank unit, one that no store can keep, and an amount that is not whole, negative or above `MOST`.
+      ValueError: for a blank unit, or one that a store could not keep; for an amount that is not
+        whole, negative or above `MOST`.
     """
     if type(cost) is int and cost == 1:
         return None

@@ -22,9 +22,9 @@ def checked_name(field: str, value: Any) -> str:
       ValueError: if it is empty, has more than `LONGEST_NAME` characters, the character 0, or half
         of a surrogate pair.
     """
-    if type(value) is str and value.isascii() and 0 < len(value) <= LONGEST_NAME:
-        if "\0" not in value:
-            return value
+    fits = type(value) is str and value.isascii() and 0 < len(value) <= LONGEST_NAME
+    if fits and "\0" not in value:  # the common case, without an encoding
+        return value  # type: ignore[no-any-return]  # it is a string
     if not isinstance(value, str):
         raise TypeError(f"{field} must be a string, not {value!r}")
     if not value:

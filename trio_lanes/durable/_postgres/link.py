@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
@@ -22,19 +23,22 @@ import psycopg
 import trio
 from psycopg import conninfo, sql
 
+from .._contract.errors import StoreError
+
 T = TypeVar("T")
 
 IDLE: Final = 0.4
 """The part of the store's patience after which the server ends an idle transaction."""
 LOCKED: Final = 0.8
 """The part of the store's patience for which a statement waits for a lock."""
+NOTICED: Final = 2.0
+"""Seconds in which a notice of one connection reaches another through a pooler."""
 CONNECTING: Final = 2
 """Seconds for which a connection to one address is tried; libpq takes no less."""
 
 
 def connect(
     dsn: str,
-    namespace: str,
     patience: float,
     *,
     made: Callable[[psycopg.Connection], None],
@@ -60,7 +64,8 @@ def connect(
         made(connection)
         millis = int(patience * 1000)
         settings = {
-            "search_path": namespace,
+            # the rules are applied under a row lock, and see what the holder before has committed
+            "default_transaction_isolation": "read committed",
             "lock_timeout": int(millis * LOCKED),
             "statement_timeout": 0 if long else millis,
             "idle_in_transaction_session_timeout": 0 if long else int(millis * IDLE),
@@ -81,13 +86,33 @@ def connect(
     return connection
 
 
+def check_sessions(one: psycopg.Connection, other: psycopg.Connection, name: str) -> None:
+    """Refuse a pooler in transaction mode: a connection gets no notice there.
+
+    Each transaction may have another session of the server. What an idle connection listens for is
+    told to a session that no client has.
+
+    Raises:
+      StoreError: if ``one`` does not get the notice that ``other`` sends.
+    """
+    channel = f"trio_lanes_{uuid.uuid4().hex}"
+    one.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+    other.execute("SELECT pg_notify(%s, '')", (channel,))
+    if not list(one.notifies(timeout=NOTICED, stop_after=1)):
+        raise StoreError(
+            f"{name} is behind a pooler that gives a connection another session of the server for "
+            "each transaction, such as PgBouncer with pool_mode=transaction: set "
+            "pool_mode=session for this database, or connect to the server itself"
+        )
+    one.execute("UNLISTEN *")
+
+
 @final
 class Link:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, dsn: str, namespace: str, patience: float, *, long: bool = False) -> None:
+    def __init__(self, dsn: str, patience: float, *, long: bool = False) -> None:
         self._dsn: Final = dsn
-        self._namespace: Final = namespace
         self._patience: Final = patience
         self._long: Final = long
         self._limiter: Final = trio.CapacityLimiter(1)
@@ -100,9 +125,7 @@ class Link:
         if self.connection is not None and not self.connection.closed:
             return self.connection
         self.close()
-        self.connection = connect(
-            self._dsn, self._namespace, self._patience, made=self._let_cut, long=self._long
-        )
+        self.connection = connect(self._dsn, self._patience, made=self._let_cut, long=self._long)
         return self.connection
 
     def _let_cut(self, connection: psycopg.Connection) -> None:

@@ -34,6 +34,7 @@ class Listener:
     """The notices of other instances, in one task.
 
     Args:
+      named: puts the schema into a statement, as `schema.naming` does.
       me: the name of this instance on the channel: its own notices are ignored.
       look: is called when a worker should take a step.
       ended: is called with the ids of ended jobs; None: any job may have ended.
@@ -43,6 +44,7 @@ class Listener:
         self,
         name: str,
         link: Link,
+        named: Callable[[str], bytes],
         channel: str,
         me: str,
         look: Callable[[], None],
@@ -50,6 +52,7 @@ class Listener:
     ) -> None:
         self._name: Final = name
         self._link: Final = link
+        self._named: Final = named
         self._channel: Final = channel
         self._me: Final = me
         self._look: Final = look
@@ -87,19 +90,21 @@ class Listener:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         self._seen = self._slow_look()
         # wait for a transaction that began before the registration: it sends no notice to this one
-        connection.execute("SELECT FROM meta FOR SHARE")
+        connection.execute(self._named("SELECT FROM @meta FOR SHARE"))
 
     def _slow_look(self) -> tuple[int, bool]:
         """Register for some time more; return what changes with every notice. Runs in a thread."""
         connection = self._link.connected()
         row = connection.execute(
-            "WITH me AS (INSERT INTO listeners VALUES (%s, store_time() + %s)"
-            " ON CONFLICT (id) DO UPDATE SET until = excluded.until"
-            " WHERE listeners.until < excluded.until - %s),"
-            " gone AS (DELETE FROM listeners WHERE until < store_time())"
-            " SELECT notices, EXISTS (SELECT FROM submissions) OR EXISTS (SELECT FROM jobs"
-            " WHERE state IN ('succeeded', 'failed', 'cancelled') AND due <= store_time())"
-            " FROM meta",
+            self._named(
+                "WITH me AS (INSERT INTO @listeners VALUES (%s, @store_time() + %s)"
+                " ON CONFLICT (id) DO UPDATE SET until = excluded.until"
+                " WHERE listeners.until < excluded.until - %s),"
+                " gone AS (DELETE FROM @listeners WHERE until < (SELECT @store_time()))"
+                " SELECT notices, EXISTS (SELECT FROM @submissions) OR EXISTS (SELECT FROM @jobs"
+                " WHERE state IN ('succeeded', 'failed', 'cancelled')"
+                " AND due <= (SELECT @store_time())) FROM @meta"
+            ),
             (self._me, REGISTERED_FOR, REGISTERED_FOR / 3),
         ).fetchone()
         assert row is not None
@@ -144,5 +149,5 @@ class Listener:
         with suppress(psycopg.Error):  # the registration ends by itself
             connection = self._link.connection
             if connection is not None and not connection.closed:
-                connection.execute("DELETE FROM listeners WHERE id = %s", (self._me,))
+                connection.execute(self._named("DELETE FROM @listeners WHERE id = %s"), (self._me,))
         self._link.close()

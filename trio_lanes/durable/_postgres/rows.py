@@ -4,6 +4,7 @@
 * A change is made in the record, and written at the end of the transaction. All changes of the same
   columns are one statement, which gets a column of values as one array.
 * A caller calls `Rows.flush` before a query whose answer unwritten changes could affect.
+* In a statement, ``@`` stands for the schema and a dot: see `PostgresTables`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def _values_of(columns: Iterable[str]) -> Callable[[JobRecord], Any]:
     return attrgetter(*("state._value_" if column == "state" else column for column in columns))
 
 
-_INSERT: Final = f"INSERT INTO jobs ({', '.join(COLUMNS)}) SELECT * FROM unnest({_arrays(COLUMNS)})"
+_INSERT: Final = (
+    f"INSERT INTO @jobs ({', '.join(COLUMNS)}) SELECT * FROM unnest({_arrays(COLUMNS)})"
+)
 _ROW_OF: Final = _values_of(COLUMNS)
 
 
@@ -115,7 +118,7 @@ class Rows:
         """Delete a job."""
         self.flush()
         self.writes += 1
-        self._execute("DELETE FROM jobs WHERE id = %s", (job.id,))
+        self._execute("DELETE FROM @jobs WHERE id = %s", (job.id,))
         self._known.drop(job.id)
 
     def flush(self) -> None:
@@ -137,7 +140,7 @@ class Rows:
             assignments = ", ".join(f"{column} = v.{column}" for column in columns)
             names = [*columns, "id"]
             statement = (
-                f"UPDATE jobs SET {assignments} FROM unnest({_arrays(names)})"
+                f"UPDATE @jobs SET {assignments} FROM unnest({_arrays(names)})"
                 f" AS v({', '.join(names)}) WHERE jobs.id = v.id"
             )
             update = self._updates[bits] = statement, _values_of(names)
@@ -162,13 +165,13 @@ class Rows:
 
     def one(self, where: str, values: Values) -> JobRecord | None:
         """Return the first job that fulfils a condition."""
-        row = self._execute(f"SELECT {SELECTED} FROM jobs j WHERE {where}", values).fetchone()
+        row = self._execute(f"SELECT {SELECTED} FROM @jobs j WHERE {where}", values).fetchone()
         return None if row is None else self.record(row)
 
     def select(self, where: str, values: Values = ()) -> list[JobRecord]:
         """Return the jobs that fulfil a condition."""
         return list(
-            self.records(self._execute(f"SELECT {SELECTED} FROM jobs j WHERE {where}", values))
+            self.records(self._execute(f"SELECT {SELECTED} FROM @jobs j WHERE {where}", values))
         )
 
     def records(self, rows: Iterable[Sequence[Any]]) -> Iterator[JobRecord]:

@@ -14,7 +14,7 @@ from typing import Final, final
 from .._rules.job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
 
 SETS: Final = (
-    "SELECT lane, instance, lent, array_agg(id) FROM jobs WHERE state = 'running' GROUP BY 1, 2, 3"
+    "SELECT lane, instance, lent, array_agg(id) FROM @jobs WHERE state = 'running' GROUP BY 1, 2, 3"
 )
 SPECIAL: Final = "j.state = 'running' AND (j.lent = 2 OR j.cancel IS NOT NULL OR j.company > 0)"
 

@@ -5,8 +5,9 @@
 * The row of `meta` is the lock: each transaction that changes a table locks it first. So all rules
   run one after the other, and READ COMMITTED is enough.
 * Each index costs time with every change of a job, so there are few indexes.
-* The store's time is the function `store_time` of the server, and never runs backwards, since
-  `meta.clock` keeps its last value.
+* The store's time never runs backwards, and does not jump with the server's clock: `meta.clock` is
+  its last value, and `meta.ahead` takes what was set: see `PostgresTables.begin`.
+* A name may be longer than the entry of an index, which therefore has its hash.
 * The function `submit` writes a job into `submissions`, in the transaction of its caller. The next
   transaction of any instance takes the job in: see `PostgresTables.begin`.
 """
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Final, LiteralString
 
 import psycopg
 from psycopg import sql
 
 from .._contract.errors import StoreError, StoreVersionError, older_schema
+from .._options.names import LONGEST_NAME
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -41,6 +44,9 @@ CREATE OR REPLACE FUNCTION submit(
     retry json DEFAULT NULL,
     cost json DEFAULT '1'
 ) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    field text;
+    given text;
 BEGIN
     IF submit.name IS NULL OR submit.payload IS NULL THEN
         RAISE EXCEPTION 'the name and the payload of a job must not be NULL';
@@ -64,9 +70,29 @@ BEGIN
             'cost must be a whole number from 0 up, or an object of such numbers by unit, not %',
             submit.cost;
     END IF;
+    FOR field, given IN
+        VALUES ('name', submit.name), ('session', submit.session), ('lane', submit.lane),
+            ('key', submit.key)
+        UNION ALL SELECT 'a unit of cost', unit FROM json_object_keys(submit.cost) AS unit
+    LOOP
+        IF char_length(given) NOT BETWEEN 1 AND {longest} THEN
+            RAISE EXCEPTION '% must have from 1 to {longest} characters, got %: %',
+                field, char_length(given), quote_literal(left(given, 60));
+        END IF;
+    END LOOP;
     IF octet_length(submit.payload::text) > {max_payload} THEN
         RAISE EXCEPTION 'the payload has % bytes of JSON, more than {max_payload}',
             octet_length(submit.payload::text);
+    END IF;
+    -- numbers that a double cannot hold, such as 1e999, are looked for where there may be one
+    IF submit.payload::text ~ '[0-9][eE][+]?[0-9]{{3}}|[0-9]{{200}}' THEN
+        PERFORM number[1]::double precision
+            FROM regexp_matches(
+                regexp_replace(submit.payload::text, '"([^"\\]|\\.)*"', '""', 'g'),
+                '[0-9]+(?:[.][0-9]+)?(?:[eE][+]?[0-9]+)?',
+                'g'
+            ) AS number
+            WHERE number[1] ~ '[.eE]';
     END IF;
     IF NOT EXISTS (
         SELECT FROM settings WHERE kind = 'lane' AND NOT submit.lane LIKE '%*' AND (
@@ -79,14 +105,21 @@ BEGIN
             USING HINT = 'a worker that has the lane writes it into the store at its start';
     END IF;
     INSERT INTO submissions
-        (name, lane, session, priority, payload, key, timeout, retry, cost, due)
+        (name, lane, session, priority, payload, key, timeout, retry, cost, due, delay)
     VALUES (
         submit.name, submit.lane, submit.session, submit.priority, submit.payload::text,
         submit.key, submit.timeout, submit.retry::text,
-        submit.cost::text, store_time() + submit.delay
+        submit.cost::text, store_time() + submit.delay, submit.delay
     );
     PERFORM pg_notify({channel}, 'look');
 END $$;
+"""
+
+TIME: Final = """
+CREATE FUNCTION server_time() RETURNS double precision LANGUAGE sql VOLATILE AS
+    $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
+CREATE OR REPLACE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
+    $$ SELECT greatest(clock, {schema}.server_time() + ahead) FROM {schema}.meta $$;
 """
 
 SCHEMA: Final = """
@@ -98,10 +131,11 @@ CREATE TABLE meta (
     version bigint NOT NULL,        -- +1 with each transaction that changes a table
     notices bigint NOT NULL,        -- +1 with each transaction that other instances should see
     sequence bigint NOT NULL,       -- the last number that was given out; see `PostgresTables`
-    clock double precision NOT NULL -- the store's time at the last change
+    clock double precision NOT NULL,-- the store's time at the last change
+    ahead double precision NOT NULL -- the store's time less the server's
 ) WITH (fillfactor = 20);
 INSERT INTO meta VALUES
-    (1, '{program}', {version}, replace(gen_random_uuid()::text, '-', ''), 0, 0, 0, 0);
+    (1, '{program}', {version}, replace(gen_random_uuid()::text, '-', ''), 0, 0, 0, 0, 0);
 
 CREATE TABLE jobs (
     id bigint PRIMARY KEY,
@@ -137,16 +171,14 @@ CREATE TABLE jobs (
     history text NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
     submitted_at double precision NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
--- a hash, since a key or a session may be longer than the entry of an index
 CREATE INDEX jobs_key ON jobs USING hash (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_queue ON jobs (md5(session), place) WHERE place IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (md5(session)) WHERE state = 'parked' AND place IS NULL;
-CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
+CREATE INDEX jobs_ready ON jobs (md5(lane), priority, md5(name), ready)
     WHERE ready IS NOT NULL AND shelf = 0;
 CREATE INDEX jobs_parked ON jobs (due, id) WHERE state = 'parked';
 CREATE INDEX jobs_ended ON jobs (due) WHERE state IN ('succeeded', 'failed', 'cancelled');
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
--- a hash, since a name or an error may be longer than the entry of an index
 CREATE INDEX jobs_name ON jobs (md5(name), id);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
@@ -187,23 +219,22 @@ CREATE TABLE counts (               -- of jobs that have not ended
     lane text NOT NULL,
     state text NOT NULL,
     name text NOT NULL,
-    n bigint NOT NULL,
-    PRIMARY KEY (lane, state, name)
+    n bigint NOT NULL
 ) WITH (fillfactor = 50);
 CREATE TABLE settings (             -- lanes, groups, rules, pauses, quotas, turns, instances, steps
     kind text NOT NULL,
     name text NOT NULL,
-    told text NOT NULL,             -- JSON
-    PRIMARY KEY (kind, name)
+    told text NOT NULL              -- JSON
 ) WITH (fillfactor = 50);
+CREATE UNIQUE INDEX settings_key ON settings (kind, md5(name));
 CREATE TABLE marks (                -- past starts, for rate limits
     meter text NOT NULL,
     number bigint NOT NULL,
     time double precision NOT NULL,
     starts bigint NOT NULL,         -- a sum of what they have cost; see `Meter`
-    until double precision NOT NULL,  -- when the limit is as new
-    PRIMARY KEY (meter, number)
+    until double precision NOT NULL   -- when the limit is as new
 );
+CREATE UNIQUE INDEX marks_key ON marks (md5(meter), number);
 CREATE TABLE answers (              -- of acts that may be asked for again
     ticket text PRIMARY KEY,
     until double precision NOT NULL,
@@ -219,16 +250,15 @@ CREATE TABLE requests (             -- for locks and quotas
     job bigint,                     -- NULL: a task outside of a run made it
     since double precision          -- when it was made or served
 );
--- a hash, since the name of a line may be longer than the entry of an index
 CREATE INDEX requests_line ON requests (md5(line), served, id);
 CREATE INDEX requests_instance ON requests (instance);
 CREATE TABLE logs (
     log text NOT NULL,
     number bigint NOT NULL,
     author text NOT NULL,           -- the incarnation that added the record
-    told text NOT NULL,             -- JSON
-    PRIMARY KEY (log, number)
+    told text NOT NULL              -- JSON
 );
+CREATE UNIQUE INDEX logs_key ON logs (md5(log), number);
 CREATE TABLE listeners (id text PRIMARY KEY, until double precision NOT NULL);
 CREATE TABLE submissions (          -- committed by their submitters, and not taken in yet
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -241,11 +271,9 @@ CREATE TABLE submissions (          -- committed by their submitters, and not ta
     timeout double precision NOT NULL,
     retry text,
     cost text,
-    due double precision NOT NULL
+    due double precision NOT NULL,
+    delay double precision NOT NULL -- it is due after no more seconds than these
 );
-
-CREATE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
-    $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
 """
 
 MIGRATIONS: Final[dict[int, LiteralString]] = {
@@ -331,9 +359,34 @@ CREATE TABLE logs (
     7: """
 ALTER TABLE requests ADD COLUMN job bigint;
 ALTER TABLE requests ADD COLUMN since double precision;
-""",
+ALTER TABLE meta ADD COLUMN ahead double precision NOT NULL DEFAULT 0;
+ALTER TABLE submissions ADD COLUMN delay double precision NOT NULL DEFAULT 'Infinity';
+DROP INDEX jobs_ready;
+CREATE INDEX jobs_ready ON jobs (md5(lane), priority, md5(name), ready)
+    WHERE ready IS NOT NULL AND shelf = 0;
+ALTER TABLE counts DROP CONSTRAINT counts_pkey;
+CREATE UNIQUE INDEX counts_key ON counts (md5(lane), state, md5(name));
+ALTER TABLE settings DROP CONSTRAINT settings_pkey;
+CREATE UNIQUE INDEX settings_key ON settings (kind, md5(name));
+ALTER TABLE marks DROP CONSTRAINT marks_pkey;
+CREATE UNIQUE INDEX marks_key ON marks (md5(meter), number);
+ALTER TABLE logs DROP CONSTRAINT logs_pkey;
+CREATE UNIQUE INDEX logs_key ON logs (md5(log), number);
+"""
+    + TIME
+    + SUBMIT,
 }
 """By schema version, the script that makes the next version."""
+
+
+def naming(namespace: str) -> Callable[[str], bytes]:
+    """Return a function that puts the schema into a statement, for each ``@``.
+
+    No statement relies on a setting of the session: a pooler may give the next transaction to a
+    session with another setting, of another namespace.
+    """
+    before = f'"{namespace}".'
+    return lambda statement: statement.replace("@", before).encode()
 
 
 def channel_of(namespace: str) -> str:
@@ -341,8 +394,10 @@ def channel_of(namespace: str) -> str:
     return f"trio_lanes_{namespace}"
 
 
-def check_server(connection: psycopg.Connection, name: str) -> None:
+def check_server(connection: psycopg.Connection, name: str) -> bool:
     """Refuse a server that cannot keep a store; warn of a server that may lose accepted jobs.
+
+    Return whether a pooler is between this process and the server.
 
     Raises:
       StoreError: if the server is too old, cannot be written to, or has another encoding.
@@ -356,10 +411,10 @@ def check_server(connection: psycopg.Connection, name: str) -> None:
     row = connection.execute(
         "SELECT pg_is_in_recovery(), current_setting('transaction_read_only'),"
         " current_setting('server_encoding'), current_setting('synchronous_commit'),"
-        " current_setting('fsync')"
+        " current_setting('fsync'), pg_backend_pid()"
     ).fetchone()
     assert row is not None
-    standby, read_only, encoding, synchronous, fsync = row
+    standby, read_only, encoding, synchronous, fsync, pid = row
     if standby:
         raise StoreError(
             f"{name} is a standby, which cannot be written to: connect to the primary server; "
@@ -382,6 +437,7 @@ def check_server(connection: psycopg.Connection, name: str) -> None:
                 name,
                 setting,
             )
+    return bool(pid != connection.info.backend_pid)  # a pooler gives its clients numbers of its own
 
 
 def prepare(
@@ -420,6 +476,7 @@ def prepare(
             "schema": sql.Identifier(namespace),
             "channel": sql.Literal(channel_of(namespace)),
             "max_payload": sql.Literal(max_payload),
+            "longest": sql.Literal(LONGEST_NAME),
         }
         if version:
             connection.execute("SELECT FROM meta FOR UPDATE")  # no instance is in a transaction
@@ -434,7 +491,7 @@ def prepare(
                 "UPDATE meta SET schema_version = %s, version = version + 1", (SCHEMA_VERSION,)
             )
             return
-        connection.execute(sql.SQL(SCHEMA + SUBMIT).format(**names))
+        connection.execute(sql.SQL(SCHEMA + TIME + SUBMIT).format(**names))
 
 
 def _living(connection: psycopg.Connection) -> str:

@@ -23,11 +23,13 @@ from .._rules.request import Request
 from .._rules.tables import LastStep
 from .rows import Execute
 
-SETTINGS: Final = 'SELECT kind, name, told FROM settings ORDER BY kind, name COLLATE "C"'
+SETTINGS: Final = 'SELECT kind, name, told FROM @settings ORDER BY kind, name COLLATE "C"'
 """In the order in which lanes take turns."""
 REQUESTS: Final[LiteralString] = (
-    "SELECT id, line, instance, told, served, job, since FROM requests WHERE "
+    "SELECT id, line, instance, told, served, job, since FROM @requests WHERE "
 )
+_OF_METER: Final = "md5(meter) = md5(%s) AND meter = %s"
+_SAME_METER: Final = "md5(marks.meter) = md5(v.meter) AND marks.meter = v.meter"
 
 
 class SmallTables:
@@ -93,22 +95,23 @@ class SmallTables:
         if gone:
             kinds, names = zip(*gone, strict=True)
             self._execute(
-                "DELETE FROM settings USING unnest(%s::text[], %s::text[]) AS v(kind, name)"
-                " WHERE settings.kind = v.kind AND settings.name = v.name",
+                "DELETE FROM @settings USING unnest(%s::text[], %s::text[]) AS v(kind, name)"
+                " WHERE settings.kind = v.kind AND md5(settings.name) = md5(v.name)"
+                " AND settings.name = v.name",
                 (list(kinds), list(names)),
             )
         there = [(*key, told) for key, told in self._unwritten.items() if told is not None]
         if there:
             self._execute(
-                "INSERT INTO settings SELECT * FROM unnest(%s::text[], %s::text[], %s::text[])"
-                " ON CONFLICT (kind, name) DO UPDATE SET told = excluded.told",
+                "INSERT INTO @settings SELECT * FROM unnest(%s::text[], %s::text[], %s::text[])"
+                " ON CONFLICT (kind, md5(name)) DO UPDATE SET told = excluded.told",
                 [list(column) for column in zip(*there, strict=True)],
             )
         self._unwritten.clear()
         if self._new_answers:
             tickets = list(self._new_answers)
             self._execute(
-                "INSERT INTO answers SELECT * FROM unnest(%s::text[], %s::float8[], %s::text[])"
+                "INSERT INTO @answers SELECT * FROM unnest(%s::text[], %s::float8[], %s::text[])"
                 " ON CONFLICT (ticket) DO UPDATE SET until = excluded.until, told = excluded.told",
                 (
                     tickets,
@@ -119,7 +122,7 @@ class SmallTables:
             self._new_answers.clear()
 
     def identity(self) -> str:
-        row = self._execute("SELECT store FROM meta").fetchone()
+        row = self._execute("SELECT store FROM @meta").fetchone()
         assert row is not None
         return str(row[0])
 
@@ -217,7 +220,7 @@ class SmallTables:
         if known is None:
             self._flush_small()
             known = self._execute(
-                "SELECT until, told FROM answers WHERE ticket = %s", (ticket,)
+                "SELECT until, told FROM @answers WHERE ticket = %s", (ticket,)
             ).fetchone()
         if known is None or known[0] <= now:
             return None
@@ -239,7 +242,7 @@ class SmallTables:
     def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
         self._flush_events()
         statement = (
-            "SELECT number, told FROM events WHERE job = %s AND number > %s"
+            "SELECT number, told FROM @events WHERE job = %s AND number > %s"
             " ORDER BY number LIMIT %s"
         )
         return self._execute(statement, (id, after, limit)).fetchall()
@@ -247,13 +250,13 @@ class SmallTables:
     def _flush_events(self) -> None:
         if self._new_events:
             self._execute(
-                "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[])",
+                "INSERT INTO @events SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[])",
                 [list(column) for column in zip(*self._new_events, strict=True)],
             )
             self._new_events.clear()
         if self._old_events:
             self._execute(
-                "DELETE FROM events USING unnest(%s::bigint[], %s::bigint[]) AS v(job, last)"
+                "DELETE FROM @events USING unnest(%s::bigint[], %s::bigint[]) AS v(job, last)"
                 " WHERE events.job = v.job AND number <= v.last",
                 [list(column) for column in zip(*self._old_events, strict=True)],
             )
@@ -264,21 +267,21 @@ class SmallTables:
     def put_message(self, id: int, number: int, key: str | None, taken: bool, message: str) -> None:
         self._small_writes += 1
         self._execute(
-            "INSERT INTO messages VALUES (%s, %s, %s, %s, %s)"
+            "INSERT INTO @messages VALUES (%s, %s, %s, %s, %s)"
             " ON CONFLICT (job, number) DO UPDATE SET taken = excluded.taken",
             (id, number, key, taken, message),
         )
 
     def messages(self, id: int, after: int, limit: int) -> list[tuple[int, str | None, bool, str]]:
         statement = (
-            "SELECT number, key, taken, told FROM messages WHERE job = %s AND number > %s"
+            "SELECT number, key, taken, told FROM @messages WHERE job = %s AND number > %s"
             " ORDER BY number LIMIT %s"
         )
         return self._execute(statement, (id, after, limit)).fetchall()
 
     def drop_untaken(self, id: int) -> None:
         self._small_writes += 1
-        self._execute("DELETE FROM messages WHERE job = %s AND NOT taken", (id,))
+        self._execute("DELETE FROM @messages WHERE job = %s AND NOT taken", (id,))
 
     # ---- requests for locks and quotas
 
@@ -292,7 +295,7 @@ class SmallTables:
     def put_request(self, request: Request) -> None:
         self._small_writes += 1
         self._execute(
-            "INSERT INTO requests (id, line, instance, told, served, job, since)"
+            "INSERT INTO @requests (id, line, instance, told, served, job, since)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s)"
             " ON CONFLICT (id) DO UPDATE SET served = excluded.served, since = excluded.since",
             attrs.astuple(request),
@@ -300,7 +303,7 @@ class SmallTables:
 
     def drop_request(self, id: int) -> None:
         self._small_writes += 1
-        self._execute("DELETE FROM requests WHERE id = %s", (id,))
+        self._execute("DELETE FROM @requests WHERE id = %s", (id,))
 
     def first_request(self, line: str, served: bool) -> Request | None:
         of: LiteralString = "md5(line) = md5(%s) AND line = %s AND served "
@@ -326,23 +329,24 @@ class SmallTables:
     def write_log(self, log: str, author: str, record: str) -> int:
         self._small_writes += 1
         row = self._execute(
-            "INSERT INTO logs SELECT %s, coalesce(max(number), 0) + 1, %s, %s FROM logs"
-            " WHERE log = %s RETURNING number",
-            (log, author, record, log),
+            "INSERT INTO @logs SELECT %s, coalesce(max(number), 0) + 1, %s, %s FROM @logs"
+            " WHERE md5(log) = md5(%s) AND log = %s RETURNING number",
+            (log, author, record, log, log),
         ).fetchone()
         assert row is not None
         return int(row[0])
 
     def read_log(self, log: str, after: int, limit: int) -> Iterable[tuple[int, str, str]]:
         return self._execute(
-            "SELECT number, author, told FROM logs WHERE log = %s AND number > %s"
-            " ORDER BY number LIMIT %s",
-            (log, after, limit),
+            "SELECT number, author, told FROM @logs"
+            " WHERE md5(log) = md5(%s) AND log = %s AND number > %s ORDER BY number LIMIT %s",
+            (log, log, after, limit),
         )
 
     def drop_log(self, log: str) -> bool:
         self._small_writes += 1
-        return self._execute("DELETE FROM logs WHERE log = %s", (log,)).rowcount > 0
+        statement = "DELETE FROM @logs WHERE md5(log) = md5(%s) AND log = %s"
+        return self._execute(statement, (log, log)).rowcount > 0
 
     # ---- marks of rates
 
@@ -350,13 +354,13 @@ class SmallTables:
         marks = self._marks.get(meter)
         if marks is None:
             self._flush_marks()
-            statement = "SELECT time, starts FROM marks WHERE meter = %s ORDER BY number"
-            marks = self._marks[meter] = deque(self._execute(statement, (meter,)))
+            statement = f"SELECT time, starts FROM @marks WHERE {_OF_METER} ORDER BY number"
+            marks = self._marks[meter] = deque(self._execute(statement, (meter, meter)))
         return marks
 
     def meters(self) -> Collection[str]:
         self._flush_marks()
-        return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM marks")]
+        return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM @marks")]
 
     def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
         marks = self.marks(meter)
@@ -377,17 +381,17 @@ class SmallTables:
             order[meter] += 1
             rows.append((meter, order[meter], time, starts, until))
         self._execute(
-            "INSERT INTO marks SELECT v.meter, v.n + coalesce("
-            "(SELECT max(number) FROM marks WHERE marks.meter = v.meter), 0), v.time, v.starts,"
+            "INSERT INTO @marks SELECT v.meter, v.n + coalesce("
+            f"(SELECT max(number) FROM @marks WHERE {_SAME_METER}), 0), v.time, v.starts,"
             " v.until"
             " FROM unnest(%s::text[], %s::bigint[], %s::float8[], %s::bigint[], %s::float8[])"
             " AS v(meter, n, time, starts, until)",
             [list(column) for column in zip(*rows, strict=True)],
         )
         self._execute(
-            "DELETE FROM marks USING unnest(%s::text[], %s::bigint[]) AS v(meter, keep)"
-            " WHERE marks.meter = v.meter AND number <="
-            " (SELECT max(number) FROM marks WHERE marks.meter = v.meter) - v.keep",
+            "DELETE FROM @marks USING unnest(%s::text[], %s::bigint[]) AS v(meter, keep)"
+            f" WHERE {_SAME_METER} AND number <="
+            f" (SELECT max(number) FROM @marks WHERE {_SAME_METER}) - v.keep",
             (list(self._kept), list(self._kept.values())),
         )
         self._new_marks.clear()
@@ -398,8 +402,8 @@ class SmallTables:
         self._marks.clear()  # read again when they are needed
         self._small_writes += 1
         self._execute(
-            "DELETE FROM marks WHERE meter IN"
-            " (SELECT meter FROM marks GROUP BY meter HAVING max(until) <= %s)",
+            "DELETE FROM @marks WHERE meter IN"
+            " (SELECT meter FROM @marks GROUP BY meter HAVING max(until) <= %s)",
             (now,),
         )
 
@@ -407,7 +411,7 @@ class SmallTables:
         self._flush_marks()
         self._marks.pop(meter, None)
         self._small_writes += 1
-        self._execute("DELETE FROM marks WHERE meter = %s", (meter,))
+        self._execute(f"DELETE FROM @marks WHERE {_OF_METER}", (meter, meter))
 
 
 def _lane(name: str, told: str) -> LaneLimit:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar, final
 
 import psycopg
@@ -21,14 +21,14 @@ import trio
 from psycopg import conninfo
 
 from .._contract.errors import StoreUnavailableError
-from .._contract.records import Opening, SubmittedJob
+from .._contract.records import Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, PATIENCE, EngineStore, Hints
 from .._rules.queues import Queues
 from .errors import translated
-from .link import Link
+from .link import Link, check_sessions
 from .listener import Listener
-from .schema import channel_of, check_server, prepare
+from .schema import channel_of, check_server, naming, prepare
 from .tables import PostgresTables
 from .writer import Writer
 
@@ -43,7 +43,7 @@ class PostgresStore(EngineStore):
 
     Args:
       dsn: the connection string, as libpq reads it: ``"postgresql://user@host/database"``. It must
-        lead to the server itself, or to a pooler that keeps sessions.
+        lead to the server itself, or to a pooler that keeps sessions; another one is refused.
       namespace: the name of the schema; lower-case letters, digits and ``_``. Each is a store of
         its own.
       patience: seconds after which a call that got no answer raises `StoreUnavailableError`. The
@@ -83,10 +83,12 @@ class PostgresStore(EngineStore):
         database, host = where.get("dbname", "its default database"), where.get("host")
         self._name: Final = f"PostgreSQL, {database}" + (f" on {host}" if host else "")
         self._channel: Final = channel_of(namespace)
+        self._named: Final = naming(namespace)
         self._writer: Writer | None = None
         self._reader: Link | None = None
         self._one_reader: Final = trio.CapacityLimiter(1)
         self._opening: Opening | None = None
+        self._clock: trio.abc.Clock
         self.leased: Final = True
 
     def __repr__(self) -> str:
@@ -99,14 +101,23 @@ class PostgresStore(EngineStore):
         if self._writer is not None:
             raise RuntimeError(f"{self!r} is open already; make a PostgresStore for each block")
         me = uuid.uuid4().hex[:16]
-        link = Link(self._dsn, self._namespace, self.patience)
-        listening = Link(self._dsn, self._namespace, self.patience)
-        reader = self._reader = Link(self._dsn, self._namespace, self.patience, long=True)
+        link = Link(self._dsn, self.patience)
+        listening = Link(self._dsn, self.patience)
+        reader = self._reader = Link(self._dsn, self.patience, long=True)
         listener = Listener(
-            self._name, listening, self._channel, me, self._look_again, self._wake_waiters
+            self._name,
+            listening,
+            self._named,
+            self._channel,
+            me,
+            self._look_again,
+            self._wake_waiters,
         )
         self._opening = opening
+        self._clock = trio.lowlevel.current_clock()
         try:
+            if await link.call(lambda: self._examine(link)):
+                await listening.call(lambda: self._examine_pooler(listening, link))
             engine, tables = await link.call(lambda: self._begin(link, opening, me))
             self._writer = writer = Writer(
                 self._name, link, engine, tables, self._channel, me, self.patience, self._tell
@@ -127,20 +138,37 @@ class PostgresStore(EngineStore):
                 await trio.to_thread.run_sync(link.close)
                 await trio.to_thread.run_sync(reader.close, limiter=self._one_reader)
 
+    def _examine(self, link: Link) -> bool:
+        """Examine the server; return whether a pooler is before it. Runs in a thread."""
+        with self._translating():
+            return check_server(link.connected(), self._name)
+
+    def _examine_pooler(self, listening: Link, link: Link) -> None:
+        """Refuse a pooler that does not keep sessions. Runs in a thread."""
+        with self._translating():
+            check_sessions(listening.connected(), link.connected(), self._name)
+
     def _begin(self, link: Link, opening: Opening, me: str) -> tuple[Engine, PostgresTables]:
-        """Examine the server, make what is missing. Runs in a thread."""
-        try:
+        """Make what is missing. Runs in a thread."""
+        with self._translating():
             connection = link.connected()
-            check_server(connection, self._name)
             namespace, works = self._namespace, opening.worker
             prepare(
                 connection, namespace, self._name, self.max_payload, works=works, make=self._make
             )
-            tables = PostgresTables(connection, opening.names)
+            tables = self._tables(connection, opening.names)
             tables.begin(write=True, me=me)
             engine = Engine(tables, opening)
             tables.commit(self._channel, me, False, ())
             return engine, tables
+
+    def _tables(self, connection: psycopg.Connection, names: Collection[str]) -> PostgresTables:
+        return PostgresTables(connection, self._named, names, self._clock.current_time)
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
         except psycopg.Error as error:
             raise translated(self._name, error) from error
 
@@ -155,13 +183,6 @@ class PostgresStore(EngineStore):
         assert self._opening is not None
         me, ttl = self.instance, self._opening.lease_ttl
         return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
-
-    async def enqueue(self, batch: Sequence[SubmittedJob], ticket: str) -> list[int]:
-        for job in batch:
-            for what, text in (("session", job.session), ("key", job.key)):
-                if text is not None:
-                    _check_text(what, text)
-        return await super().enqueue(batch, ticket)
 
     # ---- working
 
@@ -185,23 +206,11 @@ class PostgresStore(EngineStore):
         """Call ``look`` on one snapshot of the store, however long it takes. Runs in a thread."""
         assert self._reader is not None
         assert self._opening is not None
-        try:
-            tables = PostgresTables(self._reader.connected(), ())
+        with self._translating():
+            tables = self._tables(self._reader.connected(), ())
             queues = Queues(tables, self._opening)
             queues.now, _ = tables.begin(write=False)
             try:
                 return look(queues)
             finally:
                 tables.rollback()
-        except psycopg.Error as error:
-            raise translated(self._name, error) from error
-
-
-def _check_text(what: str, text: str) -> None:
-    """Refuse a text that PostgreSQL cannot keep.
-
-    Raises:
-      ValueError: if it has the character 0.
-    """
-    if "\0" in text:
-        raise ValueError(f"PostgreSQL cannot keep the character 0; the {what} is {text!r}")

@@ -17,20 +17,27 @@ written. So the first two steps only save trips: without them every answer would
 Numbers (ids, places, fences) are greater than the store's time in microseconds. So they never come
 twice, also if the server was restored from a backup, or a standby that lacks the last moments has
 become the primary. They stay below 2**53, which JSON and JavaScript keep exact, until 2255.
+
+The store's time is its last time, and what has passed on the server since (`PostgresTables._time`).
+If the server's clock is set back, the store's time goes on from `meta.clock`. If it is set ahead,
+an instance that has been here before sees that less has passed on its own clock. So a clock that is
+set moves what waits for a time by no more than the time since the last act.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, LiteralString, final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, final
 
 import psycopg
 
 from .._contract.protocol import STEP_BYTES
 from .._contract.records import Ended, Selection, SubmittedJob
 from .._contract.state import DEAD, ENDED, FAILED, RUNNING
+from .._options.names import LONGEST_NAME
+from .._options.submission import check_submitted
 from .._rules.claims import PRIORITIES, bytes_of
 from .._rules.engine_store import Hints
 from .._rules.job_record import WANTS_SLOT, JobRecord
@@ -57,44 +64,49 @@ NOTIFIED: Final = 300
 
 OUT_OF_ORDER: Final = 60.0
 """Seconds by which the numbers may be ahead of the time, after very many in a second."""
+AHEAD: Final = 1.0
+"""Seconds by which the server's clock must be ahead of an instance's to have been set."""
 READ_AT_ONCE: Final = 500
 """How many jobs are in memory while all are read."""
 
 _LETTERS: Final = frozenset({DEAD, FAILED})
-_COUNTS: Final = "SELECT lane, state, name, n FROM counts WHERE n <> 0"
-_BY_ID: Final = f"SELECT {SELECTED} FROM jobs j WHERE j.id = ANY(%s)"
-_BY_KEY: Final = f"SELECT {SELECTED} FROM jobs j WHERE j.key = ANY(%s)"
+_COUNTS: Final = "SELECT lane, state, name, n FROM @counts WHERE n <> 0"
+_BY_ID: Final = f"SELECT {SELECTED} FROM @jobs j WHERE j.id = ANY(%s)"
+_BY_KEY: Final = f"SELECT {SELECTED} FROM @jobs j WHERE j.key = ANY(%s)"
 _LIVE: Final = "j.state IN ('waiting', 'parked', 'running', 'dead')"
-_LOCK: Final = "SELECT version, notices, sequence, clock FROM meta FOR UPDATE"
-_LOOK: Final = "SELECT version, notices, sequence, clock FROM meta"
+_LOCK: Final = "SELECT version, notices, sequence, clock, ahead FROM @meta FOR UPDATE"
+_LOOK: Final = "SELECT version, notices, sequence, clock, ahead FROM @meta"
 _TIME: Final = (
-    "SELECT store_time(), (SELECT count(*) FROM listeners WHERE id <> %s AND until > store_time())"
+    "SELECT @server_time(), (SELECT count(*) FROM @listeners WHERE id <> %s"
+    " AND until > (SELECT @store_time()))"
 )
 _TAKE_IN: Final = (
-    "DELETE FROM submissions WHERE id IN (SELECT id FROM submissions ORDER BY id LIMIT %s)"
-    " RETURNING id, name, lane, session, priority, payload, key, timeout, retry, cost, due"
+    "DELETE FROM @submissions WHERE id IN (SELECT id FROM @submissions ORDER BY id LIMIT %s)"
+    " RETURNING id, name, lane, session, priority, payload, key, timeout, retry, cost, due,"
+    " delay"
 )
 _HEADS: Final = (
     f"SELECT {SELECTED} FROM ({{}}) s CROSS JOIN LATERAL"
-    " (SELECT * FROM jobs WHERE md5(jobs.session) = md5(s.session) AND jobs.session = s.session"
+    " (SELECT * FROM @jobs WHERE md5(jobs.session) = md5(s.session) AND jobs.session = s.session"
     f" AND place IS NOT NULL ORDER BY place LIMIT {QUEUE_FRONT}) j"
 )
 _HEADS_OF: Final = _HEADS.format("SELECT DISTINCT unnest(%s::text[]) AS session")
 _HEADS_BEHIND: Final = _HEADS.format(
-    "SELECT DISTINCT session FROM jobs WHERE id = ANY(%s) AND session IS NOT NULL"
+    "SELECT DISTINCT session FROM @jobs WHERE id = ANY(%s) AND session IS NOT NULL"
 )
 # what would not fit into a claim is not read; the length of a text is known without reading it
 _FRONT: Final = (
     "(SELECT * FROM (SELECT f.*, sum(octet_length(payload) + coalesce(octet_length(checkpoint), 0))"
     " OVER (ORDER BY ready ROWS UNBOUNDED PRECEDING)"
     " - octet_length(payload) - coalesce(octet_length(checkpoint), 0) AS before FROM ("
-    "SELECT * FROM jobs WHERE jobs.lane = c.lane AND jobs.priority = c.priority"
-    " AND jobs.name = c.name AND ready IS NOT NULL AND ready > c.after AND shelf = 0"
+    "SELECT * FROM @jobs WHERE md5(jobs.lane) = md5(c.lane) AND jobs.priority = c.priority"
+    " AND md5(jobs.name) = md5(c.name) AND jobs.lane = c.lane AND jobs.name = c.name"
+    " AND ready IS NOT NULL AND ready > c.after AND shelf = 0"
     " ORDER BY ready LIMIT {}) f) g"
     f" WHERE g.before < {STEP_BYTES})"
 )
 _LISTS: Final = (
-    "counts, (VALUES (1), (0), (-1)) p(priority)"
+    "@counts, (VALUES (1), (0), (-1)) p(priority)"
     " WHERE state = 'waiting' AND n > 0 AND name = ANY(%(names)s)"
 )
 _OF_ALL_LISTS: Final = (
@@ -110,19 +122,35 @@ _MORE: Final = (
     " %(priority)s::int AS priority, %(after)s::bigint AS after) c"
     f" CROSS JOIN LATERAL {_FRONT.format('%(limit)s')} j ORDER BY j.ready"
 )
-_DUE: Final = "SELECT min(due) FROM jobs WHERE state = 'parked'"
+_DUE: Final = "SELECT min(due) FROM @jobs WHERE state = 'parked'"
 _FORGET: Final = (
-    "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs"
+    "DELETE FROM @jobs WHERE id IN (SELECT id FROM @jobs"
     " WHERE state IN ('succeeded', 'failed', 'cancelled') AND due <= %s ORDER BY due LIMIT %s)"
 )
+
+Given: TypeAlias = tuple[SubmittedJob, float, Exception | None]
+"""A submission, when it is due, and why it cannot be accepted; or None."""
 
 
 @final
 class PostgresTables(SmallTables):
-    """An implementation of `Tables` over one connection, with a cache."""
+    """An implementation of `Tables` over one connection, with a cache.
 
-    def __init__(self, connection: psycopg.Connection, names: Collection[str]) -> None:
+    Args:
+      named: puts the schema into a statement; see `schema.naming`.
+      names: the handlers for which the instance claims jobs.
+      clock: gives the seconds of a clock of this machine that cannot be set.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        named: Callable[[str], bytes],
+        names: Collection[str],
+        clock: Callable[[], float],
+    ) -> None:
         self._connection = connection
+        self._named: Final = named
         super().__init__(self._run)
         self._names: Final = sorted(names)
         self._rows: Final = Rows(self._run)
@@ -130,14 +158,16 @@ class PostgresTables(SmallTables):
         self._running: Running | None = None
         self._version: int | None = None  # the version of the tables that is cached; or None
         self._number = self._notices = 0
-        self._clock = 0.0
+        self._clock = self._ahead = 0.0
+        self._here: Final = clock
+        self._at: float | None = None  # no time of the store is above this and that of `_here`
         self._listeners = 0  # other stores that listen
         self._forget_before: tuple[float, int] | None = None
         self._looked_at = -math.inf  # when ended jobs were forgotten last
         self._writes_before = 0
 
-    def _run(self, statement: LiteralString, values: Values = ()) -> psycopg.Cursor[Any]:
-        return self._connection.execute(statement, values)
+    def _run(self, statement: str, values: Values = ()) -> psycopg.Cursor[Any]:
+        return self._connection.execute(self._named(statement), values)
 
     # ---- transactions
 
@@ -155,7 +185,7 @@ class PostgresTables(SmallTables):
         write: bool,
         me: str = "",
         take_in: bool = False,
-    ) -> tuple[float, list[tuple[SubmittedJob, float]]]:
+    ) -> tuple[float, list[Given]]:
         """Begin a transaction; return the store's time, and submissions that are to be taken in.
 
         A transaction that does not write sees one snapshot, and holds up no other.
@@ -166,7 +196,7 @@ class PostgresTables(SmallTables):
           me: the name of this instance among the listeners.
           take_in: whether to remove submissions from their table, and return them.
         """
-        execute = self._connection.execute
+        execute, began = self._run, self._here()
         with self._connection.pipeline():
             if write:
                 execute("BEGIN")
@@ -176,9 +206,9 @@ class PostgresTables(SmallTables):
             time = execute(_TIME, (me,))
             given = execute(_TAKE_IN, (TAKEN_IN_AT_ONCE,)) if take_in else None
             asked = self._ask(hints, tickets, fresh=False)
-        version, self._notices, sequence, self._clock = _row(meta)
-        now, self._listeners = _row(time)
-        now = max(now, self._clock)
+        version, self._notices, sequence, clock, self._ahead = _row(meta)
+        server, self._listeners = _row(time)
+        now = self._time(server, clock, began)
         if version != self._version:
             self._forget()
             with self._connection.pipeline():
@@ -192,7 +222,23 @@ class PostgresTables(SmallTables):
         self._writes_before = self.writes
         taken = [] if given is None else sorted(given.fetchall())
         self._small_writes += len(taken)
-        return now, [(_submitted(row), row[-1]) for row in taken]
+        return now, [_given(row, now) for row in taken]
+
+    def _time(self, server: float, clock: float, began: float) -> float:
+        """Return the store's time, and note by how much it is ahead of the server's clock.
+
+        Args:
+          server: the time of the server's clock, which was read after ``began``.
+          clock: the last time of the store.
+        """
+        now, here = server + self._ahead, self._here()
+        if self._at is not None and now > here + self._at + AHEAD:  # it was set ahead
+            now = here + self._at
+        now = max(now, clock)  # or it was set back
+        if now != server + self._ahead:
+            self._ahead = now - server
+        self._at = now - began
+        return now
 
     def _ask(self, hints: Sequence[Hints], tickets: Sequence[str], *, fresh: bool) -> _Asked:
         """Ask for what acts look up by name, without waiting for the answers.
@@ -200,7 +246,7 @@ class PostgresTables(SmallTables):
         Args:
           fresh: whether to ask for what is in the cache, too.
         """
-        execute, queues = self._connection.execute, self._cache.queues
+        execute, queues = self._run, self._cache.queues
         asked = _Asked(tickets)
         unknown: list[int] = []
         for hint in hints:
@@ -217,7 +263,7 @@ class PostgresTables(SmallTables):
                     asked.sessions.add(run.session)
         asked.ids.update(unknown)
         if asked.tickets:
-            statement = "SELECT ticket, until, told FROM answers WHERE ticket = ANY(%s)"
+            statement = "SELECT ticket, until, told FROM @answers WHERE ticket = ANY(%s)"
             asked.answers = execute(statement, (asked.tickets,))
         if unknown:
             asked.jobs.append(execute(_BY_ID, (unknown,)))
@@ -249,7 +295,7 @@ class PostgresTables(SmallTables):
             front.extend(jobs, complete=len(jobs) < QUEUE_FRONT)
 
     def _ask_image(self, room: int) -> tuple[Any, ...]:
-        execute = self._connection.execute
+        execute = self._run
         limit = min(room + 1, LIST_FRONT)  # one more, so that it is known what follows
         fronts = None
         if room and self._names:
@@ -259,7 +305,7 @@ class PostgresTables(SmallTables):
             execute(SETTINGS),
             execute(_COUNTS),
             execute(SETS),
-            execute(f"SELECT {SELECTED} FROM jobs j WHERE {SPECIAL}"),
+            execute(f"SELECT {SELECTED} FROM @jobs j WHERE {SPECIAL}"),
             execute(_DUE),
             fronts,
             limit,
@@ -309,9 +355,9 @@ class PostgresTables(SmallTables):
             self._flush()
             if changed:
                 self._execute(
-                    "UPDATE meta SET version = version + 1, notices = %s, sequence = %s,"
-                    " clock = %s",
-                    (self._notices + noticed, self._number, self._clock),
+                    "UPDATE @meta SET version = version + 1, notices = %s, sequence = %s,"
+                    " clock = %s, ahead = %s",
+                    (self._notices + noticed, self._number, self._clock, self._ahead),
                 )
             if noticed and self._listeners:
                 what = _notice(me, look, [id for id, _ in ended])
@@ -350,9 +396,9 @@ class PostgresTables(SmallTables):
         uncounted = [(*sums, n) for sums, n in self._cache.uncounted.items() if n]
         if uncounted:
             self._execute(
-                "INSERT INTO counts AS c"
+                "INSERT INTO @counts AS c"
                 " SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[])"
-                " ON CONFLICT (lane, state, name) DO UPDATE SET n = c.n + excluded.n",
+                " ON CONFLICT (md5(lane), state, md5(name)) DO UPDATE SET n = c.n + excluded.n",
                 [list(column) for column in zip(*uncounted, strict=True)],
             )
         self._cache.uncounted.clear()
@@ -592,10 +638,11 @@ class PostgresTables(SmallTables):
         # on the server, since they may be more than fit into memory
         with self._connection.cursor(name="all_live") as cursor:
             cursor.itersize = READ_AT_ONCE
-            cursor.execute(
-                f"SELECT {SELECTED} FROM jobs j WHERE {_LIVE}"
+            statement = (
+                f"SELECT {SELECTED} FROM @jobs j WHERE {_LIVE}"
                 " ORDER BY j.session NULLS FIRST, j.place NULLS FIRST, j.id"
             )
+            cursor.execute(self._named(statement))
             yield from self._rows.records(cursor)
 
     # ---- sums
@@ -614,14 +661,14 @@ class PostgresTables(SmallTables):
 
     def sessions(self) -> int:
         self._flush()
-        statement = "SELECT count(DISTINCT session) FROM jobs WHERE place IS NOT NULL"
+        statement = "SELECT count(DISTINCT session) FROM @jobs WHERE place IS NOT NULL"
         return int(_row(self._execute(statement))[0])
 
     def sessions_of_lanes(self) -> Mapping[str, int]:
         self._flush()
         return dict(
             self._execute(
-                "SELECT lane, count(DISTINCT session) FROM jobs WHERE place IS NOT NULL GROUP BY 1"
+                "SELECT lane, count(DISTINCT session) FROM @jobs WHERE place IS NOT NULL GROUP BY 1"
             )
         )
 
@@ -631,7 +678,7 @@ class PostgresTables(SmallTables):
         self._flush()
         self._small_writes += 1
         self._counts().forget_zeros()
-        self._execute("DELETE FROM counts WHERE n = 0")
+        self._execute("DELETE FROM @counts WHERE n = 0")
         super().forget_unused(now)
 
     def inspect(self) -> list[str]:
@@ -639,7 +686,7 @@ class PostgresTables(SmallTables):
         problems = []
         if self._true_counts() != self._live_counts():
             problems.append("the stored counts of jobs are wrong")
-        keys = "SELECT key FROM jobs WHERE key IS NOT NULL GROUP BY 1 HAVING count(*) > 1 LIMIT 20"
+        keys = "SELECT key FROM @jobs WHERE key IS NOT NULL GROUP BY 1 HAVING count(*) > 1 LIMIT 20"
         problems += [f"several jobs have the key {key!r}" for (key,) in self._execute(keys)]
         return problems
 
@@ -651,12 +698,12 @@ class PostgresTables(SmallTables):
         self._cache.counts = Counts(true.items())
         self._cache.uncounted.update(true)
         self._small_writes += 1
-        self._execute("DELETE FROM counts")
+        self._execute("DELETE FROM @counts")
         return True
 
     def _true_counts(self) -> dict[tuple[str, str, str], int]:
         rows = self._execute(
-            f"SELECT lane, state, name, count(*) FROM jobs j WHERE {_LIVE} GROUP BY 1, 2, 3"
+            f"SELECT lane, state, name, count(*) FROM @jobs j WHERE {_LIVE} GROUP BY 1, 2, 3"
         )
         return {(lane, state, name): n for lane, state, name, n in rows}
 
@@ -706,16 +753,23 @@ def _notice(me: str, look: bool, ended: Sequence[int]) -> str:
     return f"{me} {'look' if look else '-'} {ids}"
 
 
-def _submitted(row: tuple[Any, ...]) -> SubmittedJob:
-    _, name, lane, session, priority, payload, key, timeout, retry, cost, _ = row
-    return SubmittedJob(
-        name=name,
-        lane=lane,
-        session=session,
-        priority=priority,
-        payload=payload,
-        key=key,
-        timeout=timeout,
-        retry=retry,
-        cost={**ONE_REQUEST, **json.loads(cost)},
-    )
+def _given(row: tuple[Any, ...], now: float) -> Given:
+    _, name, lane, session, priority, payload, key, timeout, retry, cost, due, delay = row
+    try:
+        item = SubmittedJob(
+            name=name,
+            lane=lane,
+            session=session,
+            priority=priority,
+            payload=payload,
+            key=key,
+            timeout=timeout,
+            retry=retry,
+            cost={**ONE_REQUEST, **json.loads(cost)},
+        )
+        check_submitted(item)
+    except (TypeError, ValueError) as error:
+        name, lane = name[:LONGEST_NAME], lane[:LONGEST_NAME]
+        return SubmittedJob(name=name, lane=lane, payload=payload), now, error
+    # the server's clock may have been set since
+    return item, min(due, now + delay), None

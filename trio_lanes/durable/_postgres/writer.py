@@ -105,8 +105,8 @@ class Writer(ActThread):
             me=self._me,
             take_in=write,
         )
-        for job, due in given:
-            engine.take_in(job, due)
+        for job, due, refused in given:
+            engine.take_in(job, due, refused)
         for act in acts:
             before = tables.writes
             try:

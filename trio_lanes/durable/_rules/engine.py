@@ -300,29 +300,33 @@ class Engine(Queues):
         self.accepted.append(job.id)
         return job.id
 
-    def take_in(self, item: SubmittedJob, due: float) -> None:
+    def take_in(self, item: SubmittedJob, due: float, refused: Exception | None = None) -> None:
         """Accept a job that its submitter has committed already, so that nothing refuses it.
 
-        If its key belongs to another job, it is kept as a dead job without the key, for a person.
+        If it cannot be accepted, it is kept as a dead job without its key, for a person.
 
         Args:
           due: when the job joins its session's queue.
+          refused: why it cannot be accepted, if that is known.
         """
         known = None if item.key is None else self.tables.keyed(item.key)
-        if known is not None and not self.is_over(known):
+        if limit_of(self.tables.lanes(), item.lane) is None:  # it was removed since
+            refused = refused or UnknownLaneError(item.lane, configured(self.tables.lanes()))
+        elif known is not None and not self.is_over(known):
             try:
                 _compare(item, known)
+                return
             except KeyConflictError as error:
-                job = _record(attrs.evolve(item, key=None, delay=0.0), self.now)
-                job.id = self.tables.next_number()
-                job.state = DEAD
-                job.error = type(error).__name__
-                job.outcome = json.dumps(
-                    {"type": job.error, "message": str(error), "traceback": ""}
-                )
-                self.tables.insert(job)
+                refused = error
+        if refused is None:
+            self._accept(attrs.evolve(item, delay=max(0.0, due - self.now)))
             return
-        self._accept(attrs.evolve(item, delay=max(0.0, due - self.now)))
+        job = _record(attrs.evolve(item, key=None, delay=0.0), self.now)
+        job.id = self.tables.next_number()
+        job.state = DEAD
+        job.error = type(refused).__name__
+        job.outcome = json.dumps({"type": job.error, "message": str(refused), "traceback": ""})
+        self.tables.insert(job)
 
     # ---- working
 
