@@ -127,6 +127,24 @@ def test_the_door_has_the_sqlite_store_before_it_is_imported() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
+def test_a_star_imports_every_store_whose_extra_is_here() -> None:
+    program = (
+        "import sys, importlib.util\n"
+        "here = importlib.util.find_spec\n"
+        "hidden = sys.argv[1:]\n"
+        "importlib.util.find_spec = lambda name: None if name in hidden else here(name)\n"
+        "from trio_lanes.durable import *\n"
+        "print(*sorted({'PostgresStore', 'SqliteStore', 'ValkeyStore'} & set(dir())))\n"
+    )
+
+    def stars(*hidden: str) -> str:
+        command = [sys.executable, "-c", program, *hidden]
+        return subprocess.run(command, timeout=60, capture_output=True, text=True).stdout.strip()
+
+    assert stars() == "PostgresStore SqliteStore ValkeyStore"
+    assert stars("psycopg", "coredis") == "SqliteStore"
+
+
 def test_the_door_for_authors_of_stores_has_names_of_the_public_door() -> None:
     names = {
         name: value

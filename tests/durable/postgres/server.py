@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import pwd
 import shutil
@@ -15,6 +16,8 @@ from typing import Any
 
 import psycopg
 
+FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), None)
+"""Debian's libfaketime, if it is here."""
 PATIENCE = 60.0
 """Seconds for a server to start or to stop on a busy machine."""
 
@@ -32,7 +35,7 @@ def _version(path: Path) -> float:
     return float(path.parts[-3])
 
 
-def _not_root() -> dict[str, Any]:
+def not_root() -> dict[str, Any]:
     """Return arguments with which a program is started as a user that is not root."""
     if os.getuid() != 0:
         return {}
@@ -52,7 +55,7 @@ class Server:
         # a short path, since the path of a socket has at most 107 bytes
         self.folder = Path(tempfile.mkdtemp(prefix="lanes-"))
         if os.getuid() == 0:
-            os.chown(self.folder, _not_root()["user"], _not_root()["group"])
+            os.chown(self.folder, not_root()["user"], not_root()["group"])
         self.folder.chmod(0o755)
         self._settings = {
             "listen_addresses": "",
@@ -64,6 +67,8 @@ class Server:
             **settings,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self.clock: Path | None = None
+        """A file with the seconds by which libfaketime changes the clock of the server."""
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         self._run(["initdb", "-D", str(self.folder / "data"), *options])
 
@@ -73,7 +78,7 @@ class Server:
             cwd=self.folder,
             capture_output=True,
             timeout=PATIENCE,
-            **_not_root(),
+            **not_root(),
         )
         assert done.returncode == 0, done.stderr.decode()
 
@@ -102,13 +107,20 @@ class Server:
 
     def _started(self) -> subprocess.Popen[bytes]:
         options = [f"-c{name}={value}" for name, value in self._settings.items()]
+        env = None
+        if self.clock is not None:
+            clock = {"FAKETIME_TIMESTAMP_FILE": str(self.clock), "FAKETIME_NO_CACHE": "1"}
+            clock |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_DISABLE_SHM": "1"}
+            assert FAKETIME is not None
+            env = {**os.environ, **clock, "LD_PRELOAD": FAKETIME}
         with open(self.log, "ab") as log:
             return subprocess.Popen(
                 [self._programs / "postgres", "-D", str(self.folder / "data"), *options],
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
-                **_not_root(),
+                env=env,
+                **not_root(),
             )
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:

@@ -1,7 +1,11 @@
 """What `PostgresStore` refuses when it is made or opened, and what it says to do."""
 
 import logging
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
@@ -23,7 +27,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._postgres.schema import SCHEMA_VERSION
 
-from .server import Server, programs
+from .server import PATIENCE, Server, not_root, programs
 
 pytestmark = pytest.mark.real_processes
 
@@ -286,6 +290,124 @@ async def test_synchronous_commit_off_is_a_warning_only(
         async with open_durable_lanes(store, {}) as lanes:
             assert (await lanes.statistics()).waiting == 0
     assert "synchronous_commit=off" in caplog.text
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable", "read uncommitted"])
+async def test_the_isolation_level_of_a_role_is_not_that_of_the_store(
+    server: Server, namespace: str, level: str
+) -> None:
+    async def echo(payload: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return payload
+
+    role = f"strict_{namespace}"
+    server.run(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    server.run(f"ALTER ROLE {role} SET default_transaction_isolation = '{level}'")
+    one, two = (PostgresStore(server.dsn(user=role), namespace=namespace) for _ in range(2))
+    async with open_durable_lanes(one, {"echo": echo}) as lanes:
+        async with open_durable_lanes(two, {"echo": echo}) as others:
+
+            async def submit(n: int) -> None:
+                job = await (lanes, others)[n % 2].submit("echo", n, session=f"s{n % 7}")
+                assert await job.wait() == n
+
+            async with trio.open_nursery() as nursery:
+                for n in range(100):
+                    nursery.start_soon(submit, n)
+        assert (await lanes.check()).problems == ()
+
+
+@pytest.fixture
+def pooler(server: Server) -> Iterator[Callable[[str], str]]:
+    """A function that starts PgBouncer in a mode before the server, and returns its dsn."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None and not os.environ.get("CI"):
+        pytest.skip("there is no PgBouncer here")
+    assert program is not None, "there is no PgBouncer here; install Debian's pgbouncer"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(mode: str) -> str:
+        settings = f"""
+[databases]
+postgres = host={server.folder} user=postgres
+[pgbouncer]
+unix_socket_dir = {server.folder}
+listen_port = 6432
+auth_type = any
+pool_mode = {mode}
+"""
+        file = server.folder / "pgbouncer.ini"
+        file.write_text(settings)
+        started.append(
+            subprocess.Popen(
+                [program, file], stderr=subprocess.DEVNULL, cwd=server.folder, **not_root()
+            )
+        )
+        dsn = f"{server.dsn()}&port=6432"
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                psycopg.connect(dsn, connect_timeout=5).close()
+                return dsn
+            except psycopg.OperationalError:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+async def test_a_pooler_that_keeps_no_sessions_is_refused_by_name(
+    server: Server, namespace: str, pooler: Callable[[str], str]
+) -> None:
+    dsn = await trio.to_thread.run_sync(pooler, "transaction")
+    error = await error_of(PostgresStore(dsn, namespace=namespace))
+    assert "PgBouncer with pool_mode=transaction: set pool_mode=session" in str(error)
+    found = f"SELECT count(*) FROM pg_namespace WHERE nspname = '{namespace}'"
+    assert server.run(found) == [(0,)]
+
+
+async def test_a_pooler_that_keeps_sessions_works(
+    namespace: str, pooler: Callable[[str], str]
+) -> None:
+    async def echo(payload: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return payload
+
+    dsn = await trio.to_thread.run_sync(pooler, "session")
+    async with open_durable_lanes(PostgresStore(dsn, namespace=namespace), {"echo": echo}) as lanes:
+        with trio.fail_after(60):
+            for n in range(20):
+                assert await (await lanes.submit("echo", n)).wait() == n
+
+
+async def test_every_statement_names_its_schema(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (0.01, 0.02))
+
+    async def echo(payload: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return payload
+
+    # as a server's session that another namespace has used
+    dsn = f"{server.dsn()}&options=-c%20search_path%3Dnowhere"
+    limits = {"main": LaneConfig(concurrency=3, rate=RateLimit(100, algorithm="sliding"))}
+    quotas = {"q": RateLimit(100)}
+    store = PostgresStore(dsn, namespace=namespace)
+    async with open_durable_lanes(store, {"echo": echo}, limits, quotas=quotas) as lanes:
+        for n in range(3):
+            assert await (await lanes.submit("echo", n, key=f"k{n}", session="s")).wait() == n
+        server.run(f"SELECT {namespace}.submit('echo', '7')")
+        async with lanes.lock("l"):
+            await lanes.quota("q").spend()
+        await lanes.log("log").append(1)
+        await lanes.pause_for("main", 0.1)
+        assert await lanes.log("log").delete()
+        await trio.sleep(0.1)
+        assert (await lanes.check(repair=True)).problems == ()
 
 
 async def test_several_processes_may_make_one_store(server: Server, namespace: str) -> None:

@@ -1,6 +1,7 @@
 """The SQL function `submit`: a job that is accepted in the transaction of its submitter."""
 
 import json
+import math
 from typing import Any
 
 import psycopg
@@ -154,6 +155,16 @@ async def test_a_key_that_is_known_is_the_same_job_and_a_conflict_is_kept_for_a_
         ("'a', cost => '[1]'", "cost"),
         ("""'a', cost => '{"tokens": "5"}'""", "cost"),
         ("'a', to_json(repeat('x', 1048576))", "more than 1048576"),
+        ("''", "name must have from 1 to 1000 characters, got 0"),
+        ("repeat('x', 1001)", "name must have from 1 to 1000 characters, got 1001: 'xxx"),
+        ("'a', session => ''", "session must have from 1"),
+        ("'a', session => repeat('x', 1001)", "session must have from 1"),
+        ("'a', lane => repeat('x', 1001)", "lane must have from 1"),
+        ("'a', key => repeat('x', 1001)", "key must have from 1"),
+        ("'a', cost => json_build_object(repeat('x', 1001), 1)", "unit of cost must have from 1"),
+        ("'a', '1e999'", "out of range"),
+        ("""'a', '{"a": ["\\"", -1.5E+00309]}'""", "out of range"),
+        ("'a', (repeat('9', 309) || '.0')::json", "out of range"),
     ],
 )
 async def test_a_bad_argument_fails_the_transaction_of_the_submitter(
@@ -163,6 +174,56 @@ async def test_a_bad_argument_fails_the_transaction_of_the_submitter(
         connection.execute(f"SELECT submit({arguments})".encode())
     connection.rollback()
     assert connection.execute("SELECT count(*) FROM submissions").fetchall() == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "payload", ['"1e999"', '["1e999", "\\\\1e999"]', "[1e-999, 1e308]", "9" * 400]
+)
+async def test_text_that_looks_like_a_large_number_and_whole_numbers_are_accepted(
+    connection: psycopg.Connection, payload: str
+) -> None:
+    connection.execute("SELECT submit('a', %s)", (payload,))
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"name": "n" * 5_000}, "name must have at most 1,000 characters"),
+        ({"session": "s" * 5_000}, "session must have"),
+        ({"lane": "l" * 5_000}, "lane must have"),
+        ({"key": "k" * 5_000}, "key must have"),
+        ({"priority": 7}, "priority must be"),
+        ({"timeout": math.nan}, "timeout must be"),
+        ({"retry": "5"}, "TypeError"),
+        ({"cost": "[1"}, "JSONDecodeError"),
+        ({"cost": '{"tokens": -1}'}, "must not be negative"),
+    ],
+)
+async def test_a_submission_that_cannot_be_taken_in_is_dead_and_stops_no_other_job(
+    server: Server,
+    namespace: str,
+    connection: psycopg.Connection,
+    columns: dict[str, Any],
+    says: str,
+) -> None:
+    async def echo(payload: Any) -> Any:
+        return payload
+
+    row = {"name": "echo", "lane": "main", "priority": 0, "payload": "1", "timeout": 1.0}
+    row |= {"cost": "{}", "due": 0.0, "delay": 0.0, **columns}  # as an older function wrote it
+    named, values = ", ".join(row), ", ".join(["%s"] * len(row))
+    insert = f"INSERT INTO submissions ({named}) VALUES ({values})"
+    connection.execute(insert.encode(), list(row.values()))
+    connection.execute("SELECT submit('echo', '2', key => 'k')")
+    connection.commit()
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    with trio.fail_after(60):
+        async with open_durable_lanes(store, {"echo": echo}) as lanes:
+            assert await (await lanes.submit("echo", 2, key="k")).wait() == 2
+            (dead,) = await lanes.dead()
+            assert says in str(dead.error)
+            assert (dead.name, dead.lane) == ((columns.get("name") or "echo")[:1_000], "main")
+            assert (await lanes.check()).problems == ()
 
 
 async def test_a_role_that_may_only_call_the_function_can_submit(

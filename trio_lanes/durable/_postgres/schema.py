@@ -88,7 +88,7 @@ BEGIN
     IF submit.payload::text ~ '[0-9][eE][+]?[0-9]{{3}}|[0-9]{{200}}' THEN
         PERFORM number[1]::double precision
             FROM regexp_matches(
-                regexp_replace(submit.payload::text, '"([^"\\]|\\.)*"', '""', 'g'),
+                regexp_replace(submit.payload::text, '"([^"\\\\]|\\\\.)*"', '""', 'g'),
                 '[0-9]+(?:[.][0-9]+)?(?:[eE][+]?[0-9]+)?',
                 'g'
             ) AS number

@@ -33,6 +33,7 @@ from typing import Any, Final, TypeAlias, final
 
 import psycopg
 
+from ..._config.names import DEFAULT_LANE
 from .._contract.protocol import STEP_BYTES
 from .._contract.records import Ended, Selection, SubmittedJob
 from .._contract.state import DEAD, ENDED, FAILED, RUNNING
@@ -769,7 +770,7 @@ def _given(row: tuple[Any, ...], now: float) -> Given:
         )
         check_submitted(item)
     except (TypeError, ValueError) as error:
-        name, lane = name[:LONGEST_NAME], lane[:LONGEST_NAME]
-        return SubmittedJob(name=name, lane=lane, payload=payload), now, error
+        lane = lane if len(lane) <= LONGEST_NAME else DEFAULT_LANE
+        return SubmittedJob(name=name[:LONGEST_NAME], lane=lane, payload=payload), now, error
     # the server's clock may have been set since
     return item, min(due, now + delay), None

@@ -310,9 +310,7 @@ class Engine(Queues):
           refused: why it cannot be accepted, if that is known.
         """
         known = None if item.key is None else self.tables.keyed(item.key)
-        if limit_of(self.tables.lanes(), item.lane) is None:  # it was removed since
-            refused = refused or UnknownLaneError(item.lane, configured(self.tables.lanes()))
-        elif known is not None and not self.is_over(known):
+        if known is not None and not self.is_over(known):
             try:
                 _compare(item, known)
                 return

@@ -1,0 +1,157 @@
+"""The clock of the server is set, back or ahead: what waits for a time waits no longer, no less."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from trio_lanes import LaneConfig, RateLimit
+from trio_lanes.durable import (
+    DurableState,
+    PostgresStore,
+    Retry,
+    Submission,
+    current_job,
+    open_durable_lanes,
+)
+from trio_lanes.durable.testing._bench import LEASE, Bench
+
+from .clock import TABLE, StoreClock
+from .server import FAKETIME, Server, programs
+
+pytestmark = pytest.mark.real_processes
+HOUR = 3600
+TWO = RateLimit(2, per=1.0, algorithm="sliding")
+
+
+class Told:
+    """A bench on a server of which the clock can be set."""
+
+    def __init__(self, server: Server, namespace: str, folder: Path) -> None:
+        self.server = server
+        self.namespace = namespace
+        self.clock = StoreClock(server.dsn())
+        self.clock.prepare(namespace)
+        self.bench = Bench(self.store, folder, self.clock, 0.01)  # type: ignore[arg-type]
+
+    def store(self, folder: Path) -> PostgresStore:
+        return PostgresStore(self.server.dsn(), namespace=self.namespace, patience=HOUR)
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the clock of the server so many seconds ahead."""
+        self.server.run(f"UPDATE {TABLE} SET now = now + {seconds}")
+
+
+@pytest.fixture
+def told(server: Server, namespace: str, tmp_path: Path) -> Iterator[Told]:
+    told = Told(server, namespace, tmp_path)
+    yield told
+    told.clock.close()
+
+
+@pytest.mark.parametrize("jumps", [(-HOUR,), (HOUR,), (HOUR, -HOUR), (-HOUR, HOUR), (30, -60)])
+def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_clock_is_set(
+    told: Told, jumps: tuple[int, ...]
+) -> None:
+    bench = told.bench
+
+    async def fail_once(payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        if run.attempt == 1:
+            raise Retry(5)
+        bench.log.append("retried")
+
+    async def spend(lanes: Any) -> None:
+        for _ in range(3):
+            await lanes.quota("q").spend()
+            bench.log.append("spent")
+
+    async def story() -> None:
+        limits = {"main": 9, "rated": LaneConfig(concurrency=9, rate=TWO)}
+        async with bench.lanes(
+            lanes=limits, quotas={"q": TWO}, handlers={"fail_once": fail_once}, lease_ttl=30
+        ) as lanes:
+            for jump in jumps:
+                bench.log.clear()
+                long = await lanes.submit("gate", f"long {jump}")
+                await lanes.submit("echo", "before", delay=5)
+                await lanes.submit("fail_once")
+                await lanes.pause_for("session:s", 5)
+                await lanes.submit("echo", "paused", session="s")
+                for _ in range(3):
+                    await lanes.submit("echo", "rated", lane="rated")
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(spend, lanes)
+                    await bench.settle(lanes)
+                    told.set_clock(jump)
+                    submit = f"{told.namespace}.submit('echo', '\"by SQL\"', delay => 5)"
+                    told.server.run(f"SELECT {submit}")
+                    await lanes.submit("echo", "after", delay=5)
+                    await bench.advance(0.5, lanes)
+                    now = [f"long {jump} begins", *["rated"] * 2, *["spent"] * 2]
+                    assert sorted(bench.log) == sorted(now)
+                    await bench.advance(0.6, lanes)
+                    assert sorted(bench.log) == sorted([*now, "rated", "spent"])
+                await bench.advance(4.5, lanes)
+                later = ["before", "after", "by SQL", "retried", "paused"]
+                assert sorted(bench.log) == sorted([*now, "rated", "spent", *later])
+                await bench.advance(15, lanes)
+                bench.gate(f"long {jump}").set()
+                await long.wait()
+                assert [run.how for run in (await long.status()).history] == ["succeeded"]
+            assert (await lanes.check()).problems == ()
+
+    trio.run(story, clock=told.clock)
+
+
+def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_set_back(
+    told: Told,
+) -> None:
+    async def story() -> None:
+        async with told.bench.doomed(Submission(name="echo", payload="again")):
+            told.set_clock(-HOUR)
+        async with told.bench.lanes(lease_ttl=LEASE) as lanes:
+            for _ in range(5):  # a lease, which began at the last act before
+                await told.bench.advance(LEASE / 4, lanes)
+            assert told.bench.log == ["again"]
+
+    trio.run(story, clock=told.clock)
+
+
+async def test_the_real_clock_of_a_server_may_be_set(namespace: str, tmp_path: Path) -> None:
+    if FAKETIME is None and not os.environ.get("CI"):
+        pytest.skip("there is no libfaketime here; install Debian's package of that name")
+    found = programs()
+    assert found is not None
+    server = Server(found)
+    server.clock = server.folder / "clock"
+    server.clock.write_text("+0\n")
+    gate = trio.Event()
+
+    async def long(payload: Any) -> None:
+        await gate.wait()
+
+    async def echo(payload: Any) -> Any:
+        return payload
+
+    try:
+        await trio.to_thread.run_sync(server.start)
+        store = PostgresStore(server.dsn(), namespace=namespace)
+        handlers = {"long": long, "echo": echo}
+        async with open_durable_lanes(store, handlers, lease_ttl=30.0) as lanes:
+            run = await lanes.submit("long")
+            for ahead in (HOUR, 0, -HOUR, 0):
+                late = await lanes.submit("echo", delay=HOUR / 2)
+                server.clock.write_text(f"{ahead:+}\n")
+                with trio.fail_after(60):
+                    await (await lanes.submit("echo", delay=0.1)).wait()
+                assert (await late.status()).state is DurableState.PARKED
+            gate.set()
+            await run.wait()
+            assert [one.how for one in (await run.status()).history] == ["succeeded"]
+    finally:
+        server.remove()
