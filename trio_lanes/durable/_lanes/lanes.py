@@ -403,7 +403,7 @@ class DurableLanes(Endable):
         Raises:
           TypeError, ValueError: for a bad name.
         """
-        return await self._store.reset_quota(text("name", name), new_ticket())
+        return await self._store.reset_quota(checked_name("name", name), new_ticket())
 
     def log(self, name: str) -> DurableLog:
         """Return an append-only log of the store: for records that outlive jobs and instances.
