@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import psycopg
@@ -25,6 +26,7 @@ from trio_lanes.durable import (
     StoreVersionError,
     open_durable_lanes,
 )
+from trio_lanes.durable._postgres import link
 from trio_lanes.durable._postgres.schema import SCHEMA_VERSION
 
 from .server import PATIENCE, Server, not_root, programs
@@ -312,9 +314,12 @@ async def test_the_isolation_level_of_a_role_is_not_that_of_the_store(
                 assert await job.wait() == n
 
             async with trio.open_nursery() as nursery:
-                for n in range(100):
+                for n in range(50):
                     nursery.start_soon(submit, n)
         assert (await lanes.check()).problems == ()
+        show = "SHOW transaction_isolation"
+        told = await one._transact(lambda engine: engine.tables._run(show).fetchone())  # type: ignore[attr-defined]
+        assert told == ("read committed",)
 
 
 @pytest.fixture
@@ -392,11 +397,16 @@ async def test_every_statement_names_its_schema(
         await trio.lowlevel.checkpoint()
         return payload
 
-    # as a server's session that another namespace has used
-    dsn = f"{server.dsn()}&options=-c%20search_path%3Dnowhere"
+    def connect_elsewhere(*args: Any, **options: Any) -> psycopg.Connection:
+        connection = connect(*args, **options)
+        connection.execute("SET search_path = nowhere")  # as another namespace leaves a session
+        return connection
+
+    connect = link.connect
+    monkeypatch.setattr(link, "connect", connect_elsewhere)
     limits = {"main": LaneConfig(concurrency=3, rate=RateLimit(100, algorithm="sliding"))}
     quotas = {"q": RateLimit(100)}
-    store = PostgresStore(dsn, namespace=namespace)
+    store = PostgresStore(server.dsn(), namespace=namespace)
     async with open_durable_lanes(store, {"echo": echo}, limits, quotas=quotas) as lanes:
         for n in range(3):
             assert await (await lanes.submit("echo", n, key=f"k{n}", session="s")).wait() == n

@@ -259,6 +259,11 @@ CREATE TABLE logs (
     told text NOT NULL              -- JSON
 );
 CREATE UNIQUE INDEX logs_key ON logs (md5(log), number);
+-- where all tables are published for logical replication, one without a primary key needs it
+ALTER TABLE counts REPLICA IDENTITY FULL;
+ALTER TABLE settings REPLICA IDENTITY FULL;
+ALTER TABLE marks REPLICA IDENTITY FULL;
+ALTER TABLE logs REPLICA IDENTITY FULL;
 CREATE TABLE listeners (id text PRIMARY KEY, until double precision NOT NULL);
 CREATE TABLE submissions (          -- committed by their submitters, and not taken in yet
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -372,6 +377,11 @@ ALTER TABLE marks DROP CONSTRAINT marks_pkey;
 CREATE UNIQUE INDEX marks_key ON marks (md5(meter), number);
 ALTER TABLE logs DROP CONSTRAINT logs_pkey;
 CREATE UNIQUE INDEX logs_key ON logs (md5(log), number);
+-- where all tables are published for logical replication, one without a primary key needs it
+ALTER TABLE counts REPLICA IDENTITY FULL;
+ALTER TABLE settings REPLICA IDENTITY FULL;
+ALTER TABLE marks REPLICA IDENTITY FULL;
+ALTER TABLE logs REPLICA IDENTITY FULL;
 """
     + TIME
     + SUBMIT,
