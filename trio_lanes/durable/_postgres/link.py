@@ -125,7 +125,13 @@ class Link:
         if self.connection is not None and not self.connection.closed:
             return self.connection
         self.close()
-        self.connection = connect(self._dsn, self._patience, made=self._let_cut, long=self._long)
+        try:
+            self.connection = connect(
+                self._dsn, self._patience, made=self._let_cut, long=self._long
+            )
+        except BaseException:
+            self.close()  # the socket by which it could be cut
+            raise
         return self.connection
 
     def _let_cut(self, connection: psycopg.Connection) -> None:

@@ -221,6 +221,7 @@ CREATE TABLE counts (               -- of jobs that have not ended
     name text NOT NULL,
     n bigint NOT NULL
 ) WITH (fillfactor = 50);
+CREATE UNIQUE INDEX counts_key ON counts (md5(lane), state, md5(name));
 CREATE TABLE settings (             -- lanes, groups, rules, pauses, quotas, turns, instances, steps
     kind text NOT NULL,
     name text NOT NULL,
