@@ -97,10 +97,10 @@ class Listener:
         connection = self._link.connected()
         row = connection.execute(
             self._named(
-                "WITH me AS (INSERT INTO @listeners VALUES (%s, @store_time() + %s)"
+                "WITH me AS (INSERT INTO @listeners VALUES (%s, @server_time() + %s)"
                 " ON CONFLICT (id) DO UPDATE SET until = excluded.until"
                 " WHERE listeners.until < excluded.until - %s),"
-                " gone AS (DELETE FROM @listeners WHERE until < (SELECT @store_time()))"
+                " gone AS (DELETE FROM @listeners WHERE until < @server_time())"
                 " SELECT notices, EXISTS (SELECT FROM @submissions) OR EXISTS (SELECT FROM @jobs"
                 " WHERE state IN ('succeeded', 'failed', 'cancelled')"
                 " AND due <= (SELECT @store_time())) FROM @meta"

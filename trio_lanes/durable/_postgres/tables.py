@@ -79,7 +79,7 @@ _LOCK: Final = "SELECT version, notices, sequence, clock, ahead FROM @meta FOR U
 _LOOK: Final = "SELECT version, notices, sequence, clock, ahead FROM @meta"
 _TIME: Final = (
     "SELECT @server_time(), (SELECT count(*) FROM @listeners WHERE id <> %s"
-    " AND until > (SELECT @store_time()))"
+    " AND until > @server_time())"
 )
 _TAKE_IN: Final = (
     "DELETE FROM @submissions WHERE id IN (SELECT id FROM @submissions ORDER BY id LIMIT %s)"
