@@ -170,6 +170,7 @@ async def test_a_server_without_memory_refuses_new_data_and_all_else_goes_on(
                 await lanes.submit("work", -1)
             assert not caught.value.unknown
             refused += 1
+            await trio.sleep(0.01)
 
     store = ValkeyStore(limited(small_server, *rules), namespace=namespace, patience=0.5)
     with trio.fail_after(60):

@@ -145,7 +145,7 @@ class Link:
         self._look: Final = look
         self._claimed: Final = claimed
         self._lost: Final = lost
-        self._acts: deque[Act] = deque()  # those that were not sent yet
+        self._acts: Final[deque[Act]] = deque()  # those that were not sent yet
         self._unanswered: Final[deque[Act]] = deque()  # in order of `Act.due`; some have an answer
         self._came = trio.Event()
         self._idle = False  # whether the pump waits for acts
@@ -161,7 +161,6 @@ class Link:
         self._broken: StoreError | None = None
         self._kept: Kept = script.as_library
         self._loads = False  # whether the server has lost the script, or never had it
-        self._is_full = False  # whether the server has no memory for acts that bring data
 
     # ---- callers
 
@@ -337,13 +336,9 @@ class Link:
         batch: list[Act] = []
         step: Act | None = None
         weight = 0
-        if self._is_full:  # what the server refuses must not keep a heartbeat from it
-            self._acts = deque(sorted(self._acts, key=self._grows))
         while self._acts and (weight == 0 or weight + self._acts[0].weight <= MOST_WEIGHT):
             act = self._acts[0]
             if act.is_step and step is not None:
-                break
-            if self._is_full and self._grows(act) and (batch or step is not None):
                 break
             self._acts.popleft()
             weight += act.weight
@@ -360,7 +355,7 @@ class Link:
         return act.verb in self._script.grows
 
     async def _ask(self, batch: list[Act], sent: Sent | None = None) -> None:
-        """Ask until there is an answer, or no caller waits any more, or the server is full.
+        """Ask until there is an answer, or no caller waits any more.
 
         Args:
           sent: the connection and the request, if the call was sent already.
@@ -382,7 +377,6 @@ class Link:
                         self._loads = False
                     request = self._send(connection, batch)
                 self._replied = batch, await self._reply(connection, batch, request)
-                self._is_full = self._is_full and not any(map(self._grows, batch))
                 return
             except NotReplicatedError as error:  # it has happened
                 self._fail(batch, StoreUnavailableError(str(error)))
@@ -400,11 +394,9 @@ class Link:
                     isinstance(error, _NO_FUNCTIONS) or (self._loads and is_full(error))
                 ):
                     self._kept = self._script.as_script  # a full server takes a script, too
-                elif is_full(error):
-                    self._why, self._is_full = error, True
-                    self._acts.extendleft(reversed(batch))
-                    await trio.sleep(BUSY)
-                    return
+                elif is_full(error) and any(map(self._grows, batch)):  # the other acts go on
+                    grown = [act for act in batch if self._grows(act)]
+                    self._fail(grown, StoreUnavailableError(f"{self._name} is full: {error}"))
                 elif is_passing(error):
                     self._why = error
                     if isinstance(error, redis.ReadOnlyError):
