@@ -91,9 +91,9 @@ def test_no_circle_of_imports_leads_across_packages() -> None:
         done += free
 
 
-def test_the_packages_of_the_core_have_at_most_9000_lines() -> None:
+def test_the_packages_of_the_core_have_at_most_9100_lines() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 9_000
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 9_100
 
 
 def fields_of_job(tree: ast.Module) -> set[str]:

@@ -407,7 +407,7 @@ class Job(Generic[T_co]):
         and does not cancel the job.
 
         Raises:
-          Exception: the very exception with which the body failed.
+          Exception: the very exception with which the body failed; a group without cancellations.
           JobTimeoutError, QueueTimeoutError: if it ran or waited for too long.
           JobCancelledError: if it was cancelled; `LaneClearedError` and `LaneResetError` say how.
           LanesClosedError: if the lanes ended before it started.

@@ -11,6 +11,7 @@ ended by the cancellation of the lanes              CANCELLED  `JobCancelledErro
 raised a BaseException that is no Exception         FAILED     `JobCancelledError` from it
 ==================================================  =========  =================================
 
+A group that also holds cancellations is given without them, as a copy that its `derive` has made.
 A job that never starts, or is reset, settles with an error of its own and needs no verdict.
 """
 

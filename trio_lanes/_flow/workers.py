@@ -51,7 +51,8 @@ from typing import Any, Final, final
 from weakref import getweakrefs
 
 import trio
-from trio.lowlevel import Task, disable_ki_protection, enable_ki_protection
+from trio.abc import Instrument
+from trio.lowlevel import Abort, Task, disable_ki_protection, enable_ki_protection
 
 from .._actors.job import OWN_CODE, AnyJob
 from .._actors.state import RUNNING
@@ -201,13 +202,18 @@ class WorkerPool:
                         else:  # it has blocked
                             self._leave()
                             ready = False
-                            value = await rest
+                            try:
+                                value = await rest
+                            except BaseException as exc:
+                                if _holds_cancelled(exc):  # then the scope decides whose it is
+                                    raise
+                                error = exc
+                                break
                             del rest  # it may refer to the task
                             if not REUSES_TASKS or job._interruption or not self._is_clean(task):
                                 break  # it is spoilt, or the job has left something behind
                             ready = self.stepping = True
                             self.ready += 1
-                            task.custom_sleep_data = None
                         if job._interruption or _innermost(task) is not home:
                             break
                         if limited:
@@ -215,6 +221,7 @@ class WorkerPool:
                                 break
                             scope.deadline = math.inf
                         del running[task]
+                        task.custom_sleep_data = None
                         ended, job = job, None  # an error from here on is no error of its body
                         if error is None:
                             self._returned(ended, value)
@@ -236,17 +243,19 @@ class WorkerPool:
                             assert job._scope is not None
                             unused_scopes.append(job._scope)
                         job._scope = scope
-                    if error is not None:
-                        raise error  # through the scope, which may be cancelled
                 if job is None or task in running:
                     break  # no job is left, or this job has blocked or spoilt the scope
                 if job._state is not RUNNING:  # it was reset before its body began
                     job = await self._next()
         except BaseException as exc:
+            if error is not None:  # the body has raised, and has left a scope open
+                exc.__context__ = error
             error = exc
             value = _NO_VALUE
         if ready:
             self._leave()
+        if task.child_nurseries:
+            await _end_nurseries(task)
         if job is not None:
             del running[task]
             if error is not None:
@@ -291,6 +300,44 @@ def _wrapped(job: AnyJob) -> Coroutine[Any, Any, Any]:
         if actor is not None and actor.wrap is not None:
             body = partial(_body, actor.wrap, (job, body))
     return body()
+
+
+def _holds_cancelled(error: BaseException) -> bool:
+    """Whether ``error`` is a `trio.Cancelled`, or a group that holds one."""
+    # Not by `split`: it copies a group that holds none, too, and its class may override the method.
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_holds_cancelled, error.exceptions))
+    return isinstance(error, trio.Cancelled)
+
+
+async def _end_nurseries(task: Task) -> None:
+    """Cancel the nurseries that a job left open in ``task``, and wait until they have no task.
+
+    Trio does the same when a task ends, but does not wait, and raises an error in the nursery of
+    that task: here in that of the lanes, which would cancel all jobs.
+    """
+    nurseries: list[Any] = task.child_nurseries
+    for nursery in nurseries:
+        nursery.cancel_scope.cancel("its job has ended")
+        nursery._closed = True  # else Trio's cleanup of a generator that holds it wakes this task
+    if any(nursery.child_tasks for nursery in nurseries):
+        trio.lowlevel.add_instrument(_Exits(task, nurseries))
+        await trio.lowlevel.wait_task_rescheduled(lambda raise_cancel: Abort.FAILED)
+    task._child_nurseries.clear()
+
+
+@final
+class _Exits(Instrument):
+    """Wakes ``task`` when no task of ``nurseries`` is left: such a nursery does not."""
+
+    def __init__(self, task: Task, nurseries: list[Any]) -> None:
+        self._task: Final = task
+        self._nurseries: Final = nurseries
+
+    def task_exited(self, task: Task) -> None:
+        if not any(nursery.child_tasks for nursery in self._nurseries):
+            trio.lowlevel.remove_instrument(self)
+            trio.lowlevel.reschedule(self._task)
 
 
 def _shortened(error: BaseException) -> BaseException:

@@ -1,5 +1,6 @@
 """How a job ends, and what its handle and its waiters are told: every row, and its borders."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -428,3 +429,61 @@ async def test_an_exception_whose_own_methods_fail_settles_its_job_like_any(
         assert told.value is error
         assert job.state is FAILED
         await lanes.run(trio.sleep, 1)
+
+
+class Failures(ExceptionGroup[BodyError]):
+    """As an application's own group: without a `derive`, and with a field."""
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("cls", [Failures, SplitFails])
+@pytest.mark.parametrize("ended_by", ["cancel", "timeout"])
+async def test_a_group_that_a_body_raises_when_it_is_stopped_is_that_very_group(
+    autojump_clock: MockClock, ended_by: str, cls: type[Failures | SplitFails], blocks: bool
+) -> None:
+    error = cls("two things failed", [BodyError(), ExceptionGroup("", [BodyError()])])
+
+    async def body() -> None:
+        job = current_job()
+        assert job is not None
+        if ended_by == "cancel":
+            job.cancel()
+        try:
+            if blocks:
+                await trio.sleep_forever()
+        finally:
+            raise error
+
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(body, timeout=1 if ended_by == "timeout" else math.inf)
+        with pytest.raises(ExceptionGroup) as told:
+            await job.wait()
+        assert told.value is error
+        assert job.state is FAILED
+        await lanes.run(trio.sleep, 1)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_a_group_that_also_holds_a_cancellation_is_given_without_it(
+    autojump_clock: MockClock, blocks: bool
+) -> None:
+    async def body() -> None:
+        job = current_job()
+        assert job is not None
+        job.cancel()
+        if blocks:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:
+            nested = BaseExceptionGroup("nested", [cancelled, BodyError()])
+            raise BaseExceptionGroup("all", [nested, BodyError()]) from None
+
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(body)
+        await job.wait_done()
+        assert job.state is FAILED
+        assert isinstance(job.exception, ExceptionGroup)
+        assert job.exception.subgroup(trio.Cancelled) is None
+        assert len(job.exception.exceptions) == 2
