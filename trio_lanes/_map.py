@@ -8,6 +8,8 @@ in a task of its own: reading it may take long, and must not be cancelled when o
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -23,6 +25,8 @@ from ._config.protected import protected_context
 from ._flow.loop import Scheduler
 from ._flow.parking import RaiseCancel
 from ._waiting.current import job_here
+
+logger: Final = logging.getLogger("trio_lanes")
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -104,7 +108,7 @@ class Window(Generic[T_co]):
         self._lender: Final = lender
         self._has_more = True  # whether more items may come
         self._items_error: Exception | None = None  # the error of the iterable that ended it
-        self.close_error: Exception | None = None  # the error of closing the iterable
+        self.close_error: BaseException | None = None  # of ending the reading, or of closing
         self.outstanding = 0  # items that were read, and whose results have not been taken
         self._line: deque[Job[T_co] | Exception] = deque()  # in the order of taking
         self._unsettled: dict[AnyJob, None] = {}  # accepted, and not yet settled
@@ -270,6 +274,9 @@ class Window(Generic[T_co]):
     async def leave(self) -> None:
         """Cancel the jobs that have not ended, and wait, shielded, for the running ones."""
         self._left = True
+        error, self._items_error = self._items_error, None
+        if error is not None:  # as the failure of a job that is not retrieved
+            logger.error("the items of a map raised; its results were not taken", exc_info=error)
         self._reader.cancel()
         scheduler = self._scheduler
         with scheduler.batch():
@@ -292,24 +299,35 @@ class Window(Generic[T_co]):
         """Read ``items`` as long as some are wanted, and close them. Raises no `Exception`."""
         try:
             with self._reader:
-                while True:
-                    while not self._wants_item:
-                        await self._resting.park()
-                    item = await _next_of(items)
-                    if self._left:  # while it was being read
-                        break
-                    self._submit(item)
-                    self._wake()  # it may wait for nothing but this
-        except StopAsyncIteration:
-            pass
-        except Exception as error:
-            self._items_error = error
+                try:  # inside of the scope, which would make a copy of a group
+                    while True:
+                        while not self._wants_item:
+                            await self._resting.park()
+                        item = await _next_of(items)
+                        if self._left:  # while it was being read
+                            break
+                        self._submit(item)
+                        self._wake()  # it may wait for nothing but this
+                except StopAsyncIteration:
+                    pass
+                except Exception as error:
+                    if trio.current_effective_deadline() == -math.inf:  # it was cancelled
+                        self.close_error = error
+                    else:
+                        self._items_error = error
+        except RuntimeError as error:  # a generator has left a scope of its own open at a yield
+            self.close_error = error
         finally:
             self._has_more = False
             self._wake()
             try:
                 await _close(items)
-            except Exception as error:
+            except (Exception, BaseExceptionGroup) as error:
+                # A generator that yields in a nursery raises its GeneratorExit in a group.
+                if isinstance(error, BaseExceptionGroup) and error.subgroup(trio.Cancelled):
+                    raise
+                if self.close_error is not None:  # its cancelled reading has raised, too
+                    error.__context__ = self.close_error
                 self.close_error = error
 
 

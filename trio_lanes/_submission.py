@@ -184,7 +184,8 @@ class Submitter:
         in copies of the context of this call.
 
         Leaving the block cancels the jobs that have not ended, waits until running jobs have ended,
-        and closes the async iterator of ``items``. Entering is not a checkpoint, leaving is.
+        and closes the async iterator of ``items``. What its cancelled reading or its closing raises
+        leaves the block. Entering is not a checkpoint, leaving is.
 
         Inside a job, taking a result raises a `LaneDeadlockError` if that wait would never end.
         ``yield_slot`` lends that job's slot whenever it waits here, also in leaving.

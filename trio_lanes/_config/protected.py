@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, _AsyncGeneratorContextManager
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar, final
+from typing import NoReturn, ParamSpec, TypeVar, final
 
 from trio.lowlevel import enable_ki_protection
 
@@ -40,6 +40,12 @@ class _Protected(_AsyncGeneratorContextManager[T_co]):
         traceback: TracebackType | None,
     ) -> bool | None:
         return await super().__aexit__(kind, error, traceback)
+
+    def __aiter__(self) -> NoReturn:  # in a `map`, the easiest mistake
+        raise TypeError(
+            "this is an async context manager, not an async iterator: write "
+            "'async with lanes.map(...) as results:', and 'async for result in results:' inside it"
+        )
 
 
 def protected_context(

@@ -713,6 +713,13 @@ async def test_units_that_only_sessions_count_are_known(autojump_clock: MockCloc
         assert trio.current_time() == 10
 
 
+async def test_async_for_over_a_map_without_its_block_says_what_to_write() -> None:
+    async with open_lanes() as lanes:
+        with pytest.raises(TypeError, match=r"async with lanes.map\(\.\.\.\) as results:"):
+            async for _ in lanes.map(echo, [1]):  # type: ignore[attr-defined]
+                pass
+
+
 async def test_items_that_cannot_be_iterated_are_refused_by_name() -> None:
     async with open_lanes({"main": 1}) as lanes:
         with pytest.raises(

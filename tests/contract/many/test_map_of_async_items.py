@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -396,6 +396,118 @@ async def test_an_error_of_closing_leaves_the_block(autojump_clock: MockClock) -
                 raise KeyError("of the block")
         assert caught.value is error
         assert isinstance(error.__cause__, KeyError)
+
+
+class BrokenError(ExceptionGroup[OSError]):
+    """As of an application: it has no `derive` of its own."""
+
+
+@pytest.mark.many_seeds(5)
+@pytest.mark.parametrize("waits", [True, False], ids=["reading", "at a yield"])
+@pytest.mark.parametrize("ends", ["break", "raise", "cancel"])
+async def test_an_error_of_a_cancelled_reading_leaves_the_block_as_one_of_closing_does(
+    ends: str, waits: bool, autojump_clock: MockClock
+) -> None:
+    error = BrokenError("", [OSError("the connection broke")])
+
+    async def rows() -> AsyncIterator[int]:
+        try:
+            for n in range(100):
+                yield n
+                if waits:
+                    await trio.sleep(1)
+        finally:
+            raise error
+
+    async with open_lanes({"main": 2}) as lanes:
+        with pytest.raises(ExceptionGroup) as told:
+            with trio.move_on_after(0.5 if ends == "cancel" else 10):
+                async with lanes.map(echo, rows(), max_outstanding=2) as results:
+                    async for _ in results:
+                        await trio.sleep(0.1 if ends != "cancel" else 5)
+                        if ends == "break":
+                            break
+                        raise KeyError
+    assert told.value.exceptions == error.exceptions
+    assert told.value is error or ends == "cancel"  # of which the scope here makes a copy
+
+
+async def test_an_error_of_closing_after_one_of_a_cancelled_reading_has_both(
+    autojump_clock: MockClock,
+) -> None:
+    class Items:
+        def __aiter__(self) -> AsyncIterator[int]:
+            return self
+
+        async def __anext__(self) -> int:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise OSError("reading")
+
+        async def aclose(self) -> None:
+            raise OSError("closing")
+
+    async with open_lanes() as lanes:
+        with pytest.raises(OSError, match="closing") as told:
+            async with lanes.map(echo, Items()):
+                await trio.sleep(1)
+    assert str(told.value.__context__) == "reading"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_error_of_the_items_that_is_not_taken_is_logged(
+    is_async: bool, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def read() -> AsyncIterator[int]:
+        yield 1
+        raise BodyError
+
+    def items() -> Iterator[int]:
+        yield 1
+        raise BodyError
+
+    async with open_lanes() as lanes:
+        async with lanes.map(echo, read() if is_async else items()) as results:
+            assert await anext(results) == 1
+            await trio.sleep(1)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage() == "the items of a map raised; its results were not taken"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is BodyError
+
+
+async def test_a_generator_that_yields_in_a_nursery_is_closed_with_the_error_of_that_nursery(
+    autojump_clock: MockClock,
+) -> None:
+    async def rows() -> AsyncIterator[int]:
+        async with trio.open_nursery():
+            for n in range(100):
+                yield n
+
+    async with open_lanes() as lanes:
+        with pytest.RaisesGroup(GeneratorExit):  # as `contextlib.aclosing` would raise it
+            async with lanes.map(echo, rows(), max_outstanding=1) as results:
+                async for _ in results:
+                    break
+
+
+async def test_closing_that_is_cancelled_raises_that_cancellation(
+    autojump_clock: MockClock,
+) -> None:
+    async def rows() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep, 9)
+
+    async with open_lanes() as lanes:
+        with trio.move_on_after(1) as scope:
+            async with lanes.map(echo, rows(), max_outstanding=1) as results:
+                await anext(results)
+        assert scope.cancelled_caught
 
 
 async def test_an_object_that_is_iterable_both_ways_is_read_asynchronously() -> None:
