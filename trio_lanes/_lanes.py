@@ -82,7 +82,7 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
     with ExitStack() as when_all_has_ended:
         async with trio.open_nursery() as nursery:
             scheduler = Scheduler(nursery, hooks)
-            when_all_has_ended.callback(_report_unretrieved, scheduler)
+            when_all_has_ended.callback(_all_has_ended, scheduler)
             lanes = Lanes._create(scheduler)
             with scheduler.batch():
                 apply(scheduler, plan)
@@ -113,8 +113,9 @@ def _say_how_wide(plan: Plan) -> None:
     )
 
 
-def _report_unretrieved(scheduler: Scheduler) -> None:
+def _all_has_ended(scheduler: Scheduler) -> None:
     """Log the failures that were not retrieved, of jobs that are still referenced."""
+    scheduler.closing.ended = True
     for error in list(scheduler.unretrieved):
         error.report()
 
@@ -156,6 +157,10 @@ class Lanes(Submitter):
     A ``name`` names a global lane or a template, or a session lane if it begins with ``session:``.
     A method raises an `UnknownLaneError` if a global lane of that name does not exist. Async
     methods are checkpoints, and cancelling a method ``wait_...`` leaves nothing behind.
+
+    When the block of `open_lanes` was left and all has ended, what changes lanes (`pause`,
+    `pause_for`, `resume`, `configure`, `Lane.concurrency`, `add_instrument`) raises a
+    `LanesClosedError`; `clear` and `reset` return 0.
     """
 
     @classmethod
@@ -231,8 +236,9 @@ class Lanes(Submitter):
         Call this in the lanes' own thread. Not a checkpoint.
 
         Raises:
-          RuntimeError: in another thread.
+          RuntimeError: in another thread, or in a forked child process.
         """
+        self._scheduler.check_process()
         return LanesPortal._create(self._scheduler, self._make)
 
     def open_nursery(self) -> AbstractAsyncContextManager[LaneNursery]:
@@ -263,7 +269,11 @@ class Lanes(Submitter):
         Inside a job the nursery waits for its children from the call that submits them. If that
         wait would never end, the nursery fails with a `LaneDeadlockError`. To lend the job's slot
         meanwhile, open the nursery inside `Job.yield_slot`.
+
+        Raises:
+          LanesClosedError: if the lanes take no new work, as `submit_nowait`.
         """
+        self.check_open()
         return opened(self)
 
     # ---- instruments
@@ -280,6 +290,7 @@ class Lanes(Submitter):
           TypeError: if a hook of it is no synchronous function; then nothing has changed.
         """
         self._scheduler.check_thread()
+        self._scheduler.closing.check_not_ended()
         if self._scheduler.hooks.add(instrument):
             self._scheduler.hooks_changed()
             self._scheduler.hooks.tell_opened(instrument, self)
@@ -307,6 +318,9 @@ class Lanes(Submitter):
         sessions: LaneConfig | None = None,
     ) -> None:
         """Change lanes while they work: the whole change, or nothing if a part is bad.
+
+        A changed ``paused`` begins or ends the pause of the configuration; pauses by `pause` and
+        `pause_for` stay until `resume`.
 
         A number changes only that lane's concurrency, a `LaneConfig` replaces its configuration, a
         new name adds a lane, None removes a lane, and lanes that are not named stay as they are.

@@ -61,6 +61,7 @@ class LanesPortal:
       option that does not exist or is of the wrong type.
     * `ValueError` for an option with a bad value, and for ``yield_slot``.
     * `UnknownLaneError` for a lane that does not exist.
+    * `RuntimeError` in a forked child process, where no task runs the jobs.
     """
 
     _scheduler: Scheduler
@@ -126,6 +127,7 @@ class LanesPortal:
         Raises:
           RuntimeError: in the lanes' own thread, which would wait for itself.
         """
+        self._scheduler.check_process()
         if self._scheduler.closing.is_open and threading.get_ident() == self._thread:
             raise RuntimeError("run() would block the lanes' own thread; await Lanes.run() there")
         future: _JobFuture[T] = _JobFuture(self._cancel_soon)
@@ -155,6 +157,7 @@ class LanesPortal:
 
     def _check(self, fn: object, options: JobOptions) -> None:
         """Make all checks that need no call in the lanes' own thread."""
+        self._scheduler.check_process()
         if not callable(fn):
             if trio.lowlevel.in_trio_run():
                 refuse_like_trio(fn)

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import trio
 
@@ -51,14 +51,26 @@ Turns: TypeAlias = "deque[Any]"
 """The actors of one kind that have been touched, in the order in which the loop serves them."""
 
 
+NOT_PAUSED: Final = (False, False, None)
+"""The `Pausable.pause` of an object that is not paused."""
+
+
 class Pausable(ABC):
     """An object that can be paused: a lane of either layer, or a template of global lanes."""
 
-    __slots__ = ("config", "pause_timer", "paused", "paused_by_hand", "paused_until")
+    __slots__ = (
+        "config",
+        "pause_timer",
+        "paused",
+        "paused_by_config",
+        "paused_by_hand",
+        "paused_until",
+    )
 
     def __init__(self, config: LaneConfig) -> None:
         self.config = config
-        self.paused = self.paused_by_hand = config.paused
+        self.paused = self.paused_by_config = config.paused
+        self.paused_by_hand = False  # until it is resumed, as `paused_until`
         self.paused_until: float | None = None  # when a pause ends by itself
         self.pause_timer: Timer | None = None
 
@@ -67,11 +79,11 @@ class Pausable(ABC):
         """Have the loop serve it, or its lanes, before the present batch ends."""
 
     @property
-    def pause(self) -> tuple[bool, float | None]:
-        """Whether it is paused until it is resumed, and until when it is paused by a timer."""
+    def pause(self) -> tuple[bool, bool, float | None]:
+        """Whether its configuration, and a call, pause it; and until when a timer does."""
         # When the lanes are shut, no timer is set any more: there is no time to wait for.
         timed = self.pause_timer is not None and self.pause_timer.is_set
-        return self.paused_by_hand, self.paused_until if timed else None
+        return self.paused_by_config, self.paused_by_hand, self.paused_until if timed else None
 
 
 class Actor(Pausable):
@@ -159,7 +171,7 @@ class Actor(Pausable):
     def is_in_use(self) -> bool:
         """Whether it has to stay alive: for a job, for a request for room, or for a pause."""
         has_work = self.waiting or self.active or self.room_line
-        return bool(has_work or (self.paused and self.pause != (False, None)))
+        return bool(has_work or (self.paused and self.pause != NOT_PAUSED))
 
     def set_config(self, config: LaneConfig, now: float) -> None:
         """Go on with another configuration; running jobs are not touched."""

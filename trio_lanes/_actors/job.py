@@ -380,8 +380,9 @@ class Job(Generic[T_co]):
         """Call ``callback(job)`` once when it has settled; now, if it has settled already.
 
         It is called in the lanes' own thread, when the state of the lanes is complete, and may
-        submit, cancel or clear. An exception in it is logged and changes nothing. It does not count
-        as retrieving a failure. Not a checkpoint.
+        submit, cancel or clear. In a hook or another callback, "now" is soon after that has
+        returned. An exception in it is logged and changes nothing. It does not count as retrieving
+        a failure. Not a checkpoint.
 
         Raises:
           TypeError: if ``callback`` is no synchronous function.
@@ -392,11 +393,12 @@ class Job(Generic[T_co]):
 
     @enable_ki_protection
     def cancel(self, reason: str | None = None) -> bool:
-        """Cancel it; True if it had not ended.
+        """Ask it to stop; True if it had not ended. True does not say that it ends as cancelled.
 
-        A waiting job settles at once and is never called. The body of a running job is cancelled,
-        as by a `trio.CancelScope` around it, and the job settles when the body has ended: as
-        SUCCEEDED or FAILED if the body returned or raised nevertheless. Not a checkpoint.
+        A waiting job settles at once and is never called. A job that has its slot is running, even
+        if its body is yet to begin: the body begins, and is cancelled as by a `trio.CancelScope`
+        around it. The job settles when the body has ended: as SUCCEEDED or FAILED if the body
+        returned or raised nevertheless. `wait_done`, then `state` say how. Not a checkpoint.
         """
         return self._keeper.cancel(self, reason)
 
@@ -478,7 +480,8 @@ class Job(Generic[T_co]):
         """Correct the charge of its start: ``units`` are the amounts that it really used.
 
         Once for each start, before the job ends or after. A debt makes later jobs wait. Units that
-        are not named stay as they were charged. Not a checkpoint.
+        are not named stay as they were charged; a call without units changes nothing, and is not
+        that one correction. Not a checkpoint.
 
         Raises:
           RuntimeError: if it has not started, or if this start was corrected before.

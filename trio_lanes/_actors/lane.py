@@ -31,7 +31,7 @@ import trio
 from .._limits.rate import check_units
 from .._queue.backlog import Backlog
 from .._queue.timers import Timer
-from .actor import Actor, Pausable, Turns, changed_by_others
+from .actor import NOT_PAUSED, Actor, Pausable, Turns, changed_by_others
 from .job import AnyJob, Job
 from .line import Line, PlainLine, SharedLine, Way
 from .mailbox import Mailbox
@@ -185,10 +185,11 @@ class LaneActor(Actor):
         if self.waiting or self.active or self.room_line:
             return True
         # It would come to life again with the pause of its template.
-        return self.pause != ((False, None) if self.template is None else self.template.pause)
+        return self.pause != (NOT_PAUSED if self.template is None else self.template.pause)
 
     def inherit_pause(self, template: Pausable) -> None:
         """Begin with the pause of ``template``; the timer is set when this lane is alive."""
+        self.paused_by_config = template.paused_by_config
         self.paused_by_hand = template.paused_by_hand
         self.paused_until = template.paused_until
         self.paused = template.paused

@@ -67,7 +67,7 @@ class LaneConfig:
     overdue_after: float = attrs.field(default=10.0, validator=_check.field(_check.seconds))
     """Seconds by which a body may outlive its cancellation before ``job_overdue`` is called."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
-    """Whether it begins paused."""
+    """Whether it begins paused, until `resume` or until `configure` changes this."""
     timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
     """Seconds that a job of it may run, unless the job has its own ``timeout``."""
     queue_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
@@ -165,7 +165,8 @@ class MapOptions(TypedDict, total=False):
     timeout: float
     """Seconds that it may *run*, counted from its start."""
     queue_timeout: float
-    """Seconds that it may *wait*, over both layers; 0: it starts in this call or not at all."""
+    """Seconds that it may *wait*, over both layers; 0: it starts in this call or not at all, or,
+    in a call by a hook or a callback, right after that."""
     idle_timeout: float
     """Seconds that it may run without ``current_job().progress()``."""
     warn_after: float

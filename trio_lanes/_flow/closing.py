@@ -23,6 +23,7 @@ class Closing:
     def __init__(self) -> None:
         self.is_open = True  # whether new work is taken from anywhere
         self.shut = False  # whether no job starts any more
+        self.ended = False  # whether the block was left, and no job is there any more
         self.begun: Final = trio.Event()
         self._told: LanesClosedError | None = None  # the error for new work, once it is refused
         self._refused = 0  # submissions
@@ -37,6 +38,15 @@ class Closing:
         """Return a new error that says why work is refused."""
         assert self._told is not None
         return LanesClosedError(self._told.reason, self._told.retry_after)
+
+    def check_not_ended(self) -> None:
+        """Refuse a change of lanes that have ended: it would have no effect.
+
+        Raises:
+          LanesClosedError: if they have.
+        """
+        if self.ended:
+            raise self.error()
 
     def refuse(self) -> LanesClosedError:
         """Return the error for a submission that is refused; log the first refusal."""

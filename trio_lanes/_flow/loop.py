@@ -40,6 +40,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -94,6 +96,20 @@ from .workers import MOST_HIRED, WorkerPool
 
 logger: Final = logging.getLogger("trio_lanes")
 
+_LONG_DEBT: Final = 3600.0  # seconds without a start, of which the log tells
+
+_schedulers: Final[WeakSet[Scheduler]] = WeakSet()  # of this process
+
+
+def _disown() -> None:
+    """Mark the schedulers as those of the parent, in a child process that was just forked."""
+    for scheduler in _schedulers:
+        scheduler._thread = None
+
+
+if sys.platform != "win32":  # pragma: no branch - a process is forked only elsewhere
+    os.register_at_fork(after_in_child=_disown)
+
 
 @final
 class Scheduler:
@@ -144,7 +160,9 @@ class Scheduler:
         self._nursery: Final = nursery
         self._context: Final = copy_context()  # the context of the lanes' own tasks
         self.current_time: Final = trio.lowlevel.current_clock().current_time
-        self._thread: Final = get_ident()  # the only thread in which lanes may change
+        # The only thread in which lanes may change; None in a forked child of its process
+        self._thread: int | None = get_ident()
+        _schedulers.add(self)
         self._token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
         self.serving = False  # whether there is a batch
@@ -237,8 +255,16 @@ class Scheduler:
 
     def check_thread(self) -> None:
         """Refuse a call from another thread, inside of Trio or not: it would break the lanes."""
+        self.check_process()
         if get_ident() != self._thread:
             raise RuntimeError("lanes belong to one thread; use Lanes.portal() in others")
+
+    def check_process(self) -> None:
+        """Refuse a call in a forked child: nothing there runs the jobs of these lanes."""
+        if self._thread is None:
+            raise RuntimeError(
+                "these lanes belong to the parent of this forked process; open others"
+            )
 
     def broke_down(self, error: BaseException) -> None:
         """End the lanes: ``error`` broke an act off, and the batch never ends.
@@ -387,6 +413,15 @@ class Scheduler:
         if until > self.now and until != served.told_until:
             served.told_until = until
             self.tell(self.hooks.lane_rate_limited, lane, until)
+            wait = until - self.now
+            if wait > _LONG_DEBT and any(left < 0 for _, left, _ in served.rates.left(self.now)):
+                logger.warning(
+                    "%s %r starts no job for %.3g s, as its rate limit was charged more than it "
+                    "admits: was that cost meant? `configure` with another algorithm begins anew",
+                    "group" if isinstance(served, Group) else "lane",
+                    served.name,
+                    wait,
+                )
 
     def _set_clock(self, served: Served) -> None:
         """Have ``served`` touched at its ``wake_at``, and at no other time."""
@@ -490,7 +525,10 @@ class Scheduler:
         if self.waits and not options.yield_slot:
             self.check_accepted(job)
         if not options.queue_timeout:
-            self._out_of_time(job)
+            if outermost:
+                self._out_of_time(job)
+            else:  # by a callback or a hook: first the lanes are served
+                self._set_timer(job, 0, self._out_of_time)
 
     def _join(self, job: AnyJob, place: int) -> None:
         """Give ``job`` its place in its session, or its arrival in its global lane."""
@@ -817,7 +855,8 @@ class Scheduler:
     def update_pause(self, pausable: Pausable) -> None:
         """Set whether ``pausable`` is paused, as its pauses say, and tell hooks of a change."""
         pausable.touch()  # also a session that was not paused: it may go
-        paused = pausable.paused_by_hand or pausable.paused_until is not None
+        by_call = pausable.paused_by_hand or pausable.paused_until is not None
+        paused = pausable.paused_by_config or by_call
         if pausable.paused is not paused:
             pausable.paused = paused
             if isinstance(pausable, Actor):  # a template is no lane
@@ -989,7 +1028,11 @@ class Scheduler:
         target._waiters = target._waiters or {}
         target._waiters[waiter] = waiter
         if target.done:
-            self._wake(target)
+            if self.serving:  # in a callback: callbacks that add callbacks take no stack
+                self._token.run_sync_soon(self._wake, target)
+            else:
+                with self.batch():
+                    self._wake(target)
 
     def _wake(self, target: AnyJob) -> None:
         """Tell the waiters of ``target`` that it has started, or has settled."""
@@ -1088,6 +1131,8 @@ class Scheduler:
         """`Job.charge`."""
         if job.started_at is None or job._charge is CORRECTED:
             raise RuntimeError(f"{job!r} has not started, or this start was corrected before")
+        if not units:  # nothing is corrected: a later call may correct
+            return
         charge = job._charge or Charge(job._costs, job.started_at)
         lane, session = self.registry.lanes_of(job)
         lane.check_cost(costs_of(units), session, charge.group)

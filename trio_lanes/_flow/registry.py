@@ -135,7 +135,8 @@ class Registry:
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]
             used = session.generation or session.limiter is not None or session.timer is not None
-            if not (used or session.touched):
+            # Of sessions that begin paused, this one was resumed.
+            if not (used or session.touched or session.config.paused):
                 session.is_ranked, session.told = False, (False, False)
                 self._spares.append(session)
 

@@ -14,7 +14,7 @@ from .._actors.plan import Plan
 from .._config.check import count
 from .._config.names import is_template
 from .._flow.loop import Scheduler
-from .control import pause, resume
+from .control import resume
 
 
 def configure(
@@ -28,6 +28,7 @@ def configure(
     Raises:
       TypeError, ValueError: for a bad configuration, or the removal of a lane in use.
     """
+    scheduler.closing.check_not_ended()
     plan = scheduler.registry.plan.changed(lanes, groups, sessions)
     for lane in scheduler.lanes.values():
         _check_change(lane, plan)
@@ -109,7 +110,8 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
     registry.resize_session_limiters()
     _regroup(scheduler)
     for actor in switched:  # last: hooks are called, and may use the whole new configuration
-        (pause if actor.config.paused else resume)(scheduler, (actor,))
+        actor.paused_by_config = actor.config.paused
+        scheduler.update_pause(actor)  # pauses by calls stay
 
 
 def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Actor]:
@@ -143,6 +145,7 @@ def _regroup(scheduler: Scheduler) -> None:
 def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -> None:
     """Change how many jobs of ``lane`` run at once; jobs that can start then start."""
     value = count("concurrency", value)
+    scheduler.closing.check_not_ended()
     if lane.config.limiter is None and lane.name in scheduler.registry.plan.lanes:
         configure(scheduler, {lane.name: value})
         return

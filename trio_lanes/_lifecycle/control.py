@@ -56,6 +56,7 @@ def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
     holds for lanes of a template that come to life later, too.
     """
     scheduler.check_thread()
+    scheduler.closing.check_not_ended()
     actors = named(scheduler, name)
     if name is None:
         return [*actors, *scheduler.registry.templates.values()]
@@ -136,7 +137,7 @@ def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Let ``actors`` start jobs again."""
     with scheduler.batch():
         for actor in actors:
-            actor.paused_by_hand = False
+            actor.paused_by_config = actor.paused_by_hand = False
             scheduler.end_timed_pause(actor)
             scheduler.update_pause(actor)
 

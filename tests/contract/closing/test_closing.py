@@ -1,7 +1,8 @@
 """Closing and draining."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import trio
@@ -25,7 +26,9 @@ from trio_lanes import (
     JobCancelledError,
     JobState,
     LaneConfig,
+    LaneInstrument,
     LaneResetError,
+    Lanes,
     LanesClosedError,
     RateLimit,
     open_lanes,
@@ -487,3 +490,41 @@ async def test_a_bad_argument_of_drain_closes_nothing(
         with pytest.raises(error, match=rf"{name}.*{value}"):
             await lanes.drain(**options)  # type: ignore[arg-type]
         assert await lanes.run(returns) == "value"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lanes: lanes.pause("main"),
+        lambda lanes: lanes.pause_for("session:a", 1),
+        lambda lanes: lanes.resume(),
+        lambda lanes: lanes.configure({"main": 2}),
+        lambda lanes: setattr(lanes.lane("main"), "concurrency", 2),
+        lambda lanes: lanes.add_instrument(cast("LaneInstrument", object())),
+        lambda lanes: lanes.open_nursery(),
+        lambda lanes: lanes.map(trio.sleep, [0]),
+    ],
+)
+async def test_a_change_of_lanes_that_have_ended_is_refused(
+    change: Callable[[Lanes], object],
+) -> None:
+    async with open_lanes() as lanes:
+        change(lanes)
+        lanes.resume()
+        lanes.session("a").resume()
+    with pytest.raises(LanesClosedError, match="the block was left"):
+        change(lanes)
+    assert lanes.clear() == lanes.reset() == 0
+
+
+async def test_a_nursery_of_closed_lanes_is_refused_at_the_call_but_not_inside_a_job() -> None:
+    async def body() -> None:
+        async with lanes.open_nursery() as jobs:
+            jobs.start_soon(trio.sleep, 0)
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(body)
+        lanes.close("enough")
+        with pytest.raises(LanesClosedError, match="enough"):
+            lanes.open_nursery()
+        await job.wait()

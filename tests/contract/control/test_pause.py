@@ -299,3 +299,62 @@ async def test_a_timed_pause_of_lanes_that_are_shut_holds_up_nothing(
         lanes.submit_nowait(pauses_at_the_end)
         await lanes.drain(grace=1)
     assert trio.current_time() == 1
+
+
+@pytest.mark.parametrize("name", ["main", "tool:*", "tool:a", "session:a"])
+@pytest.mark.parametrize("begins", [True, False])
+async def test_configure_undoes_only_the_pause_of_the_configuration(
+    begins: bool, name: str, autojump_clock: MockClock
+) -> None:
+    def configure(paused: bool) -> None:
+        config = LaneConfig(paused=paused)
+        lanes.configure({"main": config, "tool:*": config}, sessions=config)
+
+    def paused() -> bool:
+        if name == "session:a":
+            return lanes.session("a").paused
+        return lanes.lane("main" if name == "main" else "tool:a").paused
+
+    def keep_alive() -> None:
+        lanes.submit_nowait(trio.sleep, 0, lane="main" if name == "main" else "tool:a", session="a")
+
+    config = LaneConfig(paused=begins)
+    async with open_lanes({"main": config, "tool:*": config}, sessions=config) as lanes:
+        keep_alive()
+        lanes.pause(name)
+        configure(not begins)
+        assert paused()  # by hand, or by hand and by the configuration
+        configure(False)
+        assert paused()
+        lanes.resume(name)
+        assert not paused()
+
+        lanes.pause_for(name, 60)
+        configure(True)
+        configure(False)
+        await trio.sleep(59)
+        assert paused()
+        await trio.sleep(2)
+        assert not paused()
+
+        configure(True)
+        keep_alive()
+        assert paused()
+        lanes.resume(name)  # ends each pause
+        assert not paused()
+        configure(False)
+        assert not paused()
+
+
+async def test_a_session_begins_paused_also_after_one_that_was_resumed(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 4}, sessions=LaneConfig(paused=True)) as lanes:
+        first = lanes.submit_nowait(trio.sleep, 1, session="a")
+        lanes.session("a").resume()
+        await first.wait()
+        second = lanes.submit_nowait(trio.sleep, 1, session="b")
+        await trio.sleep(1)
+        assert second.state is JobState.WAITING
+        lanes.session("b").resume()
+        await second.wait()

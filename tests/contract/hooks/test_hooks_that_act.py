@@ -24,6 +24,7 @@ from trio_lanes import (
     LaneInstrument,
     LaneResetError,
     Lanes,
+    QueueTimeoutError,
     RateLimit,
     open_lanes,
 )
@@ -363,3 +364,55 @@ async def test_every_job_settles_and_the_counts_agree_after_any_acts_of_hooks(
 ) -> None:
     await ByChance(scheduler_seed).live()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("where", ["hook", "callback"])
+@pytest.mark.parametrize("free", [True, False])
+async def test_a_job_that_must_not_wait_starts_if_it_can_also_from_a_hook_and_a_callback(
+    where: str, free: bool, autojump_clock: MockClock
+) -> None:
+    submitted: list[Job[None]] = []
+
+    def submit(job: Job[Any]) -> None:
+        if job.name == "first":
+            submitted.append(lanes.submit_nowait(trio.sleep, 1, lane="other", queue_timeout=0))
+
+    class Instrument:
+        def job_finished(self, job: Job[Any]) -> None:
+            if where == "hook":
+                submit(job)
+
+    async with open_lanes({"main": 1, "other": 1}, instruments=[Instrument()]) as lanes:
+        if not free:
+            lanes.submit_nowait(trio.sleep, 9, lane="other")
+        job = lanes.submit_nowait(trio.sleep, 1, name="first")
+        if where == "callback":
+            job.on_settled(submit)
+        await trio.sleep(1.5)
+        (later,) = submitted
+        assert later.submitted_at == 1
+        if free:
+            assert (later.state, later.started_at) == (JobState.RUNNING, 1)
+        else:
+            assert isinstance(later.exception, QueueTimeoutError)
+            assert later.finished_at == 1
+
+
+async def test_callbacks_that_add_themselves_take_no_stack_and_let_others_run(
+    autojump_clock: MockClock,
+) -> None:
+    called = 0
+
+    def again(job: Job[Any]) -> None:
+        nonlocal called
+        called += 1
+        if called < 5_000:
+            job.on_settled(again)
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(trio.sleep, 0)
+        await job.wait()
+        job.on_settled(again)
+        assert called == 1
+        await trio.sleep(1)
+    assert called == 5_000

@@ -427,3 +427,38 @@ async def test_a_job_whose_rate_refills_when_its_queue_timeout_is_over_starts(
         job = lanes.submit_nowait(no_op, queue_timeout=10)
         await job.wait()
         assert starts([job]) == [10]
+
+
+async def test_a_charge_of_no_unit_corrects_nothing_and_leaves_the_correction_to_a_later_call(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(rate=RateLimit(10, 1, burst=2))}) as lanes:
+        job = lanes.submit_nowait(trio.sleep, 0, cost=2)
+        await job.wait()
+        job.charge()
+        job.charge(requests=1)
+        with pytest.raises(RuntimeError, match="corrected before"):
+            job.charge(requests=1)
+
+
+@pytest.mark.parametrize("of", ["lane", "group"])
+@pytest.mark.parametrize("cost", [1e308, 1])
+async def test_a_debt_of_more_than_an_hour_is_in_the_log(
+    of: str, cost: float, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    rate = RateLimit(24, 86_400, burst=1)
+    group = LaneGroup(["main"], rate=rate if of == "group" else ())
+    config = LaneConfig(concurrency=4, rate=rate if of == "lane" else (), warn_after=math.inf)
+    async with open_lanes({"main": config}, groups={"all": group}) as lanes:
+        await lanes.run(trio.sleep, 0, cost=cost)
+        for _ in range(3):
+            lanes.submit_nowait(trio.sleep, 0)
+        await trio.sleep(1)
+        found = [r.getMessage() for r in caplog.records if "starts no job" in r.getMessage()]
+        if cost == 1:
+            assert found == []
+        else:
+            (line,) = found
+            who = "lane 'main'" if of == "lane" else "group 'all'"
+            assert line.startswith(f"{who} starts no job for ")
+        lanes.clear()

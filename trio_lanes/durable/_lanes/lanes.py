@@ -209,10 +209,12 @@ class DurableLanes(Endable):
     # ---- control
 
     async def cancel(self, id: int, reason: str | None = None, *, running: bool = True) -> bool:
-        """Cancel a job; return True if it had not ended and is not dead.
+        """Ask a job to stop; return True if it had not ended and is not dead.
 
         A job that does not run has ended when this returns. If the job runs, the cancellation is
-        recorded, so that the job is never claimed again; then its instance cancels the run.
+        recorded, so that the job is never claimed again; then its instance cancels the run. True
+        does not say that the job ends as cancelled: a claimed job may begin in the next moment, and
+        a run that returns or raises before its instance has heard of this ends by that.
 
         Args:
           running: False: a job that runs is not touched, and the result is False.
