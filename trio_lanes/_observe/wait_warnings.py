@@ -2,8 +2,9 @@
 
 A job with an ``on_wait`` or a ``warn_after`` of its own has a timer of its own. All other jobs of a
 lane share one timer, set for the oldest wait, which only writes to the log: at most one line for
-each lane and ``warn_after`` seconds. While an instrument has the hook ``job_waiting_long``, they
-share one more timer, set for the next job of which the hook is to be told.
+each lane and ``warn_after`` seconds, and another when the longest wait is twice as long. While an
+instrument has the hook ``job_waiting_long``, they share one more timer, set for the next job of
+which the hook is to be told.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class WaitWarnings:
     def __init__(self, timers: Timers, hooks: Hooks) -> None:
         self._timers: Final = timers
         self._hooks: Final = hooks
-        # {name of a lane: the time before which the log has no other line about it}. By name, since
-        # a lane of a template may be another object by then.
-        self._quiet: dict[str, float] = {}
+        # {name of a lane: when the log had a line about it, and before when it has no other unless
+        # another job waits longest}. By name, since a lane of a template may be another object by
+        # then.
+        self._quiet: dict[str, tuple[float, float]] = {}
         self._most_quiet = _FEW_QUIET  # with more entries, expired entries are dropped
 
     def watch(self, job: AnyJob) -> None:
@@ -108,7 +110,7 @@ class WaitWarnings:
                 if due <= now:
                     self._say(lane)
                 else:
-                    again = due
+                    again = min(due, again)  # another job may wait longest by then
                 break
         if len(lane.bound) > lane.exempt:
             self._look_at(lane, again)
@@ -117,9 +119,9 @@ class WaitWarnings:
         now = trio.current_time()
         oldest = lane.oldest
         if oldest is not None and self._quiet_until(lane) <= now:
-            self._quiet[lane.name] = now + _pause(lane)
-            self._drop_what_is_over(now)
             waited = now - oldest._waiting_since
+            self._quiet[lane.name] = now, now + max(_pause(lane), waited)
+            self._drop_what_is_over(now)
             logger.warning(
                 "lane %r: %d waiting, the longest for %.1f s; %s; "
                 "blocked_by() of job %d %r says why",
@@ -132,11 +134,14 @@ class WaitWarnings:
             )
 
     def _quiet_until(self, lane: LaneActor) -> float:
-        return self._quiet.get(lane.name, -float("inf"))
+        """Return when the longest wait is twice as long as in the last line, at the earliest."""
+        said, oldest = self._quiet.get(lane.name, (-float("inf"),))[0], lane.oldest
+        assert oldest is not None  # the callers have checked that a job waits
+        return said + max(_pause(lane), said - oldest._waiting_since)
 
     def _drop_what_is_over(self, now: float) -> None:
         if len(self._quiet) > self._most_quiet:
-            self._quiet = {name: until for name, until in self._quiet.items() if until > now}
+            self._quiet = {name: quiet for name, quiet in self._quiet.items() if quiet[1] > now}
             self._most_quiet = 2 * len(self._quiet) + _FEW_QUIET
 
 
