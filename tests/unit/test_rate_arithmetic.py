@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_lanes._limits.rate import RateLimit, Rates, check_units, costs_of, rate_limits
+from trio_lanes._limits.rate import (
+    RateLimit,
+    Rates,
+    _warn_of_burst,
+    check_units,
+    costs_of,
+    rate_limits,
+)
 
 ONE = {"requests": 1}
 
@@ -664,3 +671,35 @@ def test_numbers_beyond_all_floats_wait_for_ever_and_raise_nothing(algorithm: An
     assert start(rates, {"requests": 10**401}, 0.0) == 0.0
     assert rates.ready_at({"requests": 1e308}, 0.0) == math.inf
     assert rates.refilled_at(0.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("limit", "refill", "is_warned"),
+    [
+        ({"limit": 15}, 14.5, False),
+        ({"limit": 15, "burst": 1}, 15, False),
+        ({"limit": 15, "burst": 15}, 1, True),
+        ({"limit": 90_000, "unit": "tokens", "burst": 90_000}, 1, True),
+        ({"limit": 100, "per": 7, "burst": 51}, 50, False),
+        ({"limit": 100, "per": 7, "burst": 52}, 49, True),
+        ({"limit": 1, "burst": 1}, 1, False),
+        ({"limit": 15, "algorithm": "sliding"}, None, False),
+    ],
+)
+def test_a_limit_shows_what_refills_and_warns_if_that_is_less_than_half(
+    limit: dict[str, Any],
+    refill: float | None,
+    is_warned: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _warn_of_burst.cache_clear()
+    rate = RateLimit(**limit)
+    assert RateLimit(**limit) == rate  # warned of once
+    assert rate.refill == refill
+    assert (f", refill {refill})" in repr(rate)) is (refill is not None)
+    messages = [record.getMessage() for record in caplog.records]
+    if is_warned:
+        (message,) = messages
+        assert message.startswith(f"{rate!r}: after its burst, only {refill} of {rate.limit} ")
+    else:
+        assert messages == []

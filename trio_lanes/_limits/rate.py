@@ -7,16 +7,21 @@ The arithmetic of one limit is in `meters`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, final
 
 import attrs
 
 from .._config import check as _check
-from .._config.exact import NEVER_USED, Exact
+from .._config.exact import NEVER_USED, Exact, bucket_shape, rounded_up
 from .meters import Bucket, SlidingWindow
+
+logger: Final = logging.getLogger("trio_lanes")
 
 REQUESTS: Final = "requests"
 
@@ -92,6 +97,18 @@ class RateLimit:
     algorithm: Literal["gcra", "sliding"] = attrs.field(default="gcra", kw_only=True)
     """The algorithm by which the limit is kept."""
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{a.name}={getattr(self, a.name)!r}" for a in attrs.fields(RateLimit))
+        refill = "" if self.refill is None else f", refill {self.refill:.15g}"
+        return f"RateLimit({fields}{refill})"
+
+    @property
+    def refill(self) -> float | None:
+        """What refills in ``per`` seconds, for ``"gcra"``: the less, the larger the burst."""
+        if self.algorithm != "gcra":
+            return None
+        return rounded_up(bucket_shape(self.limit, self.per, self.burst)[1] * Fraction(self.per))
+
     def __attrs_post_init__(self) -> None:
         _check_algorithm(self.algorithm)
         if self.burst is not None:
@@ -101,6 +118,17 @@ class RateLimit:
                 raise ValueError(
                     f"burst must not be above limit, {self.limit!r}, got {self.burst!r}"
                 )
+        if self.refill is not None and 2 * self.refill < self.limit:
+            _warn_of_burst(self)
+
+
+@lru_cache(maxsize=1_000)  # a store makes the same limit anew for each of its calls
+def _warn_of_burst(rate: RateLimit) -> None:
+    logger.warning(
+        "%r: after its burst, only %.15g of %s refill in %s s; a smaller burst, or "
+        '"sliding", lets more start',
+        *(rate, rate.refill, rate.limit, rate.per),
+    )
 
 
 def rate_limits(value: Any) -> tuple[RateLimit, ...]:
