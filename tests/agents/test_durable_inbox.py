@@ -726,3 +726,44 @@ async def test_messages_beyond_those_that_a_turn_looks_at_wait_for_the_older_one
         for one in receipts:
             await one.settled()
         assert stage.log == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
+
+
+class _Passes(trio.abc.Instrument):
+    """Counts the passes of tasks, and cancels a scope after too many."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+        self.scope = trio.CancelScope()
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.scope.cancel()
+
+
+@pytest.mark.parametrize("begin", [0.1, 0.3, 0.7, 2.9, 6.5, 11.3])
+@pytest.mark.parametrize("debounce", [0.02, 0.1, 0.5])
+def test_a_collected_message_that_is_due_but_for_a_rounding_error_runs(
+    begin: float, debounce: float
+) -> None:
+    """It was retried after 6e-15 s, for ever: virtual time did not go on."""
+
+    async def handler(turn: DurableTurn) -> None:
+        await trio.sleep(0.1)
+
+    async def main() -> None:
+        passes = _Passes(5_000)
+        trio.lowlevel.add_instrument(passes)
+        handlers = {"answer": inbox_handler(handler)}
+        with passes.scope:
+            async with open_durable_lanes(MemoryStore(), handlers) as lanes:
+                inbox = DurableInbox(
+                    lanes, "alice", "answer", when_busy=WhenBusy.COLLECT, debounce=debounce
+                )
+                await trio.sleep(begin)
+                await inbox.post("one")
+                await trio.sleep(0.09)
+                await (await inbox.post("two")).settled()
+        assert passes.left > 0
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

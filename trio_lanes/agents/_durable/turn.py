@@ -45,6 +45,10 @@ from trio_lanes.durable import (
 from .._inbox.queue import Overflow, Summary, WhenBusy, one_line
 from .message import MERGED, MOST, STEERED, SUMMARIZED, Message, Rules, is_message, messages_of
 
+RESOLUTION: Final = 1e-6
+"""Seconds. A difference of stored times may be wrong by less, and a retry after less may be due at
+once: a message that is due so soon is due, or virtual time would never reach it."""
+
 
 @final
 class DurableTurn:
@@ -206,7 +210,7 @@ async def _begin(run: DurableRun) -> dict[str, Any]:
             if unit[0].is_collected and unit[-1] is [own, *behind][-1]:
                 last = unit[-1]
                 due = min(last.rules.debounce - last.age, own.rules.max_wait - own.age)
-                if due > 0:
+                if due > RESOLUTION:
                     raise Retry(due, counts=False, order="keep")
         unit = unit[: int(min(most, len(unit)))]
         taken = {one.job: SUMMARIZED for one in victims}
