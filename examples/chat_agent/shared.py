@@ -33,6 +33,7 @@ from trio_lanes.durable import (
     DurableJobError,
     DurableLanes,
     DurableRun,
+    EventGapError,
     JobTakenError,
     NoRetry,
     Store,
@@ -244,6 +245,9 @@ class SharedChat:
                 await self.durable.job(id).wait()
             except StoreUnavailableError:
                 await trio.sleep(AGAIN)
+                continue
+            except EventGapError as gap:  # this reader is slower than the turn
+                after = gap.first - 1
                 continue
             except JobTakenError as taken:  # another turn answers it
                 await self.follow(session, taken.by)

@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from trio_lanes import JobCancelledError
-from trio_lanes.durable import MemoryStore, current_job, open_durable_lanes
+from trio_lanes.durable import EventGapError, MemoryStore, current_job, open_durable_lanes
 from trio_lanes.durable._rules import talk
 from trio_lanes.durable._rules.history import begun, ended, forgiven, place
 
@@ -44,6 +44,38 @@ async def test_a_message_that_a_run_did_not_take_is_refused_when_it_ends(
         result = await lanes.send("alice", "hello")
         assert (bool(result), result.reason) == (False, "stopped")
         await job.wait()
+
+
+async def test_a_reader_of_events_that_are_not_kept_gets_an_error_and_no_gap(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async def speak(payload: object) -> None:
+        run = current_job()
+        assert run is not None
+        for n in range(1, 6):
+            await run.emit(n)
+        await trio.sleep(10)
+        for n in range(6, 11):
+            await run.emit(n)
+
+    monkeypatch.setattr(talk, "EVENTS_KEPT", 3)
+    async with open_durable_lanes(MemoryStore(), {"speak": speak}) as lanes:
+        job = await lanes.submit("speak")
+        await trio.sleep(1)
+        late = job.events()
+        for _ in range(2):
+            with pytest.raises(
+                EventGapError, match=r"number 0 are not all .* first is 3"
+            ) as caught:
+                await anext(late)
+        assert (caught.value.after, caught.value.first) == (0, 3)
+        slow = job.events(after=caught.value.first - 1)
+        assert [await anext(slow) for _ in range(3)] == [(3, 3), (4, 4), (5, 5)]
+        await trio.sleep(20)
+        with pytest.raises(EventGapError, match=r"number 5 are not all .* first is 8"):
+            await anext(slow)
+        assert [number async for number, _ in job.events(after=7)] == [8, 9, 10]
+        assert [number async for number, _ in job.events(after=10)] == []
 
 
 def test_the_end_of_a_run_that_an_older_version_claimed_leaves_the_history_alone() -> None:

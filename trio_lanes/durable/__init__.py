@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ._contract.errors import DurableJobError as DurableJobError
+from ._contract.errors import EventGapError as EventGapError
 from ._contract.errors import JobDeadError as JobDeadError
 from ._contract.errors import JobTakenError as JobTakenError
 from ._contract.errors import LockLostError as LockLostError

@@ -109,6 +109,26 @@ class ResultGoneError(LaneError, LookupError):
         )
 
 
+class EventGapError(LaneError):
+    """Events after the number of the reader are not kept any more: it is too slow, or came late.
+
+    Attributes:
+      after: the number of the last event that the reader has.
+      first: the number of the first event that is kept. ``events(after=first - 1)`` goes on there.
+    """
+
+    def __init__(self, after: int, first: int) -> None:
+        self.after: Final = after
+        self.first: Final = first
+        super().__init__(after, first)
+
+    def __str__(self) -> str:
+        return (
+            f"the events after number {self.after} are not all kept any more: the first is "
+            f"{self.first}"
+        )
+
+
 class StoreError(LaneError):
     """The store cannot be used: it is damaged, was removed, or is not a store of this library."""
 

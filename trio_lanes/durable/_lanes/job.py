@@ -10,7 +10,13 @@ import trio
 
 from ... import JobCancelledError, LaneClearedError
 from ..._config import check as _check
-from .._contract.errors import DurableJobError, JobDeadError, JobTakenError, ResultGoneError
+from .._contract.errors import (
+    DurableJobError,
+    EventGapError,
+    JobDeadError,
+    JobTakenError,
+    ResultGoneError,
+)
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
 from .._contract.state import CANCELLED, DEAD, SUCCEEDED
@@ -74,12 +80,13 @@ class DurableJob:
 
         It reads on any instance, and waits for further events until the job has ended; then it
         ends. It gives no event up to the number ``after``, so a reader that was away goes on
-        where it was. The store keeps the last 1,000 events: a gap between two numbers shows that
-        the reader came too late. Each step is a checkpoint. Cancelling a reader changes nothing.
+        where it was. The store keeps the last 1,000 events of a job. Each step is a checkpoint.
+        Cancelling a reader changes nothing.
 
         Raises:
           TypeError: if ``after`` is not a whole number.
           ResultGoneError: when it reads, if the store does not know the job.
+          EventGapError: when it reads, if the next event is not kept any more.
         """
         return _Events(self._store, self.id, max(0, min(_check.whole("after", after), 2**53)))
 
@@ -123,6 +130,8 @@ class _Events:
             found = await self._store.events(self._id, self._after)
             if found is None:
                 raise ResultGoneError(self._id)
+            if found and found[0][0] > self._after + 1:
+                raise EventGapError(self._after, found[0][0])
             self._read.extend(found)
         if not self._read:
             raise StopAsyncIteration
