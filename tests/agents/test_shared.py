@@ -341,6 +341,74 @@ async def test_turns_of_other_instances_are_remembered_up_to_a_number(
         assert [name in store.live for name in ("a", "b", "c")] == [False, True, True]
 
 
+class Slow(MemoryStore):
+    """A store whose writes to logs take a second."""
+
+    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
+        await trio.sleep(1)
+        return await super().write_log(log, record, ticket)
+
+
+@pytest.mark.parametrize("how", ["drain", "cancelled", "aborted before"])
+async def test_a_drain_keeps_the_text_so_far_and_logs_no_error(
+    how: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Slow()
+
+    async def answer(question: str) -> None:
+        async with Conversation("t", SharedTranscripts(lanes)).turn(question) as turn:
+            for word in ("the ", "first ", "half"):
+                turn.append(word)
+            await trio.sleep_forever()
+
+    with trio.CancelScope() as scope:
+        async with open_durable_lanes(store, {"answer": answer}, grace=5) as lanes:
+            await lanes.submit("answer", "q", session="alice")
+            await trio.sleep(2)
+            if how == "cancelled":
+                scope.cancel()
+                await trio.sleep(1)
+            elif how == "aborted before":
+                await lanes.abort("alice")
+                await trio.sleep(0.5)  # its end is being written
+                await lanes.drain(grace=0)
+
+    async with open_durable_lanes(store.another(), {}) as lanes:
+        messages = await Conversation("t", SharedTranscripts(lanes)).messages()
+    assert [(one.content, one.status) for one in messages] == [
+        ("q", "completed"),
+        ("the first half", "incomplete"),
+    ]
+    assert [one.message for one in caplog.records if one.levelname != "INFO"] == []
+
+
+async def test_a_body_that_a_reset_has_abandoned_writes_to_no_log(
+    autojump_clock: MockClock,
+) -> None:
+    begun: list[Any] = []
+    refused: list[BaseException] = []
+
+    async def work(payload: Any) -> None:
+        begun.append(payload)
+        if len(begun) > 1:
+            return
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+            try:
+                await lanes.log("l").append("late")
+            except JobCancelledError as error:
+                refused.append(error)
+                raise
+
+    async with open_durable_lanes(MemoryStore(), {"work": work}) as lanes:
+        await lanes.submit("work")
+        await trio.sleep(0.5)
+        assert lanes.reset() == 1
+        await trio.sleep(2)
+        assert len(refused) == 1
+        assert await lanes.log("l").read() == []
+
+
 # ---- logs
 
 

@@ -28,6 +28,8 @@ from typing import Any, Final, final
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from trio_lanes import LaneError
+
 from .._tools.calls import AnyCall, call_record
 from .exchange import Exchange, Thread, copy_record
 from .transcript import Commit, MemoryTranscript, Message, Record, TranscriptError, TranscriptStore
@@ -362,7 +364,10 @@ class ConversationTurn:
     async def _commit_shielded(self) -> None:
         with trio.move_on_after(_LAST_COMMIT, shield=True):
             try:
-                await self._commit()
+                try:
+                    await self._commit()
+                except LaneError:  # at the end of its grace, a drain takes the held locks away
+                    await self._commit()
             except Exception:
                 _log.exception("%r could not be written to its store", self)
         if self._unwritten:

@@ -71,7 +71,7 @@ class DurableLog:
             raise RuntimeError("a log needs the lease of a worker: open the lanes with worker=True")
         text, ticket = encode("a record", data, self._store.max_payload), new_ticket()
         run, term, until = current_job(), worker.term, trio.current_time() + LONGEST
-        if run is not None and run._given_up:
+        if run is not None and run._disowned:
             await trio.lowlevel.checkpoint()
             raise JobCancelledError("the run was lost")
         unknown = False

@@ -75,6 +75,7 @@ class DurableRun:
         self._received = 0  # the number of the last message that it has taken
         self._receiving = False  # whether a task waits for a message
         self._given_up = False  # whether its instance gives the job back
+        self._disowned = False  # whether another run of the job may have begun
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.DurableRun of job {self.id}, attempt {self.attempt}>"

@@ -325,6 +325,8 @@ class Worker:
         self._rejoining = True
         self._joined = trio.Event()
         self.claiming = False
+        for run in self.running:
+            run._disowned = True
         return self.cancel_all("the lease was lost")
 
     def joined(self) -> None:
@@ -421,6 +423,7 @@ class Worker:
 
     def _report(self, run: DurableRun, outcome: Outcome | None) -> None:
         del self._runs[run.fence]
+        run._disowned = True  # its body may still run, after a reset
         run._job = None  # the job refers to its run: without this, both wait for the collector
         if run.session is not None:
             self._sessions.discard(run.session)
