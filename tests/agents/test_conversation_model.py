@@ -322,6 +322,8 @@ async def after_the_crash(story: Story, cut: int, folder: Path) -> None:
             event("a crash that the model knows")
             assert (rows(messages), rows(turn.history)) == expected
         await turn.finish("answer")
+    assert isinstance(conversation.store, JsonlTranscript)
+    conversation.store.close()
     again = Conversation("thread", JsonlTranscript(folder))
     assert (await again.messages())[:-2] == messages
 

@@ -7,6 +7,7 @@ from ._conversations.locks import ThreadLocks as ThreadLocks
 from ._conversations.transcript import MemoryTranscript as MemoryTranscript
 from ._conversations.transcript import Message as Message
 from ._conversations.transcript import TranscriptError as TranscriptError
+from ._conversations.transcript import TranscriptLockedError as TranscriptLockedError
 from ._conversations.transcript import TranscriptLocks as TranscriptLocks
 from ._conversations.transcript import TranscriptStore as TranscriptStore
 from ._durable.inbox import DurableInbox as DurableInbox

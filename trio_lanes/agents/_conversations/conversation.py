@@ -32,6 +32,7 @@ from trio_lanes import LaneError
 
 from .._tools.calls import AnyCall, call_record
 from .exchange import Exchange, Thread, copy_record
+from .recent import RecentThreads
 from .transcript import Commit, MemoryTranscript, Message, Record, TranscriptError, TranscriptStore
 
 _log: Final = logging.getLogger("trio_lanes.agents")
@@ -65,7 +66,9 @@ class Conversation:
         self.store: Final[TranscriptStore] = MemoryTranscript() if store is None else store
         self.store.check(thread_id)
         self.thread_id: Final = thread_id
-        self._thread = Thread(thread_id)
+        # of a store of this library; another store may mean another log by the same id
+        self._recent: Final[RecentThreads] = getattr(self.store, "_recent", None) or RecentThreads()
+        self._thread = self._recent.find(thread_id) or Thread(thread_id)
         self._running: Final[dict[str, Exchange]] = {}  # {turn id: exchange} of this object
 
     def __repr__(self) -> str:
@@ -191,15 +194,29 @@ class Conversation:
             await self._copy(other._thread.ended(other.store.live))
 
     async def _read(self) -> None:
-        """Read the commits that the log has gained since the last call."""
-        thread = self._thread
-        start = thread.known
+        """Read the commits that the log has gained since the last call.
+
+        The last known commit is read again. If it is another one now, the log was deleted or
+        replaced, perhaps by another process, and is read from its start.
+        """
+        thread, last = self._thread, self._thread.last
+        start = max(0, thread.known - 1)
         commits = await self.store.load(self.thread_id, start)
+        if last is not None and (not commits or commits[0] != last):
+            self._forget()
+            thread, start = self._thread, 0
+            commits = await self.store.load(self.thread_id)
         try:
             thread.read(commits[thread.known - start :])  # another task may have read some of them
-        except TranscriptError:
-            self._thread = Thread(self.thread_id)
-            raise
+        except TranscriptError as error:
+            self._forget()
+            raise TranscriptError(f"{error} (in {self.store!r})") from error
+        self._thread = thread  # another task may have begun to read it anew
+        self._recent.keep(thread)
+
+    def _forget(self) -> None:
+        self._recent.forget(self.thread_id)
+        self._thread = Thread(self.thread_id)
 
     async def _copy(self, exchanges: Iterable[Exchange]) -> None:
         known = self._thread.exchanges

@@ -246,6 +246,7 @@ class Thread:
         self.id: Final = id
         self.exchanges: Final[dict[str, Exchange]] = {}  # {turn id: exchange}, by place
         self.known = 0  # the number of commits that were read
+        self.last: Commit | None = None  # the last of them
 
     def read(self, commits: Sequence[Commit]) -> None:
         """Apply the next commits of the log.
@@ -259,9 +260,11 @@ class Thread:
                     self._read(record)
                 except (TranscriptError, LookupError, TypeError, ValueError) as error:
                     raise TranscriptError(
-                        f"thread {self.id!r}: commit {self.known} is not valid: {error!r}"
+                        f"thread {self.id!r}: commit {self.known + 1}, which is that line of a "
+                        f"file, is not valid: {error!r}"
                     ) from error
             self.known += 1
+            self.last = commit
 
     def _read(self, record: Record) -> None:
         turn = record["turn"]

@@ -2,44 +2,60 @@
 
 A commit counts when the newline of its line is in the file. A crash may leave a part of the last
 line: reading ignores it, and the next write removes it first. A write that fails removes the part
-it has written. Any other line that is not JSON is an error, because another program has changed the
-file.
+it has written. Any other line that is no commit is an error that names the line: another program or
+a bad disk has changed the file. `JsonlTranscript.repair` moves such lines out of the file.
 
 The file system is used in worker threads. All access to a file is under one `threading.Lock`: a
 write that has begun cannot be cancelled, so it may still run in its thread after its task has gone
-on. A fixed number of locks is shared by all files, so the store keeps nothing about files that are
-not in use.
+on. A fixed number of locks is shared by all files.
+
+A conversation reads its last known commit and what follows. The store remembers where the last line
+that it has read begins, for a bounded number of files, and reads from there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import Final, final
+from typing import BinaryIO, Final, final
 
 import trio
 
+from .exchange import Thread
+from .folder_lock import lock_folder
 from .locks import ThreadLocks
+from .recent import RecentThreads
 from .transcript import Commit, TranscriptError, check_thread_id
 
 _LOCKS: Final = 64
 _STEP: Final = 64 * 1024  # bytes that one search step for the last newline reads
+_MARKS: Final = 10_000  # files of which the store knows where their last line begins
+_LONGEST_ID: Final = 240  # bytes: file systems have names of 255
 
 
 @final
 class JsonlTranscript:
     """A `TranscriptStore` in a folder: an append-only file ``<thread id>.jsonl`` for each thread.
 
-    Only one object of one process may use a folder at a time. The first write makes the folder.
+    The folder is made if there is none. It belongs to this object, until `close`, the end of the
+    process, or the collection of the object: a lock in the folder (``.owner``) refuses another
+    object, of this or another process. Making the object is not a checkpoint. It blocks while it
+    uses the disk, and for 0.2 seconds if it is refused.
 
     Args:
       folder: the folder of the files.
       fsync: whether a write waits until the data is on the disk, so that it survives a crash of
         the machine, and not only of the process.
+
+    Raises:
+      TranscriptLockedError: if the folder belongs to another object.
+      OSError: if the folder cannot be made or locked.
     """
 
     def __init__(self, folder: str | os.PathLike[str], fsync: bool = False) -> None:
@@ -47,7 +63,11 @@ class JsonlTranscript:
         self.fsync: Final = fsync
         self.locks: Final = ThreadLocks()
         self.live: Final[set[str]] = set()
+        self._recent: Final = RecentThreads()
         self._file_locks: Final = tuple(Lock() for _ in range(_LOCKS))
+        # {file: index and offset of its last known line}
+        self._marks: Final[OrderedDict[Path, tuple[int, int]]] = OrderedDict()
+        self._release: Final = weakref.finalize(self, lock_folder(self.folder).close)
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.JsonlTranscript at {id(self):#x}, {str(self.folder)!r}>"
@@ -57,9 +77,17 @@ class JsonlTranscript:
 
         Raises:
           TypeError: if it is not a string.
-          ValueError: if it is blank, or names a file outside the folder.
+          ValueError: if it is blank, has more than 240 bytes in UTF-8, or names a file outside the
+            folder.
         """
         self._path(thread_id)
+
+    def close(self) -> None:
+        """Free the folder for another object. No conversation should use it. Not a checkpoint.
+
+        After that the threads can be neither read nor written here. A second call has no effect.
+        """
+        self._release()
 
     async def load(self, thread_id: str, start: int = 0) -> Sequence[Commit]:
         """See `TranscriptStore.load`. Cancelling it has no effect once the file is being read.
@@ -68,6 +96,7 @@ class JsonlTranscript:
           TypeError, ValueError: as `check`.
           OSError: if the file cannot be read.
           TranscriptError: if a line of the file is not a commit.
+          RuntimeError: if the store is closed.
         """
         return await trio.to_thread.run_sync(self._load, self._path(thread_id), start)
 
@@ -77,13 +106,41 @@ class JsonlTranscript:
         Raises:
           TypeError, ValueError: as `check`, or if ``commit`` is not JSON.
           OSError: if the file cannot be written.
+          RuntimeError: if the store is closed.
         """
         path = self._path(thread_id)
         line = json.dumps(commit, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         await trio.to_thread.run_sync(self._append, path, line)
 
+    async def repair(self, thread_id: str) -> list[str]:
+        """Move the damaged lines of a thread into ``<thread id>.jsonl.damaged``, and report them.
+
+        A line is damaged if it is not a commit that can follow those before it: after a lost
+        beginning of a turn, the rest of this turn is damaged too. An empty commit takes the place
+        of each, so the other lines keep their numbers. A checkpoint; it waits until no commit of
+        the thread is being written. Cancelling it has no effect once the file is being read.
+
+        Returns:
+          What is wrong with each damaged line, with its number; an empty list if none is damaged.
+
+        Raises:
+          TypeError, ValueError: as `check`.
+          OSError: if a file cannot be read or written.
+          RuntimeError: if the store is closed.
+        """
+        path = self._path(thread_id)
+        async with self.locks.exclusive(thread_id):
+            damaged = await trio.to_thread.run_sync(self._repair, path, thread_id)
+            self._recent.forget(thread_id)
+        return damaged
+
     def _path(self, thread_id: str) -> Path:
         name = check_thread_id(thread_id) + ".jsonl"
+        if len(os.fsencode(thread_id)) > _LONGEST_ID:
+            raise ValueError(
+                f"a thread id must have at most {_LONGEST_ID} bytes in UTF-8, got "
+                f"{len(os.fsencode(thread_id))}: {thread_id[:40]!r}…"
+            )
         # Refuse backslashes on every system: a folder may be moved to another system.
         if thread_id in (".", "..") or "\\" in name or "\0" in name or Path(name).name != name:
             raise ValueError(f"thread id {thread_id!r} names a file outside the folder")
@@ -92,16 +149,29 @@ class JsonlTranscript:
     # ---- in a thread
 
     def _lock(self, path: Path) -> Lock:
+        if not self._release.alive:
+            raise RuntimeError(f"{self!r} is closed: its folder may belong to another object")
         return self._file_locks[hash(path) % _LOCKS]
 
     def _load(self, path: Path, start: int) -> list[Commit]:
         with self._lock(path):
+            first, offset = self._marks.get(path, (0, 0))
             try:
-                data = path.read_bytes()
+                with open(path, "rb") as file:
+                    if first > start or not _goes_to_line(file, offset):
+                        first = offset = 0
+                        file.seek(0)
+                    lines = file.read().split(b"\n")[:-1]
             except FileNotFoundError:
                 return []
-        lines = data.split(b"\n")[:-1]
-        return [_commit(path, n, line) for n, line in enumerate(lines[start:], start + 1)]
+            if lines:
+                last = offset + sum(map(len, lines[:-1])) + len(lines) - 1
+                self._marks[path] = first + len(lines) - 1, last
+                self._marks.move_to_end(path)
+                if len(self._marks) > _MARKS:
+                    self._marks.popitem(last=False)
+        lines = lines[start - first :]
+        return [_commit(path, n, line) for n, line in enumerate(lines, start + 1)]
 
     def _append(self, path: Path, line: bytes) -> None:
         with self._lock(path):
@@ -122,6 +192,37 @@ class JsonlTranscript:
                     file.truncate(end)
                     raise
 
+    def _repair(self, path: Path, thread_id: str) -> list[str]:
+        with self._lock(path):
+            try:
+                lines = path.read_bytes().split(b"\n")[:-1]
+            except FileNotFoundError:
+                return []
+            damaged = _damaged(path, thread_id, lines)
+            if damaged:
+                with open(path.with_name(f"{path.name}.damaged"), "ab") as file:
+                    file.writelines(lines[n] + b"\n" for n in damaged)
+                    file.flush()
+                    os.fsync(file.fileno())
+                whole = path.with_name(f"{path.name}.repaired")
+                with open(whole, "wb") as file:
+                    file.writelines(
+                        (b"[]" if n in damaged else line) + b"\n" for n, line in enumerate(lines)
+                    )
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(whole, path)
+            self._marks.pop(path, None)
+        return list(damaged.values())
+
+
+def _goes_to_line(file: BinaryIO, offset: int) -> bool:
+    """Go to ``offset``; False if no line begins there, since the file was replaced."""
+    if not offset:
+        return True
+    file.seek(offset - 1)
+    return file.read(1) == b"\n"
+
 
 def _commit(path: Path, number: int, line: bytes) -> Commit:
     try:
@@ -131,6 +232,27 @@ def _commit(path: Path, number: int, line: bytes) -> Commit:
     if not isinstance(commit, list):
         raise TranscriptError(f"{path}, line {number}: not a list of records")
     return commit
+
+
+def _damaged(path: Path, thread_id: str, lines: Sequence[bytes]) -> dict[int, str]:
+    """Return {index: what is wrong with it} for the lines that are no commits of a conversation."""
+    damaged: dict[int, str] = {}
+    good: list[Commit] = []
+    thread = Thread(thread_id)
+    for n, line in enumerate(lines):
+        commit: Commit = []
+        try:
+            commit = _commit(path, n + 1, line)
+            thread.read([commit])
+        except TranscriptError as error:
+            damaged[n] = str(error)
+            if commit:  # the records before the bad one have changed the thread
+                thread = Thread(thread_id)
+                thread.read(good)
+            commit = []
+            thread.read([commit])
+        good.append(commit)
+    return damaged
 
 
 def _whole_lines(file: FileIO) -> int:

@@ -7,8 +7,10 @@ gives records their meaning; a store only keeps them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableSet, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 import attrs
@@ -17,6 +19,7 @@ import trio
 from trio_lanes import LaneError
 
 from .locks import ThreadLocks
+from .recent import RecentThreads
 
 Record: TypeAlias = dict[str, Any]
 Commit: TypeAlias = list[Record]
@@ -30,6 +33,25 @@ class TranscriptError(LaneError):
 
     Nothing has changed.
     """
+
+
+@final
+class TranscriptLockedError(TranscriptError):
+    """The folder of a `JsonlTranscript` belongs to another object, of this or another process.
+
+    Attributes:
+      folder: the folder.
+      pid: the id of the owner's process, if it is known.
+    """
+
+    def __init__(self, folder: Path, pid: int | None) -> None:
+        who = {None: "another process", os.getpid(): "another object of this process"}
+        super().__init__(
+            f"{str(folder)!r} is in use by {who.get(pid, f'process {pid}')}; a folder of "
+            "transcripts belongs to one store object of one process"
+        )
+        self.folder: Final = folder
+        self.pid: Final = pid
 
 
 @final
@@ -122,6 +144,7 @@ class MemoryTranscript:
         self.locks: Final = ThreadLocks()
         self.live: Final[set[str]] = set()
         self._logs: Final[dict[str, list[Commit]]] = {}
+        self._recent: Final = RecentThreads()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.MemoryTranscript at {id(self):#x}, {len(self._logs)} threads>"

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from trio_lanes.durable import DurableLanes, DurableLog
 
+from .._conversations.recent import RecentThreads
 from .._conversations.transcript import Commit, TranscriptError, check_thread_id
 from .locks import SharedThreadLocks
 
@@ -38,6 +39,7 @@ class SharedTranscripts:
         self.locks: Final = SharedThreadLocks(lanes)
         self._lanes: Final = lanes
         self._turns: Final = _Turns()
+        self._recent: Final = RecentThreads()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.SharedTranscripts of {self._lanes!r}>"
@@ -89,6 +91,7 @@ class SharedTranscripts:
 
     async def delete(self, thread_id: str) -> bool:
         """Forget a thread; False if there is none. No conversation should use it. A checkpoint."""
+        self._recent.forget(thread_id)
         return await self._log(thread_id).delete()
 
     def _log(self, thread_id: str) -> DurableLog:
