@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trio_lanes import LaneConfig, Lanes, RateLimit
-from trio_lanes.agents import JsonlTranscript
+from trio_lanes.agents import JsonlTranscript, MemoryTranscript, SharedTranscripts
 from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
 
 from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
@@ -128,7 +128,8 @@ async def serving(
 ) -> AsyncIterator[DurableLanes]:
     """Serve on ``listener``; enter with the durable lanes. Leaving does not end the server."""
     upstream, toolbox, client, folder = parts
-    store = JsonlTranscript(folder / "conversations")
+    # a folder of conversations belongs to one process; several have them beside their jobs
+    store = MemoryTranscript() if kind.takes_all else JsonlTranscript(folder / "conversations")
     times = options.turn_timeout, options.gate_timeout
     engine = Engine(opened, beside, upstream, toolbox, store, *times)
     engine.tag = f"_{secrets.token_hex(3)}" if kind.takes_all else ""
@@ -139,6 +140,8 @@ async def serving(
         capacity=float("inf"), max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace,
     ) as durable:  # fmt: skip
         hooks.durable = backlog.durable = durable
+        if kind.takes_all:
+            engine.store = SharedTranscripts(durable)
         await backlog.recover()
         api = Api(engine, hooks, backlog if options.durable else None, requests)
         await beside.start(serve, api, listener)

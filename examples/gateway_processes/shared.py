@@ -9,6 +9,7 @@ be reached from another: such a request is refused.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import Final
@@ -27,6 +28,7 @@ from ..openai_api.log import EventLog, Found
 from ..openai_api.wire import Answer
 
 logger: Final = logging.getLogger(__name__)
+LARGEST: Final = 1_000_000  # of the text that a conversation keeps of a request
 LOOK_SECONDS: Final = 0.05  # between two looks at a file
 TAGGED: Final = re.compile(r"call(_[0-9a-f]{6})_\w+")
 ELSEWHERE: Final = "the turn that waits for these outputs runs in another process of this gateway"
@@ -48,6 +50,9 @@ class SharedBacklog(Backlog):
         if mode not in (None, WhenBusy.FOLLOWUP):
             text = f"metadata.when_busy={mode} needs a gateway of one process"
             raise Refused(400, text, "needs_one_process")
+        if len(json.dumps(ask.content)) > LARGEST:
+            text = f"with several processes, an input has at most {LARGEST:,} characters of JSON"
+            raise Refused(413, text)
         calls = [TAGGED.fullmatch(str(item.get("call_id"))) for item in ask.items]
         if any(call[1] != engine.tag for call in calls if call is not None):
             raise Refused(409, ELSEWHERE, "other_process", x_should_retry="false")

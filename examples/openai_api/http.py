@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trio_lanes import LaneError, Lanes, LanesClosedError
-from trio_lanes.durable import PayloadError, StoreError
+from trio_lanes.agents import TranscriptError
+from trio_lanes.durable import KeyConflictError, PayloadError, StoreError
 
 from ..chat_agent.web.server import is_ours
 from .items import BadInputError
@@ -71,6 +72,12 @@ def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]]) -> Endpoint:
             logger.exception("a request was refused, because it could not be stored")
             text = "what has to be stored cannot be stored now; try again later"
             return error(Refused(503, text, "store_unavailable"))
+        except TranscriptError:
+            logger.exception("a request was refused, because its conversation cannot be read")
+            text = "the stored conversation is damaged; the log of the gateway has the place"
+            return error(Refused(500, text, "damaged_conversation", x_should_retry="false"))
+        except KeyConflictError as conflict:
+            return error(Refused(409, str(conflict)))
         except LaneError:
             text = "too much work waits; try again later"
             return error(Refused(429, text, "rate_limit_exceeded", **full()))

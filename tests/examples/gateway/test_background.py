@@ -183,8 +183,29 @@ def test_a_drain_lets_the_last_answers_reach_their_clients(
 
         with ThreadPoolExecutor() as pool:
             asked = [pool.submit(ask, stream) for stream in (True, False)]
-            while len([*(tmp_path / "conversations").glob("*")]) < 2:
+            while len([*(tmp_path / "conversations").glob("*.jsonl")]) < 2:
                 time.sleep(0.05)  # both turns have begun
             process.send_signal(signal.SIGINT)
             assert [one.result() for one in asked] == [True, True]
         assert process.wait(timeout=120) == 0
+
+
+def test_a_damaged_conversation_is_no_reason_to_try_again(tmp_path: Path) -> None:
+    options = (*OPTIONS, "--durable", str(tmp_path), "--word-delay", "0")
+    with (
+        program(*options, announces="the gateway is at ") as (_, url),
+        httpx2.Client(base_url=url, timeout=120) as client,
+    ):
+        client.post("responses", json={"input": "hello", "conversation": "c"})
+    path = tmp_path / "conversations" / "c.jsonl"
+    path.write_bytes(b"x" + path.read_bytes())
+    with (
+        program(*options, announces="the gateway is at ") as (_, url),
+        httpx2.Client(base_url=url, timeout=120) as client,
+    ):
+        for place in ("conversations/c/items", "responses/resp_c.000000000000"):
+            got = client.get(place)
+            assert (got.status_code, got.headers["x-should-retry"]) == (500, "false")
+            assert got.json()["error"]["code"] == "damaged_conversation"
+        other = client.post("responses", json={"input": "hello", "conversation": "d"})
+        assert other.json()["status"] == "completed"
