@@ -84,13 +84,59 @@ async def test_an_id_is_remembered_after_the_session_became_idle(
     assert (await receipt.settled()).result == "one"
     await wait_all_tasks_blocked()
     assert len(inboxes) == 0
-    assert inboxes.post("alice", "again", id=7) is receipt
+    again = inboxes.post("alice", "again", id=7)
+    assert ((await again.settled()).kind, (await again.settled()).result) == ("ran", "one")
+    assert again.position is None
+    assert not again.cancel()
+    assert not again.edit("other")
     assert len(inboxes) == 0
     other = inboxes.post("bob", "one", id=7)
     assert other is not receipt
     assert (await other.settled()).result == "one"
     await trio.sleep(300)
     assert inboxes.post("alice", "one", id=7) is not receipt
+
+
+async def test_an_id_keeps_the_outcome_and_nothing_else_for_five_minutes(
+    lanes: Lanes, autojump_clock: MockClock
+) -> None:
+    class Thing:
+        """A message, or a result."""
+
+    turns: list[weakref.ref[Turn]] = []
+    error = ValueError("no")
+
+    async def handler(turn: Turn) -> Any:
+        turns.append(weakref.ref(turn))
+        if turn.session == "bob":
+            raise error
+        return results.pop(turn.session, None)
+
+    message, results = Thing(), {"alice": Thing()}
+    gone = weakref.ref(message)
+    kept = weakref.ref(results["alice"])
+    inboxes = Inboxes(lanes, handler)
+    await inboxes.post("alice", message, id=1).settled()
+    failed = await inboxes.post("bob", "x", id=1).settled()
+    assert failed.kind is SettledKind.FAILED
+    del message, failed
+    error.__traceback__ = None
+    await trio.sleep(1)
+    gc.collect()
+    assert gone() is None
+    assert [turn() for turn in turns] == [None, None]
+
+    again = inboxes.post("alice", "x", id=1).outcome
+    assert again is not None
+    assert (again.kind, again.result, again.turn) == (SettledKind.RAN, kept(), None)
+    del again
+    failed = await inboxes.post("bob", "x", id=1).settled()
+    assert (failed.kind, failed.error, failed.turn) == (SettledKind.FAILED, error, None)
+    await trio.sleep(300)
+    assert kept() is not None
+    await inboxes.post("carol", "x").settled()  # any later call forgets what is old
+    gc.collect()
+    assert kept() is None
 
 
 async def test_a_thousand_idle_sessions_leave_nothing(

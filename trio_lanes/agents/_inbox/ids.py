@@ -1,23 +1,30 @@
-"""The ids of recent messages of an inbox. The caller passes the time in."""
+"""The ids of recent messages of an inbox. The caller passes the time in.
+
+Of a message that has settled, its outcome alone is kept: kind, result and error. The entries are
+tuples, which cost least, also of the garbage collector.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Final, final
+from typing import Any, Final, TypeAlias, final
 
-from .receipt import Receipt
+from .receipt import Receipt, Settled, SettledKind
 
 SAME_FOR: Final = 300.0
 """Seconds for which an id stands for the same message."""
 
+_Entry: TypeAlias = tuple[float, Receipt] | tuple[float, SettledKind, Any, BaseException | None]
+
 
 @final
 class KnownIds:
-    """The receipts of recent messages by id; each is kept for five minutes."""
+    """The recent messages by id; each is kept for five minutes from its post.
 
-    def __init__(
-        self, scope: Hashable = None, known: dict[Hashable, tuple[float, Receipt]] | None = None
-    ) -> None:
+    Older ones are forgotten at the next call, for whichever message.
+    """
+
+    def __init__(self, scope: Hashable = None, known: dict[Hashable, _Entry] | None = None) -> None:
         self._known: Final = {} if known is None else known  # oldest first
         self._scope: Final = scope
 
@@ -30,13 +37,27 @@ class KnownIds:
         if receipt.id is not None:
             self._known[self._scope, receipt.id] = now, receipt
 
-    def find(self, id: Hashable, now: float) -> Receipt | None:
-        """Return the receipt of the recent message with this id, or None."""
+    def settle(self, receipt: Receipt, settled: Settled, now: float) -> None:
+        """Keep the outcome of a message in place of its receipt."""
+        self.forget_old(now)
+        key = (self._scope, receipt.id)
+        entry = self._known.get(key)
+        if entry is not None and entry[1] is receipt:
+            self._known[key] = entry[0], settled.kind, settled.result, settled.error
+
+    def find(self, id: Hashable, now: float) -> Receipt | Settled | None:
+        """Return the receipt of the recent message with this id, or its outcome, or None."""
+        self.forget_old(now)
+        entry = None if id is None else self._known.get((self._scope, id))
+        if entry is None:
+            return None
+        return entry[1] if len(entry) == 2 else Settled(*entry[1:])
+
+    def forget_old(self, now: float) -> None:
+        """Forget the messages whose time is over."""
         known = self._known
         while known:
             oldest = next(iter(known))
             if now - known[oldest][0] < SAME_FOR:
                 break
             del known[oldest]
-        key = (self._scope, id)
-        return None if id is None or key not in known else known[key][1]

@@ -201,8 +201,9 @@ class Inbox:
 
         Args:
           when_busy: the mode of this message; None for the mode of the inbox.
-          id: an id for the message. A second post with the same id within five minutes returns the
-            receipt of the first.
+          id: an id for the message. A second post with the same id within five minutes is the first
+            message: it returns the receipt of the first. Once that has settled, it returns a
+            receipt with its kind, result and error, and without its turn; nothing else is kept.
           group: the group of the message. Collected messages of different groups do not share a
             turn, and a turn takes steers of its own group only.
 
@@ -216,8 +217,12 @@ class Inbox:
         mode = WhenBusy(self.when_busy if when_busy is None else when_busy)
         now = trio.current_time()
         known = self._known.find(id, now)
-        if known is not None:
+        if isinstance(known, Receipt):
             return known
+        if known is not None:
+            receipt = Receipt(self, message, id)
+            receipt._outcome = known
+            return receipt
         # Also if no job has to be submitted: posts could keep closing lanes busy for ever.
         self._lanes.check_open()
         receipt = Receipt(self, message, id)
@@ -282,6 +287,13 @@ class Inbox:
     def _position(self, receipt: Receipt) -> int | None:
         found = self._entry(receipt)
         return None if found is None else found[0]
+
+    def _edit(self, receipt: Receipt, message: Any) -> bool:
+        self._update()
+        if receipt._turn is not None or receipt._outcome is not None:
+            return False
+        receipt.message = message
+        return True
 
     @enable_ki_protection
     def _withdraw(self, receipt: Receipt, reason: str | None) -> bool:
@@ -553,4 +565,6 @@ class Inbox:
     def _settle(self, receipt: Receipt, settled: Settled) -> None:
         self._settled[settled.kind] += 1
         receipt._outcome = settled
+        if receipt.id is not None:
+            self._known.settle(receipt, settled, trio.current_time())
         receipt._ending.tell()

@@ -74,7 +74,8 @@ class Settled:
     error: BaseException | None = None
     """The error that the handler raised if FAILED; the reason of the cancellation if CANCELLED."""
     turn: Turn | None = None
-    """The turn that was started with the message, or took it; None if no turn did."""
+    """The turn that was started with the message, or took it; None if no turn did, or if the
+    message was posted again, with its id, after it had settled."""
 
 
 @final
@@ -117,8 +118,11 @@ class Receipt:
         if self._outcome is None:
             self._inbox._update()
         outcome = self._outcome
-        if outcome is not None and outcome.kind is SettledKind.FAILED:
-            assert outcome.turn is not None
+        if (
+            outcome is not None
+            and outcome.kind is SettledKind.FAILED
+            and outcome.turn is not None  # else it is remembered by its id
+        ):
             _ = outcome.turn.job.exception
         return outcome
 
@@ -137,10 +141,7 @@ class Receipt:
         Its place in the queue, its mode, its group and its id stay. A summary quotes the new text.
         Not a checkpoint.
         """
-        if self._inbox._position(self) is None:
-            return False
-        self.message = message
-        return True
+        return self._inbox._edit(self, message)
 
     def cancel(self, reason: str | None = None) -> bool:
         """Take the message out of the queue; False if it does not wait any more.

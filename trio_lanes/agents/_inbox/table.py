@@ -111,6 +111,7 @@ class Inboxes:
 
     def statistics(self) -> InboxStatistics:
         """Return the number of messages in each state and with each outcome, over all sessions."""
+        self._known.forget_old(trio.current_time())
         every = [inbox.statistics() for inbox in [*self._inboxes.values()]]
         return InboxStatistics(
             self._offered + sum(one.offered for one in every),
