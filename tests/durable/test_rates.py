@@ -1,7 +1,9 @@
 """The rate limits of a store, beside those of the core that they are to agree with."""
 
+from typing import Final, TypeAlias
+
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from trio_lanes import LaneGroup, RateLimit
 from trio_lanes._limits.rate import Rates
@@ -11,6 +13,7 @@ from trio_lanes.durable._rules.rates import (
     ONE_REQUEST,
     charge,
     from_json,
+    give_back,
     group_from_json,
     group_to_json,
     lane_meters,
@@ -24,8 +27,8 @@ PERS = st.sampled_from([0.1, 1.0, 3.0, 7.7, 60.0])
 
 
 COSTS = st.fixed_dictionaries(
-    {"requests": st.sampled_from([0, 1, 1, 1, 2, 5, 40])},
-    optional={"tokens": st.sampled_from([0, 1, 3, 40])},
+    {"requests": st.sampled_from([0, 1, 1, 2, 4, 8, 40])},
+    optional={"tokens": st.sampled_from([0, 1, 3, 9, 40])},
 )
 
 
@@ -34,29 +37,64 @@ def limits(draw: st.DrawFn, units: tuple[str, ...] = ("requests", "tokens")) -> 
     limit, per, unit = draw(AMOUNTS), draw(PERS), draw(st.sampled_from(units))
     if draw(st.booleans()):
         return RateLimit(limit, per, algorithm="sliding", unit=unit)
-    burst = draw(st.none() | AMOUNTS.filter(lambda burst: burst <= limit))
+    burst = draw(st.none() | st.just(limit) | AMOUNTS.filter(lambda burst: burst <= limit))
     return RateLimit(limit, per, burst=burst, unit=unit)
 
 
-@given(
-    st.lists(limits(), min_size=1, max_size=3),
-    st.lists(st.tuples(st.floats(0, 5) | st.none(), COSTS), max_size=40),
+STARTS = st.lists(
+    st.tuples(
+        # after how much of the first window; None: as soon as it may
+        st.none() | st.sampled_from([0.0, 0.1, 0.5, 1.0]) | st.floats(0, 3),
+        COSTS,
+        # which charge is corrected then: how many are later, and by how much
+        st.none() | st.tuples(st.integers(0, 3), st.sampled_from([1, 2, 40])),
+    ),
+    min_size=10,
+    max_size=40,
 )
+Starts: TypeAlias = list[tuple[float | None, dict[str, int], tuple[int, int] | None]]
+RUNS_OVER: Final = [RateLimit(11, per=10, burst=10)]
+STARTS_THAT_RUN_OVER: Final[Starts] = [
+    (None, {"requests": 10}, None),
+    (4.5, {"requests": 9}, (1, 40)),  # of the first, one is still in use
+    (None, {"requests": 9}, None),
+]
+
+
+@given(st.lists(limits(), min_size=1, max_size=3), STARTS)
+@example(RUNS_OVER, STARTS_THAT_RUN_OVER)
 @settings(deadline=None)
 def test_a_store_starts_a_job_exactly_when_the_core_would(
-    rates: list[RateLimit], starts: list[tuple[float | None, dict[str, int]]]
+    rates: list[RateLimit], starts: Starts
 ) -> None:
     tables, core = MemoryTables(), Rates(rates)
     meters = lane_meters("main", LaneLimit(1, rates=core.limits))
-    now = 1e9
-    for wait, costs in starts:
+    now, charged = 1e9, list[tuple[float, dict[str, int]]]()
+    for wait, costs, correction in starts:
         expected = core.ready_at(costs, now)
         assert max(ready_at(tables, meters, costs), now) == max(expected, now)
-        # None: as soon as it may
-        now = max(now, expected) if wait is None else now + wait
+        now = max(now, expected) if wait is None else now + wait * rates[0].per
         if expected <= now:
             core.charge(costs, now)
             charge(tables, meters, costs, now)
+            charged.append((now, {**costs}))
+        if correction is not None and charged:
+            at, less = less_of(charged, *correction)
+            core.correct({unit: -amount for unit, amount in less.items()}, now, at)
+            give_back(tables, meters, less, now, at)
+        for meter in meters:
+            assert all(type(total) is int for _, total in tables.marks(meter.key))
+
+
+def less_of(
+    charged: list[tuple[float, dict[str, int]]], later: int, amount: int
+) -> tuple[float, dict[str, int]]:
+    """Lessen one of the charges; return when it was made, and by how much it is less now."""
+    at, costs = charged[max(0, len(charged) - 1 - later)]
+    less = {unit: min(amount, taken) for unit, taken in costs.items()}
+    for unit, by in less.items():
+        costs[unit] -= by
+    return at, less
 
 
 @given(

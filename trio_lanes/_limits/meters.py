@@ -1,10 +1,18 @@
-"""The meters of rate limits: the past charges of one limit, and the time of the next free charge.
+"""The meters of rate limits: the marks of past charges, and the time of the next free charge.
 
-Two meters have one interface. Amounts are taken as they are written, so 0.1 is a tenth; times are
-taken as the clock gives them, to the last bit. All arithmetic is exact, in whole numbers and
-fractions: a meter that runs for months does not drift, and only the time that is returned is a
-float, rounded up. So a job that comes back at that time is admitted, and no window ever holds more
-than its limit by a rounding.
+A meter is the arithmetic of one limit, and keeps nothing. What it knows of the past are marks,
+which `Rates` keeps in memory, and a durable store in its tables. The script of a Valkey store,
+`rates.lua`, is a translation of this file.
+
+A mark is (when, the sum of all charges up to then). The sums begin at 0 when a limit that is as new
+is charged. A charge adds a mark at the end, and drops marks at the front; only a correction, and a
+`Bucket` whose use has sunk, replace the marks that there are.
+
+Amounts are taken as they are written, so 0.1 is a tenth; times are taken as the clock gives them,
+to the last bit. All arithmetic is exact, in whole numbers and fractions: a meter that runs for
+months does not drift, and only the time that is returned is a float, rounded up. So a job that
+comes back at that time is admitted, and no window ever holds more than its limit by a rounding.
+Whole amounts have whole sums.
 
 Every charge is made now. A correction says when the charge that it corrects was made: a meter gives
 back at most the amount that this charge still occupies.
@@ -12,113 +20,121 @@ back at most the amount that this charge still occupies.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Final, final
-
-import attrs
+from typing import Any, Final, TypeAlias, final
 
 from .._config.exact import NEVER_USED, Exact, bucket_shape, exact, rounded_up
 
+Mark: TypeAlias = tuple[float, Exact]
+"""A time, and a sum of charges."""
+Marks: TypeAlias = Sequence[Mark]
 _NOTHING: Final = Fraction(0)
-_DIPS: Final = 64  # that a bucket remembers
+_MOST: Final = 64  # marks of a bucket
+
+
+def put(marks: deque[Mark], added: Iterable[Mark], keep: int) -> None:
+    """Add marks, and keep only the last ``keep`` of all."""
+    marks.extend(added)
+    while len(marks) > keep:
+        marks.popleft()
 
 
 @final
 class SlidingWindow:
     """The exact meter: it remembers every charge until the charge has left the window.
 
-    Charges of the same time are one entry, with their sum. An entry leaves at its own time plus
-    ``per``, so the earliest entries are always the next to leave. A job waits until as many of them
-    have left as its cost needs, mostly one.
+    There is a mark of each charge in the window, and of the last charge before these. Charges leave
+    in the order of their times. So the charge that must leave before another amount fits is found
+    by a binary search.
     """
 
-    __slots__ = ("_entries", "_limit", "_per", "_used")
+    __slots__ = ("_limit", "per")
 
     def __init__(self, limit: float, per: float) -> None:
         self._limit = exact(limit)
-        self._per = Fraction(per)
-        self._entries: deque[_Entry] = deque()  # that have not left, in order
-        self._used: Exact = 0  # the sum of their amounts
-
-    def ready_at(self, amount: float, now: float) -> float:
-        """When ``amount`` may be charged: now, if that is not later than ``now``."""
-        self._prune(now)
-        excess = self._used - max(self._limit - exact(amount), 0)
-        ready = NEVER_USED
-        for entry in self._entries:
-            if excess <= 0:
-                break
-            excess -= entry.amount
-            ready = entry.leaves
-        return ready
-
-    def charge(self, amount: float | Fraction, now: float) -> None:
-        """Take ``amount``, whether there is room for it or not."""
-        self._prune(now)
-        self._append(exact(amount), now)
-
-    def give_back(self, amount: float | Fraction, now: float, charged_at: float) -> None:
-        """Take ``amount`` less than was taken at ``charged_at``."""
-        self._prune(now)
-        for entry in self._entries:
-            if entry.time == charged_at:  # else it has left
-                back = min(exact(amount), entry.amount)
-                entry.amount -= back
-                self._used -= back
-
-    def refilled_at(self, now: float) -> float:
-        """Since or from when this meter is as a new one."""
-        self._prune(now)
-        return self._entries[-1].leaves if self._entries else NEVER_USED
-
-    def left(self, now: float) -> float:
-        """How much may be charged at once now; below 0, a debt."""
-        self._prune(now)
-        return float(self._limit - self._used)
-
-    def under(self, limit: float, per: float) -> SlidingWindow:
-        """A meter with these numbers and the same past."""
-        other = SlidingWindow(limit, per)
-        for entry in self._entries:
-            other._append(entry.amount, entry.time)
-        return other
-
-    @property
-    def per(self) -> Fraction:
+        self.per = Fraction(per)
         """The length of the window."""
-        return self._per
 
-    def _append(self, amount: Exact, time: float) -> None:
-        entries = self._entries
-        if entries and time <= entries[-1].time:
-            entries[-1].amount += amount
-        else:
-            entries.append(_Entry(time, rounded_up(Fraction(time) + self._per), amount))
-        self._used += amount
+    def ready_at(self, marks: Marks, amount: float) -> float:
+        """Return when an amount may be charged; a time that has passed means now."""
+        if not marks:
+            return NEVER_USED
+        # the charges up to this sum must have left the window
+        leaving = marks[-1][1] - max(self._limit - exact(amount), 0)
+        if leaving <= 0:
+            return NEVER_USED
+        return self._leaves(marks[bisect_left(marks, leaving, key=_sum)])
 
-    def _prune(self, now: float) -> None:
-        entries = self._entries
-        while entries and entries[0].leaves <= now:
-            self._used -= entries.popleft().amount
+    def charged(self, marks: Marks, amount: float | Fraction, now: float) -> tuple[list[Mark], int]:
+        """Return the marks that a charge adds, and how many of all marks then stay."""
+        gone = self._gone(marks, now)
+        if gone == len(marks):
+            return [(now, exact(amount))], 1
+        # one that has left stays: a later search may find it
+        return [(now, marks[-1][1] + exact(amount))], len(marks) + 1 - max(gone - 1, 0)
 
+    def given_back(self, marks: Marks, amount: float | Fraction, now: float, at: float) -> Marks:
+        """Return the marks as if less by an amount had been charged at a time."""
+        first, after = bisect_left(marks, at, key=_time), bisect_right(marks, at, key=_time)
+        if first == after or Fraction(at) + self.per <= now:
+            return marks  # it has left
+        marks = list(marks)
+        total = marks[after - 1][1]
+        most = max(total - exact(amount), marks[first - 1][1] if first else 0)
+        for place, (time, so_far) in enumerate(marks[first:], first):
+            marks[place] = time, min(so_far, most) if place < after else so_far - (total - most)
+        return marks
 
-@attrs.define(eq=False)
-class _Entry:
-    time: float
-    leaves: float
-    amount: Exact
+    def refilled_at(self, marks: Marks) -> float:
+        """Return since or from when the limit is as new."""
+        return self._leaves(marks[-1]) if marks else NEVER_USED
+
+    def left(self, marks: Marks, now: float) -> float:
+        """Return how much may be charged at once now; below 0, a debt."""
+        return float(self._limit - self.used(marks, now))
+
+    def used(self, marks: Marks, now: float) -> Exact:
+        """Return the amount that counts against the limit now."""
+        gone = self._gone(marks, now)
+        return (marks[-1][1] if marks else 0) - (marks[gone - 1][1] if gone else 0)
+
+    def continued(self, marks: Marks, old: Any, now: float) -> list[Mark]:
+        """Return the marks of this limit, which replaces ``old``, one of its kind."""
+        gone = old._gone(marks, now)
+        before = marks[gone - 1][1] if gone else 0
+        return [(time, total - before) for time, total in list(marks)[gone:]]
+
+    def _leaves(self, mark: Mark) -> float:
+        return rounded_up(Fraction(mark[0]) + self.per)
+
+    def _gone(self, marks: Marks, now: float) -> int:
+        """Return how many marks are of charges that have left the window."""
+        since = Fraction(now) - self.per
+        for number, (time, _) in enumerate(marks):
+            if time > since:
+                return number
+        return len(marks)
 
 
 @final
 class Bucket:
     """The smoothing meter: the generic cell rate algorithm (GCRA) of ITU-T I.371, with amounts.
 
-    It is kept in the form that I.371 calls a leaky bucket, which admits the same amounts as the
-    form with a theoretical arrival time: ``used`` leaks at an even rate, and an amount up to the
-    burst is admitted when it fits on top, that is, when ``used <= burst - amount``. A larger amount
-    is admitted when nothing is used.
+    It is told in the form that I.371 calls a leaky bucket, which admits the same amounts as the
+    form with a theoretical arrival time: what is used leaks at an even rate, and an amount up to
+    the burst is admitted when it fits on top, that is, when ``used <= burst - amount``. A larger
+    amount is admitted when nothing is used.
+
+    The first mark says since when the bucket has been in use without a break, the last has the sum
+    of all charges since; the theoretical arrival time follows from both. The others are there for
+    corrections: what would have run over cannot be given back, so the lowest use since a charge is
+    the most that it gives back. The use is lowest right before a charge, a dip. There is a mark for
+    each charge right before which less was used than at any time since; other charges are in the
+    sum of the mark before them. So the dips ascend, the first is 0, and few are needed.
 
     The bound: let a window begin with an admission at s and end with an admission x later, and let
     N be the sum of the whole amounts in it. After the last admission ``used`` is at least N less
@@ -127,78 +143,113 @@ class Bucket:
     is N <= limit.
     """
 
-    __slots__ = ("_at", "_burst", "_dips", "_interval", "_per", "_rate", "_used")
+    __slots__ = ("_burst", "_interval", "_rate", "per")
 
     def __init__(self, limit: float, per: float, burst: float | None) -> None:
-        self._at = _NOTHING  # when it was charged last
-        self._used = _NOTHING  # right after that
-        # [(time of a charge, ``used`` right before it)] since the bucket was last full, the
-        # lowest since each of these times: both ascend
-        self._dips: list[tuple[float, Fraction]] = []
-        self._per = Fraction(per)
+        self.per = Fraction(per)
+        """The time in which the limit may be used."""
         self._burst, self._rate = bucket_shape(limit, per, burst)
         self._interval = 1 / self._rate
 
-    def ready_at(self, amount: float, now: float) -> float:
-        """When ``amount`` may be charged: now, if that is not later than ``now``."""
-        excess = self._used - max(self._burst - Fraction(exact(amount)), _NOTHING)
-        if excess <= 0:
+    def ready_at(self, marks: Marks, amount: float) -> float:
+        """Return when an amount may be charged; a time that has passed means now."""
+        ahead = max(self._burst - exact(amount), _NOTHING)
+        if not marks or marks[-1][1] <= ahead:
             return NEVER_USED
-        return rounded_up(self._at + excess * self._interval)
+        return rounded_up(self._arrival(marks) - ahead * self._interval)
 
-    def charge(self, amount: float | Fraction, now: float) -> None:
-        """Take ``amount``, whether there is room for it or not."""
-        used = self._used_at(now)
-        while self._dips and self._dips[-1][1] >= used:
-            self._dips.pop()
-        self._dips.append((now, used))
-        if len(self._dips) > _DIPS:  # the later of two with the lower value gives back less
-            (_, lower), (later, _) = self._dips[:2]
-            self._dips[:2] = [(later, lower)]
-        self._used = used + Fraction(exact(amount))
-        self._at = Fraction(now)
+    def charged(self, marks: Marks, amount: float | Fraction, now: float) -> tuple[list[Mark], int]:
+        """Return the marks that a charge adds, and how many of all marks then stay."""
+        if not marks or self._arrival(marks) <= now:
+            return [(now, exact(amount))], 1
+        total = marks[-1][1]
+        mark, used = (now, total + exact(amount)), self._used(marks, total, now)
+        if self._dip(marks, len(marks) - 1) < used and len(marks) < _MOST:
+            return [mark], len(marks) + 1
+        changed = [*self._sunk(list(marks), used), mark]
+        if len(changed) > _MOST:
+            # with 0 for its dip, a charge before the second mark gives nothing back
+            changed[0] = changed[0][0], 0
+            del changed[1:-_MOST]
+        return changed, len(changed)
 
-    def give_back(self, amount: float | Fraction, now: float, charged_at: float) -> None:
-        """Take ``amount`` less than was taken at ``charged_at``.
+    def given_back(self, marks: Marks, amount: float | Fraction, now: float, at: float) -> Marks:
+        """Return the marks as if less by an amount had been charged at a time.
 
         If the bucket has been full since then, or would have been, the amount that would have run
         over is not given back.
         """
-        used = self._used_at(now)
-        later = bisect_right(self._dips, charged_at, key=lambda dip: dip[0])
-        lowest = min([used, *(dip[1] for dip in self._dips[later : later + 1])])
-        back = min(Fraction(exact(amount)), lowest)
-        kept = self._dips[:later]
-        rest = [(time, dip - back) for time, dip in self._dips[later:]]
-        while rest and kept and kept[-1][1] >= rest[0][1]:
-            kept.pop()
-        self._dips = kept + rest
-        self._used = used - back
-        self._at = Fraction(now)
+        after = bisect_right(marks, at, key=_time)
+        if not after or self._arrival(marks) <= now:
+            return marks
+        amount = exact(amount)
+        earlier, later = list(marks)[:after], list(marks)[after:]
+        time, total = earlier[-1]
+        earlier[-1] = time, total - amount
+        if later:
+            dip = self._dip(marks, after)
+            if dip <= 0:
+                return marks  # see `charged`
+            if dip <= amount:  # it would have been full then, and in use since the next mark
+                return [(time, so_far - total) for time, so_far in later]
+            self._sunk(earlier, dip - amount)
+        return [*earlier, *((time, so_far - amount) for time, so_far in later)]
 
-    def refilled_at(self, now: float) -> float:
-        """Since or from when this meter is as a new one."""
-        if not self._used:
-            return NEVER_USED
-        return rounded_up(self._at + self._used * self._interval)
+    def refilled_at(self, marks: Marks) -> float:
+        """Return since or from when the limit is as new."""
+        return rounded_up(self._arrival(marks)) if marks else NEVER_USED
 
-    def left(self, now: float) -> float:
-        """How much may be charged at once now; below 0, a debt."""
-        return float(self._burst - self._used_at(now))
+    def left(self, marks: Marks, now: float) -> float:
+        """Return how much may be charged at once now; below 0, a debt."""
+        return float(self._burst - self.used(marks, now))
 
-    def under(self, limit: float, per: float, burst: float | None, now: float) -> Bucket:
-        """A meter with these numbers and the same past."""
-        other = Bucket(limit, per, burst)
-        other._at, other._used = Fraction(now), self._used_at(now)
-        other._dips = self._dips.copy()
-        return other
+    def used(self, marks: Marks, now: float) -> Exact:
+        """Return the amount that counts against the burst now."""
+        return max(self._used(marks, marks[-1][1], now), 0) if marks else 0
 
-    @property
-    def per(self) -> Fraction:
-        """The time in which the limit may be used."""
-        return self._per
+    def continued(self, marks: Marks, old: Any, now: float) -> list[Mark]:
+        """Return the marks of this limit, which replaces ``old``, one of its kind.
 
-    def _used_at(self, now: float) -> Fraction:
-        if not self._used:
-            return _NOTHING
-        return max(self._used - self._rate * (Fraction(now) - self._at), _NOTHING)
+        What is used stays the same, and leaks at the new rate from now on.
+        """
+        if not marks or old._arrival(marks) <= now:
+            return []
+        faster, since = self._rate - old._rate, Fraction(marks[0][0])
+        until = [*(time for time, _ in list(marks)[1:]), now]
+        return [
+            (time, total + faster * (Fraction(end) - since))
+            for (time, total), end in zip(marks, until, strict=True)
+        ]
+
+    def whole(self, marks: Marks) -> Mark:
+        """Return a mark with a whole sum, for a store: the same is used, to a rounding of time."""
+        total = math.ceil(marks[-1][1])
+        return rounded_up(self._arrival(marks) - total * self._interval), total
+
+    def _arrival(self, marks: Marks) -> Fraction:
+        """Return the theoretical arrival time: from then on nothing is used."""
+        return Fraction(marks[0][0]) + marks[-1][1] * self._interval
+
+    def _used(self, marks: Marks, total: Exact, time: float) -> Exact:
+        """Return what is used at a time, if that is not later than the arrival time."""
+        return total - self._rate * (Fraction(time) - Fraction(marks[0][0]))
+
+    def _dip(self, marks: Marks, place: int) -> Exact:
+        """Return what was used right before the first charge of a mark."""
+        return self._used(marks, marks[place - 1][1], marks[place][0]) if place else 0
+
+    def _sunk(self, marks: list[Mark], used: Exact) -> list[Mark]:
+        """Take the last marks whose dips are not below a use, above 0, into the mark before."""
+        total = marks[-1][1]
+        while self._dip(marks, len(marks) - 1) >= used:
+            marks.pop()
+        marks[-1] = marks[-1][0], total
+        return marks
+
+
+def _sum(mark: Mark) -> Exact:
+    return mark[1]
+
+
+def _time(mark: Mark) -> float:
+    return mark[0]

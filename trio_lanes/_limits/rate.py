@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -19,13 +20,13 @@ import attrs
 
 from .._config import check as _check
 from .._config.exact import NEVER_USED, Exact, bucket_shape, rounded_up
-from .meters import Bucket, SlidingWindow
+from .meters import Bucket, Mark, SlidingWindow, put
 
 logger: Final = logging.getLogger("trio_lanes")
 
 REQUESTS: Final = "requests"
 
-_Meter: TypeAlias = SlidingWindow | Bucket
+Meter: TypeAlias = SlidingWindow | Bucket
 
 
 def _amount(field: str, value: Any) -> float:
@@ -200,7 +201,7 @@ class Rates:
 
     def __init__(self, limits: Sequence[RateLimit] = ()) -> None:
         # Two equal limits admit the same as one.
-        self._meters = tuple((limit, _new_meter(limit)) for limit in dict.fromkeys(limits))
+        self._meters = tuple(_Used(limit, meter_of(limit)) for limit in dict.fromkeys(limits))
         self.units = frozenset(limit.unit for limit in limits)
         """The units that are counted."""
 
@@ -215,7 +216,7 @@ class Rates:
     @property
     def limits(self) -> tuple[RateLimit, ...]:
         """All limits, in the order given."""
-        return tuple(limit for limit, _ in self._meters)
+        return tuple(used.limit for used in self._meters)
 
     def ready_at(self, costs: Mapping[str, float], now: float) -> float:
         """Return the earliest time at which all limits admit ``costs``.
@@ -224,18 +225,18 @@ class Rates:
         correction.
         """
         ready = NEVER_USED
-        for limit, meter in self._meters:
-            amount = costs.get(limit.unit)
+        for used in self._meters:
+            amount = costs.get(used.limit.unit)
             if amount:
-                ready = max(ready, meter.ready_at(amount, now))
+                ready = max(ready, used.meter.ready_at(used.marks, amount))
         return ready
 
     def charge(self, costs: Mapping[str, float], now: float) -> None:
         """Charge ``costs`` to all limits, whether or not they admit it."""
-        for limit, meter in self._meters:
-            amount = costs.get(limit.unit)
+        for used in self._meters:
+            amount = costs.get(used.limit.unit)
             if amount:
-                meter.charge(amount, now)
+                put(used.marks, *used.meter.charged(used.marks, amount, now))
 
     def correct(self, differences: Mapping[str, Exact], now: float, charged_at: float) -> None:
         """Correct the charge that was made at ``charged_at`` by ``differences``.
@@ -243,21 +244,24 @@ class Rates:
         A negative difference gives back at most the amount that the charge still occupies. A
         positive difference is charged now, and may be a debt: later jobs wait for it.
         """
-        for limit, meter in self._meters:
-            difference = differences.get(limit.unit, 0)
+        for used in self._meters:
+            difference = differences.get(used.limit.unit, 0)
             if difference > 0:
-                meter.charge(difference, now)
+                put(used.marks, *used.meter.charged(used.marks, difference, now))
             elif difference < 0:
-                meter.give_back(-difference, now, charged_at)
+                marks = used.meter.given_back(used.marks, -difference, now, charged_at)
+                used.marks = deque(marks)
 
     def refilled_at(self, now: float) -> float:
         """Return the time from which on all meters are as new; not after ``now`` means now."""
-        return max((meter.refilled_at(now) for _, meter in self._meters), default=NEVER_USED)
+        times = (used.meter.refilled_at(used.marks) for used in self._meters)
+        return max(times, default=NEVER_USED)
 
     def left(self, now: float) -> Iterator[tuple[RateLimit, float, float]]:
         """Yield each limit, its remaining amount, and the time from which its meter is as new."""
-        for limit, meter in self._meters:
-            yield limit, meter.left(now), meter.refilled_at(now)
+        for used in self._meters:
+            meter, marks = used.meter, used.marks
+            yield used.limit, meter.left(marks, now), meter.refilled_at(marks)
 
     def reconfigured(self, limits: Sequence[RateLimit], now: float) -> Rates:
         """Return the rates of ``limits`` with the past of this object, which is not used any more.
@@ -266,28 +270,35 @@ class Rates:
         limit with the longest window, or for ``"gcra"`` with the nearest ``per``.
         """
         rates = Rates(limits)
-        rates._meters = tuple((limit, self._continued(limit, now)) for limit in rates.limits)
+        for used in rates._meters:
+            used.marks = self._continued(used, now)
         return rates
 
-    def _continued(self, limit: RateLimit, now: float) -> _Meter:
-        pasts: list[_Meter] = []
-        for old, meter in self._meters:
-            if old == limit:
-                return meter
-            if (old.unit, old.algorithm) == (limit.unit, limit.algorithm):
-                pasts.append(meter)
-        windows = [meter for meter in pasts if isinstance(meter, SlidingWindow)]
-        buckets = [meter for meter in pasts if isinstance(meter, Bucket)]
-        if windows:
-            longest = max(windows, key=lambda window: window.per)
-            return longest.under(limit.limit, limit.per)
-        if buckets:
-            nearest = min(buckets, key=lambda bucket: abs(bucket.per - limit.per))
-            return nearest.under(limit.limit, limit.per, limit.burst, now)
-        return _new_meter(limit)
+    def _continued(self, new: _Used, now: float) -> deque[Mark]:
+        pasts: list[_Used] = []
+        for old in self._meters:
+            if old.limit == new.limit:
+                return old.marks
+            if (old.limit.unit, old.limit.algorithm) == (new.limit.unit, new.limit.algorithm):
+                pasts.append(old)
+        if not pasts:
+            return deque()
+        if new.limit.algorithm == "sliding":
+            past = max(pasts, key=lambda old: old.limit.per)
+        else:
+            past = min(pasts, key=lambda old: abs(old.meter.per - new.meter.per))
+        return deque(new.meter.continued(past.marks, past.meter, now))
 
 
-def _new_meter(limit: RateLimit) -> _Meter:
+@attrs.define(eq=False)
+class _Used:
+    limit: RateLimit
+    meter: Meter
+    marks: deque[Mark] = attrs.field(factory=deque)
+
+
+def meter_of(limit: RateLimit) -> Meter:
+    """Return the meter of a limit."""
     if limit.algorithm == "sliding":
         return SlidingWindow(limit.limit, limit.per)
     return Bucket(limit.limit, limit.per, limit.burst)

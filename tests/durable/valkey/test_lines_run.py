@@ -13,7 +13,7 @@ from trio_lanes.durable._valkey import script
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.testing import compare_stores, durable_store_suite
 
-from . import clock, test_check, test_faults, test_opening, test_rare_ways, test_script
+from . import clock, test_check, test_faults, test_opening, test_rare_ways, test_rates, test_script
 from .lua_lines import SEEN, noting, statements
 from .place import Place
 from .server import Server, programs
@@ -80,6 +80,7 @@ def test_every_line_of_the_script_is_run(lines: Lines) -> None:
         if name.startswith("test_"):
             stage = test_rare_ways.Stage(PLACE)
             test(stage, *([server] if "server" in signature(test).parameters else []))
+    test_rates.test_of_very_long_busy_times_as_much_is_given_back_as_in_the_core(PLACE, 100)
     lines.note(server)
     for command in (("SET", "x"), ("HSET", "field", "x"), ("HSET", "schema", "99")):
         trio.run(

@@ -7,11 +7,12 @@ tables with these.
 from __future__ import annotations
 
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, final
 
 from ... import RateLimit
+from ..._limits.meters import Mark, Marks, put
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING
 from .._rules.answers import Answers
@@ -33,7 +34,7 @@ class MemoryTables:
         self._logs: Final[dict[str, list[tuple[int, str, str]]]] = {}
         self._lanes: Final[dict[str, LaneLimit]] = {}
         self._groups: Final[dict[str, GroupLimit]] = {}
-        self._marks: Final[defaultdict[str, list[tuple[float, int]]]] = defaultdict(list)
+        self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
         self._refilled_at: Final[dict[str, float]] = {}  # {meter with marks: when it is as new}
         self._pauses: Final[dict[str, float]] = {}
         self._instances: Final[dict[str, InstanceInfo]] = {}
@@ -295,14 +296,14 @@ class MemoryTables:
         else:
             self._groups[name] = group
 
-    def marks(self, meter: str) -> Sequence[tuple[float, int]]:
+    def marks(self, meter: str) -> Marks:
         return self._marks[meter]
 
     def meters(self) -> Collection[str]:
         return list(self._refilled_at)
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
-        self._marks[meter] = [*self._marks[meter], mark][-keep:]
+    def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
+        put(self._marks[meter], added, keep)
         self._refilled_at[meter] = until
 
     def forget_marks(self, meter: str) -> None:

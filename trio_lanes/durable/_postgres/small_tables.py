@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, LiteralString
 
 import attrs
 
 from ... import RateLimit
+from ..._limits.meters import Mark, Marks, put
 from .._contract.protocol import REMEMBERED_FOR
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._rules.job_record import JobRecord
@@ -42,7 +43,7 @@ class SmallTables:
         self._unwritten: Final[dict[tuple[str, str], str | None]] = {}
         self._new_answers: Final[dict[str, tuple[float, Any]]] = {}
         self._answers: Final[dict[str, tuple[float, str]]] = {}
-        self._new_marks: Final[list[tuple[str, float, int, float]]] = []
+        self._new_marks: Final[list[tuple[str, Mark, float]]] = []
         self._new_events: Final[list[tuple[int, int, str]]] = []  # (job, number, event)
         self._old_events: Final[list[tuple[int, int]]] = []  # (job, the last number to delete)
         self._kept: Final[dict[str, int]] = {}  # {meter of a new mark: how many marks it keeps}
@@ -51,7 +52,7 @@ class SmallTables:
     def _forget_small(self) -> None:
         """Drop all cached rows: another process may have written, or a rollback came."""
         self._settings: dict[str, dict[str, Any]] | None = None
-        self._marks: dict[str, deque[tuple[float, int]]] = {}
+        self._marks: dict[str, deque[Mark]] = {}
         self._new_marks.clear()
         self._new_events.clear()
         self._old_events.clear()
@@ -350,7 +351,7 @@ class SmallTables:
 
     # ---- marks of rates
 
-    def marks(self, meter: str) -> Sequence[tuple[float, int]]:
+    def marks(self, meter: str) -> Marks:
         marks = self._marks.get(meter)
         if marks is None:
             self._flush_marks()
@@ -362,13 +363,11 @@ class SmallTables:
         self._flush_marks()
         return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM @marks")]
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
+    def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
         marks = self.marks(meter)
         assert isinstance(marks, deque)
-        marks.append(mark)
-        while len(marks) > keep:
-            marks.popleft()
-        self._new_marks.append((meter, *mark, until))
+        put(marks, added, keep)
+        self._new_marks.extend((meter, mark, until) for mark in added)
         self._kept[meter] = keep
         self._small_writes += 1
 
@@ -377,9 +376,9 @@ class SmallTables:
             return
         order = Counter[str]()  # of the new marks of a meter
         rows = []
-        for meter, time, starts, until in self._new_marks:
+        for meter, mark, until in self._new_marks:
             order[meter] += 1
-            rows.append((meter, order[meter], time, starts, until))
+            rows.append((meter, order[meter], *mark, until))
         self._execute(
             "INSERT INTO @marks SELECT v.meter, v.n + coalesce("
             f"(SELECT max(number) FROM @marks WHERE {_SAME_METER}), 0), v.time, v.starts,"

@@ -232,8 +232,8 @@ def _levels(tables: Tables, now: float) -> dict[str, tuple[QuotaLevel, ...]]:
 
 def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaLevel:
     marks = tables.marks(meter.key)
-    used = meter.used(marks, now)
-    return QuotaLevel(limit, used, meter.refilled_at(marks[-1]) if used else None)
+    used = math.ceil(meter.of.used(marks, now))
+    return QuotaLevel(limit, used, meter.of.refilled_at(marks) if used else None)
 
 
 def check(queues: Queues, *, repair: bool) -> CheckReport:

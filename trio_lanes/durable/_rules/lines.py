@@ -107,7 +107,8 @@ def release(queues: Queues, id: int, used: bool) -> None:
     if request.is_for_quota:
         if request.served is not None and not used:
             limits, costs = _terms(request)
-            _give_back(queues, request.line, limits, request.served, costs)
+            meters = rates.quota_meters(request.line, limits)
+            rates.give_back(queues.tables, meters, costs, queues.now, request.served)
         _wake_first(queues, request.line)
     else:
         _serve_lock(queues, request.line)
@@ -121,8 +122,9 @@ def settle(
     line = f"quota {quota}"
     less = {unit: -amount for unit, amount in change.items() if amount < 0}
     more = {unit: amount for unit, amount in change.items() if amount > 0}
-    _give_back(queues, line, limits, at, less)
-    rates.charge(queues.tables, rates.quota_meters(line, limits), more, queues.now)
+    meters = rates.quota_meters(line, limits)
+    rates.give_back(queues.tables, meters, less, queues.now, at)
+    rates.charge(queues.tables, meters, more, queues.now)
     _wake_first(queues, line)
 
 
@@ -213,19 +215,3 @@ def ready_at(queues: Queues, request: Request) -> float:
 def _terms(request: Request) -> tuple[Sequence[RateLimit], Mapping[str, int]]:
     limits, costs = json.loads(request.told)
     return rates.from_json(limits), costs
-
-
-def _give_back(
-    queues: Queues, line: str, limits: Sequence[RateLimit], at: float, amounts: Mapping[str, int]
-) -> None:
-    """Give back amounts that were taken from a quota at a time."""
-    tables = queues.tables
-    for meter in rates.quota_meters(line, limits):
-        amount = amounts.get(meter.unit)
-        if amount:
-            before = list(tables.marks(meter.key))
-            marks = meter.given_back(before, at, amount, queues.now)
-            if marks != before:
-                tables.forget_marks(meter.key)
-                for mark in marks:
-                    tables.put_mark(meter.key, mark, len(marks), meter.refilled_at(mark))

@@ -7,12 +7,13 @@ Tables decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, final
 
 import attrs
 
 from ... import RateLimit
+from ..._limits.meters import Marks
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
 from .job_record import JobRecord
 from .request import Request
@@ -202,14 +203,14 @@ class Tables(Protocol):
     def put_lane(self, name: str, limit: LaneLimit | None) -> None: ...
     def groups(self) -> Mapping[str, GroupLimit]: ...
     def put_group(self, name: str, group: GroupLimit | None) -> None: ...
-    def marks(self, meter: str) -> Sequence[tuple[float, int]]:
+    def marks(self, meter: str) -> Marks:
         """Return the marks of a rate limit, in the order in which they were put."""
 
     def meters(self) -> Collection[str]:
         """Return the rate limits that have marks."""
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
-        """Add a mark to a rate limit, and keep only its last ``keep`` marks.
+    def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
+        """Add marks to a rate limit, and keep only its last ``keep`` marks.
 
         Args:
           until: when the limit is as new, if nothing more is charged to it. From then on the store

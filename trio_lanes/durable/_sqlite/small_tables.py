@@ -9,12 +9,13 @@ import json
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 
 from ... import RateLimit
+from ..._limits.meters import Mark, Marks, put
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .._rules.rates import from_json, group_from_json, group_to_json, to_json
 from .._rules.request import Request
@@ -38,7 +39,7 @@ class SmallTables:
         self._quotas: dict[str, tuple[RateLimit, ...]] | None = None
         self._pauses: dict[str, float] | None = None
         self._instances: dict[str, InstanceInfo] | None = None
-        self._marks: dict[str, deque[tuple[float, int]]] = {}
+        self._marks: dict[str, deque[Mark]] = {}
         self._meta: tuple[str, StoreRules | None] | None = None
         self._turns: dict[str, str | int] | None = None
 
@@ -125,7 +126,7 @@ class SmallTables:
         else:
             self._write("REPLACE INTO groups VALUES (?, ?)", (name, group_to_json(group)))
 
-    def marks(self, meter: str) -> Sequence[tuple[float, int]]:
+    def marks(self, meter: str) -> Marks:
         marks = self._marks.get(meter)
         if marks is None:
             statement = "SELECT time, starts FROM marks WHERE meter = ? ORDER BY number"
@@ -135,17 +136,16 @@ class SmallTables:
     def meters(self) -> Collection[str]:
         return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM marks")]
 
-    def put_mark(self, meter: str, mark: tuple[float, int], keep: int, until: float) -> None:
+    def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
         marks = self.marks(meter)
         assert isinstance(marks, deque)
-        marks.append(mark)
-        while len(marks) > keep:
-            marks.popleft()
-        self._write(
-            "INSERT INTO marks (meter, number, time, starts, until)"
-            " SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4 FROM marks WHERE meter = ?1",
-            (meter, *mark, until),
-        )
+        put(marks, added, keep)
+        for mark in added:
+            self._write(
+                "INSERT INTO marks (meter, number, time, starts, until)"
+                " SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4 FROM marks WHERE meter = ?1",
+                (meter, *mark, until),
+            )
         self._write(
             "DELETE FROM marks WHERE meter = ?1 AND number <="
             " (SELECT max(number) FROM marks WHERE meter = ?1) - ?2",

@@ -233,6 +233,24 @@ class LockStories:
             assert bench.log == [40, 10]
 
     @story
+    async def test_what_would_have_run_over_is_not_given_back(self, bench: Bench) -> None:
+        async def spend(requests: int) -> None:
+            await lanes.quota("q").spend(requests=requests)
+            bench.log.append(requests)
+
+        quotas = {"q": RateLimit(11, per=10.0, burst=10)}  # one in 5 s
+        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+            first = await lanes.quota("q").spend(requests=10)
+            await bench.advance(46.0, lanes)
+            await spend(9)  # of the first, 0.8 is still in use
+            await first.settle(requests=0)
+            nursery.start_soon(spend, 8)
+            await bench.advance(33.0, lanes)
+            assert bench.log == [9]
+            await bench.advance(3.0, lanes)
+            assert bench.log == [9, 8]
+
+    @story
     async def test_who_is_cancelled_takes_nothing_and_the_next_goes_on(self, bench: Bench) -> None:
         async def spend(tokens: int, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
             with trio.CancelScope() as scope:

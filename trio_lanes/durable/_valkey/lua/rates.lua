@@ -1,17 +1,20 @@
--- Rate limits: their marks of past starts, and the time of the next start, in integers.
+-- Rate limits: their marks of past starts, and the time of the next start, in integers: what
+-- _limits/meters.py says, over the keys of a namespace.
 --
 -- A start takes the costs of its job, by unit. A sliding limit keeps a sorted set: the time of each
 -- start that is in the window, and of the last start before these, with the sum of all charges up to
 -- it (as 16 digits, so that the sums are in order). The start that must leave the window before
 -- another amount fits is found by a binary search.
 --
--- The other kind, gcra, keeps `since` and `sum`: the theoretical arrival time is
--- since + sum * num / den microseconds. `sum` stays below `den` by moving `since`, so the products
--- are exact. An amount is admitted as much earlier as the burst is larger. `begun` is since when the
--- limit has been in use without a break.
+-- The other kind, gcra, keeps a list: `since`, `sum`, `begun`, and dips. The theoretical arrival time
+-- is since + sum * num / den microseconds. `sum` stays below `den` by moving `since`, so the products
+-- are exact. An amount is admitted as much earlier as the burst is larger. `begun` is when the first
+-- charge was made that can be corrected. A dip is the time of a later charge, and the sum before it; it
+-- is kept if less was used right before it than at any time since.
 
 local ONE_REQUEST = { requests = 1 }
 local FORGET_AFTER = 60000  -- milliseconds
+local MOST_DIPS = 64
 
 local function meter_key(owner, meter)
   return ROOT .. 'm:' .. owner .. ' ' .. meter.kind .. ' ' .. meter.n .. ' ' .. meter.unit
@@ -84,14 +87,53 @@ function SLIDING.continue(key, old, meter)
 end
 
 local function since_and_sum(key)
-  local since, sum, begun = unpack(call('LRANGE', key, 0, 2))
-  return tonumber(since or nil), tonumber(sum or nil), tonumber(begun or since or nil)
+  local since, sum = unpack(call('LRANGE', key, 0, 1))
+  return tonumber(since or nil), tonumber(sum or nil)
 end
 
-local function put_since(key, meter, since, sum, begun)
-  local whole = math.floor(sum / meter.den)
+local function bucket_at(key)
+  local held = call('LRANGE', key, 0, -1)
+  for place, number in ipairs(held) do
+    held[place] = tonumber(number)
+  end
+  local bucket = { since = held[1], sum = held[2], begun = held[3], dips = {} }
+  for place = 4, #held, 2 do
+    table.insert(bucket.dips, { time = held[place], sum = held[place + 1] })
+  end
+  return bucket
+end
+
+-- Return when the limit is as new.
+local function put_bucket(key, meter, bucket)
+  local whole = math.floor(bucket.sum / meter.den)
+  local since, less = bucket.since + whole * meter.num, whole * meter.den
+  local held = { int(since), int(bucket.sum - less), int(bucket.begun) }
+  for _, dip in ipairs(bucket.dips) do
+    table.insert(held, int(dip.time))
+    table.insert(held, int(dip.sum - less))
+  end
   call('DEL', key)
-  call('RPUSH', key, int(since + whole * meter.num), int(sum - whole * meter.den), int(begun))
+  call('RPUSH', key, unpack(held))
+  return since + math.ceil((bucket.sum - less) * meter.num / meter.den)
+end
+
+-- What is used at a time, times `num`.
+local function used_at(bucket, meter, time, sum)
+  return (bucket.since - time) * meter.den + sum * meter.num
+end
+
+local function is_as_new(bucket, meter)
+  return not bucket.since or used_at(bucket, meter, now, bucket.sum) <= 0
+end
+
+-- Drop the dips from `place` down that are not below a use.
+local function drop_dips(bucket, meter, place, used)
+  local dip = bucket.dips[place]
+  while dip and used_at(bucket, meter, dip.time, dip.sum) >= used do
+    table.remove(bucket.dips, place)
+    place = place - 1
+    dip = bucket.dips[place]
+  end
 end
 
 function GCRA.ready_at(key, meter, amount)
@@ -104,12 +146,19 @@ function GCRA.ready_at(key, meter, amount)
 end
 
 function GCRA.charge(key, meter, amount)
-  local since, sum, begun = since_and_sum(key)
-  if not since or (now - since) * meter.den >= sum * meter.num then
-    since, sum, begun = now, 0, now
+  local bucket = bucket_at(key)
+  local dips = bucket.dips
+  if is_as_new(bucket, meter) then
+    bucket = { since = now, sum = 0, begun = now, dips = {} }
+  else
+    drop_dips(bucket, meter, #dips, used_at(bucket, meter, now, bucket.sum))
+    table.insert(dips, { time = now, sum = bucket.sum })
+    if #dips == MOST_DIPS then
+      bucket.begun = table.remove(dips, 1).time
+    end
   end
-  put_since(key, meter, since, sum + amount, begun)
-  return since + math.ceil((sum + amount) * meter.num / meter.den)
+  bucket.sum = bucket.sum + amount
+  return put_bucket(key, meter, bucket)
 end
 
 -- The used part stays the same, and leaks at the new rate from now on.
@@ -119,7 +168,7 @@ function GCRA.continue(key, old, meter)
     local used = math.max(((since - now) * old.den + sum * old.num) / old.num, 0)
     local whole = math.floor(used)
     local at = now + math.ceil((used - whole) * meter.num / meter.den)
-    put_since(key, meter, at, whole, at)
+    put_bucket(key, meter, { since = at, sum = whole, begun = at, dips = {} })
     since, sum = since_and_sum(key)
   end
   return (since or now) + math.ceil((sum or 0) * meter.num / meter.den)
@@ -130,42 +179,63 @@ local function forget_meter_at(key, as_new)
   call('PEXPIREAT', key, int(math.min(2 ^ 53, millis)))  -- a server takes no time far ahead
 end
 
--- Lessen the charge of a time by an amount, unless the limit has been as new since. Return when the
--- limit is as new; nil: nothing was changed, or nothing is left.
+-- Lessen the charge of a time by an amount, at most by what it still occupies. Return when the limit is
+-- as new; nil: nothing was changed, or nothing is left.
 function SLIDING.give_back(key, meter, at, amount)
   local mine = call('ZRANGEBYSCORE', key, int(at), int(at))
-  if #mine == 0 then
+  if #mine == 0 or at + meter.per <= now then
     return
   end
   local later = call('ZRANGEBYSCORE', key, '(' .. int(at), '+inf', 'WITHSCORES')
   call('ZREMRANGEBYSCORE', key, int(at), '+inf')
   local _, before = mark_at(key, -1)
-  local most, last = tonumber(mine[#mine]) - amount, at
+  before = before or 0
+  local total, last = tonumber(mine[#mine]), at
+  local most = math.max(total - amount, before)
   for _, sum in ipairs(mine) do
     sum = math.min(tonumber(sum), most)
-    if sum > (before or 0) then
+    if sum > before then
       add_mark(key, at, sum)
     end
   end
   for place = 1, #later, 2 do
     last = tonumber(later[place + 1])
-    add_mark(key, last, tonumber(later[place]) - amount)
+    add_mark(key, last, tonumber(later[place]) - (total - most))
   end
   return last + meter.per
 end
 
 function GCRA.give_back(key, meter, at, amount)
-  local since, sum, begun = since_and_sum(key)
-  if not since or at < begun or (now - since) * meter.den >= sum * meter.num then
+  local bucket = bucket_at(key)
+  if is_as_new(bucket, meter) or at < bucket.begun then
     return
   end
-  sum = sum - amount
-  if (since - begun) * meter.den + sum * meter.num <= 0 then
+  local dips, after = bucket.dips, 1
+  while dips[after] and dips[after].time <= at do
+    after = after + 1
+  end
+  local later, less = dips[after], amount
+  local dip = later and used_at(bucket, meter, later.time, later.sum)
+  local ran_over = later and dip <= amount * meter.num
+  if ran_over then  -- it would have been full then, and in use since the later charge
+    bucket.since, bucket.begun, less = later.time, later.time, later.sum
+  end
+  bucket.sum = bucket.sum - less
+  for place = after, #dips do
+    dips[place].sum = dips[place].sum - less
+  end
+  if ran_over then
+    for _ = 1, after do
+      table.remove(dips, 1)
+    end
+  elseif later then
+    drop_dips(bucket, meter, after - 1, dip - amount * meter.num)
+  end
+  if is_as_new(bucket, meter) then
     call('DEL', key)
     return
   end
-  put_since(key, meter, since, sum, begun)
-  return since + math.ceil(sum * meter.num / meter.den)
+  return put_bucket(key, meter, bucket)
 end
 
 -- The amount that counts against a limit now, and when the limit is as new.
