@@ -25,6 +25,7 @@ from ._options.retry import Retry as Retry
 from ._options.retry import RetryPolicy as RetryPolicy
 from ._options.submission import Submission as Submission
 from ._runs.run import DurableRun as DurableRun
+from ._runs.run import SendsHeaders as SendsHeaders
 from ._runs.run import current_job as current_job
 from .store import Cancelled as Cancelled
 from .store import CheckReport as CheckReport

@@ -9,7 +9,14 @@
 Each started job has a span with the name of the job, from its start until it settles. The parent is
 the span inside which the job was submitted. The span has a link to it as well, since it may have
 ended long before the job starts. The span of the job is the current span in the job, and in the
-tasks and threads of the job. It has these attributes:
+tasks and threads of the job.
+
+Each run of a durable job, and so each turn of a durable inbox, has a span with the name of the
+handler. It has no parent: it begins a trace, with a link to the span inside which the job was
+submitted, in any process, if the lanes there have this instrument too. For this a W3C
+``traceparent`` is kept with the job.
+
+A span has these attributes:
 
 =============================  =====================================================================
 ``trio_lanes.lane``            a name or a template from the configuration of the lanes
@@ -18,6 +25,8 @@ tasks and threads of the job. It has these attributes:
 ``trio_lanes.job.wait``        seconds from the time when it joined its queue until its start
 ``trio_lanes.outcome``         ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``, ``reset``
                                or ``cancelled``
+``trio_lanes.durable.id``,     of a run of a durable job: the number of the job, and of the attempt
+``trio_lanes.durable.attempt``
 ``trio_lanes.session``         the key of its session, only with ``session_keys=True``
 =============================  =====================================================================
 
@@ -34,18 +43,21 @@ The metrics are ``trio_lanes.jobs.waiting`` and ``.running`` (up-down counters),
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
 from opentelemetry import context, metrics, trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from trio_lanes import Job, JobState
+from trio_lanes.durable import DurableRun
 
 from ._figures import FIGURES, Figure, LaneFigures, error_of, outcome_label
 
 _NAME: Final = "trio_lanes"
 _LANE: Final = "trio_lanes.lane"
 _OUTCOME: Final = "trio_lanes.outcome"
+_W3C: Final = TraceContextTextMapPropagator()
 
 
 @final
@@ -79,6 +91,12 @@ class OpenTelemetryInstrument(LaneFigures):
         attributes = {_LANE: lane} if outcome is None else {_LANE: lane, _OUTCOME: outcome}
         self._told[figure](amount, attributes)
 
+    def job_headers(self) -> Mapping[str, str]:
+        """Return the context of the current span, for a durable job that is being submitted."""
+        headers: dict[str, str] = {}
+        _W3C.inject(headers)
+        return headers
+
     def job_started(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         super().job_started(job)
@@ -95,10 +113,17 @@ class OpenTelemetryInstrument(LaneFigures):
         if self._session_keys and job.session is not None:
             attributes["trio_lanes.session"] = job.session
         # The context of the job is a copy of its submitter's.
-        submitter = trace.get_current_span().get_span_context()
+        name, run, parent, linked = job.name, job.meta, None, context.get_current()
+        if type(run) is DurableRun:  # not `isinstance`, which asks a proxy of a user for its class
+            # The core's job has the number in its name, and its submitter is the worker.
+            name, parent = run.name, context.Context()
+            linked = _W3C.extract(run.headers, parent)
+            attributes["trio_lanes.durable.id"] = run.id
+            attributes["trio_lanes.durable.attempt"] = run.attempt
+        submitter = trace.get_current_span(linked).get_span_context()
         links = [trace.Link(submitter)] if submitter.is_valid else None
         span = self._spans[job] = self._tracer.start_span(
-            job.name, links=links, attributes=attributes
+            name, parent, links=links, attributes=attributes
         )
         # This hook runs in the context of the job, which ends with the job: no detach is needed.
         context.attach(trace.set_span_in_context(span))

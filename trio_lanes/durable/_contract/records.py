@@ -42,6 +42,8 @@ class SubmittedJob:
     """JSON text of the job's own retry policy; None: the policy of the instance that runs it."""
     cost: Mapping[str, int] | None = None
     """What each start takes from the rates of its lane and group, by unit; None: one request."""
+    headers: str | None = None
+    """JSON text, {name: text}: what instruments of its submitter say to those of its runs."""
 
 
 @final
@@ -223,6 +225,7 @@ class Claim:
     timeout: float
     retry: str | None
     checkpoint: str | None
+    headers: str | None = None
 
 
 @final

@@ -47,6 +47,7 @@ from .._options.limits import (
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
 from .._options.submission import Submission, checked_priority
+from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
 from .._tables.weak_values import WeakValues
 from .ending import Endable
@@ -75,8 +76,15 @@ class DurableLanes(Endable):
     cancelled, it ends the call first.
     """
 
-    def __init__(self, store: Store, handlers: Mapping[str, Handler], grace: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        handlers: Mapping[str, Handler],
+        grace: float,
+        instruments: Iterable[object],
+    ) -> None:
         super().__init__(None)
+        self._senders: Final = [one for one in instruments if isinstance(one, SendsHeaders)]
         self._store: Final = store
         self._handlers: Final = handlers
         self._grace: Final = grace
@@ -196,7 +204,14 @@ class DurableLanes(Endable):
             timeout=_check.seconds("timeout", timeout),
             retry=None if policy is None else policy.to_json(),
             cost=checked_cost(cost),
+            headers=self._headers(),
         )
+
+    def _headers(self) -> str | None:
+        headers: dict[str, str] = {}
+        for sender in self._senders:
+            headers |= sender.job_headers()
+        return json.dumps(headers) if headers else None
 
     def job(self, id: int) -> DurableJob:
         """Return the handle of any job, also of another process. Not a checkpoint."""

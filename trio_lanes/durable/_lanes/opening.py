@@ -101,7 +101,8 @@ def open_durable_lanes(
       quotas: by name, the limits of what all instances together may spend: see
         `DurableLanes.quota`. ``{"openai": [RateLimit(500), RateLimit(200_000, unit="tokens")]}``.
         Each instance applies its limits to the common past, so give all instances the same.
-      instruments: instruments of the core lanes on which this instance runs its jobs.
+      instruments: instruments of the core lanes on which this instance runs its jobs. One that
+        `SendsHeaders` may send something along with each job that is submitted here.
 
     Raises:
       TypeError, ValueError: for a bad argument, at the call.
@@ -138,7 +139,8 @@ def open_durable_lanes(
         checked_name("a quota's name", name): _limits(name, of) for name, of in quotas.items()
     }
     store = stand_in(store)
-    durable = DurableLanes(store, handlers, grace)
+    instruments = tuple(instruments)
+    durable = DurableLanes(store, handlers, grace, instruments)
     if not worker:
         return _asking(durable, opening)
     durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
@@ -152,7 +154,7 @@ def open_durable_lanes(
         # the store may get lanes that this instance does not know
         for name, config in {TEMPLATE_MARK: LaneConfig(), **configs}.items()
     }
-    return _working(durable, durable._worker, opening, local, tuple(instruments))
+    return _working(durable, durable._worker, opening, local, instruments)
 
 
 def _limits(name: str, limits: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:

@@ -149,6 +149,7 @@ CREATE TABLE jobs (
     timeout double precision NOT NULL,
     retry text,
     cost text,
+    headers text,
     state text NOT NULL,
     place bigint,
     ready bigint,
@@ -363,6 +364,7 @@ CREATE TABLE logs (
 );
 """,
     7: """
+ALTER TABLE jobs ADD COLUMN headers text;
 ALTER TABLE requests ADD COLUMN job bigint;
 ALTER TABLE requests ADD COLUMN since double precision;
 ALTER TABLE meta ADD COLUMN ahead double precision NOT NULL DEFAULT 0;

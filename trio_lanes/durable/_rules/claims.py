@@ -65,6 +65,7 @@ def claim_of(job: JobRecord) -> Claim:
         job.timeout,
         job.retry,
         job.checkpoint,
+        job.headers,
     )
 
 

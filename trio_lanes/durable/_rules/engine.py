@@ -503,6 +503,7 @@ def _record(item: SubmittedJob, now: float) -> JobRecord:
         None if item.key is None else digest(item.payload),
         item.retry,
         None if item.cost is None else json.dumps(dict(item.cost)),
+        item.headers,
     )
     if item.delay > 0:
         job.state, job.due, job.why = PARKED, now + item.delay, "delay"

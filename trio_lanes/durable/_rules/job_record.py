@@ -39,6 +39,7 @@ class JobRecord:
     retry: str | None = None
     cost: str | None = None
     """What each start takes from rates, as JSON text: {unit: amount}; None: one request."""
+    headers: str | None = None
     place: int | None = None
     ready: int | None = None
     shelf: int = 0

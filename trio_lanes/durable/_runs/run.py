@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, final, runtime_checkable
 
 import trio
 
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 
 
 _LOST: Final = "the run was lost: its instance lost its lease, and the job is run again"
+
+
+@runtime_checkable
+class SendsHeaders(Protocol):
+    """An instrument that sends something along with each job that it sees submitted.
+
+    `DurableRun.headers` is what all instruments of the submitting instance gave, on whichever
+    instance the job runs. So a trace goes on there: see `OpenTelemetryInstrument`.
+    """
+
+    def job_headers(self) -> Mapping[str, str]:
+        """Return a few short texts by name. It is called by `submit`, in the submitter's context.
+
+        An error that it raises is raised by `submit`.
+        """
 
 
 class Peers(Protocol):
@@ -54,6 +69,7 @@ class DurableRun:
       fence: greater than the fence of every earlier run in the store. A resource that remembers
         the greatest fence can refuse the writes of a lost run.
       checkpoint_data: the last argument of `checkpoint` in this or an earlier run; else None.
+      headers: what the instruments of the submitter gave to the job: see `SendsHeaders`.
     """
 
     def __init__(self, claim: Claim, store: Store, peers: Peers) -> None:
@@ -65,6 +81,7 @@ class DurableRun:
         self.crashes: Final = claim.crashes
         self.fence: Final = claim.fence
         self.checkpoint_data: Any = None if claim.checkpoint is None else decode(claim.checkpoint)
+        self.headers: Final[Mapping[str, str]] = json.loads(claim.headers or "{}")
         self._claim: Final = claim
         self._store: Final = store
         self._peers: Final = peers

@@ -73,6 +73,7 @@ CREATE TABLE jobs (
     timeout REAL NOT NULL,
     retry TEXT,
     cost TEXT,
+    headers TEXT,
     state TEXT NOT NULL,
     place INTEGER,
     ready INTEGER,
@@ -272,6 +273,7 @@ CREATE TABLE logs (
 ) WITHOUT ROWID;
 """,
     10: """
+ALTER TABLE jobs ADD COLUMN headers TEXT;
 ALTER TABLE requests ADD COLUMN job INTEGER;
 ALTER TABLE requests ADD COLUMN since REAL;
 CREATE TABLE quotas (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;

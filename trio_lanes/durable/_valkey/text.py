@@ -97,10 +97,9 @@ def job_arguments(job: SubmittedJob) -> tuple[str, ...]:
 
 
 def _rest(job: SubmittedJob) -> str:
-    """What only the worker reads: the timeout and the retry policy, if they were given."""
-    if job.timeout == math.inf and job.retry is None:
-        return ""
-    return json.dumps([None if job.timeout == math.inf else job.timeout, job.retry])
+    """What only the worker reads: the timeout, the retry policy, the headers, if one is given."""
+    rest = [None if job.timeout == math.inf else job.timeout, job.retry, job.headers]
+    return "" if rest == [None, None, None] else json.dumps(rest)
 
 
 def finish_arguments(finish: Finish) -> tuple[str, ...]:
@@ -136,7 +135,7 @@ def _short(line: str) -> str:
 
 def _claim(told: Sequence[Any]) -> Claim:
     id, fence, name, payload, session, lane, attempt, crashes, rest, checkpoint = told
-    timeout, retry = json.loads(rest) if rest else (None, None)
+    timeout, retry, *more = json.loads(rest) if rest else (None, None)
     return Claim(
         id=int(id),
         fence=fence,
@@ -149,6 +148,7 @@ def _claim(told: Sequence[Any]) -> Claim:
         timeout=math.inf if timeout is None else timeout,
         retry=retry,
         checkpoint=checkpoint,
+        headers=more[0] if more else None,
     )
 
 

@@ -8,16 +8,19 @@ from typing import Any
 from .. import (
     DurableJobError,
     DurableState,
+    Finish,
     JobDeadError,
     NoRetry,
     PayloadError,
+    Released,
     ResultGoneError,
     Retry,
     RetryPolicy,
     Submission,
+    SubmittedJob,
     current_job,
 )
-from ._bench import Bench, story
+from ._bench import Bench, opening, story
 
 SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
 
@@ -32,6 +35,21 @@ class WorkStories:
             assert await job.wait() == {"text": "hé\u2028", "n": [1, None, 2.5, True]}
             assert await lanes.job(job.id).wait() == await job.wait()
             assert (await job.status()).state is DurableState.SUCCEEDED
+
+    @story
+    async def test_each_run_has_the_headers_of_its_job(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.store.open(opening()):
+            await store.join()
+            headers = '{"traceparent": "00-é"}'
+            jobs = [SubmittedJob(name="echo", headers=told) for told in (headers, None)]
+            await store.enqueue(jobs)
+            claims = (await store.step([], 2)).claims
+            assert [claim.headers for claim in claims] == [headers, None]
+            first = Finish(claims[0].id, claims[0].fence, Released())
+            (again,) = (await store.step([first], 1)).claims
+            assert (again.id, again.headers) == (claims[0].id, headers)
+            await store.leave()
 
     @story
     async def test_a_session_runs_one_at_a_time_in_order_of_submission(self, bench: Bench) -> None:
