@@ -203,7 +203,7 @@ def make_older(path: Path) -> None:
     for column in ("proposed", "pause_only"):
         connection.execute(f"ALTER TABLE lanes DROP COLUMN {column}")
     connection.execute("ALTER TABLE marks DROP COLUMN until")
-    for column in ("alone", "company", "cost", "headers"):
+    for column in ("alone", "company", "cost", "headers", "run_at"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("DROP TABLE turns")
     for index in ("jobs_ready", "jobs_name", "jobs_letters", "jobs_error"):

@@ -124,3 +124,40 @@ async def test_numbers_of_a_lost_log_do_not_come_again_where_the_clock_has_gone_
     monkeypatch.setattr("time.time", lambda: 1000.0)  # a machine that has no clock of its own
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
         assert (await lanes.submit("echo")).id > lost[-1]
+
+
+async def test_run_at_follows_the_wall_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    path = tmp_path / "jobs.db"
+    begin = time.time()
+    set_by = 0.0
+
+    def wall() -> float:
+        return begin + mock_clock.current_time() + set_by
+
+    async def state(id: int) -> DurableState:
+        mock_clock.jump(1.1)  # the worker looks at its clock once a second
+        await settle(lanes)
+        return (await lanes.job(id).status()).state
+
+    monkeypatch.setattr("time.monotonic", mock_clock.current_time)
+    monkeypatch.setattr("time.time", wall)
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        planned = [await lanes.submit("echo", run_at=wall() + hours * HOUR) for hours in (1, 3, 5)]
+        delayed = await lanes.submit("echo", delay=1.5 * HOUR)
+        one, three, five = (job.id for job in planned)
+        set_by = HOUR  # or the machine has slept for an hour
+        assert await state(one) is DurableState.SUCCEEDED
+        assert await state(delayed.id) is await state(three) is DurableState.PARKED
+        set_by = -HOUR
+        await state(three)
+        mock_clock.jump(1.5 * HOUR)
+        assert await state(delayed.id) is DurableState.SUCCEEDED
+        mock_clock.jump(2 * HOUR)  # three hours and a half, of which one was set back
+        assert await state(three) is DurableState.PARKED
+        mock_clock.jump(0.5 * HOUR)
+        assert await state(three) is DurableState.SUCCEEDED
+    set_by = HOUR  # while no worker has the file open
+    async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
+        assert await state(five) is DurableState.SUCCEEDED

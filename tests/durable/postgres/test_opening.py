@@ -163,7 +163,7 @@ DROP TABLE messages, requests, logs;
 DROP TRIGGER forget_messages ON jobs;
 DROP FUNCTION forget_messages;
 ALTER TABLE jobs DROP COLUMN error, DROP COLUMN history, DROP COLUMN cost;
-ALTER TABLE jobs DROP COLUMN emitted, DROP COLUMN sent, DROP COLUMN headers;
+ALTER TABLE jobs DROP COLUMN emitted, DROP COLUMN sent, DROP COLUMN headers, DROP COLUMN run_at;
 ALTER TABLE submissions DROP COLUMN cost;
 ALTER TABLE marks DROP COLUMN until;
 UPDATE marks SET starts = 1;

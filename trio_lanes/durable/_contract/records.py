@@ -37,6 +37,9 @@ class SubmittedJob:
     key: str | None = None
     delay: float = 0.0
     """Seconds from the acceptance until the job joins its session's queue."""
+    run_at: float | None = None
+    """The Unix time at which the delay ends. A store whose time does not follow the wall clock may
+    move the end when that clock is set. None: the delay is counted by the store's time."""
     timeout: float = math.inf
     retry: str | None = None
     """JSON text of the job's own retry policy; None: the policy of the instance that runs it."""

@@ -133,7 +133,8 @@ class DurableLanes(Endable):
           key: a unique key. While the store remembers a job with this key, submitting the key
             again returns the handle of that job.
           delay: seconds after which the job joins the tail of its session.
-          run_at: the Unix time at which it does, in place of ``delay``.
+          run_at: the Unix time at which it does, in place of ``delay``. If the
+            clock is set later, a SQLite store follows it; see the page about durability.
           timeout: seconds that an attempt may run.
           retry: the job's own policy, except ``retry_on``, which is always the worker's.
           cost: what each start of the job, a retry included, takes from the rates of its lane and
@@ -201,6 +202,7 @@ class DurableLanes(Endable):
             priority=priority,
             key=None if key is None else checked_name("key", key),
             delay=delay,
+            run_at=run_at,
             timeout=_check.seconds("timeout", timeout),
             retry=None if policy is None else policy.to_json(),
             cost=checked_cost(cost),

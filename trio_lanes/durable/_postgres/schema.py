@@ -150,6 +150,7 @@ CREATE TABLE jobs (
     retry text,
     cost text,
     headers text,
+    run_at double precision,
     state text NOT NULL,
     place bigint,
     ready bigint,
@@ -365,6 +366,7 @@ CREATE TABLE logs (
 """,
     7: """
 ALTER TABLE jobs ADD COLUMN headers text;
+ALTER TABLE jobs ADD COLUMN run_at double precision;
 ALTER TABLE requests ADD COLUMN job bigint;
 ALTER TABLE requests ADD COLUMN since double precision;
 ALTER TABLE meta ADD COLUMN ahead double precision NOT NULL DEFAULT 0;

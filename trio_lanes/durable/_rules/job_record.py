@@ -40,6 +40,8 @@ class JobRecord:
     cost: str | None = None
     """What each start takes from rates, as JSON text: {unit: amount}; None: one request."""
     headers: str | None = None
+    run_at: float | None = None
+    """The Unix time at which the job is due, if its submitter gave one."""
     place: int | None = None
     ready: int | None = None
     shelf: int = 0

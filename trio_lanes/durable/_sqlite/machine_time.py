@@ -4,6 +4,8 @@ It begins as Unix time. From then on it follows the machine's monotonic clock. S
 clock moves no delay and no backoff, not even between two processes that open the file before and
 after. When the machine starts anew, its monotonic clock does too: the store's time then continues
 with the wall clock, or from its last value if that is later.
+
+A ``run_at`` is Unix time: the jobs that have one follow the wall clock, within a second.
 """
 
 from __future__ import annotations

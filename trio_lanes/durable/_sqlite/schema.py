@@ -74,6 +74,7 @@ CREATE TABLE jobs (
     retry TEXT,
     cost TEXT,
     headers TEXT,
+    run_at REAL,
     state TEXT NOT NULL,
     place INTEGER,
     ready INTEGER,
@@ -274,6 +275,7 @@ CREATE TABLE logs (
 """,
     10: """
 ALTER TABLE jobs ADD COLUMN headers TEXT;
+ALTER TABLE jobs ADD COLUMN run_at REAL;
 ALTER TABLE requests ADD COLUMN job INTEGER;
 ALTER TABLE requests ADD COLUMN since REAL;
 CREATE TABLE quotas (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;

@@ -18,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar, final
 
@@ -44,7 +45,7 @@ from .schema import (
     migrate,
     translated,
 )
-from .tables import SqliteTables, owner_of
+from .tables import TOLERANCE, SqliteTables, owner_of
 from .writer import Writer
 
 T = TypeVar("T")
@@ -105,6 +106,8 @@ class SqliteStore(EngineStore):
         self._one_reader: Final = trio.CapacityLimiter(1)
         self._offset = 0.0  # from Trio's clock to the store's
         self._seen = 0  # the last version of the file that `_look_out` saw
+        self._of_machine = 0.0  # from the machine's monotonic clock to the store's
+        self._ahead = math.inf  # the store's time less Unix time, as `_look_out` saw it last
         self.guests: Final[list[EngineStore]] = []
         """The store objects of workers whose calls this one does; see `SqliteHost`."""
         self.leased: Final = False
@@ -170,6 +173,7 @@ class SqliteStore(EngineStore):
             self._begin, tables, opening, owner, moment
         )
         self._offset += now
+        self._of_machine = now - moment.machine
         self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
         self._writer = writer = Writer(
             self._path, tables, engine, self._check_files, self.patience, self._tell
@@ -400,6 +404,8 @@ class SqliteStore(EngineStore):
             if not works:
                 await self._wait_for_waiter()
             try:
+                if works:
+                    await self._follow_wall_clock()
                 now = await self._opened().act(_version, self._now(), write=False)
             except StoreUnavailableError:
                 now = self._seen  # the next call to the store raises the error
@@ -409,6 +415,20 @@ class SqliteStore(EngineStore):
                     store._wake_waiters()
             self._seen = now
             await trio.sleep(every * random.uniform(0.5, 1.0))
+
+    async def _follow_wall_clock(self) -> None:
+        """Move the jobs with a ``run_at`` if the wall clock was set, or the machine has slept."""
+        # not by Trio's clock, which passes by itself in a test
+        ahead = time.monotonic() + self._of_machine - time.time()
+        if abs(ahead - self._ahead) > TOLERANCE:
+            await self._transact(partial(_follow, ahead))
+            self._ahead = ahead
+
+
+def _follow(ahead: float, engine: Engine) -> None:
+    assert isinstance(engine.tables, SqliteTables)
+    if engine.tables.follow_wall_clock(ahead):
+        engine.look = True
 
 
 def _version(engine: Engine) -> int:

@@ -61,6 +61,9 @@ OUT_OF_ORDER: Final = 60.0
 
 A process reads the time, and may then wait for the transaction of another.
 """
+TOLERANCE: Final = 0.1
+"""Seconds by which the wall clock may be set before the jobs with a ``run_at`` follow it."""
+MOVED_AT_ONCE: Final = 1_000
 GREATEST: Final = 2**63 - 1
 CLOCK_STEP: Final = 1.0
 """Seconds by which the store's time may be ahead of the time in the file."""
@@ -333,6 +336,24 @@ class SqliteTables(SmallTables):
         if until is None:
             until = self._cache.parked_until = self._first_due(PARKED)
         return until
+
+    def follow_wall_clock(self, ahead: float) -> bool:
+        """Move the jobs that have a time of the wall clock; return whether there was one to move.
+
+        Args:
+          ahead: the store's time less Unix time.
+        """
+        moved = False
+        where = "state = 'parked' AND why = 'delay' AND abs(run_at + ? - due) > ? LIMIT ?"
+        self._flush()
+        while jobs := self._rows.select(where, (ahead, TOLERANCE, MOVED_AT_ONCE)):
+            for job in jobs:
+                assert job.run_at is not None
+                self.update(job, due=job.run_at + ahead)
+            self._flush()
+            moved = True
+        self._cache.parked_until = None
+        return moved
 
     def forget_due(self, now: float, limit: int) -> int:
         if self._kept_until() > now:
