@@ -5,7 +5,6 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-ALL := test,check,demo,bench,docs
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -14,19 +13,21 @@ STAMP := $(VENV)/.installed
 .DELETE_ON_ERROR:
 .PHONY: $(VENV) demo gateway node-modules test test-fast chaos check docs bench clean
 
-# A stamp for each set of extras, so that a target installs what it needs and no more. The stamp,
-# not the folder, says that a set is complete: an installation that broke off is done again, and so
-# is one that is older than pyproject.toml. The stamp of all extras stands for every set.
+# A stamp for each dependency group, so that a target installs what it needs and no more. The
+# stamp, not the folder, says that a group is complete: an installation that broke off is done
+# again, and so is one that is older than pyproject.toml. The stamp of `check`, which includes all
+# other groups, stands for each of them. pip 25.1 is the first that knows groups.
 # Standard output belongs to the demo alone, and so does standard input.
 define install
-	@echo "making $(VENV) with $(PYTHON): installing the extras $(1)" >&2
+	@echo "making $(VENV) with $(PYTHON): installing the group $(1)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) </dev/null >&2
-	@$(BIN)/python -m pip install --quiet --editable '.[$(1)]' </dev/null >&2
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip >= 25.1' </dev/null >&2
+	@$(BIN)/python -m pip install --quiet --editable . --group $(1) </dev/null >&2
 	@touch $@
 endef
 
 $(STAMP): pyproject.toml
-	$(call install,$(ALL))
+	$(call install,check)
 
 $(VENV)/.installed-%: pyproject.toml
 	$(call install,$*)
@@ -61,14 +62,23 @@ $(NODE_CLIENTS): $(CLIENTS)/package-lock.json
 
 node-modules: $(NODE) $(NODE_CLIENTS)
 
-test: $(STAMP) $(NODE) $(NODE_CLIENTS)
-	$(BIN)/coverage run -m pytest
-	$(BIN)/coverage report --fail-under=100
+# Without npm the tests that need its packages are skipped, as is each test that wants for something.
+NPM := $(shell command -v npm)
+
+# Most tests of real processes wait, so there are more workers than cores. A part of the tests has
+# no bound of coverage, nor has a run in which something was missing (tests/conftest.py).
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * min(os.cpu_count() or 1, 8))')
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+COVERAGE ?= --cov --cov-report=term $(if $(ARGS),,--cov-fail-under=100)
+
+test: $(call set,test) $(if $(NPM),$(NODE) $(NODE_CLIENTS))
+	$(BIN)/python -m pytest $(PARALLEL) $(COVERAGE) $(ARGS)
 
 # The core's tests without real processes and without `slow` ones, on a fifth of the examples and
-# seeds: under a minute, for use while one works.
-test-fast: $(STAMP)
-	CHAOS=0.2 $(BIN)/pytest -q -m "not slow and not real_processes" tests/contract tests/model tests/unit $(ARGS)
+# seeds: in half a minute, for use while one works.
+test-fast: $(call set,test)
+	CHAOS=0.2 $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not real_processes" \
+		tests/contract tests/model tests/unit $(ARGS)
 
 # The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives,
 # processes that are killed 1,000 times each over PostgreSQL and Valkey and 300 times over a served
@@ -92,8 +102,8 @@ CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 	$(addsuffix ::$(CANCELLED_CALLS),tests/durable/test_patience.py \
 	tests/durable/postgres/test_faults.py tests/durable/valkey/test_faults.py)
 
-chaos: $(STAMP)
-	CHAOS=20 LIVES=$(LIVES) KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
+chaos: $(call set,test)
+	CHAOS=20 THOROUGH=1 LIVES=$(LIVES) LIVES_PROCESSES=2 KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
 		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) CUTS=$(CUTS) \
 		$(BIN)/pytest -rP tests/model $(CHAOTIC) $(ARGS)
 
@@ -110,10 +120,10 @@ check: $(STAMP) $(NODE) docs
 	$(if $(wildcard tests/typing),$(PYRIGHT) tests/typing)
 
 # The site is docs/_build/index.html. No network is needed.
-docs: $(STAMP)
+docs: $(call set,docs)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
 
-bench: $(STAMP)
+bench: $(call set,bench)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:

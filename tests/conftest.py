@@ -1,4 +1,5 @@
-"""What every test shares: how its tasks are scheduled, how Hypothesis draws, when a skip is a lie.
+"""What every test shares: how its tasks are scheduled, how Hypothesis draws, which tests are run,
+and when a skip is a lie.
 
 Scheduling. In each pass Trio runs the tasks that are ready in an order drawn from a random
 generator of its own, `trio._core._run._r`, so that nobody comes to rely on one. Code that does
@@ -19,13 +20,15 @@ Trio offers no public way to this. Two private names are touched, here and in `s
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator
 
 import hypothesis
 import pytest
 import trio
 
-from tests.support.chaos import examples
+from tests.support.chaos import THOROUGH, examples
+from tests.support.needs import WANT, missing, need
 
 # Without this a pass only reverses the ready tasks or does not, and their first order depends on
 # the addresses of objects. With it they are sorted by age, then shuffled: every order comes up, and
@@ -35,6 +38,11 @@ trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True
 # A shell lets a command in the background ignore SIGINT. Tests send it, to themselves too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A terminal has the size that its test gives it. Readline, which pytest imports, sets these for the
+# processes that pytest starts, such as the workers of pytest-xdist.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
@@ -78,15 +86,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of real processes a second chance in CI; the summary names those that took it.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests and their order; give tests of real processes a second chance in CI.
 
     What a machine of many does to processes, terminals, sockets and a browser is not all in the
-    power of a test. Whoever works on one runs it without.
+    power of a test. Whoever works on one runs it without. The summary names those that took it.
     """
+    left_out = [item for item in items if item.get_closest_marker("thorough") and not THOROUGH]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    # Files whose tests wait come first: where workers share the tests, by the file, the others fill
+    # the time, and no worker waits alone at the end.
+    items.sort(key=lambda item: not item.get_closest_marker("real_processes"))
     for item in items:
         if IN_CI and item.get_closest_marker("real_processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        need(*mark.args)
+
+
+def pytest_report_header() -> list[str]:
+    """Name what is missing."""
+    what = ", ".join(missing())
+    return [f"not here: {what}; the tests that need it are not run"] if what else []
 
 
 def _fail_a_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -109,3 +136,29 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _fail_a_skip(report)
     return report
+
+
+def _not_run(reporter: pytest.TerminalReporter) -> Counter[str]:
+    """Return how many tests were skipped for want of each thing."""
+    reasons = [report.longrepr[2] for report in reporter.stats.get("skipped", [])]
+    return Counter(reason.rpartition(WANT)[2] for reason in reasons if WANT in reason)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside the hook of pytest-cov, which compares then
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Have no bound of coverage where something was missing."""
+    result = yield
+    measuring = session.config.pluginmanager.get_plugin("_cov")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if measuring is not None and reporter is not None and _not_run(reporter):
+        measuring.options.cov_fail_under = None
+    return result
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Say what was not run."""
+    if not_run := _not_run(terminalreporter):
+        told = ", ".join(f"{number} tests for want of {what}" for what, number in not_run.items())
+        begin = "failed" if exitstatus else "passed"
+        terminalreporter.write_line(f"{begin}; not run: {told}")

@@ -18,6 +18,7 @@ from tests.durable.postgres import clock as postgres_clock
 from tests.durable.postgres import server as postgres_server
 from tests.durable.valkey import clock as valkey_clock
 from tests.durable.valkey import server as valkey_server
+from tests.support.needs import need
 from trio_lanes import JobCancelledError, LaneDeadlockError
 from trio_lanes.agents import (
     DurableInbox,
@@ -49,6 +50,7 @@ _names = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[postgres_server.Server]:
+    need("PostgreSQL")
     program = postgres_server.programs()
     assert program is not None
     with closing_server(postgres_server.Server(program)) as server:
@@ -57,6 +59,7 @@ def postgres() -> Iterator[postgres_server.Server]:
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[valkey_server.Server]:
+    need("Valkey")
     with closing_server(valkey_server.Server(valkey_server.programs()["valkey"])) as server:
         yield server
 

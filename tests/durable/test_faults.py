@@ -24,6 +24,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_lanes.durable._rules.engine as durable_engine
 from tests.durable.deploys import deploy
+from tests.support.needs import WANT
 from tests.support.programs import PATIENCE
 from trio_lanes import LaneConfig, RateLimit, UnknownLaneError
 from trio_lanes.durable import (
@@ -555,13 +556,12 @@ REFUSED = """
 """
 
 
+@pytest.mark.needs("gcc")
 async def test_a_submission_that_was_refused_since_a_sync_failed_is_not_there_after_a_kill(
     tmp_path: Path,
 ) -> None:
     compiler = shutil.which("gcc")
-    if compiler is None:
-        assert not os.environ.get("CI")
-        pytest.skip("there is no gcc")
+    assert compiler is not None
     (tmp_path / "shim.c").write_text(NO_SYNC)
     shim = tmp_path / "shim.so"
     await trio.run_process([compiler, "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c"])
@@ -815,7 +815,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True
     )
     if mounted.returncode:
-        pytest.skip("a small disk can be mounted by root only")
+        pytest.skip(f"{WANT}a root that may mount a disk")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
 

@@ -47,17 +47,18 @@ def test_nothing_is_wrong_where_half_of_all_messages_are_lost(seed: int) -> None
 
 @pytest.mark.slow
 @pytest.mark.real_processes
-def test_nothing_is_wrong_in_a_thousand_lives() -> None:
-    """In processes of their own: two cores share the work, and no coverage is measured."""
-    each = number("LIVES", examples(1_000)) // 2
+def test_nothing_is_wrong_in_two_hundred_lives() -> None:
+    """In processes of their own, where no coverage is measured: `make chaos` has two."""
+    count = number("LIVES_PROCESSES", 1)
+    each = number("LIVES", examples(200)) // count
     command = [sys.executable, "-m", "tests.durable.lives"]
     processes = [
         subprocess.Popen([*command, f"{first}", f"{each}"], stdout=subprocess.PIPE, text=True)
-        for first in (1_000, 1_000_000)
+        for first in (1_000, 1_000_000)[:count]
     ]
     told = [process.communicate()[0] for process in processes]
     assert "".join(told) == ""
-    assert [process.returncode for process in processes] == [0, 0]
+    assert [process.returncode for process in processes] == [0] * count
 
 
 def test_the_same_life_is_the_same_every_time() -> None:

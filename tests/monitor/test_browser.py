@@ -6,14 +6,11 @@ it shows what it should.
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import socket
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,12 +25,13 @@ from playwright.sync_api import (
 )
 from trio.testing import wait_all_tasks_blocked
 
+from tests.support.needs import AXE, chromium
 from trio_lanes import Job, LaneConfig, Lanes, LanesStatistics, RateLimit, current_job, open_lanes
 from trio_lanes.durable import DurableLanes, MemoryStore, RetryPolicy, open_durable_lanes
 from trio_lanes.monitor import Role, serve_monitor
 from trio_lanes.monitor._app import MOST_VIEWERS
 
-pytestmark = pytest.mark.real_processes
+pytestmark = [pytest.mark.real_processes, pytest.mark.needs("Chromium")]
 
 PATIENCE = 120.0  # seconds, on a machine that has much else to do
 FLAGS = (
@@ -46,24 +44,9 @@ FLAGS = (
     "--disable-sync",
 )
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-AXE = Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"
 OPERATOR = "operator"  # of a viewer who may act: its name is in a header
 
 expect.set_options(timeout=PATIENCE * 1000 / 2)
-
-
-def in_ci(what: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"there is no {what}; .ci/run installs it")
-    pytest.skip(f"there is no {what}")
-
-
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        in_ci("chromium")
-    assert found is not None
-    return found
 
 
 class Stage:
@@ -110,6 +93,7 @@ async def browse_over(
 ) -> None:
     """Have ``drive`` use a browser over lanes that are open; then end their jobs."""
     executable = chromium()
+    assert executable is not None
 
     def who(connection: Any) -> Role:
         return "operate" if connection.headers.get("x-user") == OPERATOR else "read"
@@ -530,6 +514,7 @@ async def test_the_time_line_is_zoomed_and_frozen() -> None:
     await browse(drive, main=1)
 
 
+@pytest.mark.needs("npm")
 async def test_the_slider_shows_what_another_limit_would_have_done() -> None:
     def drive(stage: Stage) -> None:
         page = stage.open()
@@ -555,8 +540,6 @@ async def test_the_slider_shows_what_another_limit_would_have_done() -> None:
         page.evaluate(AXE.read_text("utf-8"))
         assert page.evaluate("() => axe.run('lanes-replay')")["violations"] == []
 
-    if not AXE.exists():
-        in_ci("axe-core")
     await browse(drive, main=1)
 
 
@@ -582,10 +565,8 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.needs("npm")
 async def test_a_checker_of_accessibility_finds_nothing_in_any_look() -> None:
-    if not AXE.exists():
-        in_ci("axe-core")
-
     def drive(stage: Stage) -> None:
         lanes = stage.lanes
 
@@ -615,10 +596,9 @@ async def test_a_checker_of_accessibility_finds_nothing_in_any_look() -> None:
     await browse(drive, main=3, cron=1)
 
 
+@pytest.mark.needs("npm")
 async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why() -> None:
     """Over durable lanes: also the checker of accessibility looks at what is theirs."""
-    if not AXE.exists():
-        in_ci("axe-core")
     heals: list[bool] = []
 
     async def fragile(payload: Any) -> None:

@@ -10,6 +10,7 @@ import hypercorn.trio
 import pytest
 import trio
 
+from tests.support.needs import WANT
 from trio_lanes import open_lanes
 from trio_lanes.monitor import serve_monitor
 
@@ -22,7 +23,7 @@ async def test_it_is_served_on_loopback_until_cancelled(host: str) -> None:
         try:
             socket.create_server((host, 0), family=socket.AF_INET6).close()
         except OSError:
-            pytest.skip("there is no IPv6 here")
+            pytest.skip(f"{WANT}IPv6")
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
 

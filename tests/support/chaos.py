@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 TIMES = float(os.environ.get("CHAOS", "1"))
+THOROUGH = os.environ.get("THOROUGH", "") not in ("", "0")
+"""Whether tests with the mark `thorough` are run: by `make chaos`, and by `.ci/run` as it says."""
 
 
 def examples(usual: int) -> int:

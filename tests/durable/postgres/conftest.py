@@ -1,10 +1,11 @@
 """One server for all tests of PostgreSQL; each test has a namespace of its own."""
 
 import itertools
-import os
 from collections.abc import Iterator
 
 import pytest
+
+from tests.support.needs import need
 
 from .server import Server, programs
 
@@ -13,10 +14,9 @@ _namespaces = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
+    need("PostgreSQL")
     found = programs()
-    if found is None and not os.environ.get("CI"):
-        pytest.skip("there is no PostgreSQL server here")
-    assert found is not None, "there is no PostgreSQL server here; install Debian's postgresql"
+    assert found is not None
     server = Server(found)
     try:
         server.start()

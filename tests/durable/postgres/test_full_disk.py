@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 import trio
 
+from tests.support.needs import WANT
 from trio_lanes.durable import PostgresStore, StoreUnavailableError, open_durable_lanes
 
 from .server import Server
@@ -27,7 +28,7 @@ def small_disk(server: Server, namespace: str) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True
     )
     if mounted.returncode:
-        pytest.skip("a small disk can be mounted by root only")
+        pytest.skip(f"{WANT}a root that may mount a disk")
     owner = server.folder.stat()
     os.chown(disk, owner.st_uid, owner.st_gid)
     yield disk

@@ -263,6 +263,7 @@ async def test_the_error_for_a_read_only_role_names_the_setting(server: Server) 
     assert "default_transaction_read_only=off" in str(error)
 
 
+@pytest.mark.needs("PostgreSQL")
 async def test_a_standby_is_refused() -> None:
     found = programs()
     assert found is not None

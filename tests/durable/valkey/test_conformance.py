@@ -35,11 +35,13 @@ TestValkeyStore = durable_store_suite(
     clock=VALKEY.clock,  # type: ignore[arg-type]
     pause=0.01,
 )
-TestValkeyStoreOnRedis = pytest.mark.usefixtures("redis")(
-    durable_store_suite(
-        REDIS.store,
-        clock=REDIS.clock,  # type: ignore[arg-type]
-        pause=0.01,
+TestValkeyStoreOnRedis = pytest.mark.thorough(
+    pytest.mark.usefixtures("redis")(
+        durable_store_suite(
+            REDIS.store,
+            clock=REDIS.clock,  # type: ignore[arg-type]
+            pause=0.01,
+        )
     )
 )
 

@@ -353,6 +353,7 @@ async def test_a_submission_that_no_replica_has_is_not_acknowledged(
             replica.remove()
 
 
+@pytest.mark.needs("Valkey")
 async def test_after_a_failover_to_older_data_instances_and_server_agree_again(
     namespace: str,
 ) -> None:

@@ -18,7 +18,12 @@ from .lua_lines import SEEN, noting, statements
 from .place import Place
 from .server import Server, programs
 
-pytestmark = [pytest.mark.real_processes, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.real_processes,
+    pytest.mark.slow,
+    pytest.mark.thorough,
+    pytest.mark.needs("Valkey"),
+]
 LIVES = 12
 PLACE = Place()
 

@@ -11,12 +11,13 @@ import trio
 from tests.durable.kill_program import LANES
 from tests.durable.kills import killing
 from tests.support.chaos import number
+from tests.support.needs import need
 from trio_lanes.durable import ValkeyStore, open_durable_lanes
 
 from .proxy import Proxy
-from .server import FAKETIME, Server, programs
+from .server import Server, programs
 
-pytestmark = pytest.mark.real_processes
+pytestmark = [pytest.mark.real_processes, pytest.mark.needs("Valkey")]
 
 
 @pytest.mark.slow
@@ -40,8 +41,8 @@ HOUR = 3600
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["always", "everysec", "machine", "clock"])
 async def test_a_server_that_is_killed_while_processes_run_jobs(tmp_path: Path, how: str) -> None:
-    if how == "clock" and FAKETIME is None:
-        pytest.skip("there is no libfaketime here; install Debian's package of that name")
+    if how == "clock":
+        need("libfaketime")
     fsync = "always" if how in ("always", "clock") else "everysec"
     server = Server(programs()["valkey"], appendfsync=fsync)
     deaths = number("KILLS_SERVER", 3)

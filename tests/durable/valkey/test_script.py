@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import trio
 
+from tests.support.needs import need
 from trio_lanes.durable import (
     DurableLanes,
     NoRetry,
@@ -84,6 +85,7 @@ async def test_a_user_who_may_not_wait_for_replicas_is_refused_at_opening(
 @pytest.fixture
 def old_server(tmp_path: Path) -> Iterator[Server]:
     """A server that has no functions, as before version 7.0."""
+    need("Valkey")
     (tmp_path / "conf").write_text('rename-command FCALL ""\n')
     server = Server(programs()["valkey"], include=str(tmp_path / "conf"))
     try:

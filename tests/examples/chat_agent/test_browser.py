@@ -6,12 +6,9 @@ until it shows what it should.
 """
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import pytest
 import trio
@@ -22,10 +19,10 @@ from examples.chat_agent.tour import CARDS
 from examples.chat_agent.web.server import listen, run_web
 from tests.examples.chat_agent.held_model import HeldModel
 from tests.examples.chat_agent.test_tour import SEEN
+from tests.support.needs import AXE, chromium
 
-pytestmark = pytest.mark.real_processes
+pytestmark = [pytest.mark.real_processes, pytest.mark.needs("Chromium")]
 
-AXE = Path(__file__).parents[3] / "node_modules/axe-core/axe.min.js"
 PATIENCE = 300.0  # seconds, on a machine that has much else to do
 FLAGS = (
     "--no-sandbox",
@@ -103,21 +100,10 @@ class Tab:
         expect(self.chat(session).locator(".state")).to_have_text(text)
 
 
-def in_ci(what: str) -> NoReturn:
-    """Skip a test, but where CI is to have what it needs."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"there is no {what}; .ci/run installs it")
-    pytest.skip(f"there is no {what}")
-
-
-def chromium() -> str:
-    """The browser."""
-    return shutil.which("chromium") or shutil.which("chromium-browser") or in_ci("chromium")
-
-
 async def browse(drive: Callable[[Browser], None], turns: int = 4) -> None:
     """Have `drive` use a browser, in a thread, while a server serves."""
     executable = chromium()
+    assert executable is not None
     listener = listen(0)
     url = "http://{}:{}/".format(*listener.getsockname())
     model = HeldModel()
@@ -217,10 +203,8 @@ async def test_enter_that_ends_a_composition_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.needs("npm")
 async def test_axe_finds_no_fault(scheme: Literal["light", "dark"]) -> None:
-    if not AXE.exists():
-        in_ci("axe-core")
-
     def drive(browser: Browser) -> None:
         tab = browser.open("ann", "ben")
         tab.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -419,6 +403,7 @@ async def test_what_users_write_is_shown_as_they_wrote_it_and_never_run() -> Non
     await browse(drive)
 
 
+@pytest.mark.needs("npm")
 async def test_the_tour_plays_on_the_page_beside_a_running_answer() -> None:
     def drive(browser: Browser) -> None:
         tab = browser.open("ann")
@@ -432,7 +417,7 @@ async def test_the_tour_plays_on_the_page_beside_a_running_answer() -> None:
             cards.nth(number).get_by_role("button", name=f"play {card.name}").click()
             words, last = SEEN[card.name][1].strip().splitlines(), cards.nth(number).locator("pre")
             expect(last).to_contain_text(words[-1].strip())
-        tab.page.evaluate(AXE.read_text("utf-8") if AXE.exists() else in_ci("axe-core"))
+        tab.page.evaluate(AXE.read_text("utf-8"))
         found = tab.page.evaluate("() => axe.run('#tour')")["violations"]
         assert not [(f["id"], n["html"], n["any"][:1]) for f in found for n in f["nodes"]]
         tab.page.get_by_role("button", name="close the tour").click()

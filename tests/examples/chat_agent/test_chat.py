@@ -7,9 +7,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 import trio
 
+from examples.chat_agent import limits as chat_limits
+from examples.chat_agent import sessions
 from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.chat import run_chat
-from examples.chat_agent.limits import MAX_WAITING, Limits
+from examples.chat_agent.limits import Limits
 from examples.chat_agent.model import Event, Message, Model
 from examples.chat_agent.screen import Screen
 from tests.examples.chat_agent.typed import FOREVER, Line, Script
@@ -350,19 +352,32 @@ async def test_when_nobody_is_left_what_waits_for_approval_is_not_allowed(
 # Bounds
 
 
+FEW = 100
+
+
+@pytest.fixture
+def few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the messages may wait, so that a script of too many is not long."""
+    monkeypatch.setattr(chat_limits, "MAX_WAITING", FEW)
+    monkeypatch.setattr(sessions, "MAX_WAITING", FEW)
+    monkeypatch.setitem(sessions.Sessions.__init__.__kwdefaults__, "cap", FEW)
+
+
+@pytest.mark.usefixtures("few_may_wait")
 async def test_more_than_may_wait_in_a_paused_lane_is_refused(autojump_clock: object) -> None:
-    lines = await shown("/pause", *(f"number {n}" for n in range(MAX_WAITING + 2)))
+    lines = await shown("/pause", *(f"number {n}" for n in range(FEW + 2)))
     assert lines.count("me * too many wait: a message is dropped") == 2
     assert "resuming main, subagent, tools: no user is left to do it" in lines
     answered = [line for line in lines if line.startswith("me | ")]
-    assert len(answered) == MAX_WAITING
+    assert len(answered) == FEW
 
 
+@pytest.mark.usefixtures("few_may_wait")
 async def test_a_long_script_is_read_only_as_fast_as_it_is_answered(
     autojump_clock: object,
 ) -> None:
-    lines = await shown(*(f"/as user{n % 50} number {n}" for n in range(3 * MAX_WAITING)))
-    assert len(lines) == 3 * MAX_WAITING
+    lines = await shown(*(f"/as user{n % 50} number {n}" for n in range(3 * FEW)))
+    assert len(lines) == 3 * FEW
     assert not [line for line in lines if line.startswith("!")]
 
 

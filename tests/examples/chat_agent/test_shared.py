@@ -10,6 +10,7 @@ from examples.chat_agent import events
 from examples.chat_agent.model import ToolCall
 from examples.chat_agent.shared import from_json, to_json
 from tests.durable.valkey.server import Server, programs
+from tests.support.needs import need
 from tests.support.programs import Program, running
 from trio_lanes.agents import Conversation, SharedTranscripts
 from trio_lanes.durable import ValkeyStore, open_durable_lanes
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.real_processes
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"):
         monkeypatch.delenv(name, raising=False)
+    need("Valkey")
     server = Server(programs()["valkey"])
     try:
         server.start()

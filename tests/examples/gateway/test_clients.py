@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.needs import need
+
 from .gateways import CLIENTS, NODE, client, gateway, upstream
 
 pytestmark = [pytest.mark.real_processes]
@@ -23,8 +25,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def with_node() -> None:
-    if not (NODE / "node_modules").exists():
-        pytest.skip("the packages for Node are not installed: make node-modules")
+    need("npm")
 
 
 ONE_SLOT = ["simple", "conversation", "previous", "stream", "background", "cancel", "hang_up"]

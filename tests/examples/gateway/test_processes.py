@@ -18,6 +18,7 @@ import trio
 from examples.chat_agent.openai_server import Endpoint, serve
 from tests.durable.postgres.server import Server, programs
 from tests.support.chaos import examples
+from tests.support.needs import need
 
 from .gateways import program
 from .test_background import Reader, said
@@ -221,10 +222,9 @@ def test_several_processes_need_a_folder() -> None:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Server]:
+    need("PostgreSQL")
     found = programs()
-    if found is None and not os.environ.get("CI"):
-        pytest.skip("there is no PostgreSQL server here")
-    assert found is not None, "there is no PostgreSQL server here; install Debian's postgresql"
+    assert found is not None
     server = Server(found)
     try:
         server.start()

@@ -1,0 +1,51 @@
+"""What tests need besides packages of Python: servers, a browser, a compiler.
+
+A test that needs one has the mark ``needs("Chromium")``, or a fixture that calls `need`. Where it
+is missing the test is skipped; `make test` names what is missing at its start, and at its end how
+many tests were not run for want of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.durable.postgres import server as postgres
+from tests.durable.valkey import server as valkey
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "node_modules/axe-core/axe.min.js"
+NODE_CLIENTS = ROOT / "tests/examples/gateway/clients/node/node_modules"
+WANT = "for want of "
+"""How a reason begins for which a test is skipped."""
+
+
+def chromium() -> str | None:
+    """Return the path of the browser, if it is here."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+HERE: dict[str, Callable[[], object]] = {
+    "npm": lambda: shutil.which("node") and AXE.exists() and NODE_CLIENTS.exists(),
+    "Chromium": chromium,
+    "PostgreSQL": postgres.programs,
+    "Valkey": lambda: "valkey" in valkey.programs(),
+    "Redis": lambda: "redis" in valkey.programs(),
+    "libfaketime": lambda: valkey.FAKETIME,
+    "gcc": lambda: shutil.which("gcc"),
+}
+"""Whether a thing is here, by its name."""
+
+
+def missing() -> list[str]:
+    """Return the names of what is not here."""
+    return [what for what, is_here in HERE.items() if not is_here()]
+
+
+def need(what: str) -> None:
+    """Skip the test that asks, where that is not here."""
+    if not HERE[what]():
+        pytest.skip(WANT + what)
