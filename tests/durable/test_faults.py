@@ -737,6 +737,31 @@ async def test_another_process_that_holds_the_file_delays_new_jobs_and_loses_not
         assert (await running.status()).crashes == 0
 
 
+async def test_a_look_is_answered_while_another_process_holds_the_file_also_beside_refused_acts(
+    tmp_path: Path,
+) -> None:
+    path, found = tmp_path / "jobs.db", []
+    store = SqliteStore(path, busy_timeout=0.5)
+    async with open_durable_lanes(store, {"echo": echo}, worker=False) as lanes:
+        job = await lanes.submit("echo", 1)
+
+        async def submit() -> None:
+            with pytest.raises(StoreUnavailableError, match="locked"):
+                await lanes.submit("echo", "refused")
+
+        async def look() -> None:
+            found.append((await job.status()).state)
+
+        other = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
+        other.execute("BEGIN IMMEDIATE")
+        async with trio.open_nursery() as nursery:  # while the first waits, the others pile up
+            for call in (submit, submit, look, submit, look):
+                nursery.start_soon(call)
+        other.close()
+        assert found == [DurableState.WAITING] * 2
+        assert [one.id for one in await lanes.jobs()] == [job.id]
+
+
 async def test_a_job_too_large_for_the_disk_fails_alone(tmp_path: Path, limited: None) -> None:
     async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {"echo": echo}) as lanes:
         await lanes.pause("main")

@@ -3,7 +3,8 @@
 * The rules refuse an act before they write, so a refused act fails alone.
 * If the disk refuses the transaction, or an act fails halfway, the transaction is rolled back and
   each act is repeated in a transaction of its own. So an act that is too large for a nearly full
-  disk fails alone. A transaction that cannot begin, since another process writes, is not repeated.
+  disk fails alone. A transaction that cannot begin, since another process writes, is not repeated;
+  but the acts in it that only look are done in a transaction of their own, which needs no lock.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class Writer(ActThread):
                 for act in acts:
                     self._do([act])
                 return
+            looks = [act for act in acts if not act.write]
+            if looks and len(looks) < len(acts) and not damaged:
+                self._do(looks)  # these need no lock that another process could hold
+                acts = [act for act in acts if act.write]
             if isinstance(error, sqlite3.Error):
                 failed = looked_at_again(self._path, error)  # once for all acts
             for act in acts:
