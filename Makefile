@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo gateway node-modules test test-fast chaos check docs bench clean
+.PHONY: $(VENV) demo gateway node-modules test test-fast test-lowest chaos check docs bench clean
 
 # A stamp for each dependency group, so that a target installs what it needs and no more. The
 # stamp, not the folder, says that a group is complete: an installation that broke off is done
@@ -73,6 +73,20 @@ COVERAGE ?= --cov --cov-report=term $(if $(ARGS),,--cov-fail-under=100)
 
 test: $(call set,test) $(if $(NPM),$(NODE) $(NODE_CLIENTS))
 	$(BIN)/python -m pytest $(PARALLEL) $(COVERAGE) $(ARGS)
+
+# The same tests with the lowest versions that pyproject.toml allows, which uv can choose.
+LOWEST := $(VENV)-lowest
+
+$(LOWEST)/.installed: pyproject.toml
+	@echo "making $(LOWEST) with $(PYTHON): the lowest versions" >&2
+	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST) </dev/null >&2
+	@$(LOWEST)/bin/python -m pip install --quiet uv </dev/null >&2
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct \
+		-r pyproject.toml --all-extras --group test --editable . </dev/null >&2
+	@touch $@
+
+test-lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 # The core's tests without real processes and without `slow` ones, on a fifth of the examples and
 # seeds: in half a minute, for use while one works.

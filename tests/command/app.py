@@ -88,6 +88,7 @@ def served() -> AbstractAsyncContextManager[DurableLanes]:
         {"note": note},
         {"main": 8},
         capacity=8,
+        lease_ttl=float(os.environ.get("TEST_LEASE", "30")),
         max_crashes=1_000,
     )
 

@@ -18,6 +18,7 @@ import trio
 
 from tests.command.test_processes import Program
 from tests.support.chaos import examples
+from tests.support.programs import PATIENCE
 from trio_lanes.command import main
 from trio_lanes.durable import SqliteStore, open_durable_lanes
 
@@ -42,11 +43,14 @@ def start() -> Iterator[Callable[..., Program]]:
         program.close()
 
 
-def served(start: Callable[..., Program], path: Path, number: int, *options: str) -> Program:
+def served(
+    start: Callable[..., Program], path: Path, number: int, *options: str, lease: float = 30
+) -> Program:
     parent = start(
         *("worker", "tests.command.app:served", f"--processes={number}", f"--store=sqlite:{path}"),
         *options,
         TEST_JOBS=str(path),
+        TEST_LEASE=str(lease),
     )
     parent.see("is ready", times=number)
     return parent
@@ -78,7 +82,7 @@ def statuses(path: Path) -> list[tuple[int, str, int, int]]:
 
 
 def wait_until_all_have_ended(path: Path) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + PATIENCE
     while any(state in ("waiting", "running", "parked") for _, state, *_ in statuses(path)):
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -122,7 +126,7 @@ def test_a_process_that_is_killed_costs_its_runs_one_crash_each_and_nothing_else
     start: Callable[..., Program], path: Path
 ) -> None:
     chance = random.Random(5)
-    parent = served(start, path, 2, "--grace=5")
+    parent = served(start, path, 2, "--grace=5", lease=3600)  # for which nothing waits
     kills = examples(3)
     total = 0
     for kill in range(kills):
@@ -131,10 +135,8 @@ def test_a_process_that_is_killed_costs_its_runs_one_crash_each_and_nothing_else
         time.sleep(chance.random() * 0.3)
         number = kill % 2 + 1
         os.kill(pids(parent, 2)[number], signal.SIGKILL)
-        began = time.monotonic()
         parent.see(f"process {number}, pid .* was ended by SIGKILL")
         parent.see(f"process {number} is ready")
-        assert time.monotonic() - began < 25  # and not the 30 s of a lease
     wait_until_all_have_ended(path)
     parent.send(signal.SIGTERM)
     assert parent.ended() == 0
@@ -149,14 +151,14 @@ def test_a_process_that_is_killed_costs_its_runs_one_crash_each_and_nothing_else
 def test_processes_end_when_their_parent_is_killed(
     start: Callable[..., Program], path: Path
 ) -> None:
-    parent = served(start, path, 2, "--grace=0")
+    parent = served(start, path, 2, "--grace=0", lease=3)
     children = pids(parent, 2).values()
     submit(path, 60, 61)
     parent.see("begins", times=2)
     parent.send(signal.SIGKILL)
     parent.ended()
-    until = time.monotonic() + 60
-    while any(map(lives, children)):  # within a lease of 30 s, on a quiet machine
+    until = time.monotonic() + PATIENCE
+    while any(map(lives, children)):  # within a lease, on a quiet machine
         assert time.monotonic() < until
         time.sleep(0.05)
     again = served(start, path, 2)  # the file is free

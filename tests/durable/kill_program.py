@@ -31,7 +31,7 @@ from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.sockets import connect_unix
 
 LANES = {"main": 12, "few": 2}  # four workers have a capacity of 16
-LEASE = float(os.environ.get("KILLS_LEASE", "6"))
+LEASE = float(os.environ.get("KILLS_LEASE", "3"))
 AHEAD = float(os.environ.get("KILLS_CLOCK", "0"))
 """Seconds by which the wall clock of every second process is ahead."""
 STALLED = 0.05 * LEASE

@@ -87,7 +87,7 @@ async def test_a_process_that_keeps_the_file_locked_delays_no_call_for_longer(
         async with trio.open_nursery() as nursery:
             for _ in range(20):
                 nursery.start_soon(submit)
-        assert trio.current_time() - began < 20  # not 20 times the 2.4 s for one transaction
+        assert trio.current_time() - began < 40  # not 20 times the 2.4 s for one transaction
         assert not any(error.unknown for error in errors)
         other.close()
         assert (await lanes.statistics()).waiting == 0

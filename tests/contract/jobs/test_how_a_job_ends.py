@@ -1,5 +1,7 @@
 """How a job ends, and what its handle and its waiters are told: every row, and its borders."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any

@@ -134,7 +134,7 @@ async def test_an_answer_that_is_lost_in_the_commit_is_unknown_and_the_ticket_de
 async def test_a_server_that_does_not_answer_is_left_after_the_patience(
     server: Server, namespace: str
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace, patience=0.5)
+    store = PostgresStore(server.dsn(), namespace=namespace, patience=2)
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         await lanes.submit("a")
         (writer,) = pids(server, namespace, "COMMIT%")
@@ -157,7 +157,7 @@ async def unavailable(lanes: Any, name: str = "a") -> None:
 async def test_a_lock_that_another_client_holds_delays_calls_and_then_refuses_them(
     server: Server, namespace: str
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace, patience=0.8)
+    store = PostgresStore(server.dsn(), namespace=namespace, patience=3)
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         with psycopg.connect(server.dsn()) as other:
             other.execute(f"SELECT FROM {namespace}.meta FOR UPDATE".encode())
@@ -172,7 +172,7 @@ async def test_a_lock_that_another_client_holds_delays_calls_and_then_refuses_th
 async def test_a_client_that_stands_still_in_a_transaction_is_ended_by_the_server(
     server: Server, namespace: str
 ) -> None:
-    still, well = (PostgresStore(server.dsn(), namespace=namespace, patience=1) for _ in range(2))
+    still, well = (PostgresStore(server.dsn(), namespace=namespace, patience=3) for _ in range(2))
     begun, go_on = trio.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
 

@@ -186,7 +186,7 @@ async def test_payloads_that_no_claim_has_room_for_are_not_read(
 async def test_acts_that_wait_behind_a_call_for_too_long_are_refused(
     server: Server, namespace: str
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace, patience=0.5)
+    store = PostgresStore(server.dsn(), namespace=namespace, patience=2)
     go_on = threading.Event()
 
     async def slow() -> None:

@@ -77,8 +77,9 @@ async def test_a_server_that_is_killed_while_processes_run_jobs(tmp_path: Path, 
 
 @pytest.mark.slow
 async def test_cuts_between_four_processes_and_the_server_repeat_nothing(
-    server: Server, namespace: str, tmp_path: Path
+    server: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KILLS_LEASE", "60")  # a process that stands still loses no run
     proxy, most = Proxy(server.port), number("CUTS", 40)
     store = ValkeyStore(server.url, namespace=namespace, patience=60)
 
@@ -101,6 +102,7 @@ async def test_cuts_between_four_processes_and_the_server_repeat_nothing(
 async def test_a_rolling_sigterm_and_wrong_clocks_repeat_nothing_and_count_no_crash(
     server: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KILLS_LEASE", "60")  # a process that stands still loses no run
     monkeypatch.setenv("KILLS_CLOCK", "3600")  # the clocks of processes decide nothing
     store = ValkeyStore(server.url, namespace=namespace, patience=60)
     address = f"{server.url}#{namespace}"

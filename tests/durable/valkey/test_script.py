@@ -129,7 +129,7 @@ async def test_a_user_who_may_run_no_script_is_refused(own_server: Server, names
 async def test_a_server_that_takes_no_writes_can_be_read(
     own_server: Server, namespace: str, setting: str
 ) -> None:
-    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=2)
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         job = await lanes.submit("echo")
         own_server.ask("CONFIG", "SET", setting, "1")
@@ -228,7 +228,7 @@ async def test_functions_that_are_lost_again_and_again_are_unavailable(
 async def test_a_connection_that_hangs_while_functions_are_loaded_is_cut(
     own_server: Server, namespace: str
 ) -> None:
-    store = ValkeyStore(own_server.url, namespace=namespace, patience=0.5)
+    store = ValkeyStore(own_server.url, namespace=namespace, patience=2)
     lost = b"FCALL", "lost"
     with trio.fail_after(60):
         async with open_durable_lanes(store, {}, worker=False) as lanes:
