@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ from trio_lanes.durable import (
     SubmittedJob,
     open_durable_lanes,
 )
+from trio_lanes.durable._postgres.link import Link
 from trio_lanes.durable._postgres.listener import Listener
 from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
@@ -472,3 +474,32 @@ def test_opening_that_is_cancelled_while_the_server_stands_still_ends_within_the
         stand_still=stand_still,
         go_on=go_on,
     )
+
+
+async def test_a_server_that_stands_still_when_it_is_connected_is_left_after_the_patience(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_cut, still = Link._let_cut, []
+
+    def stand_still(link: Link, connection: psycopg.Connection) -> None:
+        let_cut(link, connection)
+        still.append(connection.info.backend_pid)
+        os.kill(still[-1], signal.SIGSTOP)
+
+    monkeypatch.setattr(Link, "_let_cut", stand_still)
+    try:
+        with trio.fail_after(30), pytest.raises(StoreUnavailableError):
+            store = PostgresStore(server.dsn(), namespace=namespace, patience=0.3)
+            async with open_durable_lanes(store, {}):
+                raise AssertionError
+    finally:
+        for pid in still:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_server_that_takes_no_connection_is_unavailable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/postgres"
+        with trio.fail_after(30), pytest.raises(StoreUnavailableError):
+            async with open_durable_lanes(PostgresStore(dsn, patience=0.3), {}):
+                raise AssertionError
