@@ -32,12 +32,14 @@ from trio_lanes.agents import (
 )
 from trio_lanes.durable import (
     DurableJobError,
+    DurableLanes,
     JobDeadError,
     MemoryStore,
     PayloadError,
     PostgresStore,
     RetryPolicy,
     SqliteStore,
+    StoreUnavailableError,
     ValkeyStore,
     open_durable_lanes,
 )
@@ -729,6 +731,75 @@ async def test_messages_beyond_those_that_a_turn_looks_at_wait_for_the_older_one
         for one in receipts:
             await one.settled()
         assert stage.log == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
+
+
+async def test_an_interrupt_behind_many_messages_is_the_next_claim(
+    stage: DurableStage, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("inbox", "turn"):  # it is behind those that a look shows
+        monkeypatch.setattr(f"trio_lanes.agents._durable.{module}.MOST", 5)
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP, cap=math.inf)
+        await inbox.post("gate 1")
+        await stage.settle()
+        others = [await inbox.post(f"f{n}") for n in range(12)]
+        for stop in ("gate stop", "gate again"):
+            await inbox.post(stop, when_busy=WhenBusy.INTERRUPT, group="g")
+            await stage.settle()
+        assert stage.log == [
+            *(["gate 1"], "gate 1 is cancelled"),
+            *(["gate stop"], "gate stop is cancelled"),
+            ["gate again"],
+        ]
+        assert stage.turns[-1].group == "g"
+        for one in others:
+            assert one.job is not None
+            assert (await one.job.status()).history == ()  # no run was wasted on it
+        stage.gate("gate again").set()
+        await others[-1].settled()
+        assert stage.log[5:] == [[f"f{n}"] for n in range(12)]
+
+
+async def test_an_interrupt_whose_poster_dies_at_once_overtakes_all_the_same(
+    stage: DurableStage, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(lanes: DurableLanes, id: int) -> bool:
+        raise StoreUnavailableError("the process was killed")
+
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        await inbox.post("gate 1")
+        await stage.settle()
+        others = [await inbox.post(text) for text in ("f1", "f2", "f3")]
+        with monkeypatch.context() as patch, pytest.raises(StoreUnavailableError):
+            patch.setattr(DurableLanes, "put_first", dies)
+            await inbox.post("stop", when_busy=WhenBusy.INTERRUPT)
+        stage.gate("gate 1").set()
+        await others[-1].settled()
+        assert stage.log == [["gate 1"], ["stop"], ["f1"], ["f2"], ["f3"]]
+
+
+async def test_an_interrupt_leaves_a_job_that_is_no_message_alone(
+    stage: DurableStage, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.agents._durable.inbox.MOST", 2)
+    go = trio.Event()
+
+    async def other(payload: object) -> None:
+        await go.wait()
+
+    handlers = {"answer": inbox_handler(stage.handler), "other": other}
+    async with open_durable_lanes(stage.store, handlers, {"main": 4}, grace=0) as stage.lanes:
+        job = await stage.lanes.submit("other", session="alice")
+        await stage.settle()
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        for text in ("f1", "f2"):
+            await inbox.post(text)
+        assert await stage.lanes.put_first(job.id) is False
+        stop = await inbox.post("stop", when_busy=WhenBusy.INTERRUPT)
+        go.set()
+        assert await job.wait() is None
+        assert brief(await stop.settled()) == ("ran", "answer to stop")
 
 
 class _Passes(trio.abc.Instrument):

@@ -213,8 +213,10 @@ class DurableInbox:
             return self._receipt(id, conflict.id)
         others = [(one.job, REPLACED, False) for one in replaced]
         others += [(one.job, DROPPED, False) for one in dropped]
-        if mode is WhenBusy.INTERRUPT:
-            others += [(one, f"interrupted by {id}", True) for one in _to_abort(found)]
+        if mode is WhenBusy.INTERRUPT and found:
+            await self._lanes.put_first(job.id)
+            aborted = await self._running(found)
+            others += [(one, f"interrupted by {id}", True) for one in aborted]
         if others and (await job.status()).state in _LIVE:  # else the store remembers its end
             for other, reason, running in others:
                 await self._lanes.cancel(other, reason, running=running)
@@ -257,6 +259,13 @@ class DurableInbox:
     async def _messages(self) -> list[Message]:
         return messages_of(await self._lanes.queue(self.session, MOST), self.handler)
 
+    async def _running(self, found: list[Message]) -> list[int]:
+        """Return the job of the turn that an interrupt aborts, as one item, or nothing."""
+        if len(found) < MOST or any(one.state is DurableState.RUNNING for one in found):
+            return _to_abort(found)
+        status = await self._lanes.running(self.session)  # it may be behind those that were found
+        return [] if status is None or status.name != self.handler else [status.id]
+
     def _receipt(self, id: str, job: int) -> DurableReceipt:
         return DurableReceipt(self, id, self._lanes.job(job))
 
@@ -265,7 +274,7 @@ class DurableInbox:
 
 
 def _to_abort(found: list[Message]) -> list[int]:
-    """Return the job of the turn that an interrupt aborts, as one item, or nothing.
+    """Return the job that runs, as one item, or nothing.
 
     A job that runs has no turn if it is not first: it is about to go to the tail. If an older
     interrupt waits, its poster aborts the turn.

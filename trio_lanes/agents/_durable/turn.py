@@ -6,9 +6,10 @@ Each message is one job in its session. The session runs one job at a time, in o
 a job is alone with the queue behind it. When a run begins, it reads the queue, and then:
 
 * A message that is not first goes to the tail of the session (`Retry` with ``order="requeue"``).
-  First is the oldest interrupt, else the oldest message. So interrupts overtake, and after them the
-  messages come round in the order of acceptance again. This costs one claim for each message that
-  is passed.
+  First is the oldest interrupt, else the oldest message. The poster of an interrupt puts its job
+  first in the session, so it is the next that is claimed. If the poster dies before it has done
+  that, the interrupt overtakes in this way: with one claim for each message that is passed, and
+  after it the messages come round in the order of acceptance again.
 * A collected message that is not due waits until it is (`Retry`), and keeps its place.
 * Otherwise the turn begins. It takes the messages that it shares the turn with, and those that an
   overflow summarizes, in one act of the store, which is also its first checkpoint. If a message
@@ -28,7 +29,7 @@ Steers need no channel to the run. They wait as every message does, and the run 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import trio
@@ -181,7 +182,7 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
             )
         kept = run.checkpoint_data
         if kept is None:
-            kept = await _begin(run)
+            kept = await _begin(run, payload)
         return await handler(DurableTurn(run, kept))
 
     serve.__name__ = getattr(handler, "__name__", repr(handler))
@@ -189,7 +190,7 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
     return serve
 
 
-async def _begin(run: DurableRun) -> dict[str, Any]:
+async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Decide what the run handles. Return its first checkpoint, which has all messages."""
     most: float = math.inf  # messages that share the turn
     summarize = True
@@ -197,8 +198,10 @@ async def _begin(run: DurableRun) -> dict[str, Any]:
         queue = messages_of(await run.queue(MOST), run.name)
         own = next((one for one in queue if one.job == run.id), None)
         if own is None:
-            # more messages of the session wait than one look shows, and this one was requeued
-            raise Retry(0.0, counts=False, order="requeue")
+            # more messages of the session wait than one look shows, and this one was put first
+            if payload["mode"] == WhenBusy.INTERRUPT:
+                return _kept([[payload["id"], payload["message"]]], payload["group"])
+            raise Retry(0.0, counts=False, order="requeue")  # or was requeued
         others = [one for one in queue if one.state is not DurableState.RUNNING]
         if any(one.state is DurableState.WAITING and one.order < own.order for one in others):
             raise Retry(0.0, counts=False, order="requeue")
@@ -220,13 +223,7 @@ async def _begin(run: DurableRun) -> dict[str, Any]:
         if victims:
             text = "\n".join(one_line(one.content) for one in victims)
             messages.insert(0, [victims[0].id, text])
-        kept = {
-            "messages": messages,
-            "summarized": bool(victims),
-            "group": unit[0].rules.group,
-            "steers": [],
-            "data": None,
-        }
+        kept = _kept(messages, unit[0].rules.group, summarized=bool(victims))
         try:
             # stored, even if it is alone: else messages that come later could join the next attempt
             if not (taken or own.is_collected) or await run.take(taken, kept):
@@ -236,6 +233,19 @@ async def _begin(run: DurableRun) -> dict[str, Any]:
                 most = len(unit) // 2
             else:
                 summarize = False
+
+
+def _kept(
+    messages: list[list[Any]], group: str | None, *, summarized: bool = False
+) -> dict[str, Any]:
+    """Return the first checkpoint of a turn."""
+    return {
+        "messages": messages,
+        "summarized": summarized,
+        "group": group,
+        "steers": [],
+        "data": None,
+    }
 
 
 def _unit(waiting: list[Message], rules: Rules | None) -> tuple[list[Message], list[Message]]:

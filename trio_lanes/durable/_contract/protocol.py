@@ -317,6 +317,13 @@ class Store(Protocol):
         Return False if the job had ended; with ``running=False`` also if it runs.
         """
 
+    async def put_first(self, id: int, ticket: str) -> bool:
+        """Put a waiting job before the other waiting jobs of its session.
+
+        Jobs that were put first keep the order in which they were. Return False if the job does not
+        wait, or has no session.
+        """
+
     async def abort(self, session: str, outcome: str, ticket: str) -> bool:
         """Record the cancellation of the job that runs in a session; jobs that wait are left.
 

@@ -240,6 +240,15 @@ class DurableLanes(Endable):
         _check.boolean("running", running)
         return await self._store.cancel(_check.whole("id", id), outcome, new_ticket(), running)
 
+    async def put_first(self, id: int) -> bool:
+        """Put a job that waits before the other waiting jobs of its session.
+
+        Several jobs that are put first keep the order in which they were. A job that runs, or holds
+        the session closed between attempts, stays before it. Return False if the job does not wait,
+        or has no session; nothing has changed then. A checkpoint.
+        """
+        return await self._store.put_first(_check.whole("id", id), new_ticket())
+
     async def abort(self, session: str, reason: str | None = None) -> bool:
         """Cancel the job that runs in a session, on whichever instance; jobs that wait are left.
 

@@ -16,8 +16,9 @@ instances whose lease has expired and give back their jobs.
 Invariants, true between any two transactions:
 
 1. A job in a queue keeps its place until it has ended: while it waits, while it runs, and between
-   attempts. The exceptions are a job with ``RetryPolicy(order="requeue")`` between attempts, and a
-   dead job unless the rule ``hold`` keeps its session closed.
+   attempts. The exceptions are a job with ``RetryPolicy(order="requeue")`` between attempts, a
+   dead job unless the rule ``hold`` keeps its session closed, and a job that is put first: it gets
+   a place before all that wait, and so does the head that stays before it.
 2. The head of a queue is in exactly one of these conditions: ready, running, parked between
    attempts, or dead and held. Jobs behind a head are WAITING and on no ready list.
 3. A job is on a ready list if and only if it is WAITING, and is a head or has no session. A shelved

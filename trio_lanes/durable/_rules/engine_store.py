@@ -358,6 +358,11 @@ class EngineStore(ABC):
             lambda engine: orders.cancel(engine, id, outcome, running=running), ticket
         )
 
+    async def put_first(self, id: int, ticket: str) -> bool:
+        return await self._transact(
+            lambda engine: orders.put_first(engine, id), ticket, Hints(ids=[id])
+        )
+
     async def abort(self, session: str, outcome: str, ticket: str) -> bool:
         return await self._transact(lambda engine: orders.abort(engine, session, outcome), ticket)
 

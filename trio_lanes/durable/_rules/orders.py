@@ -1,4 +1,4 @@
-"""Orders of an operator: cancel, clear, pause, resume, configure, requeue, purge."""
+"""Orders of an operator: cancel, put first, clear, pause, resume, configure, requeue, purge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..._config.names import is_template
 from .._contract.records import GroupLimit, LaneLimit, Selection
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, RUNNING, WAITING
 from . import rates
-from .job_record import SESSION_PAUSED, JobRecord
+from .job_record import ON_LIST, SESSION_PAUSED, JobRecord
 from .lane_limits import configured, label_of, limit_of
 from .queues import Queues
 
@@ -60,6 +60,39 @@ def cancel(queues: Queues, id: int, outcome: str, *, running: bool = True) -> bo
         queues.look = True
     else:
         queues.end(job, CANCELLED, outcome)
+    return True
+
+
+AHEAD: Final = -(2**52)
+"""Added to a number, it gives a place before all others, in the order of the numbers. The sum is
+exact in a float, as every number of a store."""
+
+
+def put_first(queues: Queues, id: int) -> bool:
+    """Put a waiting job first in its session, behind jobs that were put first before it.
+
+    A head that runs, or that holds its session closed between attempts or as dead, stays before it.
+    """
+    tables = queues.tables
+    job = tables.get(id)
+    if job is None or job.state is not WAITING or job.session is None:
+        return False
+    assert job.place is not None
+    if job.place < 0:
+        return True
+    head = tables.head(job.session)
+    assert head is not None
+    assert head.place is not None
+    place = tables.next_number() + AHEAD
+    if head.id != job.id and head.place >= 0:
+        if head.state is WAITING:
+            tables.update(head, ready=None, shelf=ON_LIST)
+            tables.update(job, place=place)
+            queues.list_ready(job, first=True)
+            return True
+        tables.update(head, place=place)
+        place = tables.next_number() + AHEAD
+    tables.update(job, place=place)
     return True
 
 

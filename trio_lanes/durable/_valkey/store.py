@@ -433,6 +433,10 @@ class ValkeyStore:
         (done,) = await self._call("cancel", ticket, str(id), outcome, str(int(running)))
         return bool(done)
 
+    async def put_first(self, id: int, ticket: str) -> bool:
+        (done,) = await self._call("put_first", ticket, str(id))
+        return bool(done)
+
     async def abort(self, session: str, outcome: str, ticket: str) -> bool:
         (done,) = await self._call("abort", ticket, session, outcome)
         return bool(done)

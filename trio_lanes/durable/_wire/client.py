@@ -356,6 +356,9 @@ class ServedStoreClient(Store):
     async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
         return bool(await self._ask("cancel", id, outcome, ticket, running))
 
+    async def put_first(self, id: int, ticket: str) -> bool:
+        return bool(await self._ask("put_first", id, ticket))
+
     async def abort(self, session: str, outcome: str, ticket: str) -> bool:
         return bool(await self._ask("abort", session, outcome, ticket))
 

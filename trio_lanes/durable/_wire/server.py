@@ -28,7 +28,7 @@ WAITS: Final = frozenset({"wait", "events", "sent", "receive", "served"})
 VERBS: Final = frozenset(
     {
         *("join", "leave", "bury", "beat", "enqueue", "step", "checkpoint"),
-        *("take", "lend_slot", "regain_slot", "queue"),
+        *("take", "lend_slot", "regain_slot", "queue", "put_first"),
         *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
         *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
         *("blocked_by", "running", "check", "emit", "send", *WAITS),

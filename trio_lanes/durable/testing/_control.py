@@ -147,6 +147,41 @@ class ControlStories:
                 await lanes.running("")
 
     @story
+    async def test_a_job_that_is_put_first_is_the_next_of_its_session(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes, bench.lanes(worker=False) as elsewhere:
+            jobs = {"a": await lanes.submit("gate", "a", session="alice")}
+            await bench.settle(lanes)
+            for name in "bcdef":
+                jobs[name] = await lanes.submit("gate", name, session="alice")
+            alone = await lanes.submit("gate", "alone")
+            assert await elsewhere.put_first(jobs["e"].id)
+            assert await lanes.put_first(jobs["c"].id)
+            assert await lanes.put_first(jobs["e"].id)  # it is before c
+            for id in (jobs["a"].id, alone.id, 10**9):
+                assert not await lanes.put_first(id)
+            assert (await lanes.check()).problems == ()
+            for name in ("a", "alone", *"ecbdf"):
+                bench.gate(name).set()
+            await jobs["f"].wait()
+            assert [name for name in bench.begun() if name != "alone"] == [*"aecbdf"]
+            assert not await lanes.put_first(jobs["f"].id)
+
+            await lanes.pause("session:alice")
+            more = [await lanes.submit("echo", n, session="alice") for n in range(3)]
+            assert await lanes.put_first(more[2].id)  # before a head that waits
+            assert await lanes.put_first(more[0].id)
+            assert (await lanes.check()).problems == ()
+            await bench.settle(lanes)
+            assert [await bench.state(lanes, one.id) for one in more] == [DurableState.WAITING] * 3
+            await lanes.resume("session:alice")
+            assert await more[0].wait() == 0
+            assert await bench.state(lanes, more[2].id) is DurableState.SUCCEEDED
+            assert await more[1].wait() == 1
+
+            first = await lanes.submit("echo", 1, session="bob", delay=1000)
+            assert not await lanes.put_first(first.id)
+
+    @story
     async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(
         self, bench: Bench
     ) -> None:

@@ -86,7 +86,7 @@ ACTS: Final = (
     *("take", "take", "withdraw"),
     *("acquire", "acquire", "release", "release", "served", "served"),
     *("spend", "spend", "spend", "settle"),
-    *("cancel", "abort", "clear", "pause", "resume", "configure"),
+    *("put first", "put first", "cancel", "abort", "clear", "pause", "resume", "configure"),
     *("requeue", "requeue many", "purge", "list"),
 )
 
@@ -533,6 +533,15 @@ class _Life:
         job = self._place()
         if job is not None:
             await self.both("cancel", lambda twin: twin.played.cancel(twin.ids[job]))
+
+    async def do_put_first(self) -> None:
+        job = self._place()
+        if job is not None:
+            ticket = f"put first {len(self.told)}"
+            await self.both(
+                "put first",
+                lambda twin: twin.played.store.put_first(twin.ids[job], ticket),
+            )
 
     async def do_abort(self) -> None:
         session = self.chance.choice(("a", "b", "c"))

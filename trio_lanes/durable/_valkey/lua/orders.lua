@@ -1,4 +1,4 @@
--- Orders of an operator: cancel, clear, pause, resume, configure, requeue, purge.
+-- Orders of an operator: cancel, put first, clear, pause, resume, configure, requeue, purge.
 
 -- Arguments: the id, the outcome, whether a running job is cancelled too.
 local function cancel(arguments)
@@ -16,6 +16,32 @@ local function cancel(arguments)
   else
     end_job(job, 'cancelled', arguments[2])
   end
+  return { 0, 1 }
+end
+
+-- Arguments: the id. Put a waiting job first in its session, behind jobs that were put first before it,
+-- and behind a head that does not wait. Their places are below 0, in the order of the numbers.
+local function put_first(arguments)
+  local job = find(arguments[1])
+  if not job or job.state ~= 'waiting' or not job.session then
+    return { 0, 0 }
+  elseif job.place < 0 then
+    return { 0, 1 }
+  end
+  local head, ahead = head_of(job.session), -2 ^ 52
+  local place = next_number() + ahead
+  if head.id ~= job.id and head.place >= 0 then
+    if head.state == 'waiting' then
+      head.ready, head.shelf = nil, nil
+      set_ready(job, true)
+    else
+      head.place = place
+      place = next_number() + ahead
+    end
+    put(head)
+  end
+  job.place = place
+  put(job)
   return { 0, 1 }
 end
 
@@ -332,6 +358,7 @@ local function purge(arguments)
 end
 
 WITH_TICKET.cancel = cancel
+WITH_TICKET.put_first = put_first
 WITH_TICKET.abort = abort
 WITH_TICKET.clear = clear
 WITH_TICKET.pause = pause
