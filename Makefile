@@ -65,11 +65,11 @@ node-modules: $(NODE) $(NODE_CLIENTS)
 # Without npm the tests that need its packages are skipped, as is each test that wants for something.
 NPM := $(shell command -v npm)
 
-# Most tests of real processes wait, so there are more workers than cores. A part of the tests has
-# no bound of coverage, nor has a run in which something was missing (tests/conftest.py).
+# Most tests of real processes wait, so there are more workers than cores. Coverage is measured of
+# all tests alone, and has no bound where something was missing (tests/conftest.py).
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * min(os.cpu_count() or 1, 8))')
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-COVERAGE ?= --cov --cov-report=term $(if $(ARGS),,--cov-fail-under=100)
+COVERAGE ?= $(if $(ARGS),,--cov --cov-report=term --cov-fail-under=100)
 
 test: $(call set,test) $(if $(NPM),$(NODE) $(NODE_CLIENTS))
 	$(BIN)/python -m pytest $(PARALLEL) $(COVERAGE) $(ARGS)

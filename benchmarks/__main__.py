@@ -70,7 +70,7 @@ def main() -> None:
     try:
         plot.draw(rows, growth, options.out / "results.svg")
     except ImportError as error:
-        print(f"No plot: {error}. Install the `bench` extra for it.")
+        print(f"No plot: {error}. Run `make bench`, which installs it.")
     print(f"{seconds:.0f} s; written to {options.out}")
 
 
