@@ -72,3 +72,8 @@ class RoomRequest:
     """The actor in whose line for room it stands."""
     order: int = attrs.field(init=False)
     """Its place in that line."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has left its line: its submitter is told, or will be when the act is over."""
+        return self.job not in (self.actor.room_line or ())

@@ -954,7 +954,7 @@ class Scheduler:
     def give_up_room(self, request: RoomRequest) -> None:
         """Remove ``request``, whose submitter gives it up."""
         request.tell = None
-        if request.job in (request.actor.room_line or ()):  # else it is refused, and not told yet
+        if not request.is_over:
             self._turn_away(request)
 
     def _turn_away(self, request: RoomRequest) -> None:
@@ -1077,7 +1077,9 @@ class Scheduler:
         assert isinstance(keeper, Scheduler)  # it may belong to another `open_lanes`
         keeper._tell_refused(error)
         if wait.request is not None:
-            keeper.refuse(wait.request, error)
+            asked = wait.request.job._keeper  # for room; these may be other lanes again
+            assert isinstance(asked, Scheduler)
+            asked.refuse(wait.request, error)
             return
         keeper.forget_wait(wait)
         wait.failed()

@@ -161,6 +161,8 @@ class Search:
         if wait.target is None:
             request = wait.request
             assert request is not None
+            if request.is_over:  # admitted or refused: the wait ends with this act
+                return []
             after = self.start_of(request.job, request.session) if wait.runs else []
             return [(self._room, request), *after]
         return self._needed_of(wait.target)

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.bodies import this_job
 from trio_lanes import (
     Blocker,
     Job,
@@ -116,6 +117,86 @@ async def test_room_that_was_there_and_is_taken_may_close_a_knot(
         lanes.submit_nowait(trio.sleep, 1)
         await stuck.wait()
     assert "waits for room in lane 'session:alice'" in told[0]
+
+
+async def test_a_request_that_is_admitted_may_make_a_deadlock_of_a_wait_for_room(
+    autojump_clock: MockClock,
+) -> None:
+    """The loop admits it in a batch: no other job is touched by that."""
+    told: list[str] = []
+    sessions = LaneConfig(max_waiting=2)
+    lanes_of_all = {"main": 1, "other": 1, "unrelated": 1}
+    async with open_lanes(lanes_of_all, sessions=sessions) as lanes, trio.open_nursery() as nursery:
+        unrelated = lanes.submit_nowait(trio.sleep, 5, lane="unrelated")
+        lanes.submit_nowait(trio.sleep, 1, lane="other")
+        lanes.submit_nowait(trio.sleep, 1, lane="other", session="alice")
+        lanes.submit_nowait(trio.sleep, 1, lane="other", session="alice", priority=-1)
+        enter = partial(lanes.submit, trio.sleep, 1, session="alice")
+        nursery.start_soon(enter)  # comes first, and needs the slot of the job
+        await wait_all_tasks_blocked()
+        stuck = lanes.submit_nowait(hold_on, enter, told)
+        await stuck.wait()
+        assert trio.current_time() == 1.0
+        await unrelated.wait()
+    assert len(told) == 1
+
+
+async def test_a_job_that_is_readmitted_may_make_a_deadlock_of_its_own_wait_for_room(
+    autojump_clock: MockClock,
+) -> None:
+    async def outer() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(this_job().readmit)
+            await wait_all_tasks_blocked()
+            await hold_on(partial(lanes.submit, trio.sleep, 1), told)
+
+    told: list[str] = []
+    async with open_lanes({"main": LaneConfig(max_waiting=1), "other": 1}) as lanes:
+        unrelated = lanes.submit_nowait(trio.sleep, 5, lane="other")
+        stuck = lanes.submit_nowait(outer)
+        lanes.submit_nowait(trio.sleep, 1)
+        lanes.pause("main")  # which may end: until then the other job could start
+        await trio.sleep(1)
+        assert not told
+        lanes.resume("main")
+        await stuck.wait()
+        assert trio.current_time() == 1.0
+        await unrelated.wait()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("by", ["callback", "hook"])
+async def test_room_that_a_callback_or_a_hook_takes_may_close_a_knot(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    def take_room(job: Job[None]) -> None:
+        if job is ends:
+            lanes.submit_nowait(trio.sleep, 1)
+
+    class Hook:
+        job_finished = staticmethod(take_room)
+
+    told: list[str] = []
+    lanes_of_all = {"main": LaneConfig(max_waiting=1), "cron": 1, "other": 1}
+    async with open_lanes(
+        lanes_of_all,
+        sessions=LaneConfig(max_waiting=1),
+        instruments=[Hook()] if by == "hook" else (),
+    ) as lanes:
+        enter = partial(lanes.submit, trio.sleep, 1, session="alice")
+        ends = lanes.submit_nowait(trio.sleep, 1, lane="other")
+        stuck = lanes.submit_nowait(hold_on, enter, told)
+        lanes.submit_nowait(trio.sleep, 5, lane="cron")
+        lanes.submit_nowait(trio.sleep, 1, lane="cron", session="alice")
+        await wait_all_tasks_blocked()
+        if by == "callback":
+            ends.on_settled(take_room)
+        with trio.fail_after(100):
+            await stuck.wait()
+            assert trio.current_time() == 1.0
+            await lanes.submit(trio.sleep, 1, session="alice")  # there is room again
+    assert "waits for room in lane 'session:alice'" in told[0]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_job_that_takes_its_slot_back_comes_before_all_waiting_jobs_of_its_group(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.bodies import this_job
-from trio_lanes import LaneDeadlockError, Lanes, open_lanes
+from trio_lanes import (
+    Job,
+    LaneConfig,
+    LaneDeadlockError,
+    LaneError,
+    Lanes,
+    open_lanes,
+)
 
 
 @asynccontextmanager
@@ -124,3 +131,74 @@ async def test_a_cancelled_job_goes_on_without_its_slot_when_jobs_of_other_lanes
         await trio.sleep(1)
         lender.cancel()
     assert cleaned_up == [2.0]
+
+
+async def overtaken(here: Lanes, there: Lanes, told: list[str]) -> Job[None]:
+    """A job of ``there`` waits for room in ``here``, whose only job waits for one of ``there``.
+
+    That one waits in a session, before which another job may come that needs the slot of the first.
+    """
+
+    async def waits_for_that() -> None:
+        await awaited.wait()
+
+    async def enters() -> None:
+        await trio.sleep(1)
+        try:
+            await here.submit(trio.sleep, 1)
+        except LaneError as error:
+            told.append(type(error).__name__)
+
+    there.submit_nowait(trio.sleep, 5, lane="cron")
+    awaited = there.submit_nowait(trio.sleep, 1, lane="cron", session="alice")
+    here.start_soon(waits_for_that)
+    await wait_all_tasks_blocked()
+    here.start_soon(trio.sleep, 1)
+    stuck = there.submit_nowait(enters)
+    await trio.sleep(2)
+    return stuck
+
+
+def open_bounded(instrument: object) -> AbstractAsyncContextManager[Lanes]:
+    return open_lanes({"main": LaneConfig(max_waiting=1)}, instruments=[instrument])
+
+
+async def test_a_wait_of_one_lanes_for_room_in_others_leaves_the_lines_of_both_in_order(
+    autojump_clock: MockClock,
+) -> None:
+    told: list[str] = []
+    async with (
+        open_lanes({"main": 1, "cron": 1, "full": LaneConfig(max_waiting=0)}) as there,
+        open_bounded(object()) as here,
+    ):
+        stuck = await overtaken(here, there, told)
+        there.session("alice").submit_nowait(trio.sleep, 1, priority=1)
+        await stuck.wait()
+        assert trio.current_time() == 2.0
+        there.submit_nowait(trio.sleep, 1, lane="full")
+        with trio.fail_after(100):
+            await there.submit(trio.sleep, 1, lane="full")
+            await here.wait_empty()
+            await here.submit(trio.sleep, 1)
+    assert told == ["LaneDeadlockError"]
+
+
+async def test_a_request_for_room_that_lanes_refuse_as_they_close_is_no_deadlock_meanwhile(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hooks are called before the task is woken that waits for room."""
+
+    class Overtakes:
+        def job_rejected(self, lane: object, reason: str) -> None:
+            there.session("alice").submit_nowait(trio.sleep, 1, priority=1)
+
+    told: list[str] = []
+    async with (
+        open_lanes({"main": 1, "cron": 1}) as there,
+        open_bounded(Overtakes()) as here,
+    ):
+        stuck = await overtaken(here, there, told)
+        here.close()
+        await stuck.wait()
+    assert told == ["LanesClosedError"]
+    assert not [record for record in caplog.records if record.exc_info]
