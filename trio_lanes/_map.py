@@ -223,6 +223,11 @@ class Window(Generic[T_co]):
 
     # ---- waiting
 
+    @property
+    def wait(self) -> Wait | None:
+        """As a `Waiter` of its jobs."""
+        return self._parked
+
     def tell(self, target: AnyJob) -> None:
         """As a `Waiter` of its jobs: ``target`` has settled."""
         self._unsettled.pop(target, None)

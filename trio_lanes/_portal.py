@@ -288,6 +288,7 @@ class _Submission:
     """A submission that has arrived and has not settled: it waits for room, or is accepted."""
 
     until_started: Final = False  # as a waiter of its job it is told of the end
+    wait: Final = None  # no task of this run waits by it
 
     def __init__(self, portal: LanesPortal, future: _JobFuture[Any]) -> None:
         self._portal: Final = portal

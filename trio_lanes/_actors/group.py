@@ -96,6 +96,13 @@ class Group:
         """Whether a token is left."""
         return sum(self.used.values()) < self.config.concurrency
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether a job of any label may have to wait until a token comes back."""
+        reserve = self.config.reserve
+        taken = sum(max(tokens, reserve.get(label, 0)) for label, tokens in self.used.items())
+        return bool(self._returning) or taken >= self.config.concurrency
+
     def admits(self, label: str) -> bool:
         """Whether a token is left for a lane of that label, beside all reservations."""
         return self.has_budget and not self.reserved(label)

@@ -173,6 +173,7 @@ class _Callback:
     __slots__ = ("_call",)
 
     until_started: Final = False
+    wait: Final = None
 
     def __init__(self, call: Callable[[AnyJob], object]) -> None:
         self._call = call

@@ -25,6 +25,10 @@ class Waiter(Protocol):
     def until_started(self) -> bool:
         """Whether the start of the job is enough."""
 
+    @property
+    def wait(self) -> Wait | None:
+        """The wait of a task that it stands for now, if any."""
+
     def tell(self, target: AnyJob) -> None:
         """``target`` has started or settled. Called once, between two acts. Never raises."""
 
@@ -49,6 +53,11 @@ class Wait:
     """Whether the start of ``target`` is enough."""
     failed: Callable[[], None] = lambda: None
     """Called when the wait ends in an error instead."""
+
+    @property
+    def wait(self) -> Wait:
+        """As a `Waiter`."""
+        return self
 
     def tell(self, target: AnyJob) -> None:
         """As a `Waiter`: wake the task."""

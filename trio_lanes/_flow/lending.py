@@ -130,7 +130,11 @@ async def readmit(
             lane.want_slot(job, cancelled=True)
         return Abort.FAILED
 
-    await _slot(job, abort)
+    scheduler.running.seeking[task] = None
+    try:
+        await _slot(job, abort)
+    finally:
+        del scheduler.running.seeking[task]
     if raise_cancel is not None:
         raise_cancel()
 

@@ -994,8 +994,12 @@ class Scheduler:
         job._waits = job._waits or {}
         job._waits[wait.task] = wait
         self.waits[wait] = None
+        if target is None or target._state is WAITING:
+            self.running.seeking[wait.task] = None
+        if len(self.waits) == 1:  # without another wait, each job can end
+            self.running.proved = True
         try:
-            released = deadlock.check(wait)
+            released = deadlock.check(wait, self.running)
         except LaneDeadlockError as error:
             self.forget_wait(wait)
             self._tell_refused(error)
@@ -1016,6 +1020,7 @@ class Scheduler:
             assert wait.job._waits is not None
             del wait.job._waits[wait.task]
             del self.waits[wait]
+            self.running.seeking.pop(wait.task, None)
 
     def end_wait(self, wait: Wait) -> None:
         """Wake the task of ``wait``, whose event has come."""
@@ -1039,7 +1044,9 @@ class Scheduler:
         waiters = target._waiters or {}
         for key, waiter in list(waiters.items()):
             # A waiter that is told may end the wait of another waiter.
-            if (waiter.until_started or target.done) and key in waiters:
+            if not (waiter.until_started or target.done):
+                self.running.seeking.pop(key, None)  # from now on it waits for an end
+            elif key in waiters:
                 if not isinstance(waiter, Wait):  # a Wait is forgotten as a whole
                     del waiters[key]
                 waiter.tell(target)
@@ -1055,11 +1062,16 @@ class Scheduler:
             for goal in deadlock.goals_of_accepted(job, self.waits, any_requests=any_requests):
                 self.break_deadlocks(goal)
 
-    def check_waits(self) -> None:
-        """End the waits inside jobs that can never end by the present limits."""
-        for wait in [*self.waits]:
-            assert wait.job is not None
-            self.break_deadlocks(deadlock.end_of(wait.job))
+    def limits_changed(self, *, opened: bool) -> None:
+        """Look at all waits inside jobs by the present limits.
+
+        Those that can never end do so in errors if a limit of 0 was raised (``opened``).
+        """
+        if opened and not deadlock.can_all_end(self.waits):
+            for wait in [*self.waits]:
+                assert wait.job is not None
+                self.break_deadlocks(deadlock.end_of(wait.job))
+        self.running.proved = deadlock.can_all_end(self.waits)
 
     def break_deadlocks(self, goal: deadlock.Goal) -> None:
         """End waits in errors until ``goal`` can be reached."""

@@ -40,8 +40,8 @@ def configure(
         for actor in registry.actors if hooks else ():
             if before.get(actor) is not actor.config:
                 scheduler.tell(hooks, actor)
-    if closed - _closed(scheduler):  # a limit of 0 is no part of the search for deadlocks
-        scheduler.check_waits()
+    # A limit of 0 is no part of the search for deadlocks.
+    scheduler.limits_changed(opened=bool(closed - _closed(scheduler)))
 
 
 def _closed(scheduler: Scheduler) -> set[object]:
@@ -157,5 +157,4 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
             lane.limiter.total_tokens = value
         lane.touch()
         scheduler.tell(scheduler.hooks.lane_configured, lane)
-    if was_closed:
-        scheduler.check_waits()
+    scheduler.limits_changed(opened=was_closed)

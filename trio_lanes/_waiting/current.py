@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 class JobsByTask(dict[Task, "AnyJob"]):
     """{task: the job it runs}."""
 
-    __slots__ = ("waits", "watches")
+    __slots__ = ("proved", "seeking", "waits", "watches")
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Final[dict[Wait, None]] = {}
         """The waits inside jobs, in the order in which they began."""
+        self.seeking: Final[dict[object, None]] = {}
+        """The tasks inside jobs that wait for more than the end of one job: for a start, for room,
+        for any of several jobs, or to be readmitted."""
+        self.proved = True
+        """Whether each of `waits` could end by its limits when these last changed (`deadlock`)."""
         self.watches: Final[dict[Watch, Watches]] = {}
         """{condition on lanes that a task inside a job waits for: the table that checks it}"""
 

@@ -19,10 +19,14 @@ search that is still missing can ever come.
 
 The search uses the present limits. Pauses, rates, timeouts and limits of 0 are no part of the
 graph: a job that waits only for these is not stuck.
+
+`may_need` goes along the same edges from their other ends, from a job to the jobs that need it, and
+far more coarsely: it may say yes where `Search` would not, and never the reverse.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice, takewhile
@@ -113,12 +117,15 @@ class Search:
         # and the next call of `can_come` goes on with them.
         self._path: Final[list[_Goal]] = []
 
-    def can_come(self, needs: list[Need]) -> bool:
-        """Whether all of ``needs`` can come."""
+    def can_come(self, needs: list[Need], most: float = math.inf) -> bool | None:
+        """Whether all of ``needs`` can come; None if it is not known after ``most`` steps."""
         root = _all(tuple(needs))
         path = self._path
         path.append(root)
         while path and root.missing > 0:
+            if most <= 0:
+                return None
+            most -= 1
             goal = path[-1]
             need = next(goal.parts, None) if goal.missing > 0 else None
             if need is None:
@@ -217,13 +224,14 @@ class Search:
         """A token of the limiter of a lane, which may be shared with other lanes and other code."""
         lane, taker = subject
         limiter = lane.limiter
+        before = [*_before(lane, taker)]
+        missing = limiter.borrowed_tokens + len(before) - limiter.total_tokens + 1
+        if missing <= 0 or limiter.total_tokens < 1:  # asked first: a wide lane has many borrowers
+            return _Goal(0)
         borrowers = limiter.statistics().borrowers
         if taker is not None and taker in borrowers:
             return _Goal(0)  # the token has come, in this pass of the scheduler
-        holders: list[Any] = [*borrowers, *_before(lane, taker)]
-        missing = len(holders) - limiter.total_tokens + 1
-        if missing <= 0 or limiter.total_tokens < 1:
-            return _Goal(0)
+        holders: list[Any] = [*borrowers, *before]
         jobs = [holder for holder in holders if isinstance(holder, Job)]
         return _Goal(missing - (len(holders) - len(jobs)), self._ends(jobs))
 
@@ -319,6 +327,46 @@ class Search:
             ((_all, tuple(self._start_from_line(other))) for other in before),
         )
         return _Goal(actor.waiting + len(before) - most + 1, starts)
+
+
+def may_need(wait: Wait, seeking: Collection[object], most: float) -> bool:
+    """Whether ``wait``, for jobs, may need the job inside which it is; True also if it is not known
+    after ``most`` steps.
+
+    Args:
+      seeking: the tasks inside jobs that wait for other events than the end of one job.
+    """
+    assert wait.job is not None
+    behind = {wait.job: None}  # that job, and the jobs that wait for its end, directly or not
+    line = [wait.job]
+    for job in line:
+        if _is_sought(job, seeking):
+            return True
+        for waiter in (job._waiters or {}).values():
+            most -= 1
+            if most < 0:
+                return True
+            other = None if waiter.wait is None else waiter.wait.job
+            if other is not None and other not in behind:
+                behind[other] = None
+                line.append(other)
+    targets = wait.any_of if wait.target is None else (wait.target,)
+    return all(target in behind for target in targets)
+
+
+def _is_sought(job: AnyJob, seeking: Collection[object]) -> bool:
+    """Whether a wait may need what ``job``, which runs, holds beside its end: its place in its
+    session, its slot, or its token of a group."""
+    session, lane = job._session_lane, job._lane
+    if seeking and session is not None and (session.waiting or session.entering):
+        return True
+    if job._slot not in (HELD, WANTED):
+        return False
+    if lane.token_request is not None or (lane.group is not None and lane.group.is_tight):
+        return True  # jobs of other lanes may need it
+    if lane.limiter.borrowed_tokens + len(lane.returning) < lane.limiter.total_tokens:
+        return False
+    return bool(lane.lending or (seeking and (lane.waiting or lane.entering)))
 
 
 def _give(goal: _Goal, need: Need) -> None:

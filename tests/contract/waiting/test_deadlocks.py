@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.bodies import this_job
 from trio_lanes import (
     Job,
     JobState,
@@ -250,3 +251,124 @@ async def test_a_lane_that_stays_closed_has_no_wait_end_when_another_is_narrowed
             assert waiting.state is JobState.RUNNING
             lane.concurrency = 2
             await waiting.wait()
+
+
+async def test_a_token_of_a_limiter_that_lanes_share_is_needed_in_all_of_them(
+    autojump_clock: MockClock,
+) -> None:
+    async def outer() -> None:
+        with pytest.raises(LaneDeadlockError):
+            await lanes.run(trio.sleep, 1, lane="cron")
+
+    limiter = trio.CapacityLimiter(1)
+    both = {name: LaneConfig(limiter=limiter) for name in ("main", "cron")}
+    async with open_lanes(both) as lanes:
+        await lanes.run(outer)
+
+
+async def test_a_wait_for_a_job_that_waits_for_room_in_the_session_of_the_caller_is_a_deadlock(
+    autojump_clock: MockClock,
+) -> None:
+    async def enters() -> None:
+        await lanes.run(trio.sleep, 1, session="alice")
+
+    async def outer() -> None:
+        job = lanes.submit_nowait(enters, lane="cron")
+        await wait_all_tasks_blocked()
+        with pytest.raises(LaneDeadlockError):
+            await job.wait()
+
+    main = LaneConfig(concurrency=2, max_waiting=0)
+    async with open_lanes({"main": main, "cron": 1}) as lanes:
+        await lanes.run(outer, session="alice")
+    assert trio.current_time() == 1.0
+
+
+async def test_a_wait_for_a_job_that_waits_for_room_in_the_lane_of_the_caller_is_a_deadlock(
+    autojump_clock: MockClock,
+) -> None:
+    async def enters() -> None:
+        await lanes.run(trio.sleep, 1)
+
+    async def outer() -> None:
+        job = lanes.submit_nowait(enters, lane="cron")
+        await wait_all_tasks_blocked()
+        with pytest.raises(LaneDeadlockError):
+            await job.wait()
+
+    async with open_lanes({"main": LaneConfig(max_waiting=0), "cron": 1}) as lanes:
+        await lanes.run(outer)
+    assert trio.current_time() == 1.0
+
+
+async def test_a_wait_for_a_readmitted_job_behind_one_that_needs_the_slot_of_the_caller(
+    autojump_clock: MockClock,
+) -> None:
+    """A session with a rate starts one job at a time, the best first."""
+
+    async def again() -> None:
+        await trio.sleep(1)
+        lanes.pause("main")
+        await this_job().readmit()
+
+    async def outer() -> None:
+        await trio.sleep(3)
+        with pytest.raises(LaneDeadlockError, match="a slot of lane 'main' again"):
+            await job.wait_done()
+
+    sessions = LaneConfig(concurrency=2, rate=RateLimit(99, algorithm="sliding"))
+    async with open_lanes({"main": 1, "cron": 1}, sessions=sessions) as lanes:
+        job = lanes.submit_nowait(again, session="alice")
+        stuck = lanes.submit_nowait(outer, lane="cron")
+        await trio.sleep(2)
+        lanes.session("alice").submit_nowait(trio.sleep, 1, lane="cron", priority=1)
+        lanes.resume("main")
+        await stuck.wait()
+        assert trio.current_time() == 3.0
+
+
+async def test_a_job_of_a_map_that_waits_for_the_job_which_takes_the_results_is_a_deadlock(
+    autojump_clock: MockClock,
+) -> None:
+    async def item(number: int) -> None:
+        await trio.sleep(1)
+        with pytest.raises(LaneDeadlockError):
+            await outer.wait()
+
+    async def maps() -> None:
+        async with lanes.map(item, [1]) as results:
+            async for _ in results:
+                pass
+
+    async with open_lanes({"main": 3}) as lanes:
+        outer = lanes.submit_nowait(maps)
+    assert trio.current_time() == 1.0
+
+
+async def test_a_wait_that_begins_for_a_job_which_a_lowered_limit_holds_up_is_an_error(
+    autojump_clock: MockClock,
+) -> None:
+    """Though no other wait needs the job that waits, and until the limit is raised again."""
+
+    async def lends() -> None:
+        async with this_job().yield_slot():
+            await trio.sleep(1)
+
+    async def outer() -> None:
+        await lanes.run(lends)
+
+    async def waits() -> None:
+        await stuck.wait()
+
+    async with open_lanes({"main": 2, "other": 2}) as lanes:
+        stuck = lanes.submit_nowait(outer)
+        await trio.sleep(0.5)
+        lanes.configure({"main": 1})
+        await trio.sleep(1)
+        late = lanes.submit_nowait(waits, lane="other")
+        await late.wait_done()
+        assert isinstance(late.exception, LaneDeadlockError)
+        lanes.configure({"main": 2})
+        again = lanes.submit_nowait(waits, lane="other")
+        await again.wait()
+    assert trio.current_time() == 1.5
