@@ -106,7 +106,8 @@ class Blocker:
     until: float | None = None
     """When the reason ends, on Trio's clock, if that is known."""
     reason: str | None = None
-    """What a job that has lent its slot waits for, in the words given to `Job.yield_slot`."""
+    """What a job that has lent its slot waits for, in the words given to `Job.yield_slot`; why a
+    job that wants its slot back can never get it, if it cannot by the present limits."""
 
 
 class Keeper(Protocol):
@@ -271,7 +272,7 @@ class Job(Generic[T_co]):
     def waiting_since(self) -> float | None:
         """When its wait began, on `trio.current_time`; None while its ``delay`` is not over.
 
-        A job that is readmitted begins to wait anew.
+        A job that is readmitted, or wants the slot back that it has lent, begins to wait anew.
         """
         return None if self._waiting_since == _NOT_YET else self._waiting_since
 

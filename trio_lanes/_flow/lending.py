@@ -68,7 +68,7 @@ async def take_back(scheduler: Scheduler, job: AnyJob, reason: str | None) -> No
         elif job._slot is not QUEUED:  # else it gets a slot when the lane starts it
             # A job that went on without its slot before does so again if none can come.
             gone = job._slot is FORGONE or job.cancel_called or scheduler.closing.shut
-            job._lane.want_slot(job, cancelled=gone)
+            scheduler.want_slot(job, cancelled=gone)
     if job._waits:
         scheduler.break_deadlocks(deadlock.end_of(job))
 

@@ -383,7 +383,7 @@ class Scheduler:
         if lane.rates.units or lane.timer is not None:
             self._limited(lane, lane)
         if lane.warning is None:
-            if len(lane.bound) > lane.exempt:
+            if len(lane.bound) > lane.exempt or lane.returning:
                 self._wait_warnings.watch_lane(lane)
         elif not (lane.slots or lane.bound or lane.lending):
             # Not as soon as no job waits: a busy lane is often empty for a moment.
@@ -1132,6 +1132,11 @@ class Scheduler:
     async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None:
         """`Job.readmit`."""
         await lending.readmit(self, job, cost)
+
+    def want_slot(self, job: AnyJob, *, cancelled: bool) -> None:
+        """Let ``job``, which runs, get a slot before all waiting jobs."""
+        job._waiting_since = self.now
+        job._lane.want_slot(job, cancelled=cancelled)
 
     def queue_again(self, job: AnyJob) -> None:
         """Let ``job``, which runs, queue again: before all waiting jobs of its priority."""

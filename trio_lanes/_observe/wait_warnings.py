@@ -2,7 +2,9 @@
 
 A job with an ``on_wait`` or a ``warn_after`` of its own has a timer of its own. All other jobs of a
 lane share one timer, set for the oldest wait, which only writes to the log: at most one line for
-each lane and ``warn_after`` seconds, and another when the longest wait is twice as long. While an
+each lane and ``warn_after`` seconds, and another when the longest wait is twice as long. A job that
+wants the slot back that it has lent counts among them, since it waits as long if limits were
+lowered, or the holders of the slots wait. While an
 instrument has the hook ``job_waiting_long``, they share one more timer, set for the next job of
 which the hook is to be told.
 """
@@ -12,6 +14,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
+from operator import attrgetter
 from typing import Final, final
 
 import trio
@@ -57,7 +61,7 @@ class WaitWarnings:
 
     def watch_lane(self, lane: LaneActor) -> None:
         """Set the timer of ``lane`` for its oldest wait."""
-        oldest = lane.oldest
+        oldest = _oldest(lane)
         assert oldest is not None  # the caller has checked that a job waits
         due = oldest._waiting_since + lane.config.warn_after
         self._look_at(lane, max(due, self._quiet_until(lane)))
@@ -103,30 +107,32 @@ class WaitWarnings:
     def _oldest_too_long(self, lane: LaneActor) -> None:
         lane.warning = None
         now = trio.current_time()
+        # The other jobs have timers of their own.
+        bound = (job for job in lane.bound.values() if job._options.warn_after is None)
+        waits = [job._waiting_since for job in (*islice(bound, 1), *islice(lane.returning, 1))]
+        if not waits:
+            return
         again = now + _pause(lane)  # always later than now, or the timers would never come to rest
-        for job in lane.bound.values():
-            if job._options.warn_after is None:  # the other jobs have timers of their own
-                due = max(_due(job), self._quiet_until(lane))
-                if due <= now:
-                    self._say(lane)
-                else:
-                    again = min(due, again)  # another job may wait longest by then
-                break
-        if len(lane.bound) > lane.exempt:
-            self._look_at(lane, again)
+        due = max(min(waits) + lane.config.warn_after, self._quiet_until(lane))
+        if due <= now:
+            self._say(lane)
+        else:
+            again = min(due, again)  # another job may wait longest by then
+        self._look_at(lane, again)
 
     def _say(self, lane: LaneActor) -> None:
         now = trio.current_time()
-        oldest = lane.oldest
+        oldest = _oldest(lane)
         if oldest is not None and self._quiet_until(lane) <= now:
             waited = now - oldest._waiting_since
             self._quiet[lane.name] = now, now + max(_pause(lane), waited)
             self._drop_what_is_over(now)
             logger.warning(
-                "lane %r: %d waiting, the longest for %.1f s; %s; "
+                "lane %r: %d waiting%s, the longest for %.1f s; %s; "
                 "blocked_by() of job %d %r says why",
                 lane.name,
                 lane.waiting,
+                f", lent slots wanted back: {len(lane.returning)}" if lane.returning else "",
                 waited,
                 _use(lane),
                 oldest.id,
@@ -143,6 +149,12 @@ class WaitWarnings:
         if len(self._quiet) > self._most_quiet:
             self._quiet = {name: quiet for name, quiet in self._quiet.items() if quiet[1] > now}
             self._most_quiet = 2 * len(self._quiet) + _FEW_QUIET
+
+
+def _oldest(lane: LaneActor) -> AnyJob | None:
+    """Return the job that has waited longest, to start in ``lane`` or to get its slot back."""
+    jobs = (*islice(lane.bound.values(), 1), *islice(lane.returning, 1))
+    return min(jobs, key=attrgetter("_waiting_since"), default=None)
 
 
 def _due(job: AnyJob) -> float:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+import attrs
 
 from .._actors.actor import Actor
 from .._actors.group import Group
@@ -11,6 +14,9 @@ from .._actors.lane import LaneActor
 from .._actors.line import Way
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
+from .deadlock import never_comes
+
+_LOWERED: Final = "a limit was lowered, and no slot can come unless it is raised"
 
 
 def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
@@ -67,7 +73,10 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
         if reason is not None:
             found.append(Blocker("lent", job.lane, reason=reason))
     if job in job._lane.returning:
-        found += _slots(job._lane, returning=True)
+        # Without a change of limits it would have been found when the other wait began.
+        why = _LOWERED if never_comes(job) else None
+        slots = _slots(job._lane, returning=True)
+        found += [attrs.evolve(blocker, reason=why) for blocker in slots]
     elif job._slot is QUEUED and job._arrival:
         found += _in_lane(job, job._lane, now)
     elif job._slot is QUEUED:

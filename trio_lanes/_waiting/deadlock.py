@@ -56,6 +56,11 @@ _CURE: Final = (
     "meanwhile (yield_slot)"
 )
 
+_CURE_OF_ENDS: Final = (
+    "leave one of these waits out, since none of these jobs needs a slot: no job can wait for its "
+    "own end, directly or through other jobs"
+)
+
 
 Goal: TypeAlias = Callable[[Search], list[Need]]
 """An event that has to come, as the needs that a search starts with."""
@@ -202,6 +207,7 @@ class _Cycle:
     def describe(self, first: AnyJob) -> str:
         """List what ``first`` waits for, directly or not, and the cure."""
         lines = []
+        cure = _CURE_OF_ENDS
         told: set[AnyJob] = set()
         line = deque([first])
         while line:
@@ -211,14 +217,18 @@ class _Cycle:
             told.add(job)
             goals = []
             for wait in (job._waits or {}).values():
+                targets = wait.any_of if wait.target is None else (wait.target,)
+                if not targets or any(target._state is WAITING for target in targets):
+                    cure = _CURE
                 goal, holders = self._needed(wait)
                 goals.append(goal)
                 line += holders
             if wants_slot(job):
+                cure = _CURE
                 goals.append(f"a slot of lane {job.lane!r} again")
                 line += self._in_the_way(job._lane, None)
             lines.append(f"  {_called(job)} {_holdings(job)}, and waits for {' and '.join(goals)}")
-        return "\n".join(["this wait would never end:", *lines, f"cure: {_CURE}"])
+        return "\n".join(["this wait would never end:", *lines, f"cure: {cure}"])
 
     def _needed(self, wait: Wait) -> tuple[str, list[AnyJob]]:
         """Return the object of ``wait`` in words, and the stuck jobs that hold it."""

@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.bodies import this_job
 from trio_lanes import (
+    Blocker,
     Job,
     JobCancelledError,
     LaneConfig,
@@ -332,3 +333,55 @@ async def test_a_cancelled_job_leaves_a_map_that_lends_though_no_slot_can_come(
         job.cancel()
         await job.wait_done()
     assert trio.current_time() == 1.0
+
+
+@pytest.mark.parametrize("lower", LOWERED)
+async def test_a_job_that_waits_for_its_slot_in_vain_says_that_a_limit_was_lowered_and_who_keeps_it(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, lower: Callable[[Lanes], None]
+) -> None:
+    group = LaneGroup(["main"], concurrency=2)
+    cleaned_up: list[float] = []
+    async with open_lanes({"main": 2}, groups={"key": group}) as lanes:
+        outer = lanes.submit_nowait(parent, lanes, cleaned_up)
+        await trio.sleep(0.5)
+        lower(lanes)
+        await trio.sleep(2)
+        inner = lanes.jobs()[1]
+        assert inner.waiting_since == 1.0
+        (blocker,) = inner.blocked_by()
+        assert blocker.jobs == (outer,)
+        assert blocker.reason is not None
+        assert "a limit was lowered" in blocker.reason
+        assert not caplog.records
+        await trio.sleep(3)
+        lanes.configure({"main": 2}, groups={})
+        await wait_all_tasks_blocked()
+        assert inner.blocked_by() == ()
+        await trio.sleep(10)
+        outer.cancel()
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition(";")[0] for line in said] == [
+        f"lane 'main': 0 waiting, lent slots wanted back: 1, the longest for {waited} s"
+        for waited in ("2.0", "4.0")
+    ]
+    assert all("blocked_by() of job 2 'child' says why" in line for line in said)
+
+
+async def test_a_job_whose_slot_will_come_back_names_who_keeps_it_and_no_limit(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has one line for the jobs that wait to start and for their slots, at most."""
+    cleaned_up: list[float] = []
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(child, cleaned_up)
+        await wait_all_tasks_blocked()
+        holder = lanes.submit_nowait(trio.sleep, 4.5)
+        lanes.submit_nowait(trio.sleep, 1)  # waits from 0.0 on
+        await trio.sleep(2.5)
+        assert job.blocked_by() == (Blocker("concurrency", "main", (holder,)),)
+        job.cancel()
+    said = [record.getMessage().partition(";")[0] for record in caplog.records]
+    assert said == [
+        "lane 'main': 1 waiting, lent slots wanted back: 1, the longest for 2.0 s",
+        "lane 'main': 1 waiting, lent slots wanted back: 1, the longest for 4.0 s",
+    ]

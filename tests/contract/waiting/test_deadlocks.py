@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -372,3 +373,81 @@ async def test_a_wait_that_begins_for_a_job_which_a_lowered_limit_holds_up_is_an
         again = lanes.submit_nowait(waits, lane="other")
         await again.wait()
     assert trio.current_time() == 1.5
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+async def test_the_cure_of_a_cycle_of_ends_is_to_leave_out_a_wait(
+    autojump_clock: MockClock, jobs: int
+) -> None:
+    """Neither a session nor a slot stands in the way: first of all for a job that awaits itself."""
+    told: list[str] = []
+
+    async def wait_for(number: int) -> None:
+        await trio.sleep(number)
+        try:
+            await ring[number % jobs].wait_done()
+        except LaneDeadlockError as error:
+            told.append(str(error))
+
+    async with open_lanes({"main": 5}) as lanes:
+        ring = [lanes.submit_nowait(wait_for, number + 1) for number in range(jobs)]
+    (message,) = told
+    assert message.count(", and waits for job") == jobs
+    assert "cure: leave one of these waits out" in message
+    assert "yield_slot" not in message
+
+
+async def test_the_cure_of_a_cycle_in_which_a_job_wants_its_slot_back_is_about_slots(
+    autojump_clock: MockClock,
+) -> None:
+    async def lends() -> None:
+        async with this_job().yield_slot():
+            await trio.sleep(2)
+
+    async def waits() -> None:
+        with pytest.raises(LaneDeadlockError, match="cure: leave `session` out"):
+            await lender.wait_done()
+
+    async with open_lanes({"main": 1}) as lanes:
+        lender = lanes.submit_nowait(lends)
+        lanes.submit_nowait(waits)
+
+
+@pytest.mark.many_seeds(20)
+async def test_of_two_tasks_of_a_job_the_one_that_does_not_lend_is_an_error_just_if_it_is_first(
+    autojump_clock: MockClock,
+) -> None:
+    async def wait(*, lends: bool) -> None:
+        order.append(lends)
+        try:
+            await lanes.run(trio.sleep, 1, yield_slot=lends)
+        except LaneDeadlockError:
+            errors.append(lends)
+
+    async def outer() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(wait, lends=True))
+            nursery.start_soon(partial(wait, lends=False))
+
+    order: list[bool] = []
+    errors: list[bool] = []
+    async with open_lanes({"main": 1}) as lanes:
+        await lanes.run(outer)
+    assert errors == ([] if order[0] else [False])
+
+
+@pytest.mark.many_seeds(20)
+@pytest.mark.parametrize("around_both", [False, True])
+async def test_two_tasks_of_a_job_that_both_lend_its_slot_wait_in_any_order(
+    autojump_clock: MockClock, around_both: bool
+) -> None:
+    async def outer() -> None:
+        run = partial(lanes.run, trio.sleep, 1, yield_slot=not around_both)
+        async with this_job().yield_slot() if around_both else nullcontext():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run)
+                nursery.start_soon(run)
+
+    async with open_lanes({"main": 1}) as lanes:
+        await lanes.run(outer)
+    assert trio.current_time() == 2.0
