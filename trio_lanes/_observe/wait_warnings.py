@@ -4,9 +4,8 @@ A job with an ``on_wait`` or a ``warn_after`` of its own has a timer of its own.
 lane share one timer, set for the oldest wait, which only writes to the log: at most one line for
 each lane and ``warn_after`` seconds, and another when the longest wait is twice as long. A job that
 wants the slot back that it has lent counts among them, since it waits as long if limits were
-lowered, or the holders of the slots wait. While an
-instrument has the hook ``job_waiting_long``, they share one more timer, set for the next job of
-which the hook is to be told.
+lowered, or the holders of the slots wait. While an instrument has the hook ``job_waiting_long``,
+they share one more timer, set for the next job of which the hook is to be told.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class WaitWarnings:
 
     def _quiet_until(self, lane: LaneActor) -> float:
         """Return when the longest wait is twice as long as in the last line, at the earliest."""
-        said, oldest = self._quiet.get(lane.name, (-float("inf"),))[0], lane.oldest
+        said, oldest = self._quiet.get(lane.name, (-float("inf"),))[0], _oldest(lane)
         assert oldest is not None  # the callers have checked that a job waits
         return said + max(_pause(lane), said - oldest._waiting_since)
 
