@@ -1044,12 +1044,12 @@ class Scheduler:
         waiters = target._waiters or {}
         for key, waiter in list(waiters.items()):
             # A waiter that is told may end the wait of another waiter.
-            if not (waiter.until_started or target.done):
-                self.running.seeking.pop(key, None)  # from now on it waits for an end
-            elif key in waiters:
+            if (waiter.until_started or target.done) and key in waiters:
                 if not isinstance(waiter, Wait):  # a Wait is forgotten as a whole
                     del waiters[key]
                 waiter.tell(target)
+            else:  # from now on it waits for an end
+                self.running.seeking.pop(key, None)
 
     async def park(self, target: AnyJob, *, until_started: bool) -> None:
         """`Job.wait_done` and `Job.wait_started`."""
