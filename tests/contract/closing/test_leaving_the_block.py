@@ -186,9 +186,6 @@ async def test_the_state_of_the_lanes_can_be_read_when_they_have_ended(
     assert "closed" in repr(lanes)
     lanes.close()
     assert lanes.clear() == lanes.reset() == 0
-    lanes.pause()
-    lanes.resume()
-    lanes.lane("main").concurrency = 5
     assert await lanes.wait_active() is True
     await lanes.wait_idle()
     assert await lanes.drain() == DrainReport(0, 0, 0)
