@@ -3,8 +3,9 @@
 Both rules are checked on the syntax trees, so that imports under ``TYPE_CHECKING`` count:
 
 * No import names a private module of the core, except `_config`, which holds pure values: checks
-  of arguments, names of lanes, exact numbers. (`_replay` is a layer, though a private one.) The
-  command is a part of durable lanes, and may use their private modules and names.
+  of arguments, names of lanes, exact numbers; and `_limits`, the arithmetic of rate limits, which
+  the stores of durable lanes share. (`_replay` is a layer, though a private one.) The command is a
+  part of durable lanes, and may use their private modules and names.
 * A private attribute of another object is used only if a class of the same layer declares it and
   `Job`, `Lane`, `Lanes` and `SessionLane` have no private attribute of that name. So ``x._lane``
   cannot stand for the lane of a job, whatever the type of ``x``.
@@ -119,7 +120,7 @@ def test_no_layer_imports_a_private_module_of_the_core(path: Path) -> None:
     layer = path.relative_to(ROOT).parts[0]
     for name in imported_names(path):
         outer, *rest = name.split(".")
-        allowed = ["_config", "_replay", layer, *PARTS_OF.get(layer, ())]
+        allowed = ["_config", "_limits", "_replay", layer, *PARTS_OF.get(layer, ())]
         if outer == "trio_lanes" and rest and rest[0] not in allowed:
             assert not any(map(is_private, rest)), f"{named_by(path)} imports {name}"
 
