@@ -7,6 +7,7 @@ it shows what it should.
 from __future__ import annotations
 
 import random
+import re
 import socket
 from collections.abc import Callable
 from contextlib import closing
@@ -536,7 +537,8 @@ async def test_the_slider_shows_what_another_limit_would_have_done() -> None:
         trio.from_thread.run(work)
         slide(6)
         expect(box.get_by_role("row").filter(has_text="with 6")).to_contain_text("0.0 s")
-        expect(box.get_by_role("row").filter(has_text="as it was")).to_contain_text("1.0 s")
+        as_it_was = box.get_by_role("row").filter(has_text="as it was")
+        expect(as_it_was).to_contain_text(re.compile(r"[1-9]\d*\.\d s"))  # the last: five jobs
         page.evaluate(AXE.read_text("utf-8"))
         assert page.evaluate("() => axe.run('lanes-replay')")["violations"] == []
 
