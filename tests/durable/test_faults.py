@@ -24,7 +24,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_lanes.durable._rules.engine as durable_engine
 from tests.durable.deploys import deploy
-from tests.support.needs import WANT
+from tests.support.needs import mount_small
 from tests.support.programs import PATIENCE
 from trio_lanes import LaneConfig, RateLimit, UnknownLaneError
 from trio_lanes.durable import (
@@ -836,11 +836,7 @@ async def test_a_drain_does_not_wait_for_ever_for_a_store_that_stays_away(
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"{WANT}a root that may mount a disk")
+    mount_small(disk, "4m")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
 

@@ -8,6 +8,7 @@ many tests were not run for want of it.
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,3 +50,11 @@ def need(what: str) -> None:
     """Skip the test that asks, where that is not here."""
     if not HERE[what]():
         pytest.skip(WANT + what)
+
+
+def mount_small(disk: Path, size: str) -> None:
+    """Mount a file system of that size on a folder; skip the test where that cannot be done."""
+    mount = shutil.which("mount")
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk]
+    if mount is None or subprocess.run([mount, *options], capture_output=True).returncode:
+        pytest.skip(f"{WANT}a root that may mount a disk")

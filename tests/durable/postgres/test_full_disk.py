@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 import trio
 
-from tests.support.needs import WANT
+from tests.support.needs import mount_small
 from trio_lanes.durable import PostgresStore, StoreUnavailableError, open_durable_lanes
 
 from .server import Server
@@ -24,11 +24,7 @@ def small_disk(server: Server, namespace: str) -> Iterator[Path]:
     """A file system of 8 MB that belongs to the server's user."""
     disk = server.folder / namespace
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"{WANT}a root that may mount a disk")
+    mount_small(disk, "8m")
     owner = server.folder.stat()
     os.chown(disk, owner.st_uid, owner.st_gid)
     yield disk
