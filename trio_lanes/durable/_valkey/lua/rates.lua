@@ -20,6 +20,10 @@ local function meter_key(owner, meter)
   return ROOT .. 'm:' .. owner .. ' ' .. meter.kind .. ' ' .. meter.n .. ' ' .. meter.unit
 end
 
+local SLIDING, GCRA = {}, {}
+
+do  -- what only the two kinds use: Lua has at most 200 local variables at one place
+
 -- Rank `place` of a sliding limit: the time and the sum.
 local function mark_at(key, place)
   local mark = call('ZRANGE', key, place, place, 'WITHSCORES')
@@ -34,8 +38,6 @@ end
 local function add_mark(key, time, sum)
   call('ZADD', key, time, string.format('%016.0f', sum))
 end
-
-local SLIDING, GCRA = {}, {}
 
 function SLIDING.ready_at(key, meter, amount)
   local _, all = mark_at(key, -1)
@@ -174,11 +176,6 @@ function GCRA.continue(key, old, meter)
   return (since or now) + math.ceil((sum or 0) * meter.num / meter.den)
 end
 
-local function forget_meter_at(key, as_new)
-  local millis = math.ceil((as_new - (meta.offset or 0)) / 1000) + FORGET_AFTER
-  call('PEXPIREAT', key, int(math.min(2 ^ 53, millis)))  -- a server takes no time far ahead
-end
-
 -- Lessen the charge of a time by an amount, at most by what it still occupies. Return when the limit is
 -- as new; nil: nothing was changed, or nothing is left.
 function SLIDING.give_back(key, meter, at, amount)
@@ -258,7 +255,14 @@ function GCRA.used(key, meter)
   return math.max(0, math.ceil(left / meter.num)), since + math.ceil(sum * meter.num / meter.den)
 end
 
+end
+
 local KINDS = { sliding = SLIDING, gcra = GCRA }
+
+local function forget_meter_at(key, as_new)
+  local millis = math.ceil((as_new - (meta.offset or 0)) / 1000) + FORGET_AFTER
+  call('PEXPIREAT', key, int(math.min(2 ^ 53, millis)))  -- a server takes no time far ahead
+end
 
 local function used_of(key, meter)
   return KINDS[meter.kind].used(key, meter)
