@@ -291,6 +291,21 @@ class AgainStories:
                 await store.leave()
 
     @story
+    async def test_of_ten_claims_the_highest_priority_has_eight_and_each_lower_one(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            await store.store.configure({"main": 30}, None, {}, ticket())
+            await store.enqueue(
+                [one(str(priority), priority=priority) for priority in (1, 0, -1) * 20]
+            )
+            turns = [(await store.step([], 1)).claims[0].payload for _ in range(20)]
+            assert turns == ([*"11111111", "0", "-1"]) * 2
+            await store.leave()
+
+    @story
     async def test_the_claims_of_a_step_have_four_mebibytes_or_are_one_job(
         self, bench: Bench
     ) -> None:

@@ -41,6 +41,7 @@ from ..store import LISTED, PAGE
 from ._bench import Bench, opening, story, ticket
 
 ONCE = RetryPolicy(max_attempts=1)
+STOP = '{"reason": null}'
 
 
 def failing(bench: Bench) -> dict[str, Any]:
@@ -494,6 +495,17 @@ class ControlStories:
             await store.leave()
 
     @story
+    async def test_clear_takes_every_one_of_very_many_delayed_jobs(self, bench: Bench) -> None:
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            many = PAGE + 1  # their ids follow one another
+            await store.enqueue([SubmittedJob(name="echo", delay=50.0) for _ in range(many)])
+            assert await store.store.clear("main", None, STOP, ticket()) == many
+            assert (await store.statistics()).parked == 0
+            await store.leave()
+
+    @story
     async def test_statistics_and_status_say_how_things_stand(self, bench: Bench) -> None:
         async def bad(payload: Any) -> None:
             raise NotImplementedError
@@ -654,6 +666,55 @@ class ControlStories:
             await bench.advance(2, lanes)
             with bench.raises(JobCancelledError):
                 await stopped.wait()
+
+    @story
+    async def test_an_end_wakes_the_instance_that_can_run_what_waits(self, bench: Bench) -> None:
+        if not bench.store().leased:
+            return  # it has one worker
+        async with (
+            bench.lanes(only=["gate"], lanes={"main": 1}) as lanes,
+            bench.lanes(only=["echo"], lanes={"main": 1}) as others,
+        ):
+            await lanes.submit("gate", "a")
+            await bench.settle(lanes)
+            waiting = await others.submit("echo", "b")
+            await bench.settle(others)
+            assert bench.log == ["a begins"]
+            bench.gate("a").set()
+            # nothing else happens that could wake the other: no call, and no passage of time
+            assert await waiting.wait() == "b"
+
+    @story
+    async def test_what_an_instance_has_no_room_for_wakes_another(self, bench: Bench) -> None:
+        if not bench.store().leased:
+            return  # it has one worker
+        begun: list[str] = []
+
+        async def meets(payload: str) -> None:
+            begun.append(payload)
+            bench.gate(payload).set()
+            await bench.gate(f"both {payload[0]}").wait()
+
+        handlers = {"meets": meets}
+        async with (
+            bench.lanes(capacity=1, handlers=handlers) as lanes,
+            bench.lanes(capacity=1, handlers=handlers),
+            bench.lanes(worker=False, handlers=handlers) as asking,
+        ):
+            # nothing else happens that could wake the other: no call, and no passage of time
+            both = [Submission(name="meets", payload=f"a{n}") for n in "12"]
+            jobs = list(await asking.submit_many(both))
+            for n in "12":
+                await bench.gate(f"a{n}").wait()
+            bench.gate("both a").set()
+            await bench.settle(lanes)
+            for n in "12":  # the first fills the instance that is asked
+                jobs.append(await lanes.submit("meets", f"b{n}"))
+                await bench.gate(f"b{n}").wait()
+            bench.gate("both b").set()
+            for job in jobs:
+                await job.wait()
+        assert sorted(begun) == ["a1", "a2", "b1", "b2"]
 
     @story
     async def test_leaving_gives_running_jobs_back_and_counts_as_nothing(

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from ... import LaneConfig, LaneGroup, RateLimit
-from .. import current_job
-from ._bench import Bench, story
+from .. import LaneLimit, SubmittedJob, current_job
+from ._bench import Bench, opening, story, ticket
 
 TWO_IN_ONE_SECOND = RateLimit(2, per=1.0, algorithm="sliding")
 
@@ -62,6 +62,25 @@ class LimitStories:
             assert sorted(bench.log) == [0, 1, 2]
             await bench.advance(0.7, lanes)
             assert sorted(bench.log) == [0, 1, 2, 3]
+
+    @story
+    async def test_a_step_names_the_first_time_at_which_a_rate_allows_a_start(
+        self, bench: Bench
+    ) -> None:
+        lanes = {
+            f"lane {n}": LaneLimit(9, rates=(RateLimit(1, per=per, algorithm="sliding"),))
+            for n, per in enumerate((40.0, 10.0, 40.0))
+        }
+        store = bench.played()
+        async with store.open(opening()):
+            await store.join()
+            await store.store.configure(lanes, None, {}, ticket())
+            await store.enqueue([SubmittedJob(name="echo", lane=lane) for lane in lanes] * 2)
+            step = await store.step([], 9)
+            assert len(step.claims) == 3
+            assert step.next_due is not None
+            assert step.next_due <= 10.0
+            await store.leave()
 
     @story
     async def test_a_group_has_rates_that_its_lanes_share(self, bench: Bench) -> None:

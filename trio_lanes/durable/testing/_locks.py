@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import attrs
 import trio
 
 from ... import RateLimit
@@ -294,6 +295,31 @@ class LockStories:
                 await store.release(last[0], False, ticket())
                 await store.release(last[0], False, ticket())
                 await store.leave()
+
+    @story
+    async def test_a_request_is_served_in_time_though_the_one_before_is_served_by_another_call(
+        self, bench: Bench
+    ) -> None:
+        store, limits = bench.played(), [RateLimit(1, per=2.0, algorithm="sliding")]
+
+        async def wait(request: int) -> None:
+            assert await store.served(request) is not None
+            bench.log.append("served")
+
+        longer = attrs.evolve(opening(), lease_ttl=100.0)
+        async with store.open(longer), bench.lanes(worker=False) as lanes:
+            await store.join()
+            spend = partial(store.spend, "q", limits, {"requests": 1})
+            assert (await spend(ticket()))[0] == 0
+            await spend(ticket())  # the task of this request waits no more, and has not ended it
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait, (await spend(ticket()))[0])
+                await bench.advance(2.1, lanes)
+                assert bench.log == []
+                await spend(ticket())
+                await bench.advance(2.1, lanes)
+                assert bench.log == ["served"]
+            await store.leave()
 
     @story
     async def test_statistics_say_who_has_locks_and_who_waits_for_them(self, bench: Bench) -> None:

@@ -248,6 +248,25 @@ class TalkStories:
             assert await job.wait() == "hello"
 
     @story
+    async def test_a_sender_knows_that_its_message_was_taken_while_the_run_goes_on(
+        self, bench: Bench
+    ) -> None:
+        async def listen(payload: Any) -> str:
+            run = current_job()
+            assert run is not None
+            message = str(await anext(run.messages()))
+            # nothing else happens that could wake the sender
+            await bench.gate("known").wait()
+            return message
+
+        async with bench.lanes(handlers={"listen": listen}) as lanes:
+            job = await lanes.submit("listen")
+            await bench.settle(lanes)
+            assert await lanes.send(job.id, "hello")
+            bench.gate("known").set()
+            assert await job.wait() == "hello"
+
+    @story
     async def test_what_a_run_took_the_next_run_takes_again_and_the_rest_is_refused(
         self, bench: Bench
     ) -> None:

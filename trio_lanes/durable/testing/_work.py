@@ -159,6 +159,17 @@ class WorkStories:
             assert bench.log == ["a", "b begins", "b ends", "c", "late"]
 
     @story
+    async def test_a_longer_delay_puts_off_no_shorter_one(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes:
+            for delay in (4, 2, 40):
+                await lanes.submit("echo", delay, delay=delay)
+                await bench.settle(lanes)
+            await bench.advance(2.1, lanes)
+            assert bench.log == [2]
+            await bench.advance(2.0, lanes)
+            assert bench.log == [2, 4]
+
+    @story
     async def test_what_falls_due_while_no_worker_lives_is_not_overtaken(
         self, bench: Bench
     ) -> None:
