@@ -103,6 +103,33 @@ async def test_what_an_instance_runs_is_cancelled_before_its_lease_can_be_over(
         assert len(await lanes.instances()) == 2
 
 
+async def test_a_job_does_not_run_again_while_its_body_ends_within_the_rest_of_the_lease(
+    autojump_clock: MockClock,
+) -> None:
+    class NoBeats(Cut):
+        async def beat(self) -> bool:
+            await trio.lowlevel.checkpoint()
+            raise StoreUnavailableError("the network is cut")
+
+    times: list[tuple[str, float]] = []
+
+    async def tidies_up(payload: Any) -> None:
+        times.append(("begins", trio.current_time()))
+        if len(times) > 1:
+            return
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+            times.append(("ends", trio.current_time()))
+
+    store: Any = NoBeats(MemoryStore())
+    async with open_durable_lanes(store, {"tidies up": tidies_up}, lease_ttl=10) as lanes:
+        await (await lanes.submit("tidies up")).wait()
+    assert times == [("begins", 0.0), ("ends", 9.0), ("begins", 9.0)]
+
+
 @pytest.mark.parametrize(("slow", "sent"), [("join", 0.0), ("beat", 3.0)])
 async def test_a_lease_counts_from_the_sending_and_not_from_the_answer(
     slow: str, sent: float, autojump_clock: MockClock

@@ -91,6 +91,28 @@ async def test_a_lost_lease_cancels_the_body_and_the_lock_goes_to_the_next(
     assert log == ["held", "cancelled"]
 
 
+async def test_a_lock_whose_answer_comes_after_the_lease_is_asked_for_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Slow(MemoryStore):
+        async def acquire(self, *arguments: Any) -> Any:
+            answer = await super().acquire(*arguments)
+            if not answers:
+                self.jump(1000)
+                await trio.sleep(60)  # another incarnation has begun
+            answers.append(answer)
+            return answer
+
+    answers: list[Any] = []
+    store = Slow()
+    async with lanes_over(store, lease_ttl=30) as lanes, lanes.lock("k"):
+        assert len(answers) == 2
+        async with lanes_over(store.another(), lease_ttl=30) as others:
+            with trio.move_on_after(100):
+                await free(others)
+                raise AssertionError("two tasks have the lock")
+
+
 async def test_the_end_of_the_lanes_cancels_the_body_of_a_lock(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -94,6 +94,29 @@ async def test_an_end_whose_report_had_no_answer_is_recorded_once(
     assert "was not recorded" not in caplog.text
 
 
+async def test_ends_are_reported_in_their_order_though_a_report_of_one_was_refused(
+    autojump_clock: MockClock,
+) -> None:
+    class Refuses(Lossy):
+        async def step(self, number: int, finished: Any, room: int) -> Any:
+            reports.append([one.id for one in finished])
+            if finished and len([ends for ends in reports if ends]) == 1:
+                await trio.sleep(0.15)  # another run ends meanwhile
+                raise StoreUnavailableError("the store is away")
+            return await self._inner.step(number, finished, room)
+
+    async def sleeps(seconds: Any) -> None:
+        await trio.sleep(seconds)
+
+    reports: list[list[int]] = []
+    store: Any = Refuses(MemoryStore())
+    async with open_durable_lanes(store, {"sleeps": sleeps}) as lanes:
+        jobs = [await lanes.submit("sleeps", n / 10) for n in range(1, 4)]
+        for job in jobs:
+            await job.wait()
+    assert [ends for ends in reports if ends] == [[jobs[0].id], [job.id for job in jobs]]
+
+
 async def test_a_step_without_an_answer_is_dropped_with_its_incarnation(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,7 +142,7 @@ async def test_a_step_without_an_answer_is_dropped_with_its_incarnation(
 
 @pytest.mark.parametrize("recorded", [True, False])
 async def test_an_answer_to_the_former_incarnation_counts_for_the_ends_that_it_recorded(
-    autojump_clock: MockClock, recorded: bool
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, recorded: bool
 ) -> None:
     class Slow(Lossy):
         async def step(self, number: int, finished: Any, room: int) -> Any:
@@ -149,10 +172,12 @@ async def test_an_answer_to_the_former_incarnation_counts_for_the_ends_that_it_r
         store.loses = lambda name, answer: name == "beat" and not runs[1:]
         job = await lanes.submit("note", 1)
         assert await job.wait() == "done"
+        await trio.sleep(10)  # the lease is lost, and the late answer has come
         store.loses = lambda name, answer: False
         assert await (await lanes.submit("note", 2)).wait() == "done"
         assert (await job.status()).crashes == 0
     assert runs == [1, 2]
+    assert "could not be reported" not in caplog.text
 
 
 async def test_a_join_without_an_answer_is_asked_again_with_its_ticket(

@@ -444,6 +444,35 @@ async def test_a_slot_that_a_task_takes_back_is_not_taken_from_another_that_has_
             assert (await lanes.statistics()).lanes["main"].running == 0
 
 
+async def test_a_run_that_wants_its_slot_back_asks_once_after_each_step(
+    autojump_clock: MockClock,
+) -> None:
+    class Counting(MemoryStore):
+        async def regain_slot(self, *args: Any) -> bool | None:
+            nonlocal asked
+            asked += 1
+            return await super().regain_slot(*args)
+
+    async def lends(payload: None) -> None:
+        run = current_job()
+        assert run is not None
+        async with run.yield_slot():
+            await trio.sleep(1)
+
+    asked = 0
+    handlers = {"lends": lends, "sleep": trio.sleep}
+    async with open_durable_lanes(Counting(), handlers, {"main": 1, "other": 1}) as lanes:
+        job = await lanes.submit("lends")
+        await lanes.submit("sleep", 10)  # takes the slot
+        await trio.sleep(2)
+        before = asked
+        await lanes.submit("sleep", 0, lane="other")  # a step claims it, and one reports its end
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        assert 0 < asked - before < 5
+        await job.wait()
+
+
 async def test_a_lending_that_could_not_be_begun_leaves_the_slot_where_it_is(
     tmp_path: Path,
 ) -> None:

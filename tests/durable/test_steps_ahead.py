@@ -24,8 +24,9 @@ AGES = 10.0
 class Asked:
     """One step that the store was asked for."""
 
-    def __init__(self, number: int, ends: int, room: int) -> None:
-        self.number, self.ends, self.room = number, ends, room
+    def __init__(self, number: int, ended: list[int], room: int) -> None:
+        self.number, self.ended, self.room = number, ended, room
+        self.ends = len(ended)
         self.goes_on = trio.Event()  # when the test lets the store do it
         self.over = trio.Event()
         self.fault = ""
@@ -54,7 +55,7 @@ class Ahead:
     async def step(self, number: int, finished: Any, room: int) -> Any:
         me = self._inner.instance
         before = self.under_way[-1] if self.under_way else None
-        asked = Asked(number, len(finished), room)
+        asked = Asked(number, [one.id for one in finished], room)
         self.asked.append(asked)
         self.under_way.append(asked)
         assert len(self.under_way) <= 2
@@ -241,6 +242,8 @@ async def test_both_steps_are_dropped_with_their_incarnation_and_their_ends_are_
         assert [await job.wait() for job in jobs] == list(range(2 * MOST_ENDS_AHEAD))
         assert all([(await job.status()).crashes == 0 for job in jobs])
         assert (await lanes.check()).problems == ()
+        later = store.asked[store.asked.index(second) + 1 :]
+        assert [id for asked in later for id in asked.ended] == first.ended + second.ended
     assert "was not recorded" not in caplog.text
 
 
