@@ -441,6 +441,25 @@ async def test_a_message_between_two_attempts_is_not_collected_by_another_turn(
         assert stage.log[3:] == [["fail once"]]
 
 
+async def test_a_turn_that_its_instance_gave_back_has_no_message_that_came_later(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=0.0)
+        await inbox.post("gate 1")
+        await stage.settle()
+        await inbox.post("gate a")
+        stage.gate("gate 1").set()
+        await stage.settle()
+        await stage.lanes.pause("session:alice")
+    assert stage.log == [["gate 1"], ["gate a"], "gate a is cancelled"]
+    async with stage.open():
+        await stage.inbox(when_busy=WhenBusy.COLLECT, debounce=0.0).post("b")
+        await stage.lanes.resume("session:alice")
+        await stage.settle()
+        assert stage.log[3:] == [["gate a"]]
+
+
 async def test_a_message_between_two_attempts_is_not_replaced(
     stage: DurableStage, mock_clock: MockClock
 ) -> None:
@@ -710,6 +729,30 @@ async def test_a_message_that_is_withdrawn_while_a_turn_looks_at_it_is_not_handl
         kinds = [(await one.settled()).kind.value for one in (first, *receipts.values())]
         assert kinds == ["ran", "ran", "cancelled", "merged", "cancelled", "steered"]
         assert stage.log == [["gate 1"], ["a", "c"], ["s2"]]
+
+
+async def test_an_interrupt_aborts_no_message_that_goes_to_the_tail_without_a_turn(
+    mock_clock: MockClock,
+) -> None:
+    store = Meddling(MemoryStore())
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+    policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0.0, order="requeue")
+    async with stage.open(retry=policy):
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        receipts = [await inbox.post("fail once")]
+        await stage.settle()
+        await stage.lanes.pause("main")
+        receipts.append(await inbox.post("behind"))
+        await stage.advance(1.1)  # the first is due, and joins the tail
+
+        async def interrupt() -> None:  # while the run of the other finds out that it is not first
+            receipts.append(await inbox.post("stop", when_busy=WhenBusy.INTERRUPT))
+
+        store.then = interrupt
+        await stage.lanes.resume("main")
+        await stage.settle()
+        assert [(await one.settled()).kind.value for one in receipts] == ["ran"] * 3
+        assert stage.log == [["fail once"], ["stop"], ["fail once"], ["behind"]]
 
 
 async def test_messages_beyond_those_that_a_turn_looks_at_wait_for_the_older_ones(

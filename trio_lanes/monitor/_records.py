@@ -52,7 +52,7 @@ class Records:
         self.steps: Final[dict[int, list[Step]]] = {}
         """{id of a job that has not ended: its steps}"""
         self.since = math.inf
-        """Since when each job that has ended is in the ring."""
+        """Since when each job that has ended is in the ring, or has left it for a later one."""
         self._lanes: Final = lanes
         self._left = MOST
         self._ends: Final = _Ends(self)
@@ -95,8 +95,6 @@ class Records:
         """Record ``job``, which has ended."""
         run = facts_of(job, _parent(job), tuple(self.slots(job.id)))
         steps = self.steps.pop(job.id, ())
-        if len(self.ring) == KEPT:
-            self.since = max(self.since, self.ring[0].run.finished or 0.0)
         self.last += 1
         self.ring.append(Ended(self.last, run, tuple(steps)))
         self._left -= 1
