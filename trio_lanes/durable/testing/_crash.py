@@ -86,6 +86,21 @@ class CrashStories:
             assert await lanes.job(first.id).wait() == "poison"
 
     @story
+    async def test_a_run_that_has_lent_its_slot_is_no_company_of_the_one_that_ends_the_process(
+        self, bench: Bench
+    ) -> None:
+        store = bench.played()
+        async with store.open(opening(max_crashes=1)):
+            await store.join()
+            await store.enqueue([SubmittedJob(name="echo", payload=text) for text in "12"])
+            lender, other = (await store.step([], 2)).claims
+            assert await store.lend_slot(lender.id, lender.fence)
+        await bench.lease_over()
+        async with bench.lanes() as lanes:
+            assert await lanes.job(lender.id).wait() == 1
+            assert [dead.id for dead in await lanes.dead()] == [other.id]
+
+    @story
     async def test_a_suspect_behind_a_stricter_one_is_isolated_from_the_end_of_that(
         self, bench: Bench
     ) -> None:
