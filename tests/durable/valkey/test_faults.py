@@ -31,6 +31,7 @@ from trio_lanes.durable._valkey import waiters
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable.testing._bench import Played, opening, ticket
 
+from .clock import EPOCH, KEY, on_test_time
 from .proxy import Proxy
 from .server import Server, programs
 
@@ -461,6 +462,38 @@ async def test_a_restart_that_loses_nothing_cancels_nothing(
             assert await result_of(job) == "done"
             status = await job.status()
             assert (status.state, status.attempt) == (DurableState.SUCCEEDED, 1)
+
+
+async def test_no_lease_goes_by_while_the_server_is_away(
+    always_server: Server, namespace: str
+) -> None:
+    def set_clock(seconds: int) -> None:
+        always_server.ask("HSET", KEY, "seconds", EPOCH + seconds, "micros", 0)
+
+    set_clock(0)
+    first, other = (
+        Played(on_test_time(ValkeyStore(always_server.url, namespace=namespace))) for _ in range(2)
+    )
+    async with first.store.open(opening()), other.store.open(opening()):
+        await first.join()
+        await other.join()
+        await first.enqueue([SubmittedJob(name="echo")])
+        (claim,) = (await first.step([], 1)).claims
+        always_server.stop(signal.SIGKILL)
+        await trio.to_thread.run_sync(always_server.start)
+        set_clock(100)  # far longer than a lease
+        with trio.fail_after(60):
+            while True:
+                try:
+                    assert await other.beat()
+                    break
+                except StoreUnavailableError:
+                    await trio.sleep(0.02)
+        assert await first.beat()
+        end = Finish(claim.id, claim.fence, Succeeded("1"))
+        assert (await first.step([end], 0)).stale == ()
+        await first.leave()
+        await other.leave()
 
 
 async def submit_until(lanes: Any) -> None:

@@ -157,6 +157,23 @@ class LimitStories:
             await (await lanes.submit("echo", 4)).wait()  # the past ended with the limits
 
     @story
+    async def test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced(
+        self, bench: Bench
+    ) -> None:
+        if not bench.virtual:
+            return  # a slow machine uses the part up
+        one_a_second, slower = RateLimit(4, per=4.0, burst=1), RateLimit(4, per=40.0, burst=1)
+        async with bench.lanes(lanes={"main": LaneConfig(rate=one_a_second)}) as lanes:
+            await (await lanes.submit("echo", 0)).wait()
+            await bench.advance(0.5, lanes)  # a half is left, which leaks in 5 s
+            await lanes.configure({"main": LaneConfig(rate=slower)})
+            await lanes.submit("echo", 1)
+            await bench.advance(4.0, lanes)
+            assert bench.log == [0]
+            await bench.advance(2.0, lanes)
+            assert bench.log == [0, 1]
+
+    @story
     async def test_a_start_takes_the_cost_of_its_job_from_the_rates(self, bench: Bench) -> None:
         rates = [
             RateLimit(4, per=1.0, algorithm="sliding"),

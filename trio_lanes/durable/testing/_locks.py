@@ -208,6 +208,25 @@ class LockStories:
             assert bench.log == ["a", "b", "c", "d"]  # above the limit, which is free
 
     @story
+    async def test_amounts_that_have_left_the_window_hold_up_no_amount(self, bench: Bench) -> None:
+        async def spend(tokens: int) -> None:
+            await lanes.quota("q").spend(tokens=tokens)
+            bench.log.append(tokens)
+
+        quotas = {"q": RateLimit(10, per=3.0, unit="tokens", algorithm="sliding")}
+        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+            await spend(2)
+            await bench.advance(0.1, lanes)
+            await spend(3)
+            await bench.advance(1.9, lanes)
+            await spend(1)
+            await bench.advance(1.2, lanes)
+            await spend(1)  # the first two have left, and the store need not keep them
+            nursery.start_soon(spend, 8)
+            await bench.settle(lanes)
+            assert bench.log == [2, 3, 1, 1, 8]
+
+    @story
     async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken(
         self, bench: Bench
     ) -> None:
@@ -250,6 +269,26 @@ class LockStories:
             assert bench.log == [9]
             await bench.advance(3.0, lanes)
             assert bench.log == [9, 8]
+
+    @story
+    async def test_no_more_is_given_back_than_was_in_use_ever_since(self, bench: Bench) -> None:
+        async def spend(requests: int) -> None:
+            await lanes.quota("q").spend(requests=requests)
+            bench.log.append(requests)
+
+        quotas = {"q": RateLimit(29, per=10.0, burst=20)}  # one a second
+        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+            first = await lanes.quota("q").spend(requests=10)
+            await bench.advance(2.0, lanes)
+            await spend(1)  # on top of 8
+            await bench.advance(6.0, lanes)
+            await spend(1)  # on top of 3, which are all that is given back
+            await first.settle(requests=0)
+            nursery.start_soon(spend, 20)
+            await bench.advance(0.5, lanes)
+            assert bench.log == [1, 1]
+            await bench.advance(1.0, lanes)
+            assert bench.log == [1, 1, 20]
 
     @story
     async def test_who_is_cancelled_takes_nothing_and_the_next_goes_on(self, bench: Bench) -> None:
