@@ -1,6 +1,7 @@
 """The clock of the server is set, back or ahead: what waits for a time waits no longer, no less."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable.testing._bench import LEASE, Bench
 
-from .clock import TABLE, StoreClock
+from .clock import EPOCH, TABLE, StoreClock
 from .server import FAKETIME, Server, programs
 
 pytestmark = pytest.mark.real_processes
@@ -104,6 +105,62 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
                 await long.wait()
                 assert [run.how for run in (await long.status()).history] == ["succeeded"]
             assert (await lanes.check()).problems == ()
+
+    trio.run(story, clock=told.clock)
+
+
+def test_run_at_follows_the_clock_of_the_server(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, minute, set_by = told.bench, 60.0, 0.0
+    monkeypatch.setattr("time.time", lambda: EPOCH + told.clock.current_time() + set_by)
+
+    def set_to(ahead: float) -> None:
+        nonlocal set_by
+        told.set_clock(ahead - set_by)
+        set_by = ahead
+
+    async def story() -> None:
+        async with bench.lanes() as lanes:
+            for minutes in (10, 30, 50):
+                await lanes.submit("echo", minutes, run_at=time.time() + minutes * minute)
+            await lanes.submit("echo", "delayed", delay=15 * minute)
+            set_to(10 * minute)
+            await bench.advance(1, lanes)
+            assert bench.log == [10]
+            set_to(-10 * minute)
+            await bench.advance(1, lanes)
+            await bench.advance(15 * minute, lanes)
+            assert bench.log == [10, "delayed"]
+            await bench.advance(24 * minute, lanes)  # of 39 minutes 10 were set back
+            assert bench.log == [10, "delayed"]
+            await bench.advance(minute, lanes)
+            assert bench.log == [10, "delayed", 30]
+            assert (await lanes.check()).problems == ()
+        set_to(10 * minute)  # while no worker is there
+        async with bench.lanes() as lanes:
+            await bench.settle(lanes)
+            assert bench.log == [10, "delayed", 30, 50]
+
+    trio.run(story, clock=told.clock)
+
+
+def test_a_heartbeat_lets_run_at_follow_the_clock(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: EPOCH + told.clock.current_time())
+
+    async def story() -> None:
+        async with told.bench.lanes(lease_ttl=3) as lanes:
+            await lanes.submit("echo", "planned", run_at=time.time() + HOUR / 2)
+            await told.bench.settle(lanes)
+            told.set_clock(HOUR)
+            told.clock.jump(1.1)  # too soon for the slow look of a worker
+            for _ in range(500):
+                await trio.to_thread.run_sync(time.sleep, 0.01)
+                if told.bench.log:
+                    break
+            assert told.bench.log == ["planned"]
 
     trio.run(story, clock=told.clock)
 

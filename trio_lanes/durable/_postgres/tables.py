@@ -21,7 +21,8 @@ become the primary. They stay below 2**53, which JSON and JavaScript keep exact,
 The store's time is its last time, and what has passed on the server since (`PostgresTables._time`).
 If the server's clock is set back, the store's time goes on from `meta.clock`. If it is set ahead,
 an instance that has been here before sees that less has passed on its own clock. So a clock that is
-set moves what waits for a time by no more than the time since the last act.
+set moves what waits for a time by no more than the time since the last act. A ``run_at`` is Unix
+time: the jobs that have one follow the server's clock.
 """
 
 from __future__ import annotations
@@ -124,6 +125,10 @@ _MORE: Final = (
     f" CROSS JOIN LATERAL {_FRONT.format('%(limit)s')} j ORDER BY j.ready"
 )
 _DUE: Final = "SELECT min(due) FROM @jobs WHERE state = 'parked'"
+_FOLLOW: Final = (
+    "UPDATE @jobs SET due = run_at + %s"
+    " WHERE state = 'parked' AND why = 'delay' AND run_at IS NOT NULL"
+)
 _FORGET: Final = (
     "DELETE FROM @jobs WHERE id IN (SELECT id FROM @jobs"
     " WHERE state IN ('succeeded', 'failed', 'cancelled') AND due <= %s ORDER BY due LIMIT %s)"
@@ -160,6 +165,7 @@ class PostgresTables(SmallTables):
         self._version: int | None = None  # the version of the tables that is cached; or None
         self._number = self._notices = 0
         self._clock = self._ahead = 0.0
+        self._moved = False  # whether the jobs with a `run_at` have followed the server's clock
         self._here: Final = clock
         self._at: float | None = None  # no time of the store is above this and that of `_here`
         self._listeners = 0  # other stores that listen
@@ -207,10 +213,14 @@ class PostgresTables(SmallTables):
             time = execute(_TIME, (me,))
             given = execute(_TAKE_IN, (TAKEN_IN_AT_ONCE,)) if take_in else None
             asked = self._ask(hints, tickets, fresh=False)
-        version, self._notices, sequence, clock, self._ahead = _row(meta)
+        version, self._notices, sequence, clock, ahead = _row(meta)
         server, self._listeners = _row(time)
+        self._ahead = ahead
         now = self._time(server, clock, began)
-        if version != self._version:
+        moved = 0
+        if write and self._ahead != ahead:
+            moved = execute(_FOLLOW, (self._ahead,)).rowcount
+        if version != self._version or moved:
             self._forget()
             with self._connection.pipeline():
                 asked = self._ask(hints, tickets, fresh=True)
@@ -222,7 +232,8 @@ class PostgresTables(SmallTables):
         self._number = max(sequence, int(now * 1_000_000))
         self._writes_before = self.writes
         taken = [] if given is None else sorted(given.fetchall())
-        self._small_writes += len(taken)
+        self._small_writes += len(taken) + moved
+        self._moved = moved > 0
         return now, [_given(row, now) for row in taken]
 
     def _time(self, server: float, clock: float, began: float) -> float:
@@ -341,13 +352,14 @@ class PostgresTables(SmallTables):
     ) -> bool:
         """Write the changes, and commit; its changes are on the disk when this returns.
 
-        Return whether there may be more ended jobs to forget.
+        Return whether the next step may find more: ended jobs to forget, or jobs that are due now.
 
         Args:
           look: whether workers of other instances may find a job to claim.
           ended: the jobs that have ended, for tasks of other processes.
         """
         changed = self.writes != self._writes_before
+        look = look or self._moved
         noticed = changed and (look or bool(ended))
         forget = self._forget_before
         self._forget_before = None
@@ -374,7 +386,7 @@ class PostgresTables(SmallTables):
         if len(self._cache.queues) > QUEUES_KEPT or self._rows.payloads > PAYLOADS:
             self._cache.forget_fronts()
             self._rows.payloads = 0
-        return more
+        return more or self._moved
 
     def rollback(self) -> None:
         """Undo the transaction."""
