@@ -91,7 +91,7 @@ test-lowest: $(LOWEST)/.installed
 # The core's tests without real processes and without `slow` ones, on a fifth of the examples and
 # seeds: in half a minute, for use while one works.
 test-fast: $(call set,test)
-	CHAOS=0.2 $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not real_processes" \
+	CHAOS=0.2 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow and not real_processes" \
 		tests/contract tests/model tests/unit $(ARGS)
 
 # The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives,

@@ -34,7 +34,7 @@ LANES = {"main": 12, "few": 2}  # four workers have a capacity of 16
 LEASE = float(os.environ.get("KILLS_LEASE", "3"))
 AHEAD = float(os.environ.get("KILLS_CLOCK", "0"))
 """Seconds by which the wall clock of every second process is ahead."""
-STALLED = 0.05 * LEASE
+STALLED = 0.1 * LEASE
 """Seconds by which the end of a body is late only if its process has stood still: its lease may be
 over then, and its job may run elsewhere."""
 CAPACITY = 4

@@ -289,7 +289,7 @@ class Story:
         for session, of in self._by_session().items():
             payloads = [run.payload for run in of]
             assert payloads == sorted(payloads), (session, of)
-            assert most_at_once(of) == 1, (session, of)
+            assert most_at_once(of) <= 1, (session, of)  # none, if all were cut
 
     def _check_limits(self) -> None:
         for lane, limit in LANES.items():

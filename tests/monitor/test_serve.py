@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import httpx2
@@ -10,20 +9,16 @@ import hypercorn.trio
 import pytest
 import trio
 
-from tests.support.needs import WANT
 from trio_lanes import open_lanes
 from trio_lanes.monitor import serve_monitor
 
 pytestmark = pytest.mark.real_processes
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.needs("IPv6"))]
+)
 async def test_it_is_served_on_loopback_until_cancelled(host: str) -> None:
-    if host == "::1":
-        try:
-            socket.create_server((host, 0), family=socket.AF_INET6).close()
-        except OSError:
-            pytest.skip(f"{WANT}IPv6")
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
 

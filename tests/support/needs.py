@@ -8,6 +8,7 @@ many tests were not run for want of it.
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,15 @@ def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+def ipv6() -> bool:
+    """Return whether a server can listen on the loopback address of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 HERE: dict[str, Callable[[], object]] = {
     "npm": lambda: shutil.which("node") and AXE.exists() and NODE_CLIENTS.exists(),
     "Chromium": chromium,
@@ -37,6 +47,7 @@ HERE: dict[str, Callable[[], object]] = {
     "Redis": lambda: "redis" in valkey.programs(),
     "libfaketime": lambda: valkey.FAKETIME,
     "gcc": lambda: shutil.which("gcc"),
+    "IPv6": ipv6,
 }
 """Whether a thing is here, by its name."""
 
