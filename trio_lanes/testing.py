@@ -36,7 +36,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 import attrs
 import trio
@@ -45,27 +45,8 @@ from ._actors.job import AnyJob
 from ._actors.state import RUNNING, TRANSITIONS, WAITING, JobState
 from ._config.names import resolve_global_lane
 from ._instrument import LaneInstrument
-from ._replay.capture import LimitHistory, RunFacts, facts_of
-from ._replay.play import Replayed as Replayed
-from ._replay.play import Waits as Waits
-from ._replay.play import as_recorded as as_recorded
-from ._replay.play import replay as replay
-from ._replay.recording import LimitChange as LimitChange
-from ._replay.recording import RecordedRun as RecordedRun
-from ._replay.recording import Recording as Recording
-from ._replay.recording import RecordingError as RecordingError
-from ._replay.recording import Step, write_recording
-from ._replay.recording import read_recording as read_recording
-from .durable.testing import NO_FAULTS as NO_FAULTS
-from .durable.testing import Cluster as Cluster
-from .durable.testing import ClusterStore as ClusterStore
-from .durable.testing import Faults as Faults
-from .durable.testing import Life as Life
-from .durable.testing import compare_stores as compare_stores
-from .durable.testing import durable_store_suite as durable_store_suite
-from .durable.testing import open_cluster as open_cluster
-from .durable.testing import shrink as shrink
-from .durable.testing import simulate as simulate
+from .replay._capture import LimitHistory, RunFacts, facts_of
+from .replay._recording import Step, write_recording
 
 if TYPE_CHECKING:
     from . import Lane, Lanes, SessionLane
@@ -75,20 +56,6 @@ if TYPE_CHECKING:
     from ._flow.loop import Scheduler
 
 A = TypeVar("A")
-
-_durable: tuple[Any, ...] = (
-    Cluster,
-    ClusterStore,
-    Faults,
-    Life,
-    compare_stores,
-    durable_store_suite,
-)
-_replay = (LimitChange, RecordedRun, Recording, RecordingError, Replayed, Waits)
-_functions = (as_recorded, open_cluster, read_recording, replay, shrink, simulate)
-for _value in (*_durable, *_replay, *_functions):
-    _value.__module__ = __name__  # where users find them
-del _value
 
 
 @final
@@ -176,7 +143,7 @@ class LaneRecorder(LaneInstrument):
         return self._peaks.get(resolve_global_lane(lane), 0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was recorded to a file, which `read_recording` and ``trio-lanes replay`` read.
+        """Write what was recorded to a file, for `trio_lanes.replay` and ``trio-lanes replay``.
 
         It has the times, lanes, priorities, costs and outcomes of the last 100,000 jobs, the limits
         of their lanes, and the changes of these; no arguments, no results, and numbers instead of

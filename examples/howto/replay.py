@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 import trio
 
 from trio_lanes import open_lanes
-from trio_lanes.testing import LaneRecorder, Recording, read_recording, replay
+from trio_lanes.replay import Recording, read_recording, replay
+from trio_lanes.testing import LaneRecorder
 
 
 async def busy_hour(file: Path) -> None:

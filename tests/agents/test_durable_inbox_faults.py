@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from trio_lanes.agents import DurableInbox, DurableTurn, SettledKind, WhenBusy, inbox_handler
 from trio_lanes.durable import RetryPolicy, StoreUnavailableError
-from trio_lanes.testing import Faults, open_cluster
+from trio_lanes.durable.testing import Faults, open_cluster
 
 MODES = (WhenBusy.STEER, WhenBusy.FOLLOWUP, WhenBusy.COLLECT, WhenBusy.INTERRUPT)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from trio_lanes.testing import Life, shrink, simulate
+from trio_lanes.durable.testing import Life, shrink, simulate
 
 
 def main() -> int:

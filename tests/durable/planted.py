@@ -15,7 +15,7 @@ import attrs
 from trio.testing import MockClock
 
 from trio_lanes.durable import MemoryStore, SqliteStore
-from trio_lanes.testing import (
+from trio_lanes.durable.testing import (
     NO_FAULTS,
     Faults,
     Life,

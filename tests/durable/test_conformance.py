@@ -9,8 +9,8 @@ import pytest
 from trio.testing import MockClock
 
 from trio_lanes.durable import MemoryStore, SqliteStore, Submission
+from trio_lanes.durable.testing import durable_store_suite
 from trio_lanes.durable.testing._bench import LEASE, Bench
-from trio_lanes.testing import durable_store_suite
 
 
 def memory() -> Callable[[Path], MemoryStore]:

@@ -33,7 +33,7 @@ from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.codec import decode, encode
 from trio_lanes.durable._wire.server import serve
 from trio_lanes.durable._wire.sockets import SocketLink, connect_unix, serve_unix
-from trio_lanes.testing import durable_store_suite
+from trio_lanes.durable.testing import durable_store_suite
 
 
 class Served:

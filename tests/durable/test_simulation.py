@@ -17,11 +17,11 @@ from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples, number
 from trio_lanes.durable import CheckReport, JobDeadError, MemoryStore
-from trio_lanes.durable.testing import _life
-from trio_lanes.testing import (
+from trio_lanes.durable.testing import (
     NO_FAULTS,
     Faults,
     Life,
+    _life,
     compare_stores,
     open_cluster,
     shrink,

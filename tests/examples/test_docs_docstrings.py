@@ -20,7 +20,9 @@ from trio.testing import MockClock
 import trio_lanes
 import trio_lanes.agents
 import trio_lanes.durable
+import trio_lanes.durable.testing
 import trio_lanes.instruments
+import trio_lanes.replay
 import trio_lanes.testing
 from trio_lanes import RateLimit
 from trio_lanes.agents import ActionGate, Conversation, RunRegistry, ThreadLocks, ToolCall
@@ -30,6 +32,8 @@ PACKAGES = [
     trio_lanes,
     trio_lanes.agents,
     trio_lanes.durable,
+    trio_lanes.durable.testing,
+    trio_lanes.replay,
     trio_lanes.testing,
     trio_lanes.instruments,
 ]

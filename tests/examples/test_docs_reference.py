@@ -12,9 +12,11 @@ import pytest
 
 import trio_lanes
 import trio_lanes.durable
+import trio_lanes.durable.testing
 import trio_lanes.instruments
 import trio_lanes.instruments.otel
 import trio_lanes.instruments.prometheus
+import trio_lanes.replay
 import trio_lanes.testing
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -49,9 +51,11 @@ def documented_names(module: str) -> set[str]:
     [
         trio_lanes,
         trio_lanes.durable,
+        trio_lanes.durable.testing,
         trio_lanes.instruments,
         trio_lanes.instruments.otel,
         trio_lanes.instruments.prometheus,
+        trio_lanes.replay,
         trio_lanes.testing,
     ],
     ids=lambda module: module.__name__,

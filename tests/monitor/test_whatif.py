@@ -151,13 +151,13 @@ def test_the_process_of_a_replay_prints_the_figures_of_three_runs(
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     recorder.save(tmp_path / "x")
-    monkeypatch.setattr(sys, "argv", ["_replay", str(tmp_path / "x"), '{"main": 9}'])
-    runpy.run_module("trio_lanes._replay", run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["replay", str(tmp_path / "x"), '{"main": 9}'])
+    runpy.run_module("trio_lanes.replay", run_name="__main__")
     told = json.loads(capsys.readouterr().out)
     assert [round(told[run]["longest"], 2) for run in ("recorded", "replayed", "changed")] == [
         0.2,
         0.2,
         0.0,
     ]
-    import_module("trio_lanes._replay.__main__")
+    import_module("trio_lanes.replay.__main__")
     assert capsys.readouterr().out == ""  # to import it does nothing

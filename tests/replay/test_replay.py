@@ -12,8 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, current_job, open_lanes
-from trio_lanes.testing import (
-    LaneRecorder,
+from trio_lanes.replay import (
     LimitChange,
     RecordedRun,
     Recording,
@@ -21,6 +20,7 @@ from trio_lanes.testing import (
     read_recording,
     replay,
 )
+from trio_lanes.testing import LaneRecorder
 
 
 def this_job() -> Job[Any]:

@@ -1,11 +1,13 @@
-"""The layers above the core use the public names of the core only.
+"""The layers above the core use the public names of the core only, and stand in an order.
 
-Both rules are checked on the syntax trees, so that imports under ``TYPE_CHECKING`` count:
+The rules are checked on the syntax trees, so that imports under ``TYPE_CHECKING`` count:
 
+* A layer imports only layers before it in the order, and the core imports none; only `testing`
+  records for `replay`, and ``__main__`` is the command.
 * No import names a private module of the core, except `_config`, which holds pure values: checks
   of arguments, names of lanes, exact numbers; and `_limits`, the arithmetic of rate limits, which
-  the stores of durable lanes share. (`_replay` is a layer, though a private one.) The command is a
-  part of durable lanes, and may use their private modules and names.
+  the stores of durable lanes share. The command is a part of durable lanes, and may use their
+  private modules and names; the monitor makes recordings, by the private modules of `replay`.
 * A private attribute of another object is used only if a class of the same layer declares it and
   `Job`, `Lane`, `Lanes` and `SessionLane` have no private attribute of that name. So ``x._lane``
   cannot stand for the lane of a job, whatever the type of ``x``.
@@ -14,6 +16,8 @@ Both rules are checked on the syntax trees, so that imports under ``TYPE_CHECKIN
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,9 +28,9 @@ import trio_lanes
 
 ROOT = Path(trio_lanes.__file__).parent
 CORE_CLASSES = {"Job", "Lane", "Lanes", "SessionLane"}
-LAYERS = ["agents", "command", "durable", "instruments", "monitor", "_replay"]
-ABOVE_THE_CORE = {"agents", "command", "durable", "instruments", "monitor", "_replay"}
-PARTS_OF = {"command": ["durable"]}
+LAYERS = ("replay", "durable", "instruments", "agents", "monitor", "command")
+"""From the lowest to the highest: each imports only layers that stand before it."""
+PARTS_OF = {"command": ["durable"], "monitor": ["replay"]}
 OF_OTHERS = {"_value_", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
 """Names of `enum`, and of the scheduler of Trio, which the simulation makes deterministic."""
 
@@ -83,9 +87,7 @@ def classes(paths: list[Path]) -> Iterator[ast.ClassDef]:
 @cache
 def private_names_of_the_core() -> frozenset[str]:
     """The private names of the public classes of the core and of the classes they inherit from."""
-    core = [
-        path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ABOVE_THE_CORE
-    ]
+    core = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in LAYERS]
     known = list(classes(core))
     wanted = set(CORE_CLASSES)
     found: set[str] = set()
@@ -109,6 +111,35 @@ def named_by(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def layers_imported_by(path: Path) -> set[str]:
+    parts = [
+        name.split(".")[1:2] for name in imported_names(path) if name.startswith("trio_lanes.")
+    ]
+    return {part for (part,) in parts if part in LAYERS}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_layers_below_it(layer: str) -> None:
+    used = {name for path in (ROOT / layer).rglob("*.py") for name in layers_imported_by(path)}
+    assert used <= set(LAYERS[: LAYERS.index(layer) + 1])
+
+
+def test_the_core_imports_no_layer() -> None:
+    files = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in LAYERS]
+    using = {named_by(path): layers_imported_by(path) for path in files}
+    assert {name: used for name, used in using.items() if used} == {
+        "testing.py": {"replay"},
+        "__main__.py": {"command"},  # `python -m trio_lanes`
+    }
+
+
+@pytest.mark.parametrize("module", ["trio_lanes", "trio_lanes.testing", "trio_lanes.replay"])
+def test_what_plain_lanes_need_loads_nothing_of_durable_lanes(module: str) -> None:
+    program = f"import sys, {module}; print([m for m in sys.modules if m.endswith('.durable')])"
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True)
+    assert done.stdout.split() == [b"[]"], done.stderr
+
+
 def test_the_rule_knows_the_private_names_of_the_core() -> None:
     private = set(filter(is_private, vars(trio_lanes.Job)))
     assert private
@@ -120,7 +151,7 @@ def test_no_layer_imports_a_private_module_of_the_core(path: Path) -> None:
     layer = path.relative_to(ROOT).parts[0]
     for name in imported_names(path):
         outer, *rest = name.split(".")
-        allowed = ["_config", "_limits", "_replay", layer, *PARTS_OF.get(layer, ())]
+        allowed = ["_config", "_limits", layer, *PARTS_OF.get(layer, ())]
         if outer == "trio_lanes" and rest and rest[0] not in allowed:
             assert not any(map(is_private, rest)), f"{named_by(path)} imports {name}"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
-from .._replay.play import Limits, Replayed, Waits, as_recorded, replay
-from .._replay.recording import Recording, RecordingError, read_recording
+from ..replay import Recording, RecordingError, Replayed, Waits, as_recorded, read_recording, replay
 from ._answer import Answer, Table, counted, number
 from ._exits import CommandError
 from ._parameters import count
+
+Limits: TypeAlias = Mapping[str, int | float]
 
 
 def parse_limits(texts: Sequence[str]) -> dict[str, int | float]:

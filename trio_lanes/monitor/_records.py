@@ -17,7 +17,7 @@ import trio
 
 from trio_lanes import Job, LaneInstrument, Lanes, context_free
 
-from .._replay.capture import RunFacts, facts_of
+from ..replay._capture import RunFacts, facts_of
 
 MOST: Final = 100
 KEPT: Final = 4000

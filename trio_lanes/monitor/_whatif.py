@@ -20,8 +20,9 @@ import trio
 
 from trio_lanes import Lanes
 
-from .._replay.capture import LimitHistory, RunFacts, facts_of
-from .._replay.recording import Recording, write_recording
+from ..replay import Recording
+from ..replay._capture import LimitHistory, RunFacts, facts_of
+from ..replay._recording import write_recording
 from ._actions import RefusedError
 from ._frames import Frame
 from ._notes import clipped
@@ -79,7 +80,7 @@ class WhatIf:
 
 
 async def _replayed(file: Path, limits: dict[str, int]) -> Frame:
-    command = [sys.executable, "-m", "trio_lanes._replay", str(file), json.dumps(limits)]
+    command = [sys.executable, "-m", "trio_lanes.replay", str(file), json.dumps(limits)]
     run = partial(trio.run_process, capture_stdout=True, capture_stderr=True, check=False)
     with trio.move_on_after(_PATIENCE):
         done = await run(command)

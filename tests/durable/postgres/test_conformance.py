@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trio_lanes.durable import PostgresStore
-from trio_lanes.testing import durable_store_suite
+from trio_lanes.durable.testing import durable_store_suite
 
 from .clock import StoreClock
 from .server import Server

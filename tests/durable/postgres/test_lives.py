@@ -8,7 +8,7 @@ import pytest
 from tests.durable.planted import memory
 from tests.support.chaos import examples
 from trio_lanes.durable import PostgresStore
-from trio_lanes.testing import Life, compare_stores, simulate
+from trio_lanes.durable.testing import Life, compare_stores, simulate
 
 from . import in_loop
 from .clock import StoreClock

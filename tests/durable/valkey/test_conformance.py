@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.chaos import examples
 from trio_lanes.durable import ValkeyStore
-from trio_lanes.testing import compare_stores, durable_store_suite
+from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
 from ..test_conformance import memory
 from .place import Place

@@ -11,7 +11,7 @@ import trio
 from tests.durable.planted import memory
 from trio_lanes.durable._valkey import script
 from trio_lanes.durable._valkey.script import Script
-from trio_lanes.testing import compare_stores, durable_store_suite
+from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
 from . import clock, test_check, test_faults, test_opening, test_rare_ways, test_rates, test_script
 from .lua_lines import SEEN, noting, statements

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.chaos import examples
 from trio_lanes.durable._valkey.script import Script
-from trio_lanes.testing import Life, simulate
+from trio_lanes.durable.testing import Life, simulate
 
 from . import in_loop
 from .server import Server

@@ -6,7 +6,7 @@ import pytest
 
 from trio_lanes.durable import ValkeyStore
 from trio_lanes.durable._valkey.script import Script
-from trio_lanes.testing import compare_stores, durable_store_suite
+from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
 from ..test_conformance import memory
 from .clock import SCRIPT

@@ -1,77 +1,24 @@
 """Tests for authors of stores and users: the conformance suite, faulty clusters, random lives."""
 
-from __future__ import annotations
+from ._cluster import NO_FAULTS, Cluster, ClusterStore, Faults, open_cluster
+from ._life import Life, shrink, simulate
+from ._suite import durable_store_suite
+from ._twins import compare_stores
 
-from collections.abc import Callable
-from typing import TypeAlias
+__all__ = [
+    "NO_FAULTS",
+    "Cluster",
+    "ClusterStore",
+    "Faults",
+    "Life",
+    "compare_stores",
+    "durable_store_suite",
+    "open_cluster",
+    "shrink",
+    "simulate",
+]
 
-import trio.testing
-
-from ._accept import AcceptStories
-from ._again import AgainStories
-from ._bench import REAL_PAUSE, MakeStore
-from ._blockers import BlockerStories
-from ._cluster import NO_FAULTS as NO_FAULTS
-from ._cluster import Cluster as Cluster
-from ._cluster import ClusterStore as ClusterStore
-from ._cluster import Faults as Faults
-from ._cluster import open_cluster as open_cluster
-from ._control import ControlStories
-from ._crash import CrashStories
-from ._life import Life as Life
-from ._life import shrink as shrink
-from ._life import simulate as simulate
-from ._limits import LimitStories
-from ._locks import LockStories
-from ._names import NameStories
-from ._take import TakeStories
-from ._talk import TalkStories
-from ._templates import TemplateStories
-from ._twins import compare_stores as compare_stores
-from ._work import WorkStories
-
-MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
-
-
-def durable_store_suite(
-    make: MakeStore, *, clock: MakeClock | None = None, pause: float | None = None
-) -> type:
-    """Return a class of tests for a store, to be collected under a name that begins with ``Test``::
-
-        TestMyStore = durable_store_suite(lambda folder: MyStore(folder / "jobs"))
-
-    Its methods are plain functions without arguments that run Trio; they need no plugin. Each test
-    makes new stores, over data of its own.
-
-    Args:
-      make: makes a store that is not open, from the path of a folder that only one test uses. All
-        stores of one folder have the same data.
-      clock: makes the clock of a test, if the store's time is Trio's clock. Without it, tests
-        wait in real time.
-      pause: seconds of real time in which a notice of one instance reaches another. By default
-        0.05 without a ``clock``, and 0 with it.
-    """
-
-    class DurableStoreSuite(
-        AcceptStories,
-        AgainStories,
-        WorkStories,
-        ControlStories,
-        LimitStories,
-        TemplateStories,
-        BlockerStories,
-        TakeStories,
-        CrashStories,
-        LockStories,
-        NameStories,
-        TalkStories,
-    ):
-        make_store = staticmethod(make)
-        make_clock = staticmethod(clock if clock is not None else _real_time)
-        real_pause = pause if pause is not None else 0.0 if clock is not None else REAL_PAUSE
-
-    return DurableStoreSuite
-
-
-def _real_time() -> None:
-    return None
+for _name in __all__:
+    if _name != "NO_FAULTS":  # a value, which has no module
+        globals()[_name].__module__ = __name__  # where users find them
+del _name

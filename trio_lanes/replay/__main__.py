@@ -1,6 +1,6 @@
 """Replay a file with one change, in a process of its own: for the monitor, which must not be held.
 
-``python -m trio_lanes._replay FILE '{"main": 6}'`` prints the figures of the recording, of a replay
+``python -m trio_lanes.replay FILE '{"main": 6}'`` prints the figures of the recording, of a replay
 as it was, and of a replay with the change, as JSON.
 """
 
@@ -11,8 +11,8 @@ import sys
 
 import attrs
 
-from .play import as_recorded, replay
-from .recording import read_recording
+from ._play import as_recorded, replay
+from ._recording import read_recording
 
 
 def main(path: str, limits: str) -> None:

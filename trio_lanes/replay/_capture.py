@@ -25,7 +25,7 @@ from trio_lanes import (
     UnknownLaneError,
 )
 
-from .recording import MOST_JOBS, LimitChange, RecordedRun, Recording, Step
+from ._recording import MOST_JOBS, LimitChange, RecordedRun, Recording, Step
 
 _MOST_CHANGES: Final = 1000
 _DEFAULT: Final = LaneConfig()

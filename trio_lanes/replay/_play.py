@@ -33,7 +33,7 @@ from trio.testing import MockClock
 
 from trio_lanes import Job, LaneConfig, LaneGroup, LaneInstrument, Lanes, current_job, open_lanes
 
-from .recording import LimitChange, RecordedRun, Recording, each_rate
+from ._recording import LimitChange, RecordedRun, Recording, each_rate
 
 _PATIENCE: Final = 10  # times the length of the recording, and an hour: then a replay ends
 SESSIONS: Final = "session:*"

@@ -1,0 +1,68 @@
+"""The conformance suite: the stories that each store must pass, as one class of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import trio.testing
+
+from ._accept import AcceptStories
+from ._again import AgainStories
+from ._bench import REAL_PAUSE, MakeStore
+from ._blockers import BlockerStories
+from ._control import ControlStories
+from ._crash import CrashStories
+from ._limits import LimitStories
+from ._locks import LockStories
+from ._names import NameStories
+from ._take import TakeStories
+from ._talk import TalkStories
+from ._templates import TemplateStories
+from ._work import WorkStories
+
+MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
+
+
+def durable_store_suite(
+    make: MakeStore, *, clock: MakeClock | None = None, pause: float | None = None
+) -> type:
+    """Return a class of tests for a store, to be collected under a name that begins with ``Test``::
+
+        TestMyStore = durable_store_suite(lambda folder: MyStore(folder / "jobs"))
+
+    Its methods are plain functions without arguments that run Trio; they need no plugin. Each test
+    makes new stores, over data of its own.
+
+    Args:
+      make: makes a store that is not open, from the path of a folder that only one test uses. All
+        stores of one folder have the same data.
+      clock: makes the clock of a test, if the store's time is Trio's clock. Without it, tests
+        wait in real time.
+      pause: seconds of real time in which a notice of one instance reaches another. By default
+        0.05 without a ``clock``, and 0 with it.
+    """
+
+    class DurableStoreSuite(
+        AcceptStories,
+        AgainStories,
+        WorkStories,
+        ControlStories,
+        LimitStories,
+        TemplateStories,
+        BlockerStories,
+        TakeStories,
+        CrashStories,
+        LockStories,
+        NameStories,
+        TalkStories,
+    ):
+        make_store = staticmethod(make)
+        make_clock = staticmethod(clock if clock is not None else _real_time)
+        real_pause = pause if pause is not None else 0.0 if clock is not None else REAL_PAUSE
+
+    return DurableStoreSuite
+
+
+def _real_time() -> None:
+    return None
