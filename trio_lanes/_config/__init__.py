@@ -1,0 +1,1 @@
+"""Names, errors, validators and exact numbers: pure values."""

@@ -1,0 +1,1 @@
+"""Control of lanes: clear, reset, pause, configure, drain."""

@@ -1,0 +1,1 @@
+"""The arithmetic of rate limits, which lanes and the stores of durable lanes share."""

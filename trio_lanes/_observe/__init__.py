@@ -1,0 +1,1 @@
+"""What others see of lanes: hooks, statistics, and warnings about long waits."""

@@ -1,0 +1,1 @@
+"""The data structures of order: which job is the next one."""
