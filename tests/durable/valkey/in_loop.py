@@ -100,7 +100,7 @@ class Life:
             await trio.lowlevel.cancel_shielded_checkpoint()
             if kind != "done":
                 raise link._gone(kind, rest)
-            looks, news, answer = rest
+            looks, news, _, answer = rest
             if looks:
                 link._look()
             if news:
@@ -124,7 +124,7 @@ class Life:
         micros = round((EPOCH + trio.current_time() + self._ahead) * 1e6)
         instance, *rules = link._header()
         act = [verb, len(arguments), *arguments]
-        header = ["run", link._channel, instance, 0, *rules]
+        header = ["run", link._channel, instance, 0, "inf", *rules]
         *_, answer, told, _ = self._ask(
             ["HSET", KEY, "seconds", micros // 10**6, "micros", micros % 10**6],
             [*self.script.as_library.call, 1, f"{link._root}meta", *header, *act],

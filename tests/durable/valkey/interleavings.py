@@ -461,7 +461,7 @@ class Talk:
 
     def _call(self, *words: str) -> bytes:
         instance, *rules = self._store._header()
-        header = "run", "channel", instance, "0", *rules
+        header = "run", "channel", instance, "0", "inf", *rules
         return command(*self._script.as_library.call, 1, f"{ROOT}meta", *header, *words)
 
 
@@ -745,7 +745,7 @@ class Explorer:
         for sends, (begin, end) in ranges.items():
             raw, saved = answers[end]
             told = [
-                _decoded(one[3][1:]) if isinstance(one, list) else one for one in answers[begin:end]
+                _decoded(one[4][1:]) if isinstance(one, list) else one for one in answers[begin:end]
             ]
             found[sends] = told, raw, json.loads(raw), saved
         ranked = []
@@ -772,7 +772,7 @@ class Explorer:
     def _look_at(self, state: State, checked: Any) -> None:
         """Regard what must hold in a state."""
         wrong = self._wrong(state)
-        problems = _decoded(checked[3])[1]
+        problems = _decoded(checked[4])[1]
         wrong(not problems, f"check finds {problems}")
         jobs = [state.jobs[id] for id in sorted(state.jobs)]
         running = [job for job in jobs if job["state"] == "running"]

@@ -10,7 +10,6 @@ import trio
 
 from tests.durable.planted import memory
 from trio_lanes.durable._valkey import script
-from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
 from . import clock, test_check, test_faults, test_opening, test_rare_ways, test_rates, test_script
@@ -51,7 +50,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     text = noting()
     monkeypatch.setattr(script, "_READ", re.compile("(?!)"))  # a call that only reads has no notes
     monkeypatch.setattr("trio_lanes.durable._valkey.store.source", lambda: text)
-    monkeypatch.setattr(clock, "SCRIPT", Script(text.replace(clock._REAL, clock._TESTS)))
+    monkeypatch.setattr(clock, "SCRIPT", clock.on_time_of_tests(text))
     own = Server(programs()["valkey"], appendfsync="always")
     lines, stop = Lines(own), Server.stop
 

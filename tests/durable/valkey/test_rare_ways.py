@@ -22,7 +22,7 @@ from trio_lanes.durable import (
 from trio_lanes.durable.store import MESSAGES_KEPT, PAGE
 from trio_lanes.durable.testing._bench import Played, opening, ticket
 
-from .clock import KEY
+from .clock import EPOCH, KEY
 from .place import Place
 from .server import Server
 from .test_check import Keys
@@ -93,6 +93,20 @@ def test_a_clock_that_is_set_back_does_not_set_the_store_back(stage: Stage, serv
         assert after.id == late
         assert after.submitted_at >= before.submitted_at
         server.ask("HINCRBY", KEY, "seconds", 3600)
+
+    stage.run(test)
+
+
+def test_very_many_jobs_with_a_run_at_follow_the_clock_in_portions(stage: Stage) -> None:
+    async def test(store: Played) -> None:
+        for _ in range(2):
+            await store.enqueue([echo(delay=600.0, run_at=EPOCH + 600) for _ in range(300)])
+        for ahead, until in ((-300, 900), (-600, 1200)):
+            stage.clock.set_clock(ahead)
+            for _ in range(3):  # two portions, and a look for more
+                assert await store.beat()
+            found = await store.jobs(Selection(), 0, PAGE)
+            assert [round(job.until or 0) - EPOCH for job in found] == [until] * 600
 
     stage.run(test)
 

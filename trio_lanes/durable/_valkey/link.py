@@ -156,6 +156,8 @@ class Link:
         self._connected = trio.Event()
         self._run_id = ""
         self._resumes = False  # whether the next call compares the runs with those of the server
+        self._sent_at = 0.0  # when the last call was sent
+        self._at = math.inf  # no time of the store is above this and that of Trio's clock
         self._away_since: float | None = None  # since when calls have had no answer
         self._why: BaseException | None = None  # there is no connection
         self._broken: StoreError | None = None
@@ -421,11 +423,11 @@ class Link:
 
     def _send(self, connection: BaseConnection, batch: list[Act]) -> Awaitable[Any]:
         """Have the connection send one call of the script."""
-        away = 0.0
-        if self._away_since is not None:
-            away = trio.current_time() - self._away_since
+        now = self._sent_at = trio.current_time()
+        away = 0.0 if self._away_since is None else now - self._away_since
         instance, *rules = self._header()
-        arguments = [self._run_id, self._channel, instance, micros(away), *rules]
+        times = micros(away), micros(now + self._at)
+        arguments = [self._run_id, self._channel, instance, *times, *rules]
         if self._resumes:
             claimed = self._claimed()
             arguments += ["compare_runs", str(len(claimed)), *claimed]
@@ -449,13 +451,14 @@ class Link:
         assert isinstance(reply, list)
         if reply[0] == "done":
             self._why = self._away_since = None
+            self._at = reply[3] / 1e6 - self._sent_at
             if reply[2]:
                 self._told(reply[2])
         if self._replicas and any(act.verb == "enqueue" for act in batch):
             await self._wait_for_replicas(connection)
         if self._resumes and reply[0] == "done":
             self._resumes = False
-            self._lost(reply.pop(3)[1:])
+            self._lost(reply.pop(4)[1:])
         return reply
 
     async def _wait_for_replicas(self, connection: BaseConnection) -> None:
@@ -483,7 +486,7 @@ class Link:
             self._broken = self._gone(kind, rest)
             self._fail(batch, self._broken)
             return
-        looks, _, *answers = rest
+        looks, _, _, *answers = rest
         for act, answer in zip(batch, answers, strict=True):
             act.end(outcome.Value(answer))
         while self._unanswered and self._unanswered[0].answer is not None:

@@ -93,6 +93,7 @@ def job_arguments(job: SubmittedJob) -> tuple[str, ...]:
         micros(max(0.0, job.delay)),
         _rest(job),
         "" if job.cost is None else json.dumps(dict(job.cost)),
+        "" if job.run_at is None else micros(job.run_at),
     )
 
 

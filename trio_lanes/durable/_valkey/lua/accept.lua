@@ -1,6 +1,6 @@
 -- Accepting jobs: all of a batch, or none.
 
-local JOB_FIELDS = 10
+local JOB_FIELDS = 11
 
 local function read_item(arguments, at)
   return {
@@ -9,6 +9,7 @@ local function read_item(arguments, at)
     key = given(arguments[at + 5]), digest = given(arguments[at + 6]),
     delay = tonumber(arguments[at + 7]), rest = arguments[at + 8],
     cost = arguments[at + 9] ~= '' and cjson.decode(arguments[at + 9]) or nil,
+    run_at = tonumber(arguments[at + 10]),
   }
 end
 
@@ -91,6 +92,7 @@ local function accept(item)
   }
   if item.delay > 0 then
     job.state, job.due, job.why = 'parked', now + item.delay, 'delay'
+    job.run_at, job.followed = item.run_at, item.run_at and (meta.offset or 0)
   elseif job.session then
     promote_session(job.session)
   end

@@ -11,13 +11,14 @@
 -- variables sets them in a function that it gives to `at_call`.
 --
 -- The arguments of a call: the server's run_id, the caller's channel, its incarnation, how long it had
--- no answer, the three rules that hold until a worker has set some; then acts: verb, number of
--- arguments, arguments.
+-- no answer, the greatest time of the store by its own clock, the three rules that hold until a worker
+-- has set some; then acts: verb, number of arguments, arguments.
 
 local huge = 1 / 0  -- a library may not use `math` while it is loaded
 local SCHEMA = 2       -- 1: the sequence of numbers had a key of its own
 local SECOND = 1000000
-local FIRST = 8       -- the place of the first act
+local FIRST = 9       -- the place of the first act
+local AHEAD = SECOND  -- the clock was set if it has gone on by so much more than that of the caller
 local AT_ONCE = 500   -- how many members of a set are read, written or worked on at once
 
 -- The acts, by verb: acts that only read, acts that write, acts that are done once for each ticket.
@@ -32,13 +33,13 @@ local function at_call(set)
   AT_CALL[#AT_CALL + 1] = set
 end
 
-local call, ROOT, META, RUN, CHANNEL, CALLER, AWAY, GIVEN_RULES
+local call, ROOT, META, RUN, CHANNEL, CALLER, AWAY, MOST, GIVEN_RULES
 
 at_call(function(key, arguments)
   call = redis.call
   META, ROOT = key, string.sub(key, 1, -5)
   RUN, CHANNEL, CALLER, AWAY = arguments[1], arguments[2], arguments[3], tonumber(arguments[4])
-  GIVEN_RULES = { arguments[5], arguments[6], arguments[7] }
+  MOST, GIVEN_RULES = arguments[5], { arguments[6], arguments[7], arguments[8] }
 end)
 
 -- The members of a set. SMEMBERS makes a server take 16 kB of memory: it counts while it answers.
@@ -82,7 +83,7 @@ local meta
 
 at_call(function()
   local values = redis.pcall('HMGET', META, 'schema', 'run', 'clock', 'offset', 'seq', 'configured',
-    'forget_at')
+    'forget_at', 'follow')
   meta = {}
   if values[1] then
     meta = {
@@ -93,20 +94,24 @@ at_call(function()
       seq = tonumber(values[5] or nil),
       configured = values[6],
       forget_at = tonumber(values[7] or nil),
+      follow = values[8],
     }
   end
 end)
 
--- The time of the store never runs back: if the server's clock was set back, an offset takes the
--- difference.
-local now
+-- The time of the store is its last time, and what has passed on the server since. If the server's
+-- clock was set back, or further ahead than the caller's clock has gone on since its last answer, an
+-- offset takes the difference.
+local now, WAS_SET
 
 at_call(function()
   local time = call('TIME')
-  now = time[1] * SECOND + time[2] + (meta.offset or 0)
-  if meta.clock and now < meta.clock then
-    meta.offset = meta.offset + meta.clock - now
-    now = meta.clock
+  local server = time[1] * SECOND + time[2]
+  now, WAS_SET = server + (meta.offset or 0), false
+  if meta.clock then
+    local most = number_of(MOST)
+    local right = math.max(meta.clock, now > most + AHEAD and most or now)
+    WAS_SET, now, meta.offset = right ~= now, right, right - server
   end
 end)
 

@@ -114,7 +114,7 @@ local function check(arguments)
     end
   end
   if arguments[2] == '0' then
-    local keys = { ROOT .. 'due', ROOT .. 'wants', ROOT .. 'dead', ROOT .. 'failed' }
+    local keys = { ROOT .. 'due', ROOT .. 'at', ROOT .. 'wants', ROOT .. 'dead', ROOT .. 'failed' }
     local all = lanes_in_use()
     for _, count in ipairs(all_counts()) do
       all[count[2]] = true

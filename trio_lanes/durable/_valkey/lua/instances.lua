@@ -20,6 +20,26 @@ local function move_leases()
   end
 end
 
+-- The server's clock was set: the jobs with a time of the wall clock follow it, some in each call.
+local function follow_clock()
+  local key, offset = ROOT .. 'at', '(' .. int(meta.offset)
+  local ids = ask('ZRANGEBYSCORE', key, '-inf', offset, 'LIMIT', 0, AT_ONCE)
+  if #ids == 0 then
+    ids = ask('ZRANGEBYSCORE', key, offset, '+inf', 'LIMIT', 0, AT_ONCE)
+  end
+  if #ids == 0 then
+    call('HDEL', META, 'follow')
+    return
+  end
+  find_all(ids)
+  for _, id in ipairs(ids) do
+    local job = find(id)
+    job.due, job.followed = job.run_at + meta.offset, meta.offset
+    put(job)
+  end
+  SOON, CALLER_LOOKS = true, true
+end
+
 -- Called before the first act that changes something.
 local function begin_writing()
   if (meta.run and meta.run ~= RUN) or AWAY > 0 then
@@ -31,6 +51,12 @@ local function begin_writing()
     call('HSET', META, 'run', RUN)
   end
   call('HSET', META, 'clock', now, 'offset', meta.offset or 0, 'seq', reserve_numbers())
+  if WAS_SET then
+    call('HSET', META, 'follow', 1)
+  end
+  if WAS_SET or meta.follow then
+    follow_clock()
+  end
 end
 
 -- Host and pid of each instance that has a lease.

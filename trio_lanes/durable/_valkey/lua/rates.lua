@@ -13,7 +13,7 @@
 -- is kept if less was used right before it than at any time since.
 
 local ONE_REQUEST = { requests = 1 }
-local FORGET_AFTER = 60000  -- milliseconds
+local FORGET_AFTER = 7200000  -- milliseconds: a clock may be set an hour ahead
 local MOST_DIPS = 64
 
 local function meter_key(owner, meter)

@@ -12,6 +12,8 @@
 --   si:<session>                waiting, parked and running jobs of a session, by id
 --   w:<lane>                    waiting and parked jobs of a lane, by id
 --   due, sd:<session>           parked jobs, by due time; of a session, those without a place
+--   at                          delayed jobs with a time of the wall clock, by the offset they have
+--                               followed
 --   run:<instance>              running jobs, by fence; of these, x: cancelled, le: their slot is
 --                               lent, su: suspects that have not lent it
 --   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
@@ -63,6 +65,9 @@ local function indexes(job)
     at[ROOT .. 'due'] = job.due
     if job.session and not job.place then
       at[ROOT .. 'sd:' .. job.session] = job.due
+    end
+    if job.why == 'delay' then
+      at[ROOT .. 'at'] = job.followed
     end
   elseif state == 'running' then
     at[ROOT .. 'run:' .. job.instance] = job.fence

@@ -122,7 +122,7 @@ return function(keys, arguments, is_script)
     return refused
   end
 
-  local answers, writes, acts = { 'done', 0, '' }, false, read_acts(arguments)
+  local answers, writes, acts = { 'done', 0, '', now }, false, read_acts(arguments)
   for _, act in ipairs(acts) do
     if not writes and not READS[act[1]] then
       -- a server whose memory is full refuses the first write of a script, unless it needs no memory

@@ -1,0 +1,161 @@
+"""The clock of the server is set, back or ahead: what waits for a time waits no longer, no less."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from trio_lanes import LaneConfig, RateLimit
+from trio_lanes.durable import Retry, Submission, ValkeyStore, current_job
+from trio_lanes.durable.testing._bench import LEASE, Bench
+
+from .clock import BOUNDED, EPOCH, StoreClock
+from .place import Place
+from .server import Server
+
+pytestmark = pytest.mark.real_processes
+PLACE = Place()
+HOUR = 3600.0
+MINUTE = 60.0
+TWO = RateLimit(2, per=1.0, algorithm="sliding")
+
+
+@pytest.fixture
+def clock(server: Server) -> Iterator[StoreClock]:
+    PLACE.server = server
+    yield PLACE.clock()
+    PLACE.close()
+
+
+@pytest.fixture
+def bench(clock: StoreClock, namespace: str, tmp_path: Path) -> Bench:
+    def store(folder: Path) -> ValkeyStore:
+        made = PLACE.store(folder)
+        made._script = BOUNDED
+        return made
+
+    return Bench(store, tmp_path / namespace, clock, 0.01)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("times", [(-HOUR,), (HOUR,), (HOUR, 0), (-HOUR, 0), (30, -30)])
+def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_clock_is_set(
+    bench: Bench, clock: StoreClock, times: tuple[float, ...]
+) -> None:
+    async def fail_once(payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        if run.attempt == 1:
+            raise Retry(5)
+        bench.log.append("retried")
+
+    async def spend(lanes: Any) -> None:
+        for _ in range(3):
+            await lanes.quota("q").spend()
+            bench.log.append("spent")
+
+    async def story() -> None:
+        limits = {"main": 9, "rated": LaneConfig(concurrency=9, rate=TWO)}
+        async with bench.lanes(
+            lanes=limits, quotas={"q": TWO}, handlers={"fail_once": fail_once}, lease_ttl=30
+        ) as lanes:
+            for time in times:
+                bench.log.clear()
+                long = await lanes.submit("gate", f"long {time}")
+                await lanes.submit("echo", "before", delay=5)
+                await lanes.submit("fail_once")
+                await lanes.pause_for("session:s", 5)
+                await lanes.submit("echo", "paused", session="s")
+                for _ in range(3):
+                    await lanes.submit("echo", "rated", lane="rated")
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(spend, lanes)
+                    await bench.settle(lanes)
+                    clock.set_clock(time)
+                    await lanes.submit("echo", "after", delay=5)
+                    await bench.advance(0.5, lanes)
+                    now = [f"long {time} begins", *["rated"] * 2, *["spent"] * 2]
+                    assert sorted(bench.log) == sorted(now)
+                    await bench.advance(0.6, lanes)
+                    assert sorted(bench.log) == sorted([*now, "rated", "spent"])
+                await bench.advance(4.5, lanes)
+                later = ["before", "after", "retried", "paused"]
+                assert sorted(bench.log) == sorted([*now, "rated", "spent", *later])
+                await bench.advance(15, lanes)
+                bench.gate(f"long {time}").set()
+                await long.wait()
+                assert [run.how for run in (await long.status()).history] == ["succeeded"]
+            assert (await lanes.check()).problems == ()
+
+    trio.run(story, clock=clock)
+
+
+def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_set_back(
+    bench: Bench, clock: StoreClock
+) -> None:
+    async def story() -> None:
+        async with bench.doomed(Submission(name="echo", payload="again")):
+            clock.set_clock(-HOUR)
+        async with bench.lanes(lease_ttl=LEASE) as lanes:
+            for _ in range(5):  # a lease, which began at the last act before
+                await bench.advance(LEASE / 4, lanes)
+            assert bench.log == ["again"]
+
+    trio.run(story, clock=clock)
+
+
+def test_an_instance_that_calls_seldom_does_not_hold_the_time_of_the_others_back(
+    bench: Bench, clock: StoreClock
+) -> None:
+    async def story() -> None:
+        async with bench.lanes(worker=False) as seldom, bench.lanes(lease_ttl=30) as lanes:
+            await lanes.submit("echo", "late", delay=35)
+            for _ in range(3):
+                await bench.advance(10, lanes)
+            await bench.advance(4, seldom)
+            assert bench.log == []
+            await bench.advance(1, seldom)
+            await bench.settle(lanes)
+            assert bench.log == ["late"]
+
+    trio.run(story, clock=clock)
+
+
+def test_run_at_follows_the_clock_of_the_server(
+    bench: Bench, clock: StoreClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_by = 0.0
+
+    def wall() -> float:
+        return EPOCH + clock.current_time() + set_by
+
+    def set_to(ahead: float) -> None:
+        nonlocal set_by
+        set_by = ahead
+        clock.set_clock(ahead)
+
+    async def story() -> None:
+        async with bench.lanes() as lanes:
+            for minutes in (10, 30, 50):
+                await lanes.submit("echo", minutes, run_at=wall() + minutes * MINUTE)
+            await lanes.submit("echo", "delayed", delay=15 * MINUTE)
+            set_to(10 * MINUTE)
+            await bench.advance(1, lanes)
+            assert bench.log == [10]
+            set_to(-10 * MINUTE)
+            await bench.advance(1, lanes)
+            await bench.advance(15 * MINUTE, lanes)
+            assert bench.log == [10, "delayed"]
+            await bench.advance(24 * MINUTE, lanes)  # of 39 minutes 10 were set back
+            assert bench.log == [10, "delayed"]
+            await bench.advance(MINUTE, lanes)
+            assert bench.log == [10, "delayed", 30]
+            assert (await lanes.check()).problems == ()
+        set_to(10 * MINUTE)  # while no worker is there
+        async with bench.lanes() as lanes:
+            await bench.settle(lanes)
+            assert bench.log == [10, "delayed", 30, 50]
+
+    monkeypatch.setattr("time.time", wall)
+    trio.run(story, clock=clock)
