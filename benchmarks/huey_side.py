@@ -1,8 +1,8 @@
 """huey over SQLite, with its consumer's threads in the same process, as its documentation has it.
 
 A consumer polls its queue. Here each worker does so every millisecond when it has nothing to do, a
-hundred times as often as by default, or the figures would be those of its pauses. Whoever waits
-for a result is told by the signal that huey sends at the end of a task; by itself it polls, too.
+hundred times as often as by default, or the figures would be those of its pauses. A waiter
+for a result is woken by the signal that huey sends at the end of a task; by itself it polls, too.
 There are ten workers at most: more only stand in each other's way, since the job is no work.
 """
 

@@ -1,6 +1,6 @@
 """procrastinate over PostgreSQL, with its worker in the same process, woken by its notices.
 
-It has no results: whoever waits is told by the task itself, before its end is in the database. So
+It has no results: a waiter hears from the task itself, before its end is in the database. So
 its locks, with which it keeps an order, are not used: a job that is submitted before the end of its
 predecessor is there would wait for the next poll, five seconds later.
 """

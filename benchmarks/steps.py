@@ -5,7 +5,7 @@ python -m benchmarks.steps --rounds 9
 
 A step is one function of the library, which is timed from outside while a burst runs; so is the
 garbage collector, which comes at any time. What the timing itself takes is measured first, and
-taken off; some is left, so that the sum is more than what nobody looks into. This says where the
+taken off; some is left, so that the sum is more than what is not timed. This says where the
 time goes. How much it is beside others says `python -m benchmarks`.
 """
 
@@ -258,7 +258,7 @@ def calls(body: Body) -> dict[str, float]:
 
 
 def plain(body: Body) -> tuple[float, float]:
-    """Microseconds a job that nobody looks into; and of a bare nursery, right after."""
+    """Microseconds a job that is not timed; and of a bare nursery, right after."""
     gc.collect()
     ours = trio.run(burst, body)
     gc.collect()

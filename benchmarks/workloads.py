@@ -106,7 +106,7 @@ class Cycles(Protocol):
     ) -> AbstractAsyncContextManager[Drive]:
         """A way to have jobs 0 to n done, of which so many are under way at a time.
 
-        Whoever submits job i waits for its result, and then submits job ``i + in_flight``. The
+        The submitter of job i waits for its result, and then submits job ``i + in_flight``. The
         job appends its number to the log, and returns it.
         """
 

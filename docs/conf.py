@@ -80,7 +80,7 @@ def _show_signature(
     if obj in MADE_BY_USERS:
         return _fields(obj), ""
     if what in ("class", "exception") and not name.startswith("trio_lanes.instruments."):
-        return "", ""  # made by the library alone: the constructor is nobody's business
+        return "", ""  # made by the library alone: so the constructor is not shown
     for private, public in DEFAULTS.items():
         signature = signature and signature.replace(private, public)
     return signature, returns

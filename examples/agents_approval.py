@@ -16,7 +16,7 @@ async def delete_files(session: str) -> None:
     async with job.yield_slot():
         with trio.move_on_after(600):
             await gate.wait()
-        gate.cancel("nobody has answered")  # has no effect if somebody has
+        gate.cancel("not answered in time")  # has no effect if somebody has
     for result in await gate.wait():
         print(result.id, result.kind, result.value)
 

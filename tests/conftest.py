@@ -2,7 +2,7 @@
 and when a skip is a lie.
 
 Scheduling. In each pass Trio runs the tasks that are ready in an order drawn from a random
-generator of its own, `trio._core._run._r`, so that nobody comes to rely on one. Code that does
+generator of its own, `trio._core._run._r`, so that no program comes to rely on one. Code that does
 would fail a test now and then. Here the generator is seeded before every test: a failure
 comes back when the test is run again, and a test of order is run under many seeds:
 
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Choose the tests and their order; give tests of real processes a second chance in CI.
 
     What a machine of many does to processes, terminals, sockets and a browser is not all in the
-    power of a test. Whoever works on one runs it without. The summary names those that took it.
+    power of a test. Outside of CI there is none. The summary names those that took it.
     """
     left_out = [item for item in items if item.get_closest_marker("thorough") and not THOROUGH]
     if left_out:

@@ -20,7 +20,7 @@ from trio_lanes.agents import Message as Entry
 from trio_lanes.agents import ToolCall as Running
 
 from .approvals import Approvals
-from .events import Called, Entered, Listener, Noted, Piece, Returned, nobody
+from .events import Called, Entered, Listener, Noted, Piece, Returned, ignore
 from .model import Message, Model, ModelBusyError, ModelError, ToolCall, Usage
 from .tools import ASK_SUBAGENT, Tool, ToolError, argument_of, call_tool
 
@@ -59,7 +59,7 @@ class Agent:
     lanes: Lanes
     model: Model
     tools: Mapping[str, Tool]
-    tell: Listener = nobody
+    tell: Listener = ignore
     approvals: Approvals | None = None
     delegates: bool = True
 
@@ -149,7 +149,7 @@ class Agent:
         await turn.call([attrs.asdict(call) for call in calls])
         self.tell(Called(session, tuple(calls)))
         asked = [call for call in calls if self._must_ask(call)]
-        approvals = Approvals(nobody) if self.approvals is None else self.approvals
+        approvals = Approvals(ignore) if self.approvals is None else self.approvals
         with approvals.asking(session, asked) as gate:
             running = [
                 Running(call.id, partial(self._use, call, gate if call in asked else None))
@@ -183,7 +183,7 @@ class Agent:
     async def _subagent(self, call: ToolCall) -> str:
         """Run a sub-agent in a job of its own; its conversation is not kept, only the answer."""
         task = argument_of(self.tools[call.name], call)
-        alone = attrs.evolve(self, tell=nobody, approvals=None, delegates=False)
+        alone = attrs.evolve(self, tell=ignore, approvals=None, delegates=False)
         return await alone.answer("", Conversation("task"), [task])
 
 

@@ -116,5 +116,5 @@ Event = (
 Listener = Callable[[Event], None]
 
 
-def nobody(event: Event) -> None:
+def ignore(event: Event) -> None:
     """A listener that ignores all events."""

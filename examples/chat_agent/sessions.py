@@ -29,7 +29,7 @@ from trio_lanes.agents import (
 )
 
 from .agent import TURNS, Agent
-from .events import Began, Ended, Listener, Noted, Queued, Steered, nobody
+from .events import Began, Ended, Listener, Noted, Queued, Steered, ignore
 from .limits import MAX_WAITING
 from .model import ModelError
 
@@ -64,7 +64,7 @@ class Sessions:
         self,
         lanes: Lanes,
         agent: Agent,
-        tell: Listener = nobody,
+        tell: Listener = ignore,
         *,
         store: TranscriptStore | None = None,
         turn_timeout: float = 300.0,

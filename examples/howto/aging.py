@@ -26,7 +26,7 @@ async def main() -> None:
             lanes.start_soon(alarm, lanes, priority=5)
         job = lanes.submit_nowait(backup)
         while not job.done:
-            await lanes.wait_room(2)  # nobody but the backup waits
+            await lanes.wait_room(2)  # only the backup waits
             lanes.start_soon(alarm, lanes, priority=5)
 
 

@@ -1,4 +1,4 @@
-"""Lanes and other code of the application use one limiter: ten connections, whoever uses them."""
+"""Lanes and other code of the application use one limiter: ten connections for all of it."""
 
 import trio
 

@@ -26,7 +26,7 @@ async def test_stop_forgets_what_waits_and_not_what_runs(mock_clock: MockClock) 
         gateway = Gateway(lanes)
         for text in ("one", "two", "/stop", "three"):
             gateway.receive("alice", text)
-        await wait_all_tasks_blocked()  # until nobody has anything to do but wait
+        await wait_all_tasks_blocked()  # until every task waits
         assert [job.state for job in recorder.finished] == [JobState.CANCELLED]
         mock_clock.jump(300)
         await wait_all_tasks_blocked()

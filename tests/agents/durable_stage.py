@@ -64,7 +64,7 @@ class DurableStage:
             if self._pause:
                 await trio.to_thread.run_sync(time.sleep, self._pause)
             await wait_all_tasks_blocked()
-            await self.lanes.pause_for("session:nobody", 0)  # returns after all earlier calls
+            await self.lanes.pause_for("session:unused", 0)  # returns after all earlier calls
             await self.lanes.statistics()  # and this after all that look in another thread
         await wait_all_tasks_blocked()
 

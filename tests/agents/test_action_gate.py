@@ -70,11 +70,11 @@ async def test_a_call_is_answered_once() -> None:
 
 async def test_a_cancelled_gate_gives_cancelled_results_with_the_reason() -> None:
     gate = ActionGate(["a", "b"])
-    assert gate.cancel("nobody is there") is True
+    assert gate.cancel("the user has left") is True
     assert gate.cancel("too late") is False
     assert await gate.wait() == [
-        ToolResult("a", "cancelled", "nobody is there"),
-        ToolResult("b", "cancelled", "nobody is there"),
+        ToolResult("a", "cancelled", "the user has left"),
+        ToolResult("b", "cancelled", "the user has left"),
     ]
     with pytest.raises(ValueError, match="repeated: 'a', 'b'"):
         gate.submit({"a": 1, "b": 2})

@@ -188,7 +188,7 @@ async def test_replace_acts_before_the_cap(
     assert kinds(receipts) == ["waits", "replaced", "waits"]
 
 
-async def test_a_victim_is_replaced_by_nobody(
+async def test_no_message_replaces_a_victim(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:
     inbox = await busy(lanes, stage, cap=1, overflow=Overflow.DROP_OLDEST)

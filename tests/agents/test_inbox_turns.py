@@ -136,7 +136,7 @@ async def test_aborting_a_turn_leaves_alone_what_waits(
     assert kinds([receipt]) == ["ran"]
 
 
-async def test_turns_run_in_the_context_of_whoever_posted(
+async def test_turns_run_in_the_context_of_the_poster(
     lanes: Lanes, autojump_clock: MockClock
 ) -> None:
     var: ContextVar[int] = ContextVar("var")
@@ -366,7 +366,7 @@ async def test_a_handler_that_is_not_async_fails_its_turn(
 
 
 @pytest.mark.parametrize("looks", [True, False])
-async def test_the_failure_of_a_turn_is_logged_if_nobody_looks(
+async def test_the_failure_of_a_turn_is_logged_if_it_is_not_retrieved(
     lanes: Lanes,
     stage: Stage,
     looks: bool,
@@ -465,7 +465,7 @@ async def test_a_clear_cancels_what_waits(
     assert stage.started == [["first"], ["later"]]
 
 
-async def test_a_clear_is_noticed_by_whoever_waits(
+async def test_a_clear_is_noticed_by_each_waiter(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:
     inbox = await busy(lanes, stage, when_busy=FOLLOWUP)
@@ -487,7 +487,7 @@ async def test_a_turn_takes_nothing_that_was_cleared(
     assert inbox.waiting == []
 
 
-async def test_a_reset_is_noticed_by_whoever_waits(
+async def test_a_reset_is_noticed_by_each_waiter(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:
     await busy(lanes, stage)
@@ -550,7 +550,7 @@ async def test_a_reset_of_a_job_that_has_not_begun_keeps_its_message(
 
 
 @pytest.mark.parametrize("begins_late", [False, True])
-async def test_after_a_reset_a_message_whose_turn_had_not_begun_is_run_though_nobody_looks(
+async def test_after_a_reset_a_message_whose_turn_had_not_begun_is_run_without_a_waiter(
     begins_late: bool, stage: Stage, autojump_clock: MockClock
 ) -> None:
     async def wrap(job: Job[Any], body: Callable[[], Awaitable[Any]]) -> Any:

@@ -240,7 +240,7 @@ async def test_a_write_whose_new_file_did_not_reach_the_disk_takes_back_what_it_
 
 
 async def test_files_are_read_in_threads(tmp_path: Path) -> None:
-    """A file that cannot be read yet holds up nobody else."""
+    """A file that cannot be read yet holds up no other file."""
     os.mkfifo(tmp_path / "thread.jsonl")
     conversation = Conversation("thread", JsonlTranscript(tmp_path))
     found = []
@@ -362,7 +362,7 @@ async def test_a_file_that_cannot_be_read_is_an_os_error(tmp_path: Path) -> None
         await conversation.messages()
 
 
-async def test_what_is_no_json_is_not_written(tmp_path: Path) -> None:
+async def test_a_message_that_json_cannot_hold_is_not_written(tmp_path: Path) -> None:
     store = JsonlTranscript(tmp_path)
     with pytest.raises(TypeError):
         await store.append("thread", [{"turn": object()}])

@@ -72,7 +72,7 @@ def test_a_status_may_be_given_as_its_value() -> None:
     assert caught.value.old is RunStatus.FAILED
 
 
-def test_what_is_no_status_is_a_value_error() -> None:
+def test_an_unknown_status_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="running"):
         check_transition(RunStatus.QUEUED, "running")
 

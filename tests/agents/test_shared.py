@@ -100,8 +100,8 @@ async def test_messages_and_aborts_reach_the_run_from_any_instance(
 ) -> None:
     async with stage.instances() as (lanes, _):
         registry = stage.registry[where]
-        nobody = await registry.send("alice", "x")
-        assert nobody.reason is SendRefused.NO_ACTIVE_RUN
+        refused = await registry.send("alice", "x")
+        assert refused.reason is SendRefused.NO_ACTIVE_RUN
         assert not await registry.abort("alice")
         assert await registry.get("alice") is None
         assert await registry.wait_ended("alice")

@@ -1,4 +1,4 @@
-"""ThreadLocks: shared and exclusive, in order, gone when nobody needs them."""
+"""ThreadLocks: shared and exclusive, in order, gone when unused."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_keys_have_nothing_to_do_with_each_other(mock_clock: MockClock) ->
         assert len(locks) == 3
 
 
-async def test_a_key_is_gone_when_nobody_needs_it() -> None:
+async def test_an_unused_key_is_gone() -> None:
     async with trio.open_nursery() as nursery:
         story = Story(nursery)
         assert len(story.locks) == 0

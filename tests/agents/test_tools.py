@@ -426,7 +426,7 @@ async def test_a_failing_tool_is_one_error_event_and_does_not_stop_the_others(
     assert heard(others) == [("good", 1), ("good", "done")]
 
 
-async def test_what_is_no_async_function_fails_when_it_is_called() -> None:
+async def test_a_tool_that_is_not_async_fails_when_it_is_called() -> None:
     async with run_tools([ToolCall("a", lambda emit: 5)]) as run:  # type: ignore[arg-type, return-value]
         (event,) = [event async for event in run]
     assert event.kind == "error"
@@ -465,7 +465,7 @@ async def test_a_group_of_errors_is_an_error(autojump_clock: MockClock) -> None:
     assert pytest.RaisesGroup(ToolError).matches(result.value)
 
 
-async def test_what_is_no_exception_leaves_the_block_as_it_leaves_a_nursery(
+async def test_a_base_exception_leaves_the_block_as_it_leaves_a_nursery(
     autojump_clock: MockClock,
 ) -> None:
     async def quits(emit: Emit) -> None:
@@ -544,7 +544,7 @@ async def test_what_fails_besides_its_cancellation_is_an_error(autojump_clock: M
 
 
 @pytest.mark.parametrize("order", BOTH)
-async def test_who_still_emits_when_nobody_listens_is_not_held_up(
+async def test_a_tool_that_emits_without_a_reader_is_not_held_up(
     autojump_clock: MockClock, order: Order
 ) -> None:
     async def tool(emit: Emit) -> str:
@@ -596,7 +596,7 @@ async def test_a_cancellation_from_outside_while_the_block_waits_for_tools_leave
     assert kinds(run.results) == [("a", "cancelled")]
 
 
-async def test_a_run_does_not_keep_what_nobody_will_hear() -> None:
+async def test_a_run_does_not_keep_output_without_a_reader() -> None:
     class Output:
         pass
 
@@ -902,8 +902,8 @@ async def test_cancelling_a_call_that_has_ended_is_false() -> None:
 
 async def test_cancelling_a_call_that_does_not_exist_is_a_key_error() -> None:
     async with run_tools([]) as run:
-        with pytest.raises(KeyError, match="nobody"):
-            run.cancel("nobody")
+        with pytest.raises(KeyError, match="unknown"):
+            run.cancel("unknown")
 
 
 # ---- context and bad input
@@ -982,7 +982,7 @@ def test_a_bad_option_is_an_error_at_the_call(
         run_tools([], **options)
 
 
-def test_what_is_no_call_is_a_type_error_at_the_call() -> None:
+def test_an_object_of_another_type_is_a_type_error_at_the_call() -> None:
     with pytest.raises(TypeError, match="ToolCall"):
         run_tools([at_once])  # type: ignore[list-item]
 

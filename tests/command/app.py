@@ -108,7 +108,7 @@ def limits() -> dict[str, int]:
     return {"main": 7}
 
 
-# ---- what is no application
+# ---- values that are not applications
 
 number = 5
 

@@ -100,12 +100,12 @@ def test_status_shows_lanes_and_that_there_is_no_worker(shop: Shop) -> None:
     shop.submit(3, lane="cron", delay=100)
     code, out, _ = shop.say("status")
     assert code == 0
-    heading, _, cron, main_, sessions, nobody = words(out)
+    heading, _, cron, main_, sessions, lost = words(out)
     assert heading == ["lane", "running", "limit", "waiting", "parked", "dead", "unhandled"]
     assert cron == ["cron", "0", "1", "0", "1", "0", "1"]
     assert main_ == ["main", "0", "2", "2", "0", "0", "2"]
     assert sessions == ["1", "session", "with", "queued", "jobs"]
-    assert nobody == ["no", "worker"]
+    assert lost == ["no", "worker"]
     told = shop.ask("status")
     assert (told["waiting"], told["parked"], told["sessions"]) == (2, 1, 1)
     assert told["lanes"]["main"]["concurrency"] == 2
@@ -192,8 +192,8 @@ def test_jobs_lists_jobs_with_their_notes(shop: Shop) -> None:
     assert [job["id"] for job in shop.ask("jobs --state parked --state dead")] == [dead, parked]
     assert [job["id"] for job in shop.ask("jobs --of cron")] == [parked]
     assert [job["id"] for job in shop.ask("jobs --of session:b")] == [waiting]
-    assert shop.ask("jobs --of session:nobody") == []
-    assert shop.say("jobs --of session:nobody") == (0, "no jobs\n", "")
+    assert shop.ask("jobs --of session:unused") == []
+    assert shop.say("jobs --of session:unused") == (0, "no jobs\n", "")
 
 
 def test_jobs_come_in_pages(shop: Shop) -> None:

@@ -143,9 +143,7 @@ def test_a_hostile_name_moves_no_cursor_and_is_no_markup() -> None:
 
 
 @pytest.mark.parametrize("url", ["x", "ftp://localhost/", "http://", "http://[/", "http://h:0/"])
-def test_what_is_no_url_of_a_page_is_a_mistake(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_url_of_another_kind_is_a_mistake(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", url]) == 2
     assert "is no URL of a monitor" in capsys.readouterr().err
 

@@ -73,7 +73,7 @@ def is_tried_twice(n: int) -> bool:
 
 
 def is_cancelled(n: int) -> bool:
-    """Whether whoever submits a job then cancels it."""
+    """Whether the process that submits a job then cancels it."""
     return n % 11 == 7
 
 
@@ -214,7 +214,7 @@ async def main(order: Order) -> None:
             {"main": 3},
             retry=RetryPolicy(backoff=(0.0, 0.0)),
             max_crashes=10_000,
-            lease_ttl=3600,  # whoever waited for the end of one would hang
+            lease_ttl=3600,  # a wait for the end of one would hang
             grace=0.2,
             worker=order.works,
         ) as lanes:
@@ -265,7 +265,7 @@ def end(pid: int, killer: threading.Timer | None) -> int:
 
 
 def serve() -> None:
-    """Start all of an order at once. Who has nobody to submit for ends last, by SIGTERM."""
+    """Start all of an order at once. Who has nothing to submit ends last, by SIGTERM."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a process can hear it
     for line in sys.stdin:
         orders = [Order(**order) for order in json.loads(line)]

@@ -107,7 +107,7 @@ def verify(folder: Path, kills: int, each: int = EACH) -> None:
         session, n = key.split("/")
         times = done[session].count(int(n))
         if state == "cancelled":
-            assert is_cancelled(int(n)), f"{key} was cancelled by nobody"
+            assert is_cancelled(int(n)), f"{key} was cancelled without a cause"
         else:
             assert (state, times > 0) == ("succeeded", True), f"{key} was lost"
         repeated += max(0, times - 1)
@@ -138,7 +138,7 @@ def verify_order(folder: Path) -> dict[str, list[int]]:
 
 
 def verify_kept(folder: Path) -> None:
-    """What `checkpoint` returned from was found by the next attempt, whoever died in between."""
+    """What `checkpoint` returned from was found by the next attempt, after each crash."""
     kept: dict[tuple[str, str], int] = defaultdict(int)
     for session, n, mark, what in lines(folder / "kept"):
         assert is_tried_twice(int(n))

@@ -93,7 +93,7 @@ def test_a_bad_argument_is_refused_at_the_call(options: Any, error: type[Excepti
     [
         ({"name": 1}, TypeError),
         ({"name": ""}, ValueError),
-        ({"name": "nobody"}, UnknownHandlerError),
+        ({"name": "unknown"}, UnknownHandlerError),
         ({"priority": 2}, ValueError),
         ({"priority": 0.5}, ValueError),
         ({"session": " "}, ValueError),
@@ -171,8 +171,8 @@ async def test_run_at_is_a_time_of_the_wall_clock(autojump_clock: MockClock) -> 
 
 
 def test_errors_describe_the_mistake_and_are_lane_errors() -> None:
-    assert "'nobody' on this instance; its handlers are: 'a', 'b'" in str(
-        UnknownHandlerError("nobody", "ab")
+    assert "'unknown' on this instance; its handlers are: 'a', 'b'" in str(
+        UnknownHandlerError("unknown", "ab")
     )
     assert "'k' belongs to job 7, which has another lane" in str(KeyConflictError("k", 7, "lane"))
     assert str(DurableJobError("ValueError", "no")) == "ValueError: no"

@@ -352,7 +352,7 @@ async def test_what_no_live_instance_handles_is_unhandled_and_others_are_left_to
         asking = open_durable_lanes(memory.another(), {}, worker=False)
         async with asking as lanes:
             await first.pause("main")
-            jobs = [await lanes.submit(name) for name in ("two", "one", "nobody", "one")]
+            jobs = [await lanes.submit(name) for name in ("two", "one", "unknown", "one")]
             assert (await lanes.statistics()).unhandled == 2
             async with open_durable_lanes(memory.another(), {"two": two}):
                 await first.resume("main")

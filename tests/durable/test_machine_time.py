@@ -28,7 +28,7 @@ async def settle(lanes: DurableLanes) -> None:
     """Let everything happen that can happen now, in the thread of the store as well."""
     for _ in range(6):
         await wait_all_tasks_blocked()
-        await lanes.pause_for("session:nobody", 0)  # comes back after what was handed over
+        await lanes.pause_for("session:unused", 0)  # comes back after what was handed over
     await wait_all_tasks_blocked()
 
 

@@ -136,7 +136,7 @@ async def settle(lanes: DurableLanes) -> None:
     """Let everything happen that can happen now, in the thread of a store as well."""
     for _ in range(6):
         await wait_all_tasks_blocked()
-        await lanes.pause_for("session:nobody", 0)  # comes back after what was handed over
+        await lanes.pause_for("session:unused", 0)  # comes back after what was handed over
     await wait_all_tasks_blocked()
 
 
@@ -427,7 +427,7 @@ async def test_a_slot_that_a_task_takes_back_is_not_taken_from_another_that_has_
             await waits.wait()
             first = await lanes.submit("gate", "first")
             while (await first.status()).state is not DurableState.RUNNING:
-                await lanes.pause_for("session:nobody", 0)
+                await lanes.pause_for("session:unused", 0)
             leaves.set()  # that task wants the slot back, which the first one has
             await settle(lanes)
             async with run.yield_slot():

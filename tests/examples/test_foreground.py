@@ -16,8 +16,8 @@ PATIENCE = 300  # seconds, on a machine that has much else to do
 FOREGROUND = Path(__file__).parents[2] / "tools" / "foreground.py"
 
 # Says "ready", drains at the first SIGINT (which takes until a line is typed), and is cancelled by
-# the second. It does not `print`: a handler must not, in the midst of another `print`, and whoever
-# reads the first may send the signal before that has returned.
+# the second. It does not `print`: a handler must not, in the midst of another `print`, and the
+# reader of the first may send the signal before that has returned.
 DEMO = """
 import os, signal, sys
 

@@ -33,7 +33,7 @@ class Chat:
         told = self.told.setdefault(user, [])
         before = len(told)
         await trio.lowlevel.checkpoint()
-        told.append(text)  # nobody else of this session was here meanwhile
+        told.append(text)  # no other job of this session ran meanwhile
         assert len(told) == before + 1
         return f"{len(told)}: {text}"
 

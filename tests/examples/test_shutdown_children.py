@@ -192,4 +192,4 @@ async def test_the_children_of_a_child_process_end_with_its_group(mock_clock: Mo
         await hear(SIGTERM)
         await hear(SIGTERM)
         with trio.fail_after(PATIENCE):
-            assert await lifeline.receive_some() == b""  # nobody is left who has it
+            assert await lifeline.receive_some() == b""  # no process is left that has it

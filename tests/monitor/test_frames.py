@@ -1,4 +1,4 @@
-"""Frames: what they hold equals the lanes' own statistics, and nobody who does not look pays."""
+"""Frames: what they hold equals the lanes' own statistics, and who does not look does not pay."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_a_stream_ends_after_five_minutes_so_that_its_viewer_is_authorized
         assert trio.current_time() == pytest.approx(300, abs=1)
 
 
-async def test_nothing_is_recorded_while_nobody_looks(autojump_clock: MockClock) -> None:
+async def test_nothing_is_recorded_without_a_viewer(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
         app = monitor(lanes)
         await lanes.run(trio.sleep, 1, name="unseen")

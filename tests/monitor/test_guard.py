@@ -33,7 +33,7 @@ async def test_without_authorize_only_this_machine_may_look(path: str) -> None:
                 assert (await ask(app, path, host=host)).status == 200
 
 
-async def test_without_authorize_nobody_may_act() -> None:
+async def test_without_authorize_no_client_may_act() -> None:
     async with open_lanes({"main": 1}) as lanes:
         app = monitor(lanes)
         assert await token_of(app) == ""

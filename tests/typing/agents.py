@@ -1,4 +1,4 @@
-"""What users' code of `trio_lanes.agents` looks like to mypy and pyright: nobody runs it."""
+"""What users' code of `trio_lanes.agents` looks like to mypy and pyright: it is not run."""
 
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 

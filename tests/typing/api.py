@@ -1,4 +1,4 @@
-"""What users' code looks like to type checkers: mypy and pyright read this, and nobody runs it.
+"""What users' code looks like to type checkers: mypy and pyright read this, and it is not run.
 
 Each `assert_type` says what is inferred. Each error that is ignored must be there: for both, an
 ignore that ignores nothing is an error itself.

@@ -1,4 +1,4 @@
-"""The house as a whole: its folders, their captions, and their bounds of lines."""
+"""The house as a whole: its folders, their captions and bounds of lines, the names of tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import trio_lanes
 
 ROOT = Path(trio_lanes.__file__).parent
-CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+TESTS = Path(__file__).parents[1]
+CONTRIBUTING = TESTS.parent / "CONTRIBUTING.md"
 
 # To raise a number is a line in a diff, which has to be defended: say in a comment beside it what
 # the lines are for. Who makes a folder smaller lowers its number.
@@ -99,3 +100,17 @@ def test_no_folder_has_more_lines_than_its_bound() -> None:
 
 def test_the_whole_has_no_more_lines_than_its_bound() -> None:
     assert sum(lines_by_folder().values()) <= MAX_IN_ALL
+
+
+def test_names_of_tests_use_plain_words() -> None:
+    names = [
+        node.name
+        for path in TESTS.rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    ]
+    assert len(names) > 2000
+    # "no waiter", "the caller", "unknown ..." say who or what it is
+    vague = re.compile(r"_(nobody|whoever|what_is_no)(_|$)")
+    assert [name for name in names if vague.search(name)] == []

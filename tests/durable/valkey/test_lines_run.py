@@ -88,7 +88,7 @@ def test_every_line_of_the_script_is_run(lines: Lines) -> None:
     lines.note(server)
     for command in (("SET", "x"), ("HSET", "field", "x"), ("HSET", "schema", "99")):
         trio.run(
-            test_opening.test_what_is_no_store_of_this_version_is_refused_and_untouched,
+            test_opening.test_data_of_another_program_or_version_is_refused_and_untouched,
             *(server, f"{command[0]}-{command[1]}", command, "."),
         )
     lines.of(test_opening.test_only_a_worker_makes_a_namespace_for_the_command, server)

@@ -129,7 +129,7 @@ async def test_only_a_worker_makes_a_namespace_for_the_command(
         (("HSET", "schema", "99"), "newer version"),
     ],
 )
-async def test_what_is_no_store_of_this_version_is_refused_and_untouched(
+async def test_data_of_another_program_or_version_is_refused_and_untouched(
     server: Server, namespace: str, command: tuple[str, ...], match: str
 ) -> None:
     key = f"{{{namespace}}}:meta"

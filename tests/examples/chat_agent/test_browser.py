@@ -138,7 +138,7 @@ async def test_messages_are_answered_in_order_and_those_that_wait_are_shown() ->
         tab.shows("ann", "one", "begun one")
         tab.waits("ann", "two", "three")
         tab.state("ann", "answering, 2 waiting")
-        tab.say("ben", "four")  # of another session, which waits for nobody
+        tab.say("ben", "four")  # of another session, which waits for no other
         tab.shows("ben", "four", "begun four")
         for text in ("two", "three", "four", "one"):
             browser.let_on(text)

@@ -340,7 +340,7 @@ async def test_a_turn_that_is_stopped_while_it_waits_for_approval_asks_no_more(
     assert lines[-1].startswith("me | You said: after")
 
 
-async def test_when_nobody_is_left_what_waits_for_approval_is_not_allowed(
+async def test_without_a_listener_what_waits_for_approval_is_not_allowed(
     autojump_clock: object,
 ) -> None:
     lines = await shown("mail bob: lunch?", 1)

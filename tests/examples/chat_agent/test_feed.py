@@ -294,7 +294,7 @@ async def test_three_viewers_of_different_speed_end_with_the_same_picture(
     assert sum(frame["snapshot"] for frame in viewers[2].frames) > 1, "it fell behind"
 
 
-async def test_a_viewer_that_takes_nothing_slows_nobody_and_is_given_up(
+async def test_a_viewer_that_takes_nothing_slows_no_other_and_is_given_up(
     autojump_clock: object,
 ) -> None:
     async def took(stuck: bool) -> float:

@@ -162,7 +162,7 @@ async def test_a_model_that_stays_busy_fails_the_turn_after_some_tries(
     assert "me | You said: second" in lines[-1]
 
 
-async def test_a_wait_that_is_too_long_fails_the_turn_and_pauses_nobody(
+async def test_a_wait_that_is_too_long_fails_the_turn_and_pauses_no_lane(
     autojump_clock: object,
 ) -> None:
     provider = Provider(busy=1, retry_after=MAX_BUSY_SECONDS + 1)

@@ -51,7 +51,7 @@ class Script:
 
 
 class Together:
-    """The built-in model, which answers nobody before so many have asked."""
+    """The built-in model, which gives no answer before so many have asked."""
 
     name = "together"
 
@@ -88,7 +88,7 @@ async def shown(model: OpenAIModel, *steps: Step, limit: int = 4) -> list[str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  (an endpoint tells nobody)
+    while not condition():  # noqa: ASYNC110  (an endpoint has no event for it)
         await trio.sleep(0.005)
 
 
@@ -192,9 +192,9 @@ async def test_a_429_without_a_header_does_not_say_for_how_long() -> None:
 
 
 async def test_an_endpoint_that_is_not_there_is_one_line() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # so that nobody else has the port, and does not listen
-        url = "http://{}:{}/v1".format(*nobody.getsockname())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that no other program has the port, and does not listen
+        url = "http://{}:{}/v1".format(*taken.getsockname())
         async with OpenAIModel.open(url, "", "tiny", ()) as model:
             (line,) = await shown(model, "hello")
     assert line.startswith("me * failed: ConnectError: ")

@@ -199,7 +199,7 @@ def test_calc_calculates(expression: str, value: str) -> None:
         ("1+" * MAX_LENGTH, "at most 200 characters"),
     ],
 )
-def test_calc_refuses_what_is_no_arithmetic_or_too_large(expression: str, reason: str) -> None:
+def test_calc_refuses_what_is_not_arithmetic_or_is_too_large(expression: str, reason: str) -> None:
     with pytest.raises(CalcError, match=reason) as caught:
         calculate(expression)
     assert "\n" not in str(caught.value)

@@ -86,7 +86,7 @@ class Output:
     async def more(self) -> bool:
         try:
             data = await self._stream.receive_some()
-        except trio.BrokenResourceError:  # how Linux says that nobody has the terminal open
+        except trio.BrokenResourceError:  # how Linux says that no process has the terminal open
             return False
         self._raw += data
         self.text = ESCAPES.sub("", self._raw.decode(errors="replace"))
@@ -116,11 +116,11 @@ class Terminal:
 
     async def until_prompt(self) -> None:
         """Wait until there is a prompt, which reads keys."""
-        while self.echoes_lines():  # noqa: ASYNC110 # nobody tells how a terminal is set
+        while self.echoes_lines():  # noqa: ASYNC110 # there is no event for it
             await trio.sleep(0.01)
 
     async def hang_up(self) -> None:
-        """Have nobody behind the terminal any more."""
+        """Close the other end of the terminal."""
         await self._stream.aclose()
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, self._master)
@@ -146,7 +146,7 @@ async def open_chat_in_terminal(
             stderr=slave,
             start_new_session=True,
             cwd=ROOT,
-            # there is nobody behind this terminal who could answer where its cursor is
+            # this terminal cannot answer where its cursor is
             env={**os.environ, "TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"},
         )
     finally:
@@ -330,7 +330,7 @@ async def test_a_reader_that_goes_away_ends_the_chat_without_a_traceback() -> No
             await process.stdin.send_all(b"hello\n")
             await process.stdout.receive_some(10)
             await process.stdout.aclose()
-            await process.stdin.send_all(b"long 50\n")  # there is nobody to show its lines to
+            await process.stdin.send_all(b"long 50\n")  # there is no reader for its lines
             assert await process.stderr.receive_some() == b""
             assert await process.wait() == 0
 
@@ -453,7 +453,7 @@ async def test_a_crowd_in_a_terminal_is_shown_live_and_checked() -> None:
 async def test_one_ctrl_c_ends_a_crowd_and_it_is_checked_all_the_same() -> None:
     options = ("--users", "4", "--steps", "1000", "--seed", "1", "--grace", f"{PATIENCE}")
     async with open_chat_in_terminal(*options) as terminal:
-        await terminal.output.until("slow 600")  # and nobody is left to stop it
+        await terminal.output.until("slow 600")  # a turn of ten minutes, to be cancelled
         await terminal.type(CTRL_C)
         await terminal.output.until("draining: ")
         await terminal.output.until("check: ok: 4 sessions")

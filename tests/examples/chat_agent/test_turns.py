@@ -11,7 +11,7 @@ import trio
 from examples.chat_agent.agent import MAX_ROUNDS, Agent
 from examples.chat_agent.approvals import Approvals
 from examples.chat_agent.builtin_model import BuiltinModel
-from examples.chat_agent.events import Began, Listener, Noted, Piece, Returned, Steered, nobody
+from examples.chat_agent.events import Began, Listener, Noted, Piece, Returned, Steered, ignore
 from examples.chat_agent.events import Event as Fact
 from examples.chat_agent.limits import Limits
 from examples.chat_agent.model import Event, Message, Model, ModelBusyError, ModelError, ToolCall
@@ -90,7 +90,7 @@ async def open_stage(
     model: Model | None = None,
     tools: dict[str, Tool] | None = None,
     *,
-    tell: Listener = nobody,
+    tell: Listener = ignore,
     store: TranscriptStore | None = None,
     cap: int = 20,
     overflow: Overflow = Overflow.SUMMARIZE,
@@ -220,7 +220,7 @@ async def test_a_turn_that_is_stopped_while_a_tool_runs_leaves_no_call_without_i
         ]
 
 
-async def test_a_failed_turn_keeps_what_it_said_and_is_told_to_whoever_posted(
+async def test_a_failed_turn_keeps_what_it_said_and_is_told_to_the_poster(
     autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_stage() as stage:
