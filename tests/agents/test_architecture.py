@@ -17,8 +17,8 @@ import trio_lanes.agents
 ROOT = Path(trio_lanes.agents.__file__).parent
 NAME = "trio_lanes.agents"
 
-ORDER = ["_feeds", "_runs", "_tools", "_conversations", "_inbox", "_durable", "_shared"]
-"""The packages, lowest first: each may import from those before it."""
+ORDER = ["_feeds", "_runs", "_tools", "_conversations", "_inbox"]
+"""The packages, one for each subject, lowest first: each may import from those before it."""
 
 MODULES = sorted(ROOT.glob("*/*.py"))
 
@@ -53,6 +53,14 @@ def test_every_package_has_a_place_in_the_order() -> None:
 def test_a_module_imports_only_from_its_own_package_and_lower_ones(path: Path) -> None:
     allowed = ORDER[: ORDER.index(path.parent.name) + 1]
     assert imported_packages(path) <= set(allowed)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_names_of_modules_say_which_of_them_need_a_store(path: Path) -> None:
+    uses_durable_lanes = any(
+        f"{name}.".startswith("trio_lanes.durable.") for name in imported_names(path)
+    )
+    assert uses_durable_lanes == path.stem.startswith(("durable_", "shared_"))
 
 
 def test_modules_inside_the_packages_have_public_names() -> None:

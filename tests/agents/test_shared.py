@@ -331,7 +331,7 @@ async def test_a_thread_id_and_a_log_that_are_none_are_refused(
 async def test_turns_of_other_instances_are_remembered_up_to_a_number(
     autojump_clock: MockClock, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.agents._shared.transcripts.REMEMBERED", 2)
+    monkeypatch.setattr("trio_lanes.agents._conversations.shared_transcripts.REMEMBERED", 2)
     async with stage.instances() as (here, elsewhere):
         for name in ("a", "b", "c"):
             log = elsewhere.log("thread t")

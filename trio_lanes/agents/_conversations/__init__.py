@@ -1,1 +1,1 @@
-"""Conversations: transcripts in append-only logs, and turns that write to them concurrently."""
+"""Conversations: transcripts in memory, files or a store, and turns that write to them."""

@@ -1,1 +1,1 @@
-"""Inboxes: the messages of one session, and the turns that handle them."""
+"""Inboxes, in memory or over durable lanes: messages of one session, and the turns for them."""

@@ -1,1 +1,1 @@
-"""Runs: the registry of active runs, and the table of run statuses."""
+"""Runs: the registry of active runs, in memory or over instances, and run statuses."""

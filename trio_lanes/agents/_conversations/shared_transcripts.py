@@ -13,9 +13,9 @@ from typing import Final, final
 
 from trio_lanes.durable import DurableLanes, DurableLog
 
-from .._conversations.recent import RecentThreads
-from .._conversations.transcript import Commit, TranscriptError, check_thread_id
-from .locks import SharedThreadLocks
+from .recent import RecentThreads
+from .shared_locks import SharedThreadLocks
+from .transcript import Commit, TranscriptError, check_thread_id
 
 LONGEST_ID: Final = 200
 REMEMBERED: Final = 10_000

@@ -16,8 +16,8 @@ import attrs
 
 from trio_lanes.durable import DurableState, QueuedJob
 
-from .._inbox.queue import Overflow, WhenBusy
-from .._inbox.receipt import SettledKind
+from .queue import Overflow, WhenBusy
+from .receipt import SettledKind
 
 MOST: Final = 500
 """The most messages of a session that a post or a turn looks at."""

@@ -17,7 +17,7 @@ the message to replace starts  it is handled, before the new one: only messages 
 the turn to abort ends         nothing is aborted: the abort names the job of that turn
 =============================  =====================================================================
 
-`turn` has the theory of what happens to a message afterwards.
+`durable_turn` has the theory of what happens to a message afterwards.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from trio_lanes.durable import (
     current_job,
 )
 
-from .._inbox.options import check_cap, check_seconds
-from .._inbox.queue import Overflow, WhenBusy
-from .._inbox.receipt import Settled, SettledKind
-from .message import DROPPED, MOST, REPLACED, Message, Rules, messages_of, payload_of
-from .receipt import DurableReceipt
+from .durable_message import DROPPED, MOST, REPLACED, Message, Rules, messages_of, payload_of
+from .durable_receipt import DurableReceipt
+from .options import check_cap, check_seconds
+from .queue import Overflow, WhenBusy
+from .receipt import Settled, SettledKind
 
 LONGEST_ID: Final = 200
 

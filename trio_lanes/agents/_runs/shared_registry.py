@@ -27,7 +27,7 @@ from trio_lanes.durable import (
     current_job,
 )
 
-from .._runs.registry import Run, RunRegistry, SendRefused, SendResult
+from .registry import Run, RunRegistry, SendRefused, SendResult
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 

@@ -43,8 +43,17 @@ from trio_lanes.durable import (
     current_job,
 )
 
-from .._inbox.queue import Overflow, Summary, WhenBusy, one_line
-from .message import MERGED, MOST, STEERED, SUMMARIZED, Message, Rules, is_message, messages_of
+from .durable_message import (
+    MERGED,
+    MOST,
+    STEERED,
+    SUMMARIZED,
+    Message,
+    Rules,
+    is_message,
+    messages_of,
+)
+from .queue import Overflow, Summary, WhenBusy, one_line
 
 RESOLUTION: Final = 1e-6
 """Seconds. A difference of stored times may be wrong by less, and a retry after less may be due at

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, final
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import DurableJob, DurableJobError, DurableState, JobTakenError
 
-from .._inbox.receipt import MessageState, Settled, SettledKind
-from .message import KINDS, MERGED
+from .durable_message import KINDS, MERGED
+from .receipt import MessageState, Settled, SettledKind
 
 if TYPE_CHECKING:
-    from .inbox import DurableInbox
+    from .durable_inbox import DurableInbox
 
 _OPEN: Final = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
 

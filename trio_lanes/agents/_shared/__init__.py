@@ -1,1 +1,0 @@
-"""Runs, thread locks and transcripts over instances, by the verbs of durable lanes."""
