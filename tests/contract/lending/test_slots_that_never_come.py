@@ -385,3 +385,20 @@ async def test_a_job_whose_slot_will_come_back_names_who_keeps_it_and_no_limit(
         "lane 'main': 1 waiting, lent slots wanted back: 1, the longest for 2.0 s",
         "lane 'main': 1 waiting, lent slots wanted back: 1, the longest for 4.0 s",
     ]
+
+
+async def test_a_job_that_went_on_without_its_slot_does_so_again(
+    autojump_clock: MockClock,
+) -> None:
+    async def lends_twice() -> None:
+        with trio.move_on_after(1):
+            async with this_job().yield_slot():
+                close_the_lane(lanes)
+                await trio.sleep_forever()
+        async with this_job().yield_slot():  # nothing is cancelled any more
+            await trio.sleep(1)
+
+    async with open_lanes({"main": 1}) as lanes:
+        with trio.move_on_after(10):
+            await lanes.run(lends_twice)
+    assert trio.current_time() == 2
