@@ -20,6 +20,7 @@ from trio_lanes import (
     LaneConfig,
     LaneDeadlockError,
     LaneFullError,
+    LaneInstrument,
     Lanes,
     LanesClosedError,
     QueueTimeoutError,
@@ -847,3 +848,24 @@ async def test_many_requests_of_one_session_are_admitted_without_reading_each_of
 
     few, many = [min([await flood(n) for _ in range(3)]) for n in (100, 1_600)]
     assert many < 16 * 5 * few  # n squared would be 256 times as long
+
+
+async def test_a_hook_that_submits_overtakes_no_task_that_waits_for_room(
+    autojump_clock: MockClock,
+) -> None:
+    order: list[str] = []
+
+    async def work(name: str) -> None:
+        order.append(name)
+        await trio.sleep(1)
+
+    class Submits(LaneInstrument):
+        def job_started(self, job: Job[Any]) -> None:
+            if job.name == "second":  # the lane has room now, which the third was promised
+                with pytest.raises(LaneFullError):
+                    lanes.submit_nowait(work, "overtakes")
+
+    async with open_lanes({"main": bounded(1, 1)}, instruments=[Submits()]) as lanes:
+        for name in ("first", "second", "third"):
+            await lanes.submit(work, name, name=name)
+    assert order == ["first", "second", "third"]
