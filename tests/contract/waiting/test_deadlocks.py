@@ -451,3 +451,25 @@ async def test_two_tasks_of_a_job_that_both_lend_its_slot_wait_in_any_order(
     async with open_lanes({"main": 1}) as lanes:
         await lanes.run(outer)
     assert trio.current_time() == 2.0
+
+
+async def test_a_job_that_its_own_lane_keeps_from_its_slot_takes_no_token_of_their_group(
+    autojump_clock: MockClock,
+) -> None:
+    async def lends() -> None:
+        async with this_job().yield_slot():
+            await trio.sleep(1)
+
+    async def asks() -> None:
+        await trio.sleep(2)
+        await lanes.run(trio.sleep, 1, lane="part")
+
+    group = LaneGroup(["main", "part"], concurrency=2)
+    async with open_lanes({"main": 1, "part": 1, "other": 1}, groups={"g": group}) as lanes:
+        lender = lanes.submit_nowait(lends)
+        asker = lanes.submit_nowait(asks, lane="other")
+        waiter = lanes.submit_nowait(asker.wait)  # in the slot that the lender wants back
+        lanes.submit_nowait(trio.sleep, 4, lane="part")
+        for job in (asker, waiter, lender):
+            await job.wait()
+    assert trio.current_time() == 5
