@@ -101,7 +101,7 @@ class Group:
         """Whether a job of any label may have to wait until a token comes back."""
         reserve = self.config.reserve
         taken = sum(max(tokens, reserve.get(label, 0)) for label, tokens in self.used.items())
-        return bool(self._returning) or taken >= self.config.concurrency
+        return taken >= self.config.concurrency
 
     def admits(self, label: str) -> bool:
         """Whether a token is left for a lane of that label, beside all reservations."""

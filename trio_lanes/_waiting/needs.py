@@ -364,8 +364,8 @@ def _is_sought(job: AnyJob, seeking: Collection[object]) -> bool:
         return False
     if lane.token_request is not None or (lane.group is not None and lane.group.is_tight):
         return True  # jobs of other lanes may need it
-    if lane.limiter.borrowed_tokens + len(lane.returning) < lane.limiter.total_tokens:
-        return False
+    if lane.limiter.borrowed_tokens < lane.limiter.total_tokens:
+        return False  # then no job of the lane lacks just a slot, also none that wants its back
     return bool(lane.lending or (seeking and (lane.waiting or lane.entering)))
 
 

@@ -102,6 +102,18 @@ async def test_a_token_that_comes_back_counts_only_where_it_is_not_reserved(
     assert trio.current_time() == 5.0
 
 
+async def test_a_token_that_is_left_and_reserved_for_another_lane_is_none_to_wait_for(
+    autojump_clock: MockClock,
+) -> None:
+    async def outer() -> None:
+        with pytest.raises(LaneDeadlockError, match="a token of group 'key'"):
+            await lanes.run(trio.sleep, 1)
+
+    group = LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})
+    async with open_lanes({"main": 2, "cron": 1}, groups={"key": group}) as lanes:
+        await lanes.run(outer)
+
+
 async def test_tokens_of_a_group_beyond_the_reservations_are_waited_for(
     autojump_clock: MockClock,
 ) -> None:
