@@ -4,7 +4,8 @@ An actor owns a limiter, a mailbox, and a step. The borrowers of the limiter are
 the mailbox takes the jobs that arrive, and the step puts them in order. The actor then answers
 questions: a session lane, which job to forward; a global lane, which job may start.
 The loop (`trio_lanes._flow.loop`) asks these questions after every change that touches the actor,
-and acts on the answers. So an actor has no task of its own, and no other module changes its data.
+and acts on the answers. So an actor has no task of its own, and no other module changes its data:
+what others have to change, its methods change. The same holds for groups.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import trio
 
+from .._config.exact import Exact
 from .._limits.rate import Rates, rate_limits
 from .._queue.timers import Timer
 from .job import AnyJob
@@ -25,17 +27,6 @@ from .options import LaneConfig
 
 if TYPE_CHECKING:
     from .wait import RoomRequest
-
-
-class Served(Protocol):
-    """An object that the loop serves: an actor or a group."""
-
-    touched: bool
-    wake_at: float
-    timer: Timer | None
-
-    def touch(self) -> None:
-        """Have the loop serve it before the present batch ends."""
 
 
 def changed_by_others(name: str) -> RuntimeError:
@@ -49,6 +40,52 @@ def changed_by_others(name: str) -> RuntimeError:
 
 Turns: TypeAlias = "deque[Any]"
 """The actors of one kind that have been touched, in the order in which the loop serves them."""
+
+
+class Served:
+    """An object that the loop serves: an actor or a group. Its classes have the attributes."""
+
+    if TYPE_CHECKING:
+        name: Any
+        rate_until: float
+        rates: Rates
+        timer: Timer | None
+        told_until: float
+        touched: bool
+        turns: Turns
+        wake_at: float
+    else:
+        __slots__ = ()  # only one base of an actor may have slots of its own
+
+    def touch(self) -> None:
+        """Have the loop serve it before the present batch ends."""
+        if not self.touched:
+            self.touched = True
+            self.turns.append(self)
+
+    def touch_first(self) -> None:
+        """Have the loop go on with it, before all others of its kind."""
+        self.touched = True
+        self.turns.appendleft(self)
+
+    def wake_by(self, when: float) -> None:
+        """Have it served at ``when``, if it is not to be served before. The loop sets the timer."""
+        self.wake_at = min(self.wake_at, when)
+
+    def keep_timer(self, timer: Timer | None) -> None:
+        """Keep the timer that was set for ``wake_at``, in place of the one that it had."""
+        former, self.timer = self.timer, timer
+        if former is not None:
+            former.cancel()  # last: without any timer, the task of the timers would end
+
+    def announce_rate(self) -> None:
+        """Note that hooks know until when its head waits for a rate limit."""
+        self.told_until = self.rate_until
+
+    def correct(self, more: Mapping[str, Exact], now: float, at: float) -> None:
+        """Charge ``more`` by unit to the start that was charged at ``at``."""
+        self.rates.correct(more, now, at)
+        self.touch()
 
 
 NOT_PAUSED: Final = (False, False, None)
@@ -85,13 +122,51 @@ class Pausable(ABC):
         timed = self.pause_timer is not None and self.pause_timer.is_set
         return self.paused_by_config, self.paused_by_hand, self.paused_until if timed else None
 
+    # Each of these changes one of its pauses. The loop then has it `update_paused`.
 
-class Actor(Pausable):
+    def pause_by_config(self) -> None:
+        """Be paused, or not, as its configuration says now."""
+        self.paused_by_config = self.config.paused
+
+    def pause_by_hand(self) -> None:
+        """Be paused until it is resumed."""
+        self.paused_by_hand = True
+
+    def pause_until(self, until: float, timer: Timer) -> None:
+        """Be paused until ``until``, when ``timer`` ends that, in place of its timed pause."""
+        former = self.pause_timer
+        self.paused_until, self.pause_timer = until, timer
+        if former is not None:
+            former.cancel()
+
+    def end_timed_pause(self) -> None:
+        """End its timed pause, and cancel the timer."""
+        self.paused_until = None
+        if self.pause_timer is not None:
+            self.pause_timer.cancel()
+            self.pause_timer = None
+
+    def resume(self) -> None:
+        """End all of its pauses, that of its configuration too."""
+        self.paused_by_config = self.paused_by_hand = False
+        self.end_timed_pause()
+
+    def update_paused(self) -> bool:
+        """Set ``paused`` as its pauses say; return whether that is a change."""
+        self.touch()  # also a session that was not paused: it may go
+        former = self.paused
+        by_call = self.paused_by_hand or self.paused_until is not None
+        self.paused = self.paused_by_config or by_call
+        return self.paused is not former
+
+
+class Actor(Served, Pausable):
     """One lane, of either layer."""
 
     __slots__ = (
         "bounded",
         "concurrency",
+        "entering",
         "generation",
         "limiter",
         "mailbox",
@@ -129,6 +204,9 @@ class Actor(Pausable):
         self.watched = False  # whether a task waits until it runs nothing, or is empty
         self.told = (False, False)  # whether hooks know of waiting, and of unended jobs
         self.room_line: OrderedDict[AnyJob, RoomRequest] | None = None  # {job: waits for room}
+        # Jobs that wait for room: of a global lane, all that are bound for it; of a session, those
+        # that stand in the lines of global lanes
+        self.entering = 0
 
     @property
     @abstractmethod
@@ -157,10 +235,39 @@ class Actor(Pausable):
     def step(self) -> None:
         """Take the mail: put each job in it in order."""
 
-    def touch(self) -> None:
-        if not self.touched:
-            self.touched = True
-            self.turns.append(self)
+    # ---- what others note
+
+    def announce(self) -> tuple[bool, bool]:
+        """Note what hooks know from now on; return whether it became empty, and idle, since."""
+        had_waiting, was_busy = self.told
+        waiting, busy = self.told = bool(self.waiting), bool(self.waiting or self.active)
+        return had_waiting and not waiting, was_busy and not busy
+
+    def watch(self, watched: bool) -> None:
+        """Note whether a task waits until it runs nothing, or is empty."""
+        self.watched = watched
+
+    def count_reset(self) -> None:
+        self.generation += 1
+
+    # ---- requests for room
+
+    def take_room_request(self, request: RoomRequest) -> None:
+        """Put ``request`` into its line."""
+        if self.room_line is None:
+            self.room_line = OrderedDict()
+        self.room_line[request.job] = request
+
+    def drop_room_request(self, request: RoomRequest) -> None:
+        """Take ``request`` out of its line."""
+        assert self.room_line is not None
+        del self.room_line[request.job]
+        if not self.room_line:
+            self.room_line = None
+
+    def count_entering(self, change: int) -> None:
+        """One job more or less waits for room, as ``entering`` counts them."""
+        self.entering += change
 
     @property
     def has_room(self) -> bool:

@@ -27,7 +27,7 @@ from typing import Final, TypeAlias, final
 from .._limits.rate import Rates, rate_limits
 from .._queue.fair import FairLine
 from .._queue.timers import Timer
-from .actor import Turns
+from .actor import Served, Turns
 from .job import AnyJob
 from .lane import LaneActor
 from .options import LaneGroup
@@ -37,7 +37,7 @@ _Offer: TypeAlias = tuple[int, int, float | Fraction]
 
 
 @final
-class Group:
+class Group(Served):
     """The budget, the reservations and the rates that some lanes share.
 
     A member is known by its label: the name of its lane, or of the template of its lane. A group
@@ -49,7 +49,7 @@ class Group:
     ) -> None:
         self.name = name
         self.rates = Rates.of(config.rate)
-        self.turns: Final = turns  # where it stands while it is touched
+        self.turns = turns  # where it stands while it is touched
         self.touched = False  # whether the loop is to serve it
         self.wake_at = math.inf  # when it is to be served although no act touches it
         self.timer: Timer | None = None  # set for that
@@ -78,12 +78,6 @@ class Group:
         self.wake_at = math.inf
         self.touch()
 
-    def touch(self) -> None:
-        """Have the loop serve it before the present batch ends."""
-        if not self.touched:
-            self.touched = True
-            self.turns.append(self)
-
     @property
     def lanes(self) -> list[LaneActor]:
         """The lanes in it that are alive."""
@@ -95,6 +89,15 @@ class Group:
     def has_budget(self) -> bool:
         """Whether a token is left."""
         return sum(self.used.values()) < self.config.concurrency
+
+    def take_tokens(self, label: str, tokens: int = 1) -> None:
+        """Count ``tokens`` more in use by the lanes of ``label``."""
+        self.used[label] += tokens
+
+    def give_token_back(self, label: str) -> None:
+        """Count one token less in use by the lanes of ``label``."""
+        self.used[label] -= 1
+        self.touch()
 
     @property
     def is_tight(self) -> bool:

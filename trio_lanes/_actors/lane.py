@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import merge
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import trio
@@ -35,9 +37,9 @@ from .actor import NOT_PAUSED, Actor, Pausable, Turns, changed_by_others
 from .job import AnyJob, Job
 from .line import Line, PlainLine, SharedLine, Way
 from .mailbox import Mailbox
-from .options import LaneConfig
+from .options import NO_OPTIONS, LaneConfig
 from .shared_limiter import SharedTokenRequest
-from .state import FORGONE, HELD, LENT, NONE, QUEUED, RUNNING, WANTED, Slot
+from .state import FAILED, FORGONE, HELD, LENT, NONE, QUEUED, RUNNING, WANTED, Slot
 
 if TYPE_CHECKING:
     from .group import Group
@@ -62,7 +64,6 @@ class LaneActor(Actor):
         "cancelling",
         "defaults",
         "delayed",
-        "entering",
         "exempt",
         "failed",
         "finished",
@@ -125,7 +126,6 @@ class LaneActor(Actor):
         self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, RoomRequest]] = {}
         # The sessions of `room_by_session` that may forward a job, by their first requests
         self.room_heads: Backlog[SessionActor | None] = Backlog()
-        self.entering = 0  # jobs that wait for room before they are bound for it
         self.readmitting = 0  # running jobs that stand in its line again
         self.finished = 0  # jobs that had started, ever
         self.failed = 0  # of these: FAILED
@@ -187,6 +187,14 @@ class LaneActor(Actor):
         # It would come to life again with the pause of its template.
         return self.pause != (NOT_PAUSED if self.template is None else self.template.pause)
 
+    def relabel(self, label: str) -> None:
+        """Be the lane of ``label`` from now on: its name, or the template that it comes from."""
+        self.label, self.from_template = label, label != self._name
+
+    def set_template(self, template: Pausable | None) -> None:
+        """Come from ``template``, or from none."""
+        self.template = template
+
     def inherit_pause(self, template: Pausable) -> None:
         """Begin with the pause of ``template``; the timer is set when this lane is alive."""
         self.paused_by_config = template.paused_by_config
@@ -194,8 +202,16 @@ class LaneActor(Actor):
         self.paused_until = template.paused_until
         self.paused = template.paused
 
+    def join(self, group: Group | None) -> None:
+        """Be in ``group`` from now on, with the tokens that its jobs hold, or in none."""
+        self.group = group
+        if group is not None:
+            group.take_tokens(self.label, self.slots)
+        self.find_out_whether_plain()
+
     def find_out_whether_plain(self) -> None:
         """Set ``plain`` anew: its configuration, or its group, has changed."""
+        self.wake_at = math.inf
         self.plain = (
             isinstance(self.line, PlainLine)
             and self.token_request is None
@@ -217,6 +233,28 @@ class LaneActor(Actor):
         # A job that wants a slot of a shared limiter back is both, once its token is there.
         return list(dict.fromkeys([*jobs, *self.lending]))
 
+    # ---- long waits
+
+    def exempt_one(self) -> None:
+        """A job that is bound for it has a ``warn_after`` of its own."""
+        self.exempt += 1
+
+    def note_untold(self, job: AnyJob) -> None:
+        """Note that hooks are to be told when the wait of ``job`` is long."""
+        self.untold[job.id] = job
+
+    def pop_untold(self) -> AnyJob:
+        """Take out the first job of ``untold``: hooks are told now."""
+        return self.untold.popitem(last=False)[1]
+
+    def keep_warning(self, timer: Timer | None) -> None:
+        """Keep the timer of its oldest wait; None when it has gone off."""
+        self.warning = timer
+
+    def keep_untold_timer(self, timer: Timer | None) -> None:
+        """Keep the timer of the first of ``untold``; None when it has gone off."""
+        self.untold_timer = timer
+
     def cancel_warnings(self) -> None:
         """Cancel the timers of long waits."""
         for timer in (self.warning, self.untold_timer):
@@ -228,6 +266,70 @@ class LaneActor(Actor):
     def oldest(self) -> AnyJob | None:
         """The job bound for it that has waited longest."""
         return next(iter(self.bound.values()), None)
+
+    # ---- a job is bound for it, from its submission, or the end of its delay, to its start
+
+    def unbind(self, job: AnyJob) -> None:
+        """``job``, which was bound for it, starts or was withdrawn."""
+        del self.bound[job.id]
+        if job._options is not NO_OPTIONS and job._options.warn_after is not None:
+            self.exempt -= 1
+        if self.untold:
+            self.untold.pop(job.id, None)
+
+    def postpone(self, job: AnyJob) -> None:
+        """Keep ``job`` until its delay is over; it is not bound for the lane until then."""
+        self.delayed[job.id] = job
+        self.touch()  # its requests for room are to be served
+
+    def forget_delay(self, job: AnyJob) -> None:
+        """The delay of ``job`` is over, or the job was withdrawn."""
+        del self.delayed[job.id]
+
+    # ---- requests for room
+
+    def take_room_request(self, request: RoomRequest) -> None:
+        super().take_room_request(request)
+        if not request.job._options.delay:
+            line = self.room_by_session.setdefault(request.session, OrderedDict())
+            line[request.job] = request
+            if len(line) == 1:
+                self.room_heads.add(request.order, request.session)
+
+    def drop_room_request(self, request: RoomRequest) -> None:
+        super().drop_room_request(request)
+        if request.job._options.delay:
+            return
+        heads, line = self.room_heads, self.room_by_session[request.session]
+        del line[request.job]
+        if request.order in heads.items:
+            heads.remove(request.order)
+            if line:
+                heads.add(_first(line).order, request.session)
+        if not line:
+            del self.room_by_session[request.session]
+
+    def look_at_requests_of(self, session: SessionActor) -> None:
+        """``session`` was served, and may forward a job again: see `free_requests`."""
+        line = self.room_by_session.get(session)
+        if line and (order := _first(line).order) not in self.room_heads.items:
+            self.room_heads.add(order, session)
+
+    def free_requests(self) -> Iterator[RoomRequest]:
+        """Iterate over the requests in its line whose sessions are not held, in order.
+
+        A session that is held now is served when that ends, and the loop then looks at the lane.
+        """
+        heads, lines = self.room_heads, self.room_by_session
+        while heads.items and _is_held(heads.best()):
+            heads.remove(heads.best_rank())  # until then
+        if heads.items:
+            first = _first(lines[heads.best()])
+            yield first  # mostly it is enough, and the other sessions are not read
+            others = [lines[session].values() for session in heads.items.values()]
+            for request in merge(*others, key=attrgetter("order")):
+                if request is not first and not _is_held(request.session):
+                    yield request
 
     # ---- the line
 
@@ -296,6 +398,14 @@ class LaneActor(Actor):
 
     # ---- which job starts next
 
+    def begin_turn(self) -> None:
+        """The loop serves it now: take the mail. A plain lane without mail needs no such call."""
+        self.wake_at = math.inf  # which it always is for a plain lane
+        mailbox = self.mailbox
+        while mailbox.count:  # as `step`, on every job's way
+            mailbox.count -= 1
+            self.line.add(mailbox.receive())
+
     def next_start(self, now: float) -> AnyJob | None:
         """Take out the job that may have a slot now.
 
@@ -358,7 +468,7 @@ class LaneActor(Actor):
         if not self.plain:
             group = self.group
             if group is not None:
-                group.used[self.label] += 1
+                group.take_tokens(self.label)
             if job._slot is not WANTED:
                 self.rates.charge(job._costs, now)
                 if group is not None:
@@ -369,15 +479,18 @@ class LaneActor(Actor):
         job._slot = HELD
 
     def give_slot_back(self, job: AnyJob, slot: Slot) -> None:
-        """Take back the tokens of ``job``, whose slot is ``slot`` from now on."""
+        """Take back the tokens of ``job``, whose slot is ``slot`` from now on: NONE at its end."""
         job._slot = slot
-        if slot is not NONE:
+        if slot is NONE:
+            self.finished += 1
+            if self.cancelling:
+                self.cancelling.discard(job)
+        else:
             self.lending[job] = None
             job._arrival = 0  # of its start; a readmission gives it another arrival
         self.slots -= 1
         if self.group is not None:
-            self.group.used[self.label] -= 1
-            self.group.touch()
+            self.group.give_token_back(self.label)
         if not self.touched:
             self.touched = True
             self.turns.append(self)
@@ -392,6 +505,11 @@ class LaneActor(Actor):
             self.withhold(job)
         job._slot = WANTED
         self.returning[job] = cancelled
+        self.touch()
+
+    def cancel_slot_request(self, job: AnyJob) -> None:
+        """``job``, which wants its slot back, is cancelled: it goes on without if none can come."""
+        self.returning[job] = True
         self.touch()
 
     def cease_queueing(self, job: AnyJob) -> None:
@@ -419,7 +537,27 @@ class LaneActor(Actor):
         self.returning.pop(job, None)
         del self.lending[job]
         job._slot = NONE
+        self.finished += 1
+        self.cancelling.discard(job)
         self.touch()
+
+    # ---- what becomes of its jobs
+
+    def note_cancel_called(self, job: AnyJob) -> None:
+        """``job``, which runs, was asked to stop."""
+        self.cancelling.add(job)
+
+    def count_abandoned(self, change: int) -> None:
+        """One body more or less was given up by a reset, and has not ended."""
+        self.abandoned += change
+
+    def count_end(self, job: AnyJob) -> None:
+        """``job`` has settled as FAILED or CANCELLED. ``finished`` is counted with its slot."""
+        if job._state is FAILED:
+            self.failed += 1
+        else:
+            self.cancelled += 1
+            self.withdrawn += job.started_at is None
 
     # ---- a job that would arrive now
 
@@ -474,3 +612,11 @@ class LaneActor(Actor):
         counting = (self, self.group, session, charged)
         known = [actor.rates.units for actor in counting if actor is not None]
         check_units(costs, frozenset().union(*known))
+
+
+def _first(line: Mapping[AnyJob, RoomRequest]) -> RoomRequest:
+    return next(iter(line.values()))
+
+
+def _is_held(session: SessionActor | None) -> bool:
+    return session is not None and session.is_held

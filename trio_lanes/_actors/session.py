@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import trio
 
@@ -58,6 +58,11 @@ def mailbox_pool() -> Mailboxes:
     return deque(maxlen=MOST_MAILBOXES)
 
 
+Forward: TypeAlias = tuple[AnyJob, int, bool]
+"""The answer of `next_forward`: the job; its arrival in its global lane, or 0 for a new one; and
+whether there is more to forward at once. A bare tuple, since it is made on every job's way."""
+
+
 @final
 class SessionActor(Actor):
     """The lane of one session: made when mail for it arrives, gone when its last job has ended.
@@ -73,10 +78,7 @@ class SessionActor(Actor):
         "_vacated",
         "backlog",
         "delayed",
-        "entering",
         "forwarded",
-        "has_more",
-        "inherited",
         "is_ranked",
         "key",
         "readmitting",
@@ -92,8 +94,6 @@ class SessionActor(Actor):
         self._mail_came = False  # since `next_forward` last returned None
         # The forwarded job that was taken back last, and its arrival: for the better job
         self._vacated: tuple[AnyJob, int] | None = None
-        self.has_more = False  # whether the loop asks `next_forward` again at once
-        self.inherited = 0  # the arrival for the job that `next_forward` returned, or 0
         self.key = key
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.waiting = 0
@@ -101,9 +101,13 @@ class SessionActor(Actor):
         self.delayed: dict[int, AnyJob] = UNUSED  # {id: job that waits, and is not due yet}
         self.is_ranked = False  # whether it ever had a job of another priority than 0
         self.running: dict[AnyJob, None] = UNUSED
-        self.entering = 0  # jobs of it that wait for room in their global lanes
         # {job that runs and is to be started again: whether it is in the line of its lane}
         self.readmitting: dict[AnyJob, bool] = UNUSED
+
+    def become(self, key: str) -> None:
+        """Be the lane of the session ``key`` from now on: it was that of a session that is gone."""
+        self.key = key
+        self.is_ranked, self.told = False, (False, False)
 
     @property
     def name(self) -> str:
@@ -140,6 +144,7 @@ class SessionActor(Actor):
             order = rank(job._priority, order)
             self.is_ranked = True
         job._place = order
+        self.waiting += 1
         forwarded = self.forwarded
         if (
             not self.touched
@@ -162,6 +167,12 @@ class SessionActor(Actor):
         if self.delayed is UNUSED:
             self.delayed = {}
         self.delayed[job.id] = job
+        self.waiting += 1
+
+    def forget_delay(self, job: AnyJob) -> None:
+        """The delay of ``job`` is over, or the job was withdrawn."""
+        del self.delayed[job.id]
+        self.waiting -= 1
 
     # ---- which jobs are forwarded
 
@@ -175,30 +186,29 @@ class SessionActor(Actor):
             self._mailboxes.append(mailbox)
             self.mailbox = None
 
-    def next_forward(self, now: float) -> AnyJob | None:
-        """Take out and return the job to forward now, or None. It is called while ``has_more``.
+    def next_forward(self, now: float) -> Forward | None:
+        """Take out the job to forward now, or return None. The loop asks while there is more.
 
         Forwarded jobs that the session may not start any more are taken back. If the window is full
         and a better job waits, the worst forwarded job is taken back as well; if the better job is
-        bound for the same lane, ``inherited`` is the arrival for it.
+        bound for the same lane, it gets the arrival of that one.
         """
         backlog, forwarded, mailbox = self.backlog, self.forwarded, self.mailbox
         if mailbox is not None:
             is_open = self.concurrency and not (self.running or self.paused or self.rates.units)
             if is_open and mailbox.count == self.waiting == 1:  # it passes at once
-                mailbox.count = self.inherited = 0
-                self.has_more = False
+                mailbox.count = 0
                 job = mailbox.receive()
                 forwarded[job._place] = job
                 self._mailboxes.append(mailbox)
                 self.mailbox = None
-                return job
+                return job, 0, False
             self.step()
         window = 0 if self.paused else self.concurrency - len(self.running)
         if self.rates.units or self.readmitting:
             window, again = self._limited_window(window, now)
             if again is not None:
-                return again
+                return again, 0, True
         free = window - len(forwarded)
         if free <= 0:
             if free < 0:
@@ -214,13 +224,12 @@ class SessionActor(Actor):
             self._vacated = None
             return None
         job = backlog.pop()
-        self.inherited = 0
+        arrival = 0
         if self._vacated is not None:
-            self.inherited = self._inherit(*self._vacated, job)
+            arrival = self._inherit(*self._vacated, job)
             self._vacated = None
         forwarded[job._place] = job
-        self.has_more = (self._mail_came or free > 1) and bool(backlog.items)
-        return job
+        return job, arrival, (self._mail_came or free > 1) and bool(backlog.items)
 
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
         """Put a forwarded job into the backlog; return the job, and its former arrival."""
@@ -263,7 +272,6 @@ class SessionActor(Actor):
             if may_start is not in_line:
                 self.readmitting[job] = may_start
                 if may_start:
-                    self.has_more = True
                     return window, job
                 job._lane.withhold(job)
         return window, None
@@ -291,7 +299,12 @@ class SessionActor(Actor):
             job._lane.remove(job)
         else:
             self.backlog.remove(job._place)
+        self.waiting -= 1
         self.touch()
+
+    def lose_count_of_one(self) -> None:
+        """A job that waits was withdrawn after an act broke off: only its number is known."""
+        self.waiting -= 1
 
     def withhold(self, job: AnyJob) -> None:
         """Take ``job``, which waits, out, to `replace` it with another priority."""
@@ -325,6 +338,14 @@ class SessionActor(Actor):
                 self.limiter.acquire_on_behalf_of_nowait(job)
             except trio.WouldBlock as error:
                 raise changed_by_others(self.name) from error
+        self.waiting -= 1
+        if self.room_line or self.entering or self.watched:
+            self.touch()
+
+    def charge(self, job: AnyJob, now: float) -> None:
+        """Charge its rates for the start of ``job``."""
+        self.rates.charge(job._costs, now)
+        self.touch()  # it may forward its next job
 
     def ended(self, job: AnyJob) -> None:
         """``job`` has ended."""

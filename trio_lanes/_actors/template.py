@@ -27,6 +27,9 @@ class Template(Pausable):
         self.name: Final = name
         self._lanes: Final = lanes  # {name: global lane that is alive}
 
+    def set_config(self, config: LaneConfig) -> None:
+        self.config = config
+
     def touch(self) -> None:
         for lane in self._lanes.values():  # they may be forgotten by now
             if lane.label == self.name:

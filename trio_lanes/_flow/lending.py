@@ -158,11 +158,9 @@ def forgo(scheduler: Scheduler, job: AnyJob) -> None:
 
 def was_cancelled(scheduler: Scheduler, job: AnyJob) -> None:
     """Let ``job``, which was cancelled, go on without its slot if none can come."""
-    returning = job._lane.returning
-    if returning.get(job) is False:
+    if job._lane.returning.get(job) is False:
         with scheduler.batch():
-            returning[job] = True
-            job._lane.touch()
+            job._lane.cancel_slot_request(job)
 
 
 def stop(scheduler: Scheduler, job: AnyJob) -> None:

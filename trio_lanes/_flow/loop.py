@@ -1,4 +1,4 @@
-"""The loop: the five steps of every job, and the only place where lanes change.
+"""The loop: the five steps of every job, and the only place where lanes act.
 
 Theory of operation
 -------------------
@@ -222,7 +222,7 @@ class Scheduler:
         tells = bool(self.hooks.lane_empty or self.hooks.lane_idle)
         if tells and not self._tells:
             for actor in self.registry.actors:
-                actor.told = bool(actor.waiting), bool(actor.waiting or actor.active)
+                actor.announce()
         self._tells = tells
 
     # ---- batches
@@ -334,15 +334,15 @@ class Scheduler:
     def _serve_session(self, session: SessionActor) -> None:
         session.touched = False
         while session.waiting or session.rates.units or session.readmitting:
-            job = session.next_forward(self.now)
-            if job is None:
+            forward = session.next_forward(self.now)
+            if forward is None:
                 break
-            self._forward(job, session)
+            job, arrival, more = forward
+            self._forward(job, arrival)
             if self._effects:  # effects come before the next act
-                session.touched = True
-                session.turns.appendleft(session)
+                session.touch_first()
                 return
-            if not session.has_more:
+            if not more:
                 break
         if session.rates.units or session.timer is not None:
             self._limited(session, session)
@@ -358,9 +358,8 @@ class Scheduler:
 
     def _serve_lane(self, lane: LaneActor) -> None:
         lane.touched = False
-        lane.wake_at = math.inf
-        if lane.mailbox.count:
-            lane.step()
+        if lane.mailbox.count or not lane.plain:
+            lane.begin_turn()
         group = lane.group
         if group is not None:
             group.offer(lane, self.now)
@@ -375,8 +374,7 @@ class Scheduler:
                     break
                 self._start(job)
                 if self._effects or sessions:  # both come first: a session may take jobs back
-                    lane.touched = True
-                    lane.turns.appendleft(lane)
+                    lane.touch_first()
                     return
         if lane.returning:
             self._forgo_slots(lane)
@@ -411,7 +409,7 @@ class Scheduler:
         self._clocks[served] = None
         until = served.rate_until
         if until > self.now and until != served.told_until:
-            served.told_until = until
+            served.announce_rate()
             self.tell(self.hooks.lane_rate_limited, lane, until)
             wait = until - self.now
             if wait > _LONG_DEBT and any(left < 0 for _, left, _ in served.rates.left(self.now)):
@@ -428,12 +426,8 @@ class Scheduler:
         timer, when = served.timer, served.wake_at
         if timer is not None and timer.is_set and timer.when == when:
             return
-        if when == math.inf:
-            served.timer = None
-        else:
-            served.timer = self.timers.call_at(when, served.touch, alone=False)
-        if timer is not None:
-            timer.cancel()  # last: without any timer, the task of the timers would end
+        never = when == math.inf
+        served.keep_timer(None if never else self.timers.call_at(when, served.touch, alone=False))
 
     def _retire(self, actor: Actor) -> None:
         """Forget ``actor`` if it is not in use and its rate limits are as new."""
@@ -442,7 +436,7 @@ class Scheduler:
         if actor.rates.units and not self.closing.shut:
             refilled = actor.rates.refilled_at(self.now)
             if refilled > self.now:
-                actor.wake_at = refilled
+                actor.wake_by(refilled)
                 self._clocks[actor] = None
                 return
         self.registry.forget(actor)
@@ -468,12 +462,10 @@ class Scheduler:
     def _tell_of(self, actor: Actor) -> None:
         """Tell hooks if no job waits in ``actor`` any more, or no job waits or runs."""
         del self._changed[actor]
-        had_waiting, was_busy = actor.told
-        waiting, busy = bool(actor.waiting), bool(actor.waiting or actor.active)
-        actor.told = waiting, busy
-        if had_waiting and not waiting:
+        is_new_that_empty, is_new_that_idle = actor.announce()
+        if is_new_that_empty:
             self.tell(self.hooks.lane_empty, actor)
-        if was_busy and not busy and self.hooks.lane_idle:
+        if is_new_that_idle and self.hooks.lane_idle:
             self.after_act(self._tell_idle, actor)
 
     def _tell_idle(self, actor: Actor) -> None:
@@ -503,7 +495,6 @@ class Scheduler:
             job.submitted_at = self.now
             if job.session is not None:
                 session = self.sessions.get(job.session) or self.registry.wake(job.session)
-                session.waiting += 1
                 job._session_lane = session
             if options.delay:
                 self._postpone(job)
@@ -549,25 +540,18 @@ class Scheduler:
 
     def _postpone(self, job: AnyJob) -> None:
         """Let ``job`` take its place when its delay is over."""
-        job._lane.delayed[job.id] = job
-        job._lane.touch()  # its requests for room are to be served
+        job._lane.postpone(job)
         if job._session_lane is not None:
             job._session_lane.postpone(job)
         self._set_timer(job, job._options.delay, self._due)
 
     def _due(self, job: AnyJob) -> None:
         with self.batch():
-            self._forget_delay(job)
+            _forget_delay(job)
             self._join(job, self._next_id())
         self.check_accepted(job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
-
-    def _forget_delay(self, job: AnyJob) -> bool:
-        """Forget the delay of ``job``; return whether it was not due yet."""
-        if job._session_lane is not None and job._session_lane.delayed:
-            job._session_lane.delayed.pop(job.id, None)
-        return job._lane.delayed.pop(job.id, None) is not None
 
     def _set_timer(self, job: AnyJob, delay: float, call: Callable[[AnyJob], None]) -> None:
         timer = self.timers.call_at(self.now + delay, partial(call, job))
@@ -579,12 +563,12 @@ class Scheduler:
 
     # ---- 2. forward
 
-    def _forward(self, job: AnyJob, session: SessionActor) -> None:
-        """Send ``job``, which ``session`` has taken out, to the mailbox of its global lane."""
+    def _forward(self, job: AnyJob, arrival: int) -> None:
+        """Send ``job``, which its session has taken out, to the mailbox of its global lane."""
         if job._slot is QUEUED:
             job._lane.readmit(job, self._next_return())
             return
-        job._lane.receive(job, session.inherited or self._next_arrival())
+        job._lane.receive(job, arrival or self._next_arrival())
         if self._instruments:
             self.tell_of_job(self.hooks.job_forwarded, job)
 
@@ -601,8 +585,7 @@ class Scheduler:
         is_rated = not lane.plain
         if session is not None and session.rates.units:
             is_rated = True
-            session.rates.charge(job._costs, now)
-            session.touch()  # it may forward its next job
+            session.charge(job, now)
         if is_rated or slot is QUEUED:
             job._charge = Charge(job._costs, now, lane.group)
         if slot is QUEUED:
@@ -614,10 +597,12 @@ class Scheduler:
         job.started_at = job._progress_at = now
         if session is not None:
             session.started(job)
-            if session.room_line or session.entering or session.watched:
-                session.touch()
-        self._leave_line(job)
+        lane.unbind(job)
+        if job._timers:
+            self._cancel_timers(job)
         if self._instruments:
+            if self._tells:
+                self._has_changed(job)
             if self.hooks.job_overdue and job._options.limits_run:
                 self.overdue.expect(job)
             self._tell_in_context(self.hooks.job_started, job)
@@ -640,22 +625,11 @@ class Scheduler:
             for job in cancelled:
                 lending.forgo(self, job)
 
-    def _leave_line(self, job: AnyJob) -> None:
-        """``job`` waits no more. Its lanes are served next."""
-        lane, session = job._lane, job._session_lane
-        joined = lane.bound.pop(job.id, None)  # a job that is not due has no place
-        if job._options is not NO_OPTIONS:
-            if joined is not None and job._options.warn_after is not None:
-                lane.exempt -= 1
-            for timer in job._timers or ():
-                timer.cancel()
-            job._timers = None
-        if lane.untold:
-            lane.untold.pop(job.id, None)
-        if self._tells:
-            self._has_changed(job)
-        if session is not None:
-            session.waiting -= 1
+    def _cancel_timers(self, job: AnyJob) -> None:
+        """Cancel the timers of ``job``, which waits no more."""
+        for timer in job._timers or ():
+            timer.cancel()
+        job._timers = None
 
     # ---- 4. run: a worker runs the body, under the scope of the job, and reports how it ended
 
@@ -697,7 +671,7 @@ class Scheduler:
 
     def _abandoned_ended(self, job: AnyJob) -> None:
         self.abandoned -= 1
-        job._lane.abandoned -= 1
+        job._lane.count_abandoned(-1)
 
     # ---- 5. settle
 
@@ -716,9 +690,6 @@ class Scheduler:
                 lane.give_slot_back(job, NONE)
             else:
                 lending.stop(self, job)
-            lane.finished += 1
-            if lane.cancelling:
-                lane.cancelling.discard(job)
             self._settle(job, state, value, error)
             if outermost:
                 self.serve()
@@ -733,10 +704,9 @@ class Scheduler:
         job._settled(self.now, value, error)
         if state is not CANCELLED:
             self.finished += 1
-        else:
-            job._lane.cancelled += 1
+        if state is not SUCCEEDED:
+            job._lane.count_end(job)
         if state is FAILED:
-            job._lane.failed += 1
             unretrieved = None if job._unhandled else watch_failure(job)
             if unretrieved is not None:
                 self.unretrieved.add(unretrieved)
@@ -755,16 +725,23 @@ class Scheduler:
             lane, session, scope = job._lane, job._session_lane, job._scope
             assert scope is not None
             scope.cancel()
-            if not self._forget_delay(job) and self.broken is None:
-                if session is not None:
+            if job.id in lane.delayed:
+                _forget_delay(job)
+            else:
+                if self.broken is not None:
+                    if session is not None:
+                        session.lose_count_of_one()
+                elif session is not None:
                     session.remove(job)
                 else:
                     lane.remove(job)
+                lane.unbind(job)
             if session is not None:
                 session.touch()
             lane.touch()
-            self._leave_line(job)
-            lane.withdrawn += 1
+            self._cancel_timers(job)
+            if self._tells:
+                self._has_changed(job)
             self._settle(job, CANCELLED, None, error)
             if outermost:
                 self.serve()
@@ -804,7 +781,7 @@ class Scheduler:
             if job._interruption is None and not scope.cancel_called:
                 job._interruption = error
                 self.tell_of_job(self.hooks.job_cancel_called, job, error.reason)
-            job._lane.cancelling.add(job)
+            job._lane.note_cancel_called(job)
             self.after_act(scope.cancel, error.reason)
             lending.was_cancelled(self, job)  # a shield may keep the cancellation from its tasks
 
@@ -817,7 +794,7 @@ class Scheduler:
             job._interruption = error  # also if it was cancelled before: its worker ends with it
             if begun:
                 self.abandoned += 1
-                job._lane.abandoned += 1
+                job._lane.count_abandoned(1)
             else:
                 self.overdue.ended(job)
             self._end(job, CANCELLED, None, error)
@@ -829,39 +806,26 @@ class Scheduler:
         alive = self.lanes.get(lane.name)
         if alive is None:
             self.check_thread()
-            alive = self.lanes[lane.name] = lane
+            self.registry.add_lane(lane)
             if lane.paused_until is not None:  # as its template is
-                self.end_pause_at(lane, lane.paused_until)
+                self.pause_until(lane, lane.paused_until)
+            return lane
         return alive
 
-    def end_pause_at(self, pausable: Pausable, until: float) -> None:
-        """Set the timer that ends the timed pause of ``pausable`` at ``until``."""
-        if pausable.pause_timer is not None:
-            pausable.pause_timer.cancel()
+    def pause_until(self, pausable: Pausable, until: float) -> None:
+        """Pause ``pausable`` until ``until``, in place of its timed pause; set the timer."""
         call = partial(self._pause_is_over, pausable)
-        pausable.pause_timer = self.timers.call_at(until, call, alone=False)
+        pausable.pause_until(until, self.timers.call_at(until, call, alone=False))
 
     def _pause_is_over(self, pausable: Pausable) -> None:
-        self.end_timed_pause(pausable)
+        pausable.end_timed_pause()
         self.update_pause(pausable)
-
-    def end_timed_pause(self, pausable: Pausable) -> None:
-        """End the timed pause of ``pausable``, and cancel its timer."""
-        pausable.paused_until = None
-        if pausable.pause_timer is not None:
-            pausable.pause_timer.cancel()
-            pausable.pause_timer = None
 
     def update_pause(self, pausable: Pausable) -> None:
         """Set whether ``pausable`` is paused, as its pauses say, and tell hooks of a change."""
-        pausable.touch()  # also a session that was not paused: it may go
-        by_call = pausable.paused_by_hand or pausable.paused_until is not None
-        paused = pausable.paused_by_config or by_call
-        if pausable.paused is not paused:
-            pausable.paused = paused
-            if isinstance(pausable, Actor):  # a template is no lane
-                hooks = self.hooks.lane_paused if paused else self.hooks.lane_resumed
-                self.tell(hooks, pausable)
+        if pausable.update_paused() and isinstance(pausable, Actor):  # a template is no lane
+            hooks = self.hooks.lane_paused if pausable.paused else self.hooks.lane_resumed
+            self.tell(hooks, pausable)
 
     # ---- closing
 
@@ -898,7 +862,8 @@ class Scheduler:
                 for actor in self.registry.actors:
                     actor.touch()  # it may go now
                 for lane in self.lanes.values():
-                    lane.returning.update(dict.fromkeys(lane.returning, True))
+                    for job in lane.returning:
+                        lane.cancel_slot_request(job)
                     if self.broken is not None:  # no actor is served any more
                         if lane.token_request is not None:
                             lane.token_request.rest()
@@ -1167,8 +1132,7 @@ class Scheduler:
             }
             for metered in (lane, session, charge.group):
                 if metered is not None:
-                    metered.rates.correct(more, self.now, charge.at)
-                    metered.touch()
+                    metered.correct(more, self.now, charge.at)
 
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
@@ -1193,3 +1157,10 @@ class Scheduler:
                 lane.touch()
 
         return SharedTokenRequest(limiter, self.spawn, self.after_act, came)
+
+
+def _forget_delay(job: AnyJob) -> None:
+    """``job``, which was not due, is due or was withdrawn."""
+    job._lane.forget_delay(job)
+    if job._session_lane is not None:
+        job._session_lane.forget_delay(job)

@@ -63,10 +63,15 @@ class Registry:
         """Make a lane as the plan describes the lanes of ``label``; it is not alive yet."""
         config = self.plan.lanes[label]
         lane = LaneActor(name, label, config, self.lane_turns, self.lanes, self._ask)
-        lane.template = self.templates.get(label)
-        if lane.template is not None:
-            lane.inherit_pause(lane.template)
+        template = self.templates.get(label)
+        if template is not None:
+            lane.set_template(template)
+            lane.inherit_pause(template)
         return lane
+
+    def add_lane(self, lane: LaneActor) -> None:
+        """Have ``lane`` be alive from now on."""
+        self.lanes[lane.name] = lane
 
     def new_template(self, name: str) -> Template:
         """Make a template as the plan describes it."""
@@ -75,8 +80,7 @@ class Registry:
     def join_group(self, lane: LaneActor) -> None:
         """Put ``lane`` into its group by the plan, if any."""
         group = self.plan.group_of(lane.label)
-        lane.group = None if group is None else self.groups[group]
-        lane.find_out_whether_plain()
+        lane.join(None if group is None else self.groups[group])
 
     def new_group(self, name: str) -> Group:
         """Make a group as the plan describes it."""
@@ -96,7 +100,7 @@ class Registry:
         config = self.plan.of_session(key) if self.plan.sessions else self.plan.others
         if self._spares and self._spares[-1].config is config:
             session = self._spares.pop()
-            session.key = key
+            session.become(key)
         else:
             session = self._new_session(key, config)
         self.sessions[key] = session
@@ -137,7 +141,6 @@ class Registry:
             used = session.generation or session.limiter is not None or session.timer is not None
             # Of sessions that begin paused, this one was resumed.
             if not (used or session.touched or session.config.paused):
-                session.is_ranked, session.told = False, (False, False)
                 self._spares.append(session)
 
     def forget(self, actor: Actor) -> None:

@@ -75,12 +75,12 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
     for name, lane in list(scheduler.lanes.items()):
         label = plan.label_of(name)
         if label is None:
-            del scheduler.lanes[name]
+            registry.forget(lane)
         else:
             if lane.watched:  # as a lane of a template, which it may not be any more
                 scheduler.watches.look_at(lane)
             config, former = plan.lanes[label], old.lanes.get(lane.label)
-            lane.label, lane.from_template = label, label != name
+            lane.relabel(label)
             # Compared with the old plan: a template's lane may have a concurrency of its own,
             # which stays unless its template is named.
             if config is former:
@@ -92,16 +92,16 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
     for name, config in plan.lanes.items():
         if not is_template(name):
             if name not in scheduler.lanes:
-                scheduler.lanes[name] = registry.new_lane(name, name)
+                registry.add_lane(registry.new_lane(name, name))
         elif name not in registry.templates:
             registry.templates[name] = registry.new_template(name)
         else:
             template = registry.templates[name]
             if config.paused is not template.config.paused:
                 switched.append(template)
-            template.config = config
+            template.set_config(config)
     for lane in scheduler.lanes.values():
-        lane.template = registry.templates.get(lane.label)
+        lane.set_template(registry.templates.get(lane.label))
     configs = [*plan.sessions.values(), plan.others]
     registry.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
     scheduler.workers.wraps = any(config.wrap for config in (*configs, *plan.lanes.values()))
@@ -110,7 +110,7 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
     registry.resize_session_limiters()
     _regroup(scheduler)
     for actor in switched:  # last: hooks are called, and may use the whole new configuration
-        actor.paused_by_config = actor.config.paused
+        actor.pause_by_config()
         scheduler.update_pause(actor)  # pauses by calls stay
 
 
@@ -137,8 +137,6 @@ def _regroup(scheduler: Scheduler) -> None:
         scheduler.groups[name] = old.get(name) or registry.new_group(name)
     for lane in scheduler.lanes.values():
         registry.join_group(lane)
-        if lane.group is not None:
-            lane.group.used[lane.label] += lane.slots
         lane.touch()
 
 

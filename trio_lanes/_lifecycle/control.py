@@ -96,7 +96,7 @@ def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
     with scheduler.batch():
         total = 0
         for actor in actors:
-            actor.generation += 1
+            actor.count_reset()
             given_up = give_up(scheduler, actor.running_jobs(), actor.name)
             total += given_up
             scheduler.tell(scheduler.hooks.lane_reset, actor, given_up)
@@ -116,7 +116,7 @@ def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Pause ``actors`` until they are resumed."""
     with scheduler.batch():
         for actor in actors:
-            actor.paused_by_hand = True
+            actor.pause_by_hand()
             scheduler.update_pause(actor)
 
 
@@ -128,8 +128,7 @@ def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
         until = scheduler.now + delay
         for actor in actors:
             if actor.paused_until is None or actor.paused_until < until:
-                actor.paused_until = until
-                scheduler.end_pause_at(actor, until)
+                scheduler.pause_until(actor, until)
             scheduler.update_pause(actor)
 
 
@@ -137,8 +136,7 @@ def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Let ``actors`` start jobs again."""
     with scheduler.batch():
         for actor in actors:
-            actor.paused_by_config = actor.paused_by_hand = False
-            scheduler.end_timed_pause(actor)
+            actor.resume()
             scheduler.update_pause(actor)
 
 

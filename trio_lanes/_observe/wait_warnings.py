@@ -49,12 +49,12 @@ class WaitWarnings:
         """Give ``job``, which begins to wait, a timer of its own if it needs one."""
         options = job._options
         if options.warn_after is not None:
-            job._lane.exempt += 1
+            job._lane.exempt_one()
         if options.warn_after is not None or options.on_wait is not None:
             self._at(_due(job), partial(self._too_long, job), job)
         elif self._hooks.job_waiting_long:
             lane = job._lane
-            lane.untold[job.id] = job
+            lane.note_untold(job)
             if lane.warning is not None:  # else the lane is about to be served
                 self._tell_in_time(lane)
 
@@ -71,19 +71,20 @@ class WaitWarnings:
         if lane.untold and lane.untold_timer is None:
             due = _due(next(iter(lane.untold.values())))
             if due != float("inf"):
-                lane.untold_timer = self._timers.call_at(due, partial(self._tell_hooks, lane))
+                timer = self._timers.call_at(due, partial(self._tell_hooks, lane))
+                lane.keep_untold_timer(timer)
 
     def _tell_hooks(self, lane: LaneActor) -> None:
-        lane.untold_timer = None
+        lane.keep_untold_timer(None)
         now = trio.current_time()
-        while lane.untold and _due(job := next(iter(lane.untold.values()))) <= now:
-            del lane.untold[job.id]
+        while lane.untold and _due(next(iter(lane.untold.values()))) <= now:
+            job = lane.pop_untold()
             self._hooks.call(self._hooks.job_waiting_long, job, now - job._waiting_since)
         self._tell_in_time(lane)
 
     def _look_at(self, lane: LaneActor, when: float) -> None:
         if when != float("inf"):
-            lane.warning = self._timers.call_at(when, partial(self._oldest_too_long, lane))
+            lane.keep_warning(self._timers.call_at(when, partial(self._oldest_too_long, lane)))
 
     def _at(self, when: float, call: Callable[[], None], job: AnyJob) -> None:
         if when != float("inf"):
@@ -104,7 +105,7 @@ class WaitWarnings:
             self._say(job._lane)
 
     def _oldest_too_long(self, lane: LaneActor) -> None:
-        lane.warning = None
+        lane.keep_warning(None)
         now = trio.current_time()
         # The other jobs have timers of their own.
         bound = (job for job in lane.bound.values() if job._options.warn_after is None)

@@ -14,11 +14,8 @@ Requests of waiting tasks and of other threads, which are called back, stand in 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from heapq import merge
+from collections.abc import Iterable, Mapping
 from itertools import count
-from operator import attrgetter
 from typing import Final, final
 
 from .._actors.actor import Actor, Served
@@ -44,14 +41,14 @@ class Room:
         """Put ``request`` into the line of its session or lane."""
         self.length += 1
         lane, session = request.job._lane, request.session
-        lane.entering += 1
+        lane.count_entering(1)
         self._stand(request, session if session is not None and _full(session) else lane)
         self._look_out(lane, now)  # no act has touched the lane
 
     def leave(self, request: RoomRequest) -> None:
         """Take ``request`` out of its line."""
         self.length -= 1
-        request.job._lane.entering -= 1
+        request.job._lane.count_entering(-1)
         self._step_out(request)
 
     def next_entry(self, now: float) -> RoomRequest | None:
@@ -86,47 +83,24 @@ class Room:
             for lane in self._lanes.values():
                 if lane.room_line:
                     self.unseen[lane] = None
-                    line, heads = lane.room_by_session.get(served), lane.room_heads
-                    if line and (order := _first(line).order) not in heads.items:
-                        heads.add(order, served)
+                    lane.look_at_requests_of(served)
 
     def _stand(self, request: RoomRequest, actor: Actor) -> None:
-        request.actor = actor
-        if actor.room_line is None:
-            actor.room_line = OrderedDict()
-        actor.room_line[request.job] = request
-        request.order = next(self._orders)
-        if isinstance(actor, LaneActor) and not request.job._options.delay:
-            line = actor.room_by_session.setdefault(request.session, OrderedDict())
-            line[request.job] = request
-            if len(line) == 1:
-                actor.room_heads.add(request.order, request.session)
+        request.actor, request.order = actor, next(self._orders)
+        actor.take_room_request(request)
         if request.session is not None and request.session is not actor:
-            request.session.entering += 1
+            request.session.count_entering(1)
 
     def _step_out(self, request: RoomRequest) -> None:
-        actor = request.actor
-        assert actor.room_line is not None
-        del actor.room_line[request.job]
-        if not actor.room_line:
-            actor.room_line = None
-        if isinstance(actor, LaneActor) and not request.job._options.delay:
-            heads, of_session = actor.room_heads, actor.room_by_session[request.session]
-            del of_session[request.job]
-            if request.order in heads.items:
-                heads.remove(request.order)
-                if of_session:
-                    heads.add(_first(of_session).order, request.session)
-            if not of_session:
-                del actor.room_by_session[request.session]
-        if request.session is not None and request.session is not actor:
-            request.session.entering -= 1
+        request.actor.drop_room_request(request)
+        if request.session is not None and request.session is not request.actor:
+            request.session.count_entering(-1)
 
     def _look_out(self, lane: LaneActor, now: float) -> None:
         """Wake the lane when its first request may enter, if only the time stops it."""
         if not lane.may_start_newcomers:
             return
-        for request in _not_held(lane):
+        for request in lane.free_requests():
             job, session = request.job, request.session
             if _lets_start(job, session, now):
                 lane.look_out_for(job, now)
@@ -135,7 +109,7 @@ class Room:
             assert session is not None
             when = session.rates.ready_at(job._costs, now)
             if when > now:
-                session.wake_at = min(session.wake_at, when)
+                session.wake_by(when)
                 self._clocks[session] = None
 
 
@@ -172,7 +146,7 @@ def _first_to_enter(lane: LaneActor, now: float) -> RoomRequest | None:
     if not has_room and not lane.may_start_newcomers:
         return None
     requests: Iterable[RoomRequest] = (
-        (lane.room_line or {}).values() if has_room else _not_held(lane)
+        (lane.room_line or {}).values() if has_room else lane.free_requests()
     )
     for request in requests:
         job, session = request.job, request.session
@@ -183,31 +157,6 @@ def _first_to_enter(lane: LaneActor, now: float) -> RoomRequest | None:
         if not has_room and _lets_start(job, session, now):  # then the lane itself stops it
             return None
     return None
-
-
-def _not_held(lane: LaneActor) -> Iterator[RoomRequest]:
-    """Iterate over the requests in the line of ``lane`` whose sessions are not held, in order.
-
-    A session that is held now is served when that ends, and the loop then looks at the lane.
-    """
-    heads, lines = lane.room_heads, lane.room_by_session
-    while heads.items and _is_held(heads.best()):
-        heads.remove(heads.best_rank())  # until then
-    if heads.items:
-        first = _first(lines[heads.best()])
-        yield first  # mostly it is enough, and the other sessions are not read
-        others = [lines[session].values() for session in heads.items.values()]
-        for request in merge(*others, key=attrgetter("order")):
-            if request is not first and not _is_held(request.session):
-                yield request
-
-
-def _first(line: Mapping[AnyJob, RoomRequest]) -> RoomRequest:
-    return next(iter(line.values()))
-
-
-def _is_held(session: SessionActor | None) -> bool:
-    return session is not None and session.is_held
 
 
 def _starts_at_once(job: AnyJob, session: SessionActor | None, now: float) -> bool:

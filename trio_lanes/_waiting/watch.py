@@ -104,7 +104,7 @@ class Watches:
 
     def look_at(self, actor: Actor) -> None:
         """``actor`` is no obstacle any more: check its conditions after the batch."""
-        actor.watched = False
+        actor.watch(False)
         for watch, key in self._behind.pop(actor).items():
             watch.behind = None
             self.due[watch] = key
@@ -123,7 +123,7 @@ class Watches:
                 continue
             if obstacle:
                 del self.due[watch]
-                obstacle.watched = True
+                obstacle.watch(True)
                 watch.behind = obstacle
                 self._behind.setdefault(obstacle, {})[watch] = key
             elif watch.lot:
