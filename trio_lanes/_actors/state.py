@@ -43,7 +43,29 @@ for _state, _row in TRANSITIONS.items():
 
 
 class Slot(enum.Enum):
-    """The relation of a job to the slot of its global lane, and of the lane's group."""
+    """The relation of a job to the slot of its global lane, and of the lane's group.
+
+    These are the words of slots. The methods without a module are those of `LaneActor`::
+
+        word       from, to         what happens                            where
+        take       NONE -> HELD     the job starts                          take_slot
+        lend       HELD -> LENT     a task of it waits without the slot     give_slot_back
+        yield      the same         the user's word: `Job.yield_slot`       lending.lend
+        want       LENT -> WANTED   the last such wait is over              want_slot
+        regain     WANTED -> HELD   a slot came, before all waiting jobs    take_slot
+        lend again WANTED -> LENT   another task of it waits, meanwhile     lend_again
+        forgo      WANTED -> FORGONE  it is cancelled, and no slot can come forgo_slot
+        readmit    HELD -> QUEUED   it waits as before its start            give_slot_back
+        take       QUEUED -> HELD   its lane starts it again                take_slot
+        want       QUEUED -> WANTED it is cancelled, and cleans up          want_slot
+        cease      QUEUED -> LENT   the same, and other tasks of it lend    cease_queueing
+        drop       LENT, WANTED, QUEUED, FORGONE -> NONE   it has ended     drop
+        give back  HELD -> NONE     it has ended                            give_slot_back
+
+    A session *withholds* a readmitted job (QUEUED) from the line of its lane as long as its rate
+    limits or its pause stop it: the job stays QUEUED. A job that lends keeps the slot of its
+    session in all these states.
+    """
 
     NONE = "none"
     """It has not started, or has ended."""
