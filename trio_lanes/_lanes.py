@@ -88,18 +88,18 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
                 apply(scheduler, plan)
             for instrument in [*hooks.instruments]:
                 hooks.tell_opened(instrument, lanes)
-            _say_how_wide(plan)
+            _log_concurrency(plan)
             try:
                 yield lanes
                 lanes.close("the block was left")
-                await _let_work_end(scheduler)
+                await _wait_until_idle(scheduler)
             finally:
                 scheduler.stop("the block was left")
         if scheduler.broken is not None:
             raise RuntimeError("the lanes have ended: an act was broken off") from scheduler.broken
 
 
-def _say_how_wide(plan: Plan) -> None:
+def _log_concurrency(plan: Plan) -> None:
     """Log how many jobs each lane runs at once: a `LaneConfig` without ``concurrency`` runs one."""
     widths = [
         f"{name} {config.concurrency if config.limiter is None else config.limiter.total_tokens}"
@@ -120,16 +120,16 @@ def _all_has_ended(scheduler: Scheduler) -> None:
         error.report()
 
 
-async def _let_work_end(scheduler: Scheduler) -> None:
+async def _wait_until_idle(scheduler: Scheduler) -> None:
     """Wait until no job waits or runs, and log once if a pause or a limit of 0 prevents that."""
-    if not _warn_of_stops(scheduler):
+    if not _warn_of_stopped_lanes(scheduler):
         # A job that still waits when no job runs any more will not start by itself.
         await _control.wait_until(scheduler, None, fewer_than=math.inf, idle=True)
-        _warn_of_stops(scheduler)
+        _warn_of_stopped_lanes(scheduler)
     await _control.wait_until(scheduler, None, idle=True)
 
 
-def _warn_of_stops(scheduler: Scheduler) -> bool:
+def _warn_of_stopped_lanes(scheduler: Scheduler) -> bool:
     """Log the lanes in which jobs wait and none can start; return whether there are any."""
     found = False
     for actor in scheduler.registry.actors:
@@ -373,7 +373,7 @@ class Lanes(Submitter):
         Running jobs are not touched. The name of a template means all of its lanes, also lanes that
         come to life later. Without a name, this holds for every template. Not a checkpoint.
         """
-        _control.pause(self._scheduler, _control.alive(self._scheduler, name))
+        _control.pause(self._scheduler, _control.resolve_or_create(self._scheduler, name))
 
     @enable_ki_protection
     def pause_for(self, name: str | None, seconds: float) -> None:
@@ -396,7 +396,7 @@ class Lanes(Submitter):
         template is paused stays alive, and not paused, until the template is resumed or its timed
         pause ends.
         """
-        _control.resume(self._scheduler, _control.alive(self._scheduler, name))
+        _control.resume(self._scheduler, _control.resolve_or_create(self._scheduler, name))
 
     # ---- waiting; inside a job, these leave out the jobs that cannot go on before it has ended
 

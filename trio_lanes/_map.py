@@ -228,7 +228,7 @@ class Window(Generic[T_co]):
         """As a `Waiter` of its jobs."""
         return self._parked
 
-    def tell(self, target: AnyJob) -> None:
+    def job_ended(self, target: AnyJob) -> None:
         """As a `Waiter` of its jobs: ``target`` has settled."""
         self._unsettled.pop(target, None)
         if not self._ordered:

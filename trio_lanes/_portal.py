@@ -311,7 +311,7 @@ class _Submission:
         if isinstance(what, outcome.Error):
             self.end(what)
 
-    def tell(self, target: AnyJob) -> None:
+    def job_ended(self, target: AnyJob) -> None:
         """As a waiter of its job: it has settled."""
         if target._state is SUCCEEDED:
             self.end(outcome.Value(target._ended_with))

@@ -13,12 +13,12 @@ from trio.lowlevel import enable_ki_protection
 
 from ._actors.job import AnyJob, Blocker, Job, make_job
 from ._actors.lane import LaneActor
-from ._actors.options import NO_OPTIONS, JobOptions, MapOptions, rare_options
+from ._actors.options import NO_EXTRAS, JobOptions, MapOptions, rare_options
 from ._config.check import boolean, optional_sync, refuse_like_trio, whole
 from ._config.errors import LaneFullError, UnknownLaneError
 from ._config.names import resolve_global_lane, session_key
 from ._flow.loop import Scheduler
-from ._flow.parking import park_as_caller, wait_for_room
+from ._flow.parking import run_for_caller, wait_for_room
 from ._limits.rate import ONE_REQUEST, REQUESTS, costs_of
 from ._map import MapResults, Window, opened
 from ._waiting.current import job_here
@@ -75,13 +75,13 @@ class Submitter:
         if caller is None:
             if not entered:
                 await self._enter(job, runs=True)
-            await park_as_caller(self._scheduler, job)
+            await run_for_caller(self._scheduler, job)
         else:
             async with caller.yield_slot():
                 if not entered:
                     await self._enter(job, runs=True)
                 self._scheduler.check_accepted(job)
-                await park_as_caller(self._scheduler, job)
+                await run_for_caller(self._scheduler, job)
         try:
             return job._result()
         finally:
@@ -263,7 +263,7 @@ class Submitter:
             scheduler.check_open(None if fn is _nothing else actor)
         if actor.defaults:
             given = {**actor.defaults, **given}
-        options, name = NO_OPTIONS, None
+        options, name = NO_EXTRAS, None
         if given:
             options = rare_options(given)
             name = options.name
@@ -295,7 +295,7 @@ class Submitter:
     def _check_room(self, job: AnyJob) -> None:
         full = self._scheduler.full(job)
         if full is not None:
-            self._scheduler.tell(self._scheduler.hooks.job_rejected, full, "full")
+            self._scheduler.call_hooks(self._scheduler.hooks.job_rejected, full, "full")
             raise LaneFullError(full.name, full.config.max_waiting)
 
     @enable_ki_protection

@@ -56,7 +56,7 @@ class OneLane(Submitter):
     @enable_ki_protection
     def pause(self) -> None:
         """`Lanes.pause` for this lane. A session's lane stays alive until it is resumed."""
-        _control.pause(self._scheduler, _control.alive(self._scheduler, self.name))
+        _control.pause(self._scheduler, _control.resolve_or_create(self._scheduler, self.name))
 
     @enable_ki_protection
     def pause_for(self, seconds: float) -> None:
@@ -66,7 +66,7 @@ class OneLane(Submitter):
     @enable_ki_protection
     def resume(self) -> None:
         """`Lanes.resume` for this lane."""
-        _control.resume(self._scheduler, _control.alive(self._scheduler, self.name))
+        _control.resume(self._scheduler, _control.resolve_or_create(self._scheduler, self.name))
 
     async def wait_active(self, *, timeout: float = math.inf) -> bool:
         """`Lanes.wait_active` for this lane."""

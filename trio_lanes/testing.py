@@ -327,7 +327,7 @@ class LaneRecorder(LaneInstrument):
 
     def _slots(self, lane: LaneActor) -> int:
         """How many slots of ``lane`` are in use: a running job may have lent its own."""
-        return sum(job not in lane.lending for job in self._running[lane])
+        return sum(job not in lane.without_slot for job in self._running[lane])
 
     def _check_order_in_session(self, job: AnyJob) -> None:
         session = job._session_lane
@@ -388,7 +388,7 @@ class LaneRecorder(LaneInstrument):
                 yield f"{_said(best)} waits in its session, which could forward it"
         for lane, in_line in self._in_line.items():
             free = self._slots(lane) < lane.concurrency and not (
-                lane.rates or lane.group or lane.token_request or lane.returning
+                lane.rates or lane.group or lane.token_request or lane.slot_requests
             )
             for job in in_line:
                 if free and job._arrival and _must_act(job, lane):

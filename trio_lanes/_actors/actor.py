@@ -50,7 +50,7 @@ class Served:
         rate_until: float
         rates: Rates
         timer: Timer | None
-        told_until: float
+        announced_until: float
         touched: bool
         turns: Turns
         wake_at: float
@@ -80,7 +80,7 @@ class Served:
 
     def announce_rate(self) -> None:
         """Note that hooks know until when its head waits for a rate limit."""
-        self.told_until = self.rate_until
+        self.announced_until = self.rate_until
 
     def correct(self, more: Mapping[str, Exact], now: float, at: float) -> None:
         """Charge ``more`` by unit to the start that was charged at ``at``."""
@@ -164,6 +164,8 @@ class Actor(Served, Pausable):
     """One lane, of either layer."""
 
     __slots__ = (
+        "announced",
+        "announced_until",
         "bounded",
         "concurrency",
         "entering",
@@ -174,8 +176,6 @@ class Actor(Served, Pausable):
         "rates",
         "room_line",
         "timer",
-        "told",
-        "told_until",
         "touched",
         "turns",
         "wake_at",
@@ -200,9 +200,9 @@ class Actor(Served, Pausable):
         self.wake_at = math.inf  # when it is to be served although no act touches it
         self.timer: Timer | None = None  # set for that
         self.rate_until = -math.inf  # until when its head waits, or waited, for a rate limit
-        self.told_until = -math.inf  # the last of these times that hooks know of
+        self.announced_until = -math.inf  # the last of these times that hooks know of
         self.watched = False  # whether a task waits until it runs nothing, or is empty
-        self.told = (False, False)  # whether hooks know of waiting, and of unended jobs
+        self.announced = (False, False)  # whether hooks know of waiting, and of unended jobs
         self.room_line: OrderedDict[AnyJob, RoomRequest] | None = None  # {job: waits for room}
         # Jobs that wait for room: of a global lane, all that are bound for it; of a session, those
         # that stand in the lines of global lanes
@@ -239,8 +239,8 @@ class Actor(Served, Pausable):
 
     def announce(self) -> tuple[bool, bool]:
         """Note what hooks know from now on; return whether it became empty, and idle, since."""
-        had_waiting, was_busy = self.told
-        waiting, busy = self.told = bool(self.waiting), bool(self.waiting or self.active)
+        had_waiting, was_busy = self.announced
+        waiting, busy = self.announced = bool(self.waiting), bool(self.waiting or self.active)
         return had_waiting and not waiting, was_busy and not busy
 
     def watch(self, watched: bool) -> None:

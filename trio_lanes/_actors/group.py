@@ -53,12 +53,12 @@ class Group(Served):
         self.touched = False  # whether the loop is to serve it
         self.wake_at = math.inf  # when it is to be served although no act touches it
         self.timer: Timer | None = None  # set for that
-        self.rate_until = self.told_until = -math.inf
+        self.rate_until = self.announced_until = -math.inf
         self.limited: LaneActor | None = None  # whose head waits for the rates
         self._lanes: Final = lanes  # {name: global lane that is alive}, of this group or not
         self._offers: Final[dict[str, FairLine[LaneActor]]] = {}  # {label: lanes by their heads}
         self._offered: Final[dict[LaneActor, _Offer]] = {}
-        self._returning: Final[dict[LaneActor, None]] = {}  # lanes whose jobs want slots back
+        self._requesting: Final[dict[LaneActor, None]] = {}  # lanes whose jobs want slots back
         self._set_members(config)
 
     def _set_members(self, config: LaneGroup) -> None:
@@ -74,7 +74,7 @@ class Group(Served):
         """Start no job any more: the lanes have no group, or join one anew."""
         self._offers.clear()
         self._offered.clear()
-        self._returning.clear()
+        self._requesting.clear()
         self.wake_at = math.inf
         self.touch()
 
@@ -123,10 +123,10 @@ class Group(Served):
 
     def offer(self, lane: LaneActor, now: float) -> None:
         """Note the offer of ``lane``, which has taken its step: its head, or nothing."""
-        if lane.returning:
-            self._returning[lane] = None
+        if lane.slot_requests:
+            self._requesting[lane] = None
         else:
-            self._returning.pop(lane, None)
+            self._requesting.pop(lane, None)
         head = lane.head(now)
         offer = None if head is None else (head._priority, head._arrival, lane.line.since())
         if offer == self._offered.get(lane):
@@ -150,8 +150,8 @@ class Group(Served):
         charge.
         """
         self.wake_at = math.inf
-        for returning in self._returning:
-            job = returning.next_start(now)
+        for requesting in self._requesting:
+            job = requesting.next_start(now)
             if job is not None:
                 return job
         while (lane := self._best(now)) is not None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .._queue.timers import Timer
     from .group import Group
     from .lane import LaneActor
-    from .options import RareOptions
+    from .options import ExtraOptions
     from .session import SessionActor
     from .wait import Wait, Waiter
 
@@ -179,7 +179,7 @@ class _Callback:
     def __init__(self, call: Callable[[AnyJob], object]) -> None:
         self._call = call
 
-    def tell(self, target: AnyJob) -> None:
+    def job_ended(self, target: AnyJob) -> None:
         try:
             self._call(target)
         except Exception:
@@ -204,7 +204,7 @@ class Job(Generic[T_co]):
     session: str | None
     _args: tuple[Any, ...]  # () when it has settled
     _fn: Callable[..., Coroutine[Any, Any, T_co]] | None  # None when it has settled
-    _options: RareOptions
+    _options: ExtraOptions
     _parent: weakref.ref[AnyJob] | None
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
     _ended_with: Any  # the value of its body, or the error for its waiters; set when it settles
@@ -607,7 +607,7 @@ def make_job(
     context: Context,
     lane: LaneActor,
     priority: int,
-    options: RareOptions,
+    options: ExtraOptions,
     parent: weakref.ref[AnyJob] | None,
     unused_scopes: list[trio.CancelScope],
 ) -> AnyJob:
@@ -651,5 +651,5 @@ def make_job(
     return job
 
 
-def _new_scope(options: RareOptions) -> trio.CancelScope:
+def _new_scope(options: ExtraOptions) -> trio.CancelScope:
     return trio.CancelScope(relative_deadline=min(options.timeout, options.idle_timeout))

@@ -35,9 +35,9 @@ from .._queue.backlog import Backlog
 from .._queue.timers import Timer
 from .actor import NOT_PAUSED, Actor, Pausable, Turns, changed_by_others
 from .job import AnyJob, Job
-from .line import Line, PlainLine, SharedLine, Way
+from .line import Displacement, Line, PlainLine, SharedLine
 from .mailbox import Mailbox
-from .options import NO_OPTIONS, LaneConfig
+from .options import NO_EXTRAS, LaneConfig
 from .shared_limiter import SharedTokenRequest
 from .state import FAILED, FORGONE, HELD, LENT, NONE, QUEUED, RUNNING, WANTED, Slot
 
@@ -71,20 +71,20 @@ class LaneActor(Actor):
         "group",
         "label",
         "lanes",
-        "lending",
         "line",
         "plain",
         "readmitting",
-        "returning",
         "room_by_session",
         "room_heads",
+        "slot_requests",
         "slots",
         "template",
         "token_request",
-        "untold",
-        "untold_timer",
+        "unwarned",
+        "unwarned_timer",
         "warning",
         "withdrawn",
+        "without_slot",
     )
 
     limiter: trio.CapacityLimiter
@@ -116,9 +116,9 @@ class LaneActor(Actor):
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
         self.exempt = 0  # of these: jobs with a warn_after of their own
         self.slots = 0  # tokens of the limiter that its jobs hold
-        self.lending: dict[AnyJob, None] = {}  # jobs that run and hold no slot
+        self.without_slot: dict[AnyJob, None] = {}  # jobs that run and hold no slot
         # {job that wants its slot back: whether it is cancelled meanwhile}
-        self.returning: OrderedDict[AnyJob, bool] = OrderedDict()
+        self.slot_requests: OrderedDict[AnyJob, bool] = OrderedDict()
         self.token_request: SharedTokenRequest | None = None  # for a limiter that is shared
         self.group: Group | None = None
         # {session: {job: request for room in this lane}}: the requests of `room_line` by session,
@@ -134,9 +134,9 @@ class LaneActor(Actor):
         self.cancelling: set[AnyJob] = set()  # jobs that run and were asked to stop
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.warning: Timer | None = None  # set for the oldest wait
-        # {id: job bound for it of whose wait hooks are told when it is long, and were not yet}
-        self.untold: OrderedDict[int, AnyJob] = OrderedDict()
-        self.untold_timer: Timer | None = None  # set for the first of them
+        # {id: job bound for it of whose wait, when it is long, hooks are still to be called}
+        self.unwarned: OrderedDict[int, AnyJob] = OrderedDict()
+        self.unwarned_timer: Timer | None = None  # set for the first of them
         super().__init__(turns, config)
         self.mailbox = Mailbox()
         self.limiter = trio.CapacityLimiter(config.concurrency)
@@ -170,7 +170,7 @@ class LaneActor(Actor):
         self.defaults = config.job_defaults
         if config.limiter is not None:
             self.concurrency = math.inf  # the limit is the limiter's, which is asked for each token
-        self.find_out_whether_plain()
+        self.update_plain()
 
     @property
     def waiting(self) -> int:
@@ -178,7 +178,7 @@ class LaneActor(Actor):
 
     @property
     def active(self) -> int:
-        return self.slots + len(self.lending)
+        return self.slots + len(self.without_slot)
 
     @property
     def is_in_use(self) -> bool:
@@ -207,9 +207,9 @@ class LaneActor(Actor):
         self.group = group
         if group is not None:
             group.take_tokens(self.label, self.slots)
-        self.find_out_whether_plain()
+        self.update_plain()
 
-    def find_out_whether_plain(self) -> None:
+    def update_plain(self) -> None:
         """Set ``plain`` anew: its configuration, or its group, has changed."""
         self.wake_at = math.inf
         self.plain = (
@@ -231,7 +231,7 @@ class LaneActor(Actor):
         ]
         jobs.sort(key=lambda job: job.id)  # borrowers are in no order that comes back
         # A job that wants a slot of a shared limiter back is both, once its token is there.
-        return list(dict.fromkeys([*jobs, *self.lending]))
+        return list(dict.fromkeys([*jobs, *self.without_slot]))
 
     # ---- long waits
 
@@ -239,28 +239,28 @@ class LaneActor(Actor):
         """A job that is bound for it has a ``warn_after`` of its own."""
         self.exempt += 1
 
-    def note_untold(self, job: AnyJob) -> None:
-        """Note that hooks are to be told when the wait of ``job`` is long."""
-        self.untold[job.id] = job
+    def note_unwarned(self, job: AnyJob) -> None:
+        """Note that hooks are to be called when the wait of ``job`` is long."""
+        self.unwarned[job.id] = job
 
-    def pop_untold(self) -> AnyJob:
-        """Take out the first job of ``untold``: hooks are told now."""
-        return self.untold.popitem(last=False)[1]
+    def pop_unwarned(self) -> AnyJob:
+        """Take out the first job of ``unwarned``: hooks are called now."""
+        return self.unwarned.popitem(last=False)[1]
 
     def keep_warning(self, timer: Timer | None) -> None:
         """Keep the timer of its oldest wait; None when it has gone off."""
         self.warning = timer
 
-    def keep_untold_timer(self, timer: Timer | None) -> None:
-        """Keep the timer of the first of ``untold``; None when it has gone off."""
-        self.untold_timer = timer
+    def keep_unwarned_timer(self, timer: Timer | None) -> None:
+        """Keep the timer of the first of ``unwarned``; None when it has gone off."""
+        self.unwarned_timer = timer
 
     def cancel_warnings(self) -> None:
         """Cancel the timers of long waits."""
-        for timer in (self.warning, self.untold_timer):
+        for timer in (self.warning, self.unwarned_timer):
             if timer is not None:
                 timer.cancel()
-        self.warning = self.untold_timer = None
+        self.warning = self.unwarned_timer = None
 
     @property
     def oldest(self) -> AnyJob | None:
@@ -272,10 +272,10 @@ class LaneActor(Actor):
     def unbind(self, job: AnyJob) -> None:
         """``job``, which was bound for it, starts or was withdrawn."""
         del self.bound[job.id]
-        if job._options is not NO_OPTIONS and job._options.warn_after is not None:
+        if job._options is not NO_EXTRAS and job._options.warn_after is not None:
             self.exempt -= 1
-        if self.untold:
-            self.untold.pop(job.id, None)
+        if self.unwarned:
+            self.unwarned.pop(job.id, None)
 
     def postpone(self, job: AnyJob) -> None:
         """Keep ``job`` until its delay is over; it is not bound for the lane until then."""
@@ -355,15 +355,15 @@ class LaneActor(Actor):
         self.step()
         return self.line.before(job)
 
-    def line_with(self, job: AnyJob, way: Way) -> Line:
+    def line_with(self, job: AnyJob, way: Displacement) -> Line:
         """Return the line as it would be if ``job`` came now, and others made ``way`` for it."""
         self.step()
         line = self.line.copy()
         for other in way.leave:
             if other._lane is self:
                 line.remove(other)
-        for equal, arrival in way.moved.items():
-            line.move(equal, arrival)
+        for peer, arrival in way.moved.items():
+            line.move(peer, arrival)
         job._arrival = way.arrival
         line.add(job)
         return line
@@ -412,7 +412,7 @@ class LaneActor(Actor):
         The loop asks after the lane has taken its mail, while a slot is free, until the answer is
         None. It need not ask a plain lane in which no job waits for one.
         """
-        if self.returning:
+        if self.slot_requests:
             return self._next_return()
         if self.plain:
             return None if self.paused else self.line.pop()
@@ -426,7 +426,12 @@ class LaneActor(Actor):
         """Return the head of the line if at most a shared limiter or a group stops it."""
         self.wake_at = math.inf
         head = None
-        if self.slots < self.concurrency and self.line and not self.paused and not self.returning:
+        if (
+            self.slots < self.concurrency
+            and self.line
+            and not self.paused
+            and not self.slot_requests
+        ):
             head = self.line.best()
             when = self.rates.ready_at(head._costs, now)
             if when > now:
@@ -435,7 +440,7 @@ class LaneActor(Actor):
         if (
             head is None
             and self.token_request is not None
-            and not (self.returning or self.room_line)
+            and not (self.slot_requests or self.room_line)
         ):
             self.token_request.rest()
         return head
@@ -443,14 +448,14 @@ class LaneActor(Actor):
     def _next_return(self) -> AnyJob | None:
         """Take out the first job that wants its slot back, if there is a slot for it."""
         self.wake_at = math.inf  # it may take the last slot: then no head waits for a rate
-        job = next(iter(self.returning))
+        job = next(iter(self.slot_requests))
         if self.group is not None and not self.group.has_budget:
             return None
         if self.slots >= self.concurrency:
             return None
         if self.token_request is not None and not self.token_request.take(job):
             return None
-        del self.returning[job]
+        del self.slot_requests[job]
         return job
 
     # ---- slots
@@ -463,8 +468,8 @@ class LaneActor(Actor):
             except trio.WouldBlock as error:
                 raise changed_by_others(self._name) from error
         self.slots += 1
-        if self.lending:
-            self.lending.pop(job, None)
+        if self.without_slot:
+            self.without_slot.pop(job, None)
         if not self.plain:
             group = self.group
             if group is not None:
@@ -486,7 +491,7 @@ class LaneActor(Actor):
             if self.cancelling:
                 self.cancelling.discard(job)
         else:
-            self.lending[job] = None
+            self.without_slot[job] = None
             job._arrival = 0  # of its start; a readmission gives it another arrival
         self.slots -= 1
         if self.group is not None:
@@ -504,12 +509,12 @@ class LaneActor(Actor):
         if job._slot is QUEUED:
             self.withhold(job)
         job._slot = WANTED
-        self.returning[job] = cancelled
+        self.slot_requests[job] = cancelled
         self.touch()
 
     def cancel_slot_request(self, job: AnyJob) -> None:
         """``job``, which wants its slot back, is cancelled: it goes on without if none can come."""
-        self.returning[job] = True
+        self.slot_requests[job] = True
         self.touch()
 
     def cease_queueing(self, job: AnyJob) -> None:
@@ -520,13 +525,13 @@ class LaneActor(Actor):
 
     def lend_again(self, job: AnyJob) -> None:
         """``job``, which wants its slot back, does not need it yet."""
-        del self.returning[job]
+        del self.slot_requests[job]
         job._slot = LENT
         self.touch()
 
     def forgo_slot(self, job: AnyJob) -> None:
         """Have ``job``, which is cancelled, go on without a slot, as none can come."""
-        self.returning.pop(job, None)
+        self.slot_requests.pop(job, None)
         job._slot = FORGONE
         self.touch()
 
@@ -534,8 +539,8 @@ class LaneActor(Actor):
         """``job``, which runs and holds no slot, has ended or was given up."""
         if job._slot is QUEUED:
             self.withhold(job)
-        self.returning.pop(job, None)
-        del self.lending[job]
+        self.slot_requests.pop(job, None)
+        del self.without_slot[job]
         job._slot = NONE
         self.finished += 1
         self.cancelling.discard(job)
@@ -562,9 +567,9 @@ class LaneActor(Actor):
     # ---- a job that would arrive now
 
     @property
-    def may_start_newcomers(self) -> bool:
+    def has_free_slot(self) -> bool:
         """Whether only its charge, or a shared limiter, can stop a job that comes now."""
-        if self.paused or self.line.items or self.returning:
+        if self.paused or self.line.items or self.slot_requests:
             return False
         if self.slots >= self.concurrency:
             return False
@@ -572,7 +577,7 @@ class LaneActor(Actor):
 
     def starts_at_once(self, job: AnyJob, now: float) -> bool:
         """Whether ``job``, if it came now and its session let it, would not wait here."""
-        if not self.may_start_newcomers:
+        if not self.has_free_slot:
             return False
         if self.plain:
             return True
@@ -580,7 +585,7 @@ class LaneActor(Actor):
             return False
         return self.charged_from(job, now) <= now and not self._stands_behind(job, now)
 
-    def look_out_for(self, job: AnyJob, now: float) -> None:
+    def wake_for(self, job: AnyJob, now: float) -> None:
         """Have the loop look again when ``job``, which may not wait here, could start."""
         if self._stands_behind(job, now):
             return  # the start of the head before it has the requests for room served

@@ -14,7 +14,7 @@ from .job import AnyJob
 from .state import RUNNING
 
 
-class Way(NamedTuple):
+class Displacement(NamedTuple):
     """How other jobs of its session would make way for a job that is forwarded now."""
 
     arrival: int = LAST

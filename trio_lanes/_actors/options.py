@@ -191,8 +191,8 @@ class JobOptions(MapOptions, total=False):
     """The session lane that the job goes through; None for none."""
 
 
-class RareOptions:
-    """The options that few jobs use, in one object, so that all other jobs share `NO_OPTIONS`.
+class ExtraOptions:
+    """The options that few jobs use, in one object, so that all other jobs share `NO_EXTRAS`.
 
     Only `rare_options` makes one: it checks the options that were given, and no others. An object
     has only these. The class has the defaults: an `__init__` would write all of them each time.
@@ -212,7 +212,7 @@ class RareOptions:
     limits_run: bool = False  # whether there is a limit to how long it may run
 
 
-NO_OPTIONS: Final = RareOptions()
+NO_EXTRAS: Final = ExtraOptions()
 
 _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "owner": _check.hashable,
@@ -229,14 +229,14 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 }
 
 
-def rare_options(given: Mapping[str, Any]) -> RareOptions:
+def rare_options(given: Mapping[str, Any]) -> ExtraOptions:
     """Check the options ``given``, and return them as one object.
 
     Raises:
       TypeError: for an option that does not exist or is of the wrong type.
       ValueError: for a bad value.
     """
-    options = RareOptions()
+    options = ExtraOptions()
     for name, value in given.items():
         if name not in _CHECKS:
             raise TypeError(f"JobOptions.__init__() got an unexpected keyword argument {name!r}")

@@ -35,7 +35,7 @@ from .._config.names import SESSION_PREFIX
 from .._queue.backlog import LAST, Backlog, rank
 from .actor import Actor, Turns, changed_by_others
 from .job import AnyJob
-from .line import Way
+from .line import Displacement
 from .mailbox import Mailbox
 from .options import LaneConfig
 
@@ -107,7 +107,7 @@ class SessionActor(Actor):
     def become(self, key: str) -> None:
         """Be the lane of the session ``key`` from now on: it was that of a session that is gone."""
         self.key = key
-        self.is_ranked, self.told = False, (False, False)
+        self.is_ranked, self.announced = False, (False, False)
 
     @property
     def name(self) -> str:
@@ -238,23 +238,19 @@ class SessionActor(Actor):
         self.backlog.add(place, job)
         return job, arrival
 
-    def _inherit(self, outdone: AnyJob, arrival: int, job: AnyJob) -> int:
-        """Return the arrival of ``outdone`` for ``job``; 0 if it is not bound for the same lane.
+    def _inherit(self, displaced: AnyJob, arrival: int, job: AnyJob) -> int:
+        """Return the arrival of ``displaced`` for ``job``; 0 if it is not bound for the same lane.
 
         Forwarded equals of ``job`` come before it in this session: they move up if their arrivals
         were later.
         """
         lane = job._lane
-        if job is outdone or lane is not outdone._lane:
+        if job is displaced or lane is not displaced._lane:
             return 0
         for place in sorted(self.forwarded):
-            equal = self.forwarded[place]
-            if (
-                equal._lane is lane
-                and equal._priority == job._priority
-                and equal._arrival > arrival
-            ):
-                arrival = lane.move(equal, arrival)
+            peer = self.forwarded[place]
+            if peer._lane is lane and peer._priority == job._priority and peer._arrival > arrival:
+                arrival = lane.move(peer, arrival)
         return arrival
 
     def _limited_window(self, window: int | float, now: float) -> tuple[int | float, AnyJob | None]:
@@ -406,7 +402,7 @@ class SessionActor(Actor):
         before = self.readmitted_before(job) + before
         return before if self.rates.units or self.active + len(before) >= self.concurrency else []
 
-    def way_for(self, job: AnyJob) -> Way:
+    def displacement_for(self, job: AnyJob) -> Displacement:
         """Return how other jobs would make way if ``job`` were submitted and forwarded now."""
         leave: list[AnyJob] = []
         window = self.concurrency - self.active
@@ -414,22 +410,22 @@ class SessionActor(Actor):
             leave = [other for other, in_line in self.readmitting.items() if in_line]
             window = min(window, 1)
         if not self.forwarded or len(self.forwarded) < window:
-            return Way(leave=leave)
-        outdone = self.forwarded[max(self.forwarded)]
-        leave.append(outdone)
-        lane, arrival, moved = job._lane, outdone._arrival, {}
-        if outdone._lane is not lane:
-            return Way(leave=leave)
+            return Displacement(leave=leave)
+        displaced = self.forwarded[max(self.forwarded)]
+        leave.append(displaced)
+        lane, arrival, moved = job._lane, displaced._arrival, {}
+        if displaced._lane is not lane:
+            return Displacement(leave=leave)
         for place in sorted(self.forwarded):
-            equal = self.forwarded[place]
+            peer = self.forwarded[place]
             if (
-                equal is not outdone
-                and equal._lane is lane
-                and equal._priority == job._priority
-                and equal._arrival > arrival
+                peer is not displaced
+                and peer._lane is lane
+                and peer._priority == job._priority
+                and peer._arrival > arrival
             ):
-                moved[equal], arrival = arrival, equal._arrival
-        return Way(arrival, leave, moved)
+                moved[peer], arrival = arrival, peer._arrival
+        return Displacement(arrival, leave, moved)
 
     def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
         """Return the jobs that are readmitted before ``job``, which waits; [] without rates."""

@@ -29,7 +29,7 @@ class Waiter(Protocol):
     def wait(self) -> Wait | None:
         """The wait of a task that it stands for now, if any."""
 
-    def tell(self, target: AnyJob) -> None:
+    def job_ended(self, target: AnyJob) -> None:
         """``target`` has started or settled. Called once, between two acts. Never raises."""
 
 
@@ -59,7 +59,7 @@ class Wait:
         """As a `Waiter`."""
         return self
 
-    def tell(self, target: AnyJob) -> None:
+    def job_ended(self, target: AnyJob) -> None:
         """As a `Waiter`: wake the task."""
         target._keeper.end_wait(self)
 

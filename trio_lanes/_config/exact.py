@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 Exact: TypeAlias = int | Fraction
 
-NEVER_USED: Final = -math.inf  # the time since which an unused meter has been as new
+NEVER_USED: Final = -math.inf  # the time since which an unused meter has been fully replenished
 
 
 def exact(amount: float | Fraction) -> Exact:

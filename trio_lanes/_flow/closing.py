@@ -25,19 +25,19 @@ class Closing:
         self.shut = False  # whether no job starts any more
         self.ended = False  # whether the block was left, and no job is there any more
         self.begun: Final = trio.Event()
-        self._told: LanesClosedError | None = None  # the error for new work, once it is refused
+        self._refusal: LanesClosedError | None = None  # the error for new work, once it is refused
         self._refused = 0  # submissions
 
     def begin(self, reason: str, retry_after: float | None) -> None:
         """Refuse new work from outside from now on."""
-        self._told = LanesClosedError(reason, retry_after)  # first: other threads read it, too
+        self._refusal = LanesClosedError(reason, retry_after)  # first: other threads read it, too
         self.is_open = False
         self.begun.set()
 
     def error(self) -> LanesClosedError:
         """Return a new error that says why work is refused."""
-        assert self._told is not None
-        return LanesClosedError(self._told.reason, self._told.retry_after)
+        assert self._refusal is not None
+        return LanesClosedError(self._refusal.reason, self._refusal.retry_after)
 
     def check_not_ended(self) -> None:
         """Refuse a change of lanes that have ended: it would have no effect.
@@ -52,5 +52,5 @@ class Closing:
         """Return the error for a submission that is refused; log the first refusal."""
         self._refused += 1
         if self._refused == 1:
-            logger.warning("refusing new work: %s", self._told)
+            logger.warning("refusing new work: %s", self._refusal)
         return self.error()

@@ -158,7 +158,7 @@ def forgo(scheduler: Scheduler, job: AnyJob) -> None:
 
 def was_cancelled(scheduler: Scheduler, job: AnyJob) -> None:
     """Let ``job``, which was cancelled, go on without its slot if none can come."""
-    if job._lane.returning.get(job) is False:
+    if job._lane.slot_requests.get(job) is False:
         with scheduler.batch():
             job._lane.cancel_slot_request(job)
 

@@ -8,7 +8,7 @@ A job goes through five steps, which stand in this order below::
     forward   it leaves its session's queue and enters its global lane's mailbox
     start     it takes its slot, and is granted to a worker
     run       a worker runs its body
-    settle    it gives its slot back, its outcome is kept, its waiters are told
+    settle    it gives its slot back, its outcome is kept, its waiters wake
 
 All steps but *run* are *acts*: an act is a synchronous change of state, complete when it returns. A
 call from outside (a submission, the end of a body, a pause, a timer) opens a *batch*: it acts, and
@@ -59,7 +59,7 @@ from .._actors.actor import Actor, Pausable, Served
 from .._actors.group import Group
 from .._actors.job import CORRECTED, AnyJob, Blocker, Charge, UnretrievedError
 from .._actors.lane import LaneActor
-from .._actors.options import NO_OPTIONS
+from .._actors.options import NO_EXTRAS
 from .._actors.session import SessionActor
 from .._actors.shared_limiter import SharedTokenRequest
 from .._actors.state import (
@@ -86,7 +86,7 @@ from .._queue.timers import Timers
 from .._waiting import deadlock
 from .._waiting.blockers import blockers, newcomers_blockers
 from .._waiting.current import jobs_by_task, jobs_here
-from .._waiting.room import Room, full_actor
+from .._waiting.room import Room, first_without_room
 from .._waiting.watch import Watches
 from . import lending, parking
 from .closing import Closing
@@ -179,7 +179,7 @@ class Scheduler:
 
         self.hooks: Final = hooks
         self._instruments: Final = hooks.instruments  # empty: no hook is asked for
-        self._tells = False  # whether hooks are told when lanes become empty or idle
+        self._tells = False  # whether hooks are called when lanes become empty or idle
         self.hooks_changed()
         self.view: Callable[[Actor], object] = lambda actor: actor  # makes the argument of hooks
         self.timers: Final = Timers(self.spawn, self.batch, self.after_act)
@@ -367,7 +367,7 @@ class Scheduler:
         else:
             sessions = self.registry.session_turns
             while lane.slots < lane.concurrency and (
-                lane.line.items or lane.returning or not lane.plain
+                lane.line.items or lane.slot_requests or not lane.plain
             ):
                 job = lane.next_start(self.now)
                 if job is None:
@@ -376,19 +376,21 @@ class Scheduler:
                 if self._effects or sessions:  # both come first: a session may take jobs back
                     lane.touch_first()
                     return
-        if lane.returning:
+        if lane.slot_requests:
             self._forgo_slots(lane)
         if lane.rates.units or lane.timer is not None:
             self._limited(lane, lane)
         if lane.warning is None:
-            if len(lane.bound) > lane.exempt or lane.returning:
+            if len(lane.bound) > lane.exempt or lane.slot_requests:
                 self._wait_warnings.watch_lane(lane)
-        elif not (lane.slots or lane.bound or lane.lending):
+        elif not (lane.slots or lane.bound or lane.without_slot):
             # Not as soon as no job waits: a busy lane is often empty for a moment.
             lane.cancel_warnings()
         if self.room.length:
             self.room.look_at(lane)
-        if lane.watched and not ((lane.bound or lane.delayed) and (lane.slots or lane.lending)):
+        if lane.watched and not (
+            (lane.bound or lane.delayed) and (lane.slots or lane.without_slot)
+        ):
             self.watches.look_at(lane)
         if lane.from_template and not lane.entering:
             self._retire(lane)
@@ -408,9 +410,9 @@ class Scheduler:
         """Tell hooks that the head of ``lane`` waits for a rate; wake ``served`` at its end."""
         self._clocks[served] = None
         until = served.rate_until
-        if until > self.now and until != served.told_until:
+        if until > self.now and until != served.announced_until:
             served.announce_rate()
-            self.tell(self.hooks.lane_rate_limited, lane, until)
+            self.call_hooks(self.hooks.lane_rate_limited, lane, until)
             wait = until - self.now
             if wait > _LONG_DEBT and any(left < 0 for _, left, _ in served.rates.left(self.now)):
                 logger.warning(
@@ -430,7 +432,7 @@ class Scheduler:
         served.keep_timer(None if never else self.timers.call_at(when, served.touch, alone=False))
 
     def _retire(self, actor: Actor) -> None:
-        """Forget ``actor`` if it is not in use and its rate limits are as new."""
+        """Forget ``actor`` if it is not in use and its rate limits are fully replenished."""
         if actor.is_in_use:
             return
         if actor.rates.units and not self.closing.shut:
@@ -451,7 +453,7 @@ class Scheduler:
         if hooks:
             self.after_act(self.hooks.call_in_context, hooks, job, job._context)
 
-    def tell(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
+    def call_hooks(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
         """Call ``hooks`` with ``actor`` when the present act is complete."""
         if hooks:
             self.after_act(self._call_with_view, hooks, actor, args)
@@ -464,7 +466,7 @@ class Scheduler:
         del self._changed[actor]
         is_new_that_empty, is_new_that_idle = actor.announce()
         if is_new_that_empty:
-            self.tell(self.hooks.lane_empty, actor)
+            self.call_hooks(self.hooks.lane_empty, actor)
         if is_new_that_idle and self.hooks.lane_idle:
             self.after_act(self._tell_idle, actor)
 
@@ -533,7 +535,7 @@ class Scheduler:
         if lane.warning is None:
             lane.touch()  # the wait counts there, though the session may hold the job
         options = job._options
-        if options is not NO_OPTIONS or self._instruments:
+        if options is not NO_EXTRAS or self._instruments:
             self._wait_warnings.watch(job)
             if 0 < options.queue_timeout < math.inf:
                 self._set_timer(job, options.queue_timeout, self._out_of_time)
@@ -580,7 +582,7 @@ class Scheduler:
         slot, now = job._slot, self.now
         lane.take_slot(job, now)
         if slot is WANTED:
-            self._goes_on(job)
+            self._resume(job)
             return
         is_rated = not lane.plain
         if session is not None and session.rates.units:
@@ -591,7 +593,7 @@ class Scheduler:
         if slot is QUEUED:
             if session is not None:
                 session.readmitted(job)
-            self._goes_on(job)
+            self._resume(job)
             return
         advance(job, RUNNING)
         job.started_at = job._progress_at = now
@@ -610,7 +612,7 @@ class Scheduler:
         if job._waiters:
             self.after_act(self._wake, job)
 
-    def _goes_on(self, job: AnyJob) -> None:
+    def _resume(self, job: AnyJob) -> None:
         """``job``, which runs, holds a slot again."""
         lending.slot_came(self, job)
         if job._waits:
@@ -620,8 +622,8 @@ class Scheduler:
 
     def _forgo_slots(self, lane: LaneActor) -> None:
         """Let cancelled jobs that want slots back go on without slots if none can come."""
-        cancelled = [job for job, is_cancelled in lane.returning.items() if is_cancelled]
-        if cancelled and deadlock.never_comes(next(iter(lane.returning))):
+        cancelled = [job for job, is_cancelled in lane.slot_requests.items() if is_cancelled]
+        if cancelled and deadlock.can_never_regain_slot(next(iter(lane.slot_requests))):
             for job in cancelled:
                 lending.forgo(self, job)
 
@@ -825,7 +827,7 @@ class Scheduler:
         """Set whether ``pausable`` is paused, as its pauses say, and tell hooks of a change."""
         if pausable.update_paused() and isinstance(pausable, Actor):  # a template is no lane
             hooks = self.hooks.lane_paused if pausable.paused else self.hooks.lane_resumed
-            self.tell(hooks, pausable)
+            self.call_hooks(hooks, pausable)
 
     # ---- closing
 
@@ -862,12 +864,12 @@ class Scheduler:
                 for actor in self.registry.actors:
                     actor.touch()  # it may go now
                 for lane in self.lanes.values():
-                    for job in lane.returning:
+                    for job in lane.slot_requests:
                         lane.cancel_slot_request(job)
                     if self.broken is not None:  # no actor is served any more
                         if lane.token_request is not None:
                             lane.token_request.rest()
-                        for job in [*lane.returning]:
+                        for job in [*lane.slot_requests]:
                             lending.forgo(self, job)
 
     def check_open(self, lane: LaneActor | None = None) -> None:
@@ -878,7 +880,7 @@ class Scheduler:
         """
         if not self.closing.is_open and (self.closing.shut or not self._is_inside):
             if lane is not None:
-                self.tell(self.hooks.job_rejected, lane, "closed")
+                self.call_hooks(self.hooks.job_rejected, lane, "closed")
             raise self.closing.refuse()
 
     @property
@@ -891,7 +893,7 @@ class Scheduler:
         for actor in self.registry.actors:
             for request in list((actor.room_line or {}).values()):
                 if by_jobs or not request.inside:
-                    self.tell(self.hooks.job_rejected, request.job._lane, "closed")
+                    self.call_hooks(self.hooks.job_rejected, request.job._lane, "closed")
                     self.refuse(request, self.closing.error())
 
     # ---- room
@@ -901,7 +903,7 @@ class Scheduler:
         if not (job._lane.bounded or self.registry.bounded_sessions):
             return None
         session = None if job.session is None else self.registry.session_lane(job.session)
-        return full_actor(job, session, self.current_time(), at_rest=not self.serving)
+        return first_without_room(job, session, self.current_time(), at_rest=not self.serving)
 
     def request_room(self, job: AnyJob, tell: Callable[[outcome.Maybe[None]], None]) -> RoomRequest:
         """Let ``job`` wait for room; ``tell`` is called when it is accepted or refused."""
@@ -1008,11 +1010,11 @@ class Scheduler:
         """Tell the waiters of ``target`` that it has started, or has settled."""
         waiters = target._waiters or {}
         for key, waiter in list(waiters.items()):
-            # A waiter that is told may end the wait of another waiter.
+            # A waiter that is called may end the wait of another waiter.
             if (waiter.until_started or target.done) and key in waiters:
                 if not isinstance(waiter, Wait):  # a Wait is forgotten as a whole
                     del waiters[key]
-                waiter.tell(target)
+                waiter.job_ended(target)
             else:  # from now on it waits for an end
                 self.running.seeking.pop(key, None)
 

@@ -54,9 +54,9 @@ def raised(error: BaseException) -> Verdict:
         return Verdict(CANCELLED, JobCancelledError(LANES_CANCELLED), outside)
     if isinstance(rest, Exception):
         return Verdict(FAILED, rest, outside)
-    told = JobCancelledError(f"its body raised {type(rest).__name__}")
-    told.__cause__ = rest
-    return Verdict(FAILED, told, error)
+    failure = JobCancelledError(f"its body raised {type(rest).__name__}")
+    failure.__cause__ = rest
+    return Verdict(FAILED, failure, error)
 
 
 def _split(

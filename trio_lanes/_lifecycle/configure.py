@@ -39,7 +39,7 @@ def configure(
         apply(scheduler, plan)
         for actor in registry.actors if hooks else ():
             if before.get(actor) is not actor.config:
-                scheduler.tell(hooks, actor)
+                scheduler.call_hooks(hooks, actor)
     # A limit of 0 is no part of the search for deadlocks.
     scheduler.limits_changed(opened=bool(closed - _closed(scheduler)))
 
@@ -154,5 +154,5 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
         else:
             lane.limiter.total_tokens = value
         lane.touch()
-        scheduler.tell(scheduler.hooks.lane_configured, lane)
+        scheduler.call_hooks(scheduler.hooks.lane_configured, lane)
     scheduler.limits_changed(opened=was_closed)

@@ -49,7 +49,7 @@ def named(scheduler: Scheduler, name: str | None) -> Sequence[Actor]:
     return ()
 
 
-def alive(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
+def resolve_or_create(scheduler: Scheduler, name: str | None) -> Sequence[Pausable]:
     """As `named`, but bring a single lane to life, until it is served at least.
 
     The result includes the template that ``name`` means, and without a name all templates: a pause
@@ -83,7 +83,7 @@ def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: 
                 jobs = [job for job in jobs if job.owner == owner]
             withdrawn = scheduler.withdraw_all(jobs, _cleared(name, reason))
             cleared += withdrawn
-            scheduler.tell(scheduler.hooks.lane_cleared, actor, withdrawn, reason)
+            scheduler.call_hooks(scheduler.hooks.lane_cleared, actor, withdrawn, reason)
     return cleared
 
 
@@ -99,7 +99,7 @@ def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
             actor.count_reset()
             given_up = give_up(scheduler, actor.running_jobs(), actor.name)
             total += given_up
-            scheduler.tell(scheduler.hooks.lane_reset, actor, given_up)
+            scheduler.call_hooks(scheduler.hooks.lane_reset, actor, given_up)
     return total
 
 
@@ -123,7 +123,7 @@ def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
 def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
     """Pause the lanes that ``name`` means for ``delay`` seconds, at least."""
     finite_seconds("seconds", delay)  # before a lane is brought to life for it
-    actors = alive(scheduler, name)
+    actors = resolve_or_create(scheduler, name)
     with scheduler.batch():
         until = scheduler.now + delay
         for actor in actors:

@@ -64,7 +64,7 @@ def may_be_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJ
     """
     watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
     waiting = (wait.job for wait in scheduler.waits)
-    lending = chain.from_iterable(lane.lending for lane in scheduler.lanes.values())
+    lending = chain.from_iterable(lane.without_slot for lane in scheduler.lanes.values())
     return [
         job
         for job in dict.fromkeys(chain(inside, watching, waiting, lending))

@@ -158,7 +158,7 @@ def lane_statistics(lane: LaneActor, now: float) -> LaneStatistics:
         started=lane.finished + lane.active,
         finished=lane.finished,
         slots=lane.slots,
-        lent=len(lane.lending),
+        lent=len(lane.without_slot),
         cancelling=len(lane.cancelling),
         abandoned=lane.abandoned,
         succeeded=lane.finished - lane.failed - lane.cancelled + lane.withdrawn,

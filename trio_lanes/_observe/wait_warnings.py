@@ -54,7 +54,7 @@ class WaitWarnings:
             self._at(_due(job), partial(self._too_long, job), job)
         elif self._hooks.job_waiting_long:
             lane = job._lane
-            lane.note_untold(job)
+            lane.note_unwarned(job)
             if lane.warning is not None:  # else the lane is about to be served
                 self._tell_in_time(lane)
 
@@ -68,17 +68,17 @@ class WaitWarnings:
 
     def _tell_in_time(self, lane: LaneActor) -> None:
         """Have hooks told of the next long wait in ``lane``. The jobs there are due in order."""
-        if lane.untold and lane.untold_timer is None:
-            due = _due(next(iter(lane.untold.values())))
+        if lane.unwarned and lane.unwarned_timer is None:
+            due = _due(next(iter(lane.unwarned.values())))
             if due != float("inf"):
                 timer = self._timers.call_at(due, partial(self._tell_hooks, lane))
-                lane.keep_untold_timer(timer)
+                lane.keep_unwarned_timer(timer)
 
     def _tell_hooks(self, lane: LaneActor) -> None:
-        lane.keep_untold_timer(None)
+        lane.keep_unwarned_timer(None)
         now = trio.current_time()
-        while lane.untold and _due(next(iter(lane.untold.values()))) <= now:
-            job = lane.pop_untold()
+        while lane.unwarned and _due(next(iter(lane.unwarned.values()))) <= now:
+            job = lane.pop_unwarned()
             self._hooks.call(self._hooks.job_waiting_long, job, now - job._waiting_since)
         self._tell_in_time(lane)
 
@@ -109,7 +109,7 @@ class WaitWarnings:
         now = trio.current_time()
         # The other jobs have timers of their own.
         bound = (job for job in lane.bound.values() if job._options.warn_after is None)
-        waits = [job._waiting_since for job in (*islice(bound, 1), *islice(lane.returning, 1))]
+        waits = [job._waiting_since for job in (*islice(bound, 1), *islice(lane.slot_requests, 1))]
         if not waits:
             return
         again = now + _pause(lane)  # always later than now, or the timers would never come to rest
@@ -132,7 +132,9 @@ class WaitWarnings:
                 "blocked_by() of job %d %r says why",
                 lane.name,
                 lane.waiting,
-                f", lent slots wanted back: {len(lane.returning)}" if lane.returning else "",
+                f", lent slots wanted back: {len(lane.slot_requests)}"
+                if lane.slot_requests
+                else "",
                 waited,
                 _use(lane),
                 oldest.id,
@@ -153,7 +155,7 @@ class WaitWarnings:
 
 def _oldest(lane: LaneActor) -> AnyJob | None:
     """Return the job that has waited longest, to start in ``lane`` or to get its slot back."""
-    jobs = (*islice(lane.bound.values(), 1), *islice(lane.returning, 1))
+    jobs = (*islice(lane.bound.values(), 1), *islice(lane.slot_requests, 1))
     return min(jobs, key=attrgetter("_waiting_since"), default=None)
 
 

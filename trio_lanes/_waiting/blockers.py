@@ -11,10 +11,10 @@ from .._actors.actor import Actor
 from .._actors.group import Group
 from .._actors.job import AnyJob, Blocker
 from .._actors.lane import LaneActor
-from .._actors.line import Way
+from .._actors.line import Displacement
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
-from .deadlock import never_comes
+from .deadlock import can_never_regain_slot
 
 _LOWERED: Final = "a limit was lowered, and no slot can come unless it is raised"
 
@@ -40,12 +40,12 @@ def newcomers_blockers(
     lane, delay = job._lane, job._options.delay
     if delay:
         return (Blocker("delay", lane.name, until=now + delay),)
-    way = Way()
+    way = Displacement()
     if session is not None:
         held = _session_itself(job, session, session.newcomer_before(job), now)
         if held:
             return tuple(held)
-        way = session.way_for(job)
+        way = session.displacement_for(job)
     line = lane.line_with(job, way)
     before = line.before(job)
     found = _lane_itself(job, lane, before, now)
@@ -72,9 +72,9 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
     for reason in job._lenders:
         if reason is not None:
             found.append(Blocker("lent", job.lane, reason=reason))
-    if job in job._lane.returning:
+    if job in job._lane.slot_requests:
         # Without a change of limits it would have been found when the other wait began.
-        why = _LOWERED if never_comes(job) else None
+        why = _LOWERED if can_never_regain_slot(job) else None
         slots = _slots(job._lane, returning=True)
         found += [attrs.evolve(blocker, reason=why) for blocker in slots]
     elif job._slot is QUEUED and job._arrival:

@@ -167,7 +167,7 @@ def broken_by(
     return () if last is None or last.job is None else (last, _error(stuck, last.job))
 
 
-def never_comes(job: AnyJob) -> bool:
+def can_never_regain_slot(job: AnyJob) -> bool:
     """Whether ``job``, which wants its slot back, can get none by the present limits."""
     lane = job._lane
     budget = 1 if lane.group is None else lane.group.config.concurrency
@@ -184,7 +184,7 @@ def _stuck(goal: Goal, **otherwise: Any) -> list[AnyJob] | None:
 
 def _released(stuck: Iterable[AnyJob] | None, goal: Goal) -> list[AnyJob]:
     """Return the cancelled jobs of ``stuck``, if ``goal`` comes once they go on without slots."""
-    cancelled = [job for job in stuck or () if job._lane.returning.get(job)]
+    cancelled = [job for job in stuck or () if job._lane.slot_requests.get(job)]
     if not cancelled or _stuck(goal, without=cancelled) is not None:
         return []
     return cancelled

@@ -252,7 +252,7 @@ class Search:
         holders += _before(lane, taker)
         for other in () if is_back else lanes:
             if other is not lane:
-                holders += islice(other.returning, self._coming(other.limiter))
+                holders += islice(other.slot_requests, self._coming(other.limiter))
         used = dict.fromkeys(group.used, 0)
         for job in holders:
             used[job._lane.label] += 1
@@ -366,7 +366,7 @@ def _is_sought(job: AnyJob, seeking: Collection[object]) -> bool:
         return True  # jobs of other lanes may need it
     if lane.limiter.borrowed_tokens < lane.limiter.total_tokens:
         return False  # then no job of the lane lacks just a slot, also none that wants its back
-    return bool(lane.lending or (seeking and (lane.waiting or lane.entering)))
+    return bool(lane.without_slot or (seeking and (lane.waiting or lane.entering)))
 
 
 def _give(goal: _Goal, need: Need) -> None:
@@ -403,4 +403,4 @@ def _of_other_lanes(session: SessionActor, lane: LaneActor) -> Iterable[AnyJob]:
 
 def _before(lane: LaneActor, taker: AnyJob | None) -> Iterator[AnyJob]:
     """Iterate over the jobs that take slots of ``lane`` back before ``taker`` and all others."""
-    return takewhile(lambda job: job is not taker, lane.returning)
+    return takewhile(lambda job: job is not taker, lane.slot_requests)

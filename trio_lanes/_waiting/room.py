@@ -98,12 +98,12 @@ class Room:
 
     def _look_out(self, lane: LaneActor, now: float) -> None:
         """Wake the lane when its first request may enter, if only the time stops it."""
-        if not lane.may_start_newcomers:
+        if not lane.has_free_slot:
             return
         for request in lane.free_requests():
             job, session = request.job, request.session
             if _lets_start(job, session, now):
-                lane.look_out_for(job, now)
+                lane.wake_for(job, now)
                 self._clocks[lane] = None
                 return
             assert session is not None
@@ -113,7 +113,7 @@ class Room:
                 self._clocks[session] = None
 
 
-def full_actor(
+def first_without_room(
     job: AnyJob, session: SessionActor | None, now: float, *, at_rest: bool
 ) -> Actor | None:
     """Return the lane that has no room for ``job``, or in which requests wait for room before it.
@@ -143,7 +143,7 @@ def _no_room_in(session: SessionActor) -> bool:
 
 def _first_to_enter(lane: LaneActor, now: float) -> RoomRequest | None:
     has_room = lane.has_room
-    if not has_room and not lane.may_start_newcomers:
+    if not has_room and not lane.has_free_slot:
         return None
     requests: Iterable[RoomRequest] = (
         (lane.room_line or {}).values() if has_room else lane.free_requests()
