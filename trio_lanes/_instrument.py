@@ -77,10 +77,6 @@ class LaneInstrument(Protocol):
         """The body of ``job`` still runs ``since`` seconds after it was cancelled."""
         return
 
-    def cancel_overdue(self, job: AnyJob, since: float) -> None:
-        """Another name of `job_overdue`. If an instrument has both, this is not called."""
-        return
-
     def lane_idle(self, lane: Lane | SessionLane) -> None:
         """No job waits or runs in ``lane`` any more."""
         return

@@ -427,14 +427,10 @@ class Lanes(Submitter):
     async def wait_room(self, n: int, name: str | None = None) -> None:
         """Wait until fewer than ``n`` jobs wait there; inside a job, as `wait_idle`. A checkpoint.
 
-        `wait_waiting_below` is another name of it.
-
         Raises:
           TypeError, ValueError: if ``n`` is no whole number from 1 up.
         """
         await _control.wait_until(self._scheduler, name, fewer_than=_control.check_room(n))
-
-    wait_waiting_below = wait_room
 
     # ---- ending
 

@@ -85,8 +85,6 @@ class OneLane(Submitter):
         """`Lanes.wait_room` for this lane."""
         await _control.wait_until(self._scheduler, self.name, fewer_than=_control.check_room(n))
 
-    wait_waiting_below = wait_room
-
 
 @final
 class Lane(OneLane):

@@ -254,7 +254,7 @@ class Engine:
         job = current_job()
         assert job is not None
         try:
-            async with job.lend_slot():
+            async with job.yield_slot():
                 with trio.move_on_after(self.gate_timeout):
                     await pending.gate.wait()
         finally:

@@ -501,8 +501,7 @@ class Job(Generic[T_co]):
         pauses and reservations, but within the limit. This wait is shielded from cancellation, as
         in `trio.Condition.wait`. A cancelled job leaves the block without a slot only if no slot
         can come, since limits were lowered. Its ``timeout`` counts on, its ``idle_timeout`` stops.
-        `lend_slot` is another name of it. Entering is not a checkpoint; leaving lets other tasks
-        run, but cannot be cancelled.
+        Entering is not a checkpoint; leaving lets other tasks run, but cannot be cancelled.
 
         Args:
           reason: what the job waits for, in words for people; `blocked_by` shows it.
@@ -520,8 +519,6 @@ class Job(Generic[T_co]):
             yield
         finally:
             await self._keeper.take_back(self, reason)
-
-    lend_slot = yield_slot
 
     async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
         """Give its slot back, and return when its lane would start it again, first of its priority.

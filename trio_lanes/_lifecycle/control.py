@@ -242,7 +242,7 @@ async def wait_until(
 
 
 def check_room(n: object) -> int | float:
-    """Check ``n``, the argument of ``wait_waiting_below``."""
+    """Check ``n``, the argument of ``wait_room``."""
     number = count("n", n)
     if number < 1:
         raise ValueError(f"n must be at least 1, got {n!r}")

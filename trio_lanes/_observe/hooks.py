@@ -43,10 +43,6 @@ HOOKS: Final = (
 )
 
 
-ALIASES: Final = {"job_overdue": "cancel_overdue"}
-"""{hook: another name that an instrument may have it by}"""
-
-
 @final
 class Hooks:
     """The hooks of all instruments, by name.
@@ -106,14 +102,11 @@ class Hooks:
         return True
 
     def _find(self, instrument: object, name: str) -> Callable[..., object] | None:
-        for known_as in (name, ALIASES.get(name)):
-            method = None if known_as is None else getattr(instrument, known_as, None)
-            if getattr(method, "__func__", None) is getattr(self._base, known_as or name):
-                continue
-            optional_sync(f"an instrument's {known_as}", method)
-            if method is not None:
-                return method  # type: ignore[no-any-return]  # it was checked above
-        return None
+        method = getattr(instrument, name, None)
+        if getattr(method, "__func__", None) is getattr(self._base, name):
+            return None
+        optional_sync(f"an instrument's {name}", method)
+        return method  # type: ignore[no-any-return]  # it was checked above
 
     def remove(self, instrument: object) -> bool:
         """Remove ``instrument`` and its hooks; False if it is not there."""

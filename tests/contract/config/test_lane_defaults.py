@@ -12,10 +12,8 @@ from trio.testing import MockClock
 
 from tests.support.bodies import raises_at_once
 from trio_lanes import (
-    Job,
     JobTimeoutError,
     LaneConfig,
-    LaneInstrument,
     QueueTimeoutError,
     RateLimit,
     open_lanes,
@@ -107,7 +105,7 @@ async def test_a_bad_configuration_of_sessions_changes_nothing(
         assert "new" not in lanes.statistics().lanes
 
 
-# ---- opening, and other names
+# ---- opening
 
 
 async def test_opening_says_once_how_many_jobs_each_lane_runs(
@@ -123,71 +121,3 @@ async def test_opening_says_once_how_many_jobs_each_lane_runs(
         await lanes.run(trio.sleep, 1)
     (line,) = [record for record in caplog.records if record.levelno == logging.INFO]
     assert line.getMessage().endswith(": main 4, cron 1, shared 3, each session 2")
-
-
-async def test_wait_waiting_below_is_wait_room(autojump_clock: MockClock) -> None:
-    async with open_lanes({"main": 1}) as lanes:
-        for _ in range(3):
-            lanes.submit_nowait(trio.sleep, 2, session="alice")
-        await lanes.wait_waiting_below(2, "main")
-        assert trio.current_time() == 2
-        await lanes.session("alice").wait_waiting_below(1)
-        assert trio.current_time() == 4
-        await lanes.lane("main").wait_waiting_below(1)
-
-
-async def test_lend_slot_is_yield_slot(autojump_clock: MockClock) -> None:
-    async def lends(lanes: Any) -> None:
-        (job,) = lanes.jobs()
-        async with job.lend_slot():
-            assert lanes.lane("main").limiter.borrowed_tokens == 0
-        assert lanes.lane("main").limiter.borrowed_tokens == 1
-
-    async with open_lanes({"main": 1}) as lanes:
-        await lanes.run(lends, lanes)
-
-
-# ---- the other name of a hook
-
-
-async def shielded(seconds: float) -> None:
-    with trio.CancelScope(shield=True):
-        await trio.sleep(seconds)
-
-
-class Named(LaneInstrument):
-    def __init__(self) -> None:
-        self.told: list[tuple[str, float]] = []
-
-
-class ByTheOldName(Named):
-    def job_overdue(self, job: Job[Any], since: float) -> None:
-        self.told.append(("job_overdue", since))
-
-
-class ByTheNewName(Named):
-    def cancel_overdue(self, job: Job[Any], since: float) -> None:
-        self.told.append(("cancel_overdue", since))
-
-
-class ByBothNames(ByTheOldName, ByTheNewName):
-    pass
-
-
-async def test_an_instrument_may_have_either_name_of_the_hook_for_overdue_bodies(
-    autojump_clock: MockClock,
-) -> None:
-    instruments = [ByTheOldName(), ByTheNewName(), ByBothNames()]
-    async with open_lanes(instruments=instruments) as lanes:
-        lanes.submit_nowait(shielded, 12).cancel()
-    told = [instrument.told for instrument in instruments]
-    assert told == [[("job_overdue", 10.0)], [("cancel_overdue", 10.0)], [("job_overdue", 10.0)]]
-
-
-async def test_the_other_name_of_a_hook_must_be_a_synchronous_function_too() -> None:
-    class Bad(LaneInstrument):
-        async def cancel_overdue(self, job: Job[Any], since: float) -> None:  # type: ignore[override]
-            raise AssertionError
-
-    with pytest.raises(TypeError, match="cancel_overdue"):
-        open_lanes(instruments=[Bad()])
