@@ -106,7 +106,7 @@ class Hooks:
         if getattr(method, "__func__", None) is getattr(self._base, name):
             return None
         optional_sync(f"an instrument's {name}", method)
-        return method  # type: ignore[no-any-return]  # it was checked above
+        return method
 
     def remove(self, instrument: object) -> bool:
         """Remove ``instrument`` and its hooks; False if it is not there."""
