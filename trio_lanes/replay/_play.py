@@ -99,7 +99,7 @@ def replay(
       limits: how many jobs run at once, by the name of a lane or a template of the recording;
         ``session:*`` for each session, and ``group:NAME`` for a group. They hold all the time;
         other lanes have the limits of the recording, and its changes. Pauses stay.
-      instruments: for the lanes, for example a `LaneRecorder`.
+      instruments: for the lanes, for example a `trio_lanes.testing.LaneRecorder`.
 
     Raises:
       ValueError: if ``limits`` names what is not in the recording, or for a bad limit.

@@ -89,7 +89,7 @@ class LimitChange:
 @final
 @attrs.frozen(kw_only=True)
 class Recording:
-    """What went through lanes in some minutes. `read_recording` and `LaneRecorder.save` are for it.
+    """What went through lanes in some minutes, from `trio_lanes.testing.LaneRecorder.save`.
 
     Attributes:
       seconds: how long it is.
@@ -204,7 +204,7 @@ def _number(value: float) -> float | None:
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
-    """Read a file that `LaneRecorder.save` has written.
+    """Read a file that `trio_lanes.testing.LaneRecorder.save` has written.
 
     It reads from disk, so in an application call it in a thread. Not a checkpoint.
 
