@@ -485,3 +485,21 @@ async def test_a_job_that_its_own_lane_keeps_from_its_slot_takes_no_token_of_the
         for job in (asker, waiter, lender):
             await job.wait()
     assert trio.current_time() == 5
+
+
+async def test_a_job_that_comes_before_a_delayed_one_of_its_session_is_seen_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    errors: list[float] = []
+
+    async def waits() -> None:
+        later = lanes.submit_nowait(trio.sleep, 0, lane="other", session="s", delay=5)
+        with trio.move_on_after(10), pytest.raises(LaneDeadlockError):
+            await later.wait()
+        errors.append(trio.current_time())
+
+    async with open_lanes({"main": 1, "other": 1}) as lanes:
+        lanes.submit_nowait(waits)
+        await trio.sleep(1)
+        lanes.submit_nowait(trio.sleep, 0, session="s")  # needs the slot of the job that waits
+    assert errors == [1.0]
