@@ -33,6 +33,7 @@ from trio.lowlevel import Task, enable_ki_protection
 from .._config.check import sync, whole
 from .._config.errors import JobCancelledError
 from .._config.protected import protected_context
+from .._config.reasons import REASONS
 from .options import SESSION_IS_OWNER
 from .state import (
     CANCELLED,
@@ -108,6 +109,13 @@ class Blocker:
     reason: str | None = None
     """What a job that has lent its slot waits for, in the words given to `Job.yield_slot`; why a
     job that wants its slot back can never get it, if it cannot by the present limits."""
+
+    def __str__(self) -> str:
+        """The reason in words, as a sentence of which the job is the subject."""
+        if self.kind == "lent":
+            return f"it has lent its slot, and waits for {self.reason}"
+        words = REASONS[self.kind].format(lane=self.lane)
+        return words if self.reason is None else f"{words}: {self.reason}"
 
 
 class Keeper(Protocol):

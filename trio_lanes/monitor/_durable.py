@@ -15,7 +15,6 @@ from typing import Any, Final, final
 import trio
 
 from trio_lanes.durable import (
-    DurableBlocker,
     DurableLanes,
     DurableState,
     DurableStatus,
@@ -32,25 +31,6 @@ EVERY: Final = 2.0  # seconds
 _MOST_LETTERS: Final = 500  # that are grouped
 _MOST_JOBS: Final = 20
 _MOST_ROWS: Final = 60
-
-_WHY: Final[Mapping[str, str]] = {
-    "delay": "it is not due",
-    "retry": "it is between two attempts",
-    "pause": "{lane} is paused",
-    "session": "{lane} runs {job}",
-    "order": "{job} is before it in {lane}",
-    "dead": "{job} is dead and keeps {lane} closed",
-    "handler": "no live instance has its handler",
-    "suspect": "one more crash could make it dead, so it waits for an instance that runs few jobs",
-    "concurrency": "{lane} runs as many as it may",
-    "group": "the group {lane} runs as many as it may",
-    "reservation": "the free slots of the group {lane} are reserved",
-    "rate": "the rate limit of {lane} is used up",
-    "lent": "it runs, and has lent its slot",
-    "lock": "it runs, and waits for the lock {lane}, which {job} has",
-    "quota": "it runs, and waits for the quota {lane}",
-    "job": "it runs, and waits for {job}",
-}
 
 
 @final
@@ -165,7 +145,7 @@ class Durable:
             return None
         except StoreError as error:
             return {"error": clipped(error, 300)}
-        why = [{"text": _words(b), "left": _left(b.until)} for b in blockers]
+        why = [{"text": clipped(b, 300), "left": _left(b.until)} for b in blockers]
         return {**_brief(status), "why": why}
 
     async def requeue(self, asked: Mapping[str, Any]) -> Frame:
@@ -215,12 +195,6 @@ def _brief(job: DurableStatus) -> Frame:
 def _left(until: float | None) -> float | None:
     """Seconds until that Unix time."""
     return None if until is None else round(max(0.0, until - time.time()), 1)
-
-
-def _words(blocker: DurableBlocker) -> str:
-    job = "a task outside of a job" if blocker.job is None else f"job {blocker.job}"
-    text = _WHY[blocker.kind].format(lane=clipped(blocker.lane), job=job)
-    return f"{text}, behind {job}" if blocker.kind == "quota" and blocker.job is not None else text
 
 
 def _requests(requests: Sequence[LineRequest], where: Mapping[str, str]) -> list[Frame]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from trio_lanes import Blocker, Job, JobState, Lanes
+from trio_lanes import Job, JobState, Lanes
 
 from ._frames import Frame, Frames
 from ._notes import clipped
@@ -62,37 +62,10 @@ def _why(frames: Frames, job: Job[Any], nodes: list[int], depth: int) -> Iterato
             "lane": clipped(blocker.lane),
             "until": blocker.until,
             "reason": None if blocker.reason is None else clipped(blocker.reason),
-            "text": _words(blocker),
+            "text": clipped(blocker, 300),
             "jobs": holders,
             "more": len(blocker.jobs) - len(holders),
         }
-
-
-def _words(blocker: Blocker) -> str:
-    name = clipped(blocker.lane)
-    match blocker.kind:
-        case "delay":
-            return "its delay is not over"
-        case "session":
-            return f"{name} runs as many as it may"
-        case "order":
-            return "others are before it"
-        case "concurrency":
-            return f"{name} runs as many as it may"
-        case "pause":
-            return f"{name} is paused"
-        case "rate":
-            return f"the rate limit of {name} is used up"
-        case "group":
-            return f"the group {name} runs as many as it may"
-        case "reservation":
-            return f"the free slots of the group {name} are reserved"
-        case "job":
-            return f"it runs, and waits for a job in {name}"
-        case "room":
-            return f"it runs, and waits for room in {name}"
-        case _:  # "lent"
-            return f"it has lent its slot, and waits for {clipped(blocker.reason)}"
 
 
 def _help(lanes: Lanes, job: Job[Any], why: list[Frame]) -> Iterator[str]:

@@ -301,3 +301,15 @@ async def test_would_wait_is_answered_in_a_hook_when_a_lane_of_its_group_starts_
         lanes.start_soon(trio.sleep, 1, lane="two")
         await lanes.wait_idle()
     assert answers == [(), ()]
+
+
+async def test_the_text_of_a_blocker_is_a_sentence_about_the_job() -> None:
+    async with open_lanes({"main": LaneConfig(paused=True)}) as lanes:
+        (paused,) = lanes.would_wait()
+        assert str(paused) == "main is paused"
+    assert str(Blocker("lent", "main", reason="approval")) == (
+        "it has lent its slot, and waits for approval"
+    )
+    assert str(Blocker("concurrency", "main", reason="its limit is 0")) == (
+        "main runs as many as it may: its limit is 0"
+    )

@@ -12,11 +12,12 @@ import math
 import os
 import socket
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import attrs
 
 from ... import RateLimit
+from ..._config.reasons import REASONS
 from .state import DurableState
 
 # ---- from lanes to a store
@@ -329,6 +330,22 @@ class DurableStatus:
     """What the job carries; None unless it was asked for."""
 
 
+_REASONS: Final[Mapping[str, str]] = {
+    **REASONS,
+    "delay": "it is not due",
+    "retry": "it is between two attempts",
+    "session": "{lane} runs {job}",
+    "order": "{job} is before it in {lane}",
+    "dead": "{job} is dead and keeps {lane} closed",
+    "handler": "no live instance has its handler",
+    "suspect": "one more crash could make it dead, so it waits for an instance that runs few jobs",
+    "lock": "it runs, and waits for the lock {lane}, which {job} has",
+    "quota": "it runs, and waits for the quota {lane}",
+    "job": "it runs, and waits for {job}",
+}
+"""By `DurableBlocker.kind`: those of lanes, but for the kinds that name a job here, and more."""
+
+
 @final
 @attrs.frozen
 class DurableBlocker:
@@ -370,6 +387,12 @@ class DurableBlocker:
     a task outside of a run."""
     until: float | None = None
     """When the reason ends, in the store's time, which is close to Unix time; None: unknown."""
+
+    def __str__(self) -> str:
+        """The reason in words, as a sentence of which the job is the subject."""
+        job = "a task outside of a job" if self.job is None else f"job {self.job}"
+        text = _REASONS[self.kind].format(lane=self.lane, job=job)
+        return f"{text}, behind {job}" if self.kind == "quota" and self.job is not None else text
 
 
 @final
