@@ -661,9 +661,3 @@ async def test_two_inboxes_of_a_session_never_overlap(
         await stage.end()
     assert stage.started == [["first"], ["other"], ["second"]]
     assert kinds(receipts) == ["ran", "ran"]
-
-
-def test_waits_is_an_alias_of_waiting() -> None:
-    assert MessageState.WAITS is MessageState.WAITING
-    assert [state.name for state in MessageState] == ["WAITING", "IN_TURN", "SETTLED"]
-    assert MessageState("waits") is MessageState.WAITING

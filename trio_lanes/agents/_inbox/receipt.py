@@ -54,8 +54,7 @@ class MessageState(enum.StrEnum):
     """The state of a message. A member equals its own value."""
 
     WAITING = "waits"
-    """The message is in the queue. ``WAITS`` is another name of this member."""
-    WAITS = WAITING
+    """The message is in the queue."""
     IN_TURN = "in_turn"
     """The active turn was started with the message."""
     SETTLED = "settled"
