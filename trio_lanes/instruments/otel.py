@@ -18,17 +18,17 @@ submitted, in any process, if the lanes there have this instrument too. For this
 
 A span has these attributes:
 
-=============================  =====================================================================
-``trio_lanes.lane``            a name or a template from the configuration of the lanes
-``trio_lanes.job.id``,         the id and the priority of the job
+===============================  ===================================================================
+``trio_lanes.lane``              a name or a template from the configuration of the lanes
+``trio_lanes.job.id``,           the id and the priority of the job
 ``trio_lanes.job.priority``
-``trio_lanes.job.wait``        seconds from the time when it joined its queue until its start
-``trio_lanes.outcome``         ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``, ``reset``
-                               or ``cancelled``
-``trio_lanes.durable.id``,     of a run of a durable job: the number of the job, and of the attempt
+``trio_lanes.job.wait``          seconds from the time when it joined its queue until its start
+``trio_lanes.outcome``           ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``, ``reset``
+                                 or ``cancelled``
+``trio_lanes.durable.id``,       of a run of a durable job: number of the job, and of the attempt
 ``trio_lanes.durable.attempt``
-``trio_lanes.session``         the key of its session, only with ``session_keys=True``
-=============================  =====================================================================
+``trio_lanes.session``           the key of its session, only with ``session_keys=True``
+===============================  ===================================================================
 
 The span of a failed job has the exception and the status ERROR. A body that outlives its
 cancellation adds the event ``trio_lanes.overdue``.

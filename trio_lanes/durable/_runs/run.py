@@ -29,8 +29,9 @@ _LOST: Final = "the run was lost: its instance lost its lease, and the job is ru
 class SendsHeaders(Protocol):
     """An instrument that sends something along with each job that it sees submitted.
 
-    `DurableRun.headers` is what all instruments of the submitting instance gave, on whichever
-    instance the job runs. So a trace goes on there: see `OpenTelemetryInstrument`.
+    ``DurableRun.headers`` is what all instruments of the submitting instance gave, on whichever
+    instance the job runs. So a trace goes on there: see
+    `trio_lanes.instruments.otel.OpenTelemetryInstrument`.
     """
 
     def job_headers(self) -> Mapping[str, str]:
