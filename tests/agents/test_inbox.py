@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -661,3 +665,37 @@ async def test_two_inboxes_of_a_session_never_overlap(
         await stage.end()
     assert stage.started == [["first"], ["other"], ["second"]]
     assert kinds(receipts) == ["ran", "ran"]
+
+
+async def test_a_message_among_very_many_that_wait_is_found_without_a_search(
+    lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    def steps(act: Callable[[], object]) -> int:
+        """How many lines of code are run."""
+        seen: list[str] = []
+
+        def trace(frame: Any, event: str, arg: object) -> Any:
+            seen.append(event)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            act()
+        finally:
+            sys.settrace(before)  # of a measurement of coverage
+        return seen.count("line")
+
+    counted = []
+    for many in (100, 10_000):
+        inbox = await busy(lanes, stage, when_busy=FOLLOWUP, cap=math.inf)
+        receipts = [inbox.post(n) for n in range(many)]
+        middle = receipts[many // 2]
+        counted.append((steps(partial(getattr, middle, "position")), steps(middle.cancel)))
+        assert middle.position is None
+        assert receipts[-1].position == many - 2
+        await inbox.abort()
+        stage.turns.clear()
+        await trio.sleep(1)
+    # a bisection looks at seven more of them
+    assert all(of_many <= of_few + 3 * 8 for of_few, of_many in zip(*counted, strict=True))

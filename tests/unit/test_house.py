@@ -43,7 +43,7 @@ MAX_LINES = {
     "agents": 100,
     "agents/_conversations": 1_700,
     "agents/_feeds": 200,
-    "agents/_inbox": 2_500,
+    "agents/_inbox": 2_550,  # 50 of them so that no message is searched for in a long queue
     "agents/_runs": 600,
     "agents/_tools": 750,
     "monitor": 1_900,

@@ -279,14 +279,10 @@ class Inbox:
 
     # ---- one message that waits
 
-    def _entry(self, receipt: Receipt) -> tuple[int, Entry[Receipt]] | None:
-        """Return the place and the entry of a message that waits."""
-        self._update()
-        return next((at for at in enumerate(self._queue) if at[1].item is receipt), None)
-
     def _position(self, receipt: Receipt) -> int | None:
-        found = self._entry(receipt)
-        return None if found is None else found[0]
+        self._update()
+        entry = self._queue.find(receipt)
+        return None if entry is None else self._queue.position(entry)
 
     def _edit(self, receipt: Receipt, message: Any) -> bool:
         self._update()
@@ -297,10 +293,11 @@ class Inbox:
 
     @enable_ki_protection
     def _withdraw(self, receipt: Receipt, reason: str | None) -> bool:
-        found = self._entry(receipt)
-        if found is None:
+        self._update()
+        entry = self._queue.find(receipt)
+        if entry is None:
             return False
-        self._queue.take(found[1])
+        self._queue.take(entry)
         self._settle(receipt, Settled(SettledKind.CANCELLED, error=JobCancelledError(reason)))
         self._arrange()
         self._update()

@@ -24,15 +24,16 @@ from __future__ import annotations
 
 import enum
 import math
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextvars import Context
-from itertools import chain
+from itertools import chain, count, pairwise
 from typing import Any, Final, Generic, TypeVar, final
 
 import attrs
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 AT_ONCE: Final = -math.inf
 """A due time that is always in the past."""
@@ -111,6 +112,8 @@ class Entry(Generic[T]):
     """The context in which the message was posted."""
     oldest_at: float = attrs.field(init=False)
     """When the oldest message of its run was posted."""
+    place: int = attrs.field(init=False, default=0)
+    """Its place in the queue: the higher, the later it was added."""
 
     def __attrs_post_init__(self) -> None:
         self.oldest_at = self.posted_at
@@ -140,16 +143,33 @@ class MessageQueue(Generic[T]):
         self._max_wait: Final = max_wait
         self._cap: Final = cap
         self._overflow: Final = overflow
+        self._by_item: Final[dict[T, Entry[T]]] = {}
+        self._next_place: Final = count().__next__
         self._interrupts: Final[deque[Entry[T]]] = deque()
-        self._units: Final[deque[deque[Entry[T]]]] = deque()
-        self._length = 0
+        # All other messages, by place: a message is found by bisection, and the C code of a list
+        # moves those behind it. Units are not kept: they end where two neighbours are not joined.
+        self._line: Final[list[Entry[T]]] = []
+        self._ends = 0  # of units, but for the last
         self._replaceable: Entry[T] | None = None  # the message in mode REPLACE
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._by_item)
 
     def __iter__(self) -> Iterator[Entry[T]]:
-        return chain(self._interrupts, chain.from_iterable(self._units))
+        return chain(self._interrupts, self._line)
+
+    def find(self, item: T) -> Entry[T] | None:
+        """Return the entry of a message, if it waits."""
+        return self._by_item.get(item)
+
+    def position(self, entry: Entry[T]) -> int:
+        """Return how many messages wait before ``entry``, which waits."""
+        if entry.goes_first:
+            return self._interrupts.index(entry)
+        return len(self._interrupts) + self._index(entry)
+
+    def _index(self, entry: Entry[T]) -> int:
+        return bisect_left(self._line, entry.place, key=_place)
 
     @property
     def has_replaceable(self) -> bool:
@@ -159,35 +179,34 @@ class MessageQueue(Generic[T]):
     @property
     def is_full(self) -> bool:
         """Whether ``cap`` messages wait."""
-        return self._length >= self._cap
+        return len(self) >= self._cap
 
     def would_drop(self, mode: WhenBusy) -> bool:
         """Whether the overflow rule drops a new message of this mode."""
         if not self.is_full or (mode is WhenBusy.REPLACE and self.has_replaceable):
             return False
-        return self._overflow is Overflow.DROP_NEWEST or not self._units
+        return self._overflow is Overflow.DROP_NEWEST or not self._line
 
     # ---- due times
 
     @property
     def due(self) -> float:
         """The time at which the head is due. The queue must not be empty."""
-        if self._interrupts or len(self._units) > 1:
+        if self._interrupts or self._ends:
             return AT_ONCE
-        (unit,) = self._units
-        return self._due(unit[0], unit[-1])
+        return self._due(self._line[0], self._line[-1])
 
     def due_with(self, entry: Entry[T]) -> float:
         """Return when the head would be due after ``entry`` was added and an overflow resolved."""
         if self._interrupts or not entry._is_collected:
             return AT_ONCE
-        gone = int(self.is_full and len(self._units[0]) == 1)
-        left = len(self._units) - gone
+        line = self._line
+        gone = int(self.is_full and (len(line) == 1 or not line[0].is_joined_by(line[1])))
+        left = self._ends + bool(line) - gone
         if not left:
             return self._due(entry, entry)
-        head = self._units[gone]
-        if left == 1 and head[-1].is_joined_by(entry):
-            return self._due(head[0], entry)
+        if left == 1 and line[-1].is_joined_by(entry):
+            return self._due(line[gone], entry)
         return AT_ONCE
 
     def _due(self, first: Entry[T], last: Entry[T]) -> float:
@@ -203,51 +222,59 @@ class MessageQueue(Generic[T]):
 
         Call this before an overflow is resolved, which may remove every message of the run.
         """
-        if self._units and self._units[-1][-1].is_joined_by(entry):
-            entry.oldest_at = self._units[-1][-1].oldest_at
+        if self._line and self._line[-1].is_joined_by(entry):
+            entry.oldest_at = self._line[-1].oldest_at
 
     def add(self, entry: Entry[T]) -> None:
         """Add ``entry``: interrupts before the units, all other messages at the tail."""
-        self._length += 1
+        self._by_item[entry.item] = entry
         if entry.goes_first:
             self._interrupts.append(entry)
             return
         if entry.mode is WhenBusy.REPLACE:
             self._replaceable = entry
-        if self._units and self._units[-1][-1].is_joined_by(entry):
-            self._units[-1].append(entry)
-        else:
-            self._units.append(deque((entry,)))
+        entry.place = self._next_place()
+        self._ends += _ends([*self._line[-1:], entry])
+        self._line.append(entry)
 
     # ---- removing
 
     def take_unit(self) -> list[Entry[T]]:
         """Remove and return the messages of the next turn. The queue must not be empty."""
-        taken = [self._interrupts.popleft()] if self._interrupts else [*self._units.popleft()]
-        self._taken(taken)
-        return taken
+        if self._interrupts:
+            taken = [self._interrupts.popleft()]
+            self._taken(taken)
+            return taken
+        neighbours = enumerate(pairwise(self._line), 1)
+        return self._take_first(
+            next((n for n, (one, two) in neighbours if not one.is_joined_by(two)), len(self._line))
+        )
 
     def take_steers(self, group: Hashable) -> list[Entry[T]]:
         """Remove and return the steers of ``group`` at the head of the queue."""
-        taken: list[Entry[T]] = []
-        if not self._interrupts:
-            while (
-                self._units
-                and self._units[0][0].mode is WhenBusy.STEER
-                and self._units[0][0].group == group
-            ):
-                taken += self._units.popleft()
-        self._taken(taken)
-        return taken
+        if self._interrupts:
+            return []
+        line = enumerate(self._line)
+        steer = WhenBusy.STEER
+        return self._take_first(
+            next(
+                (n for n, one in line if one.mode is not steer or one.group != group),
+                len(self._line),
+            )
+        )
 
     def take_victim(self) -> Entry[T]:
         """Remove and return the first message that is not an interrupt; there must be one."""
-        unit = self._units[0]
-        victim = unit.popleft()
-        if not unit:
-            self._units.popleft()
-        self._taken([victim])
+        (victim,) = self._take_first(1)
         return victim
+
+    def _take_first(self, many: int) -> list[Entry[T]]:
+        """Remove and return the first messages that are no interrupts."""
+        taken = self._line[:many]
+        self._ends -= _ends(self._line[: many + 1])
+        del self._line[:many]
+        self._taken(taken)
+        return taken
 
     def take_replaceable(self) -> Entry[T]:
         """Remove and return the message in mode REPLACE; there must be such a message."""
@@ -262,27 +289,38 @@ class MessageQueue(Generic[T]):
         if entry.goes_first:
             self._interrupts.remove(entry)
             return
-        at = next(i for i, unit in enumerate(self._units) if entry in unit)
-        self._units[at].remove(entry)
-        if self._units[at]:
-            return
-        del self._units[at]
-        if 0 < at < len(self._units) and self._units[at - 1][-1].is_joined_by(self._units[at][0]):
-            before, behind = self._units[at - 1], self._units[at]
-            for entry in behind:
-                entry.oldest_at = before[0].oldest_at
-            before.extend(behind)
-            del self._units[at]
+        line, at = self._line, self._index(entry)
+        first = max(at - 1, 0)
+        self._ends -= _ends(line[first : at + 2])
+        del line[at]
+        self._ends += _ends(line[first : at + 1])
+        # what was behind has the age of the run that it is part of now
+        while 0 < at < len(line) and line[at - 1].is_joined_by(line[at]):
+            if line[at].oldest_at == line[at - 1].oldest_at:
+                break
+            line[at].oldest_at = line[at - 1].oldest_at
+            at += 1
 
     def take_all(self) -> list[Entry[T]]:
         """Remove and return all messages."""
         taken = [*self]
         self._interrupts.clear()
-        self._units.clear()
+        self._line.clear()
+        self._ends = 0
         self._taken(taken)
         return taken
 
     def _taken(self, entries: list[Entry[T]]) -> None:
-        self._length -= len(entries)
-        if self._replaceable in entries:
-            self._replaceable = None
+        for entry in entries:
+            del self._by_item[entry.item]
+            if entry is self._replaceable:
+                self._replaceable = None
+
+
+def _ends(entries: Sequence[Entry[Any]]) -> int:
+    """Return how many units end between the first and the last of ``entries``."""
+    return sum(not one.is_joined_by(two) for one, two in pairwise(entries))
+
+
+def _place(entry: Entry[Any]) -> int:
+    return entry.place
