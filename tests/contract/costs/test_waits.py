@@ -129,3 +129,60 @@ def test_a_wait_costs_as_much_in_a_long_chain_while_jobs_of_other_lanes_wait_for
 
     few, many = (calls_of(partial(main, count)) / count for count in (FEW, MANY))
     assert many <= 1.5 * few
+
+
+def test_a_wait_costs_as_much_once_no_job_waits_that_a_lowered_limit_held_up() -> None:
+    async def main(count: int) -> None:
+        async def lends() -> None:
+            async with this_job().yield_slot():
+                await trio.sleep(1)
+
+        async def outer() -> None:
+            await lanes.run(lends, lane="narrow")
+
+        async def waits(before: Job[None] | None) -> None:
+            if before is not None:
+                await before.wait()
+            await trio.sleep_forever()
+
+        async with open_lanes({"main": math.inf, "narrow": 2}) as lanes:
+            held_up = lanes.submit_nowait(outer, lane="narrow")
+            await trio.sleep(0.5)
+            lanes.configure({"narrow": 1})
+            await trio.sleep(1)
+            lanes.lane("main").concurrency = count  # it is still held up
+            held_up.cancel()
+            await held_up.wait_done()
+            job = None
+            for _ in range(count):
+                job = lanes.submit_nowait(waits, job)
+            await trio.sleep(1)
+            lanes.reset()
+
+    few, many = (calls_of(partial(main, count)) / count for count in (FEW, MANY))
+    assert many <= 1.5 * few
+
+
+def test_a_wait_costs_as_much_in_a_full_lane_when_no_job_waits_for_a_start_any_more() -> None:
+    async def main(count: int) -> None:
+        async def runs_another() -> None:
+            await lanes.run(trio.sleep_forever, lane="busy")
+
+        async def waits(number: int, before: Job[None] | None) -> None:
+            await trio.sleep(2 + number / count)
+            if before is not None:
+                await before.wait()
+            await trio.sleep_forever()
+
+        async with open_lanes({"main": count, "other": 1, "busy": 1}) as lanes:
+            lanes.submit_nowait(trio.sleep, 1, lane="busy")
+            lanes.submit_nowait(runs_another, lane="other")  # that one starts after a second
+            job = None
+            for number in range(count + 1):
+                job = lanes.submit_nowait(waits, number, job)
+            await trio.sleep(4)
+            lanes.clear()
+            lanes.reset()
+
+    few, many = (calls_of(partial(main, count)) / count for count in (FEW, MANY))
+    assert many <= 1.5 * few
