@@ -31,6 +31,7 @@ class KnownJob:
     wants_slot: int = 0  # tasks of it that want the slot back
     readmits: bool = False
     went_without: bool = False  # it was cancelled, and went on without a slot
+    starts: int = 0  # it is started again when it is readmitted, also at the same time
     charged: bool = False  # whether it has said what it used since its last start
     unknown: bool = False  # whether it lends by itself: its body cannot say when
 
@@ -84,6 +85,7 @@ class KnownJob:
 @dataclass
 class Charge:
     job: KnownJob
+    start: int  # of that job
     when: float
     amount: float
 
@@ -168,8 +170,9 @@ class Facts:
     def charge(self, known: KnownJob, now: float) -> None:
         """``known`` was started, or started again."""
         known.charged = False
+        known.starts += 1
         for charges, _ in self.meters(known):
-            charges.append(Charge(known, now, known.cost))
+            charges.append(Charge(known, known.starts, now, known.cost))
 
     def meters(self, known: KnownJob) -> list[tuple[list[Charge], Sequence[RateLimit]]]:
         """What charges a start of that job now: what it has charged before, and its limits."""
@@ -182,12 +185,14 @@ class Facts:
         return meters
 
     def last_charges(self, known: KnownJob) -> list[Charge]:
-        """Its last one, wherever it was charged."""
+        """What its last start was charged, wherever that was."""
         every = [*self.charges.values(), *(group.charges for group in self.groups.values())]
-        its = [[charge for charge in charges if charge.job is known][-1:] for charges in every]
-        found = [charge for last in its for charge in last]
-        latest = max((charge.when for charge in found), default=0)
-        return [charge for charge in found if charge.when == latest]
+        return [
+            charge
+            for charges in every
+            for charge in charges
+            if charge.job is known and charge.start == known.starts
+        ]
 
 
 def limits(config: LaneConfig | LaneGroup) -> Sequence[RateLimit]:
