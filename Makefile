@@ -120,7 +120,7 @@ CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 chaos: $(call set,test)
 	CHAOS=20 THOROUGH=1 LIVES=$(LIVES) LIVES_PROCESSES=2 KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
 		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) CUTS=$(CUTS) \
-		$(BIN)/pytest -rP tests/model $(CHAOTIC) $(ARGS)
+		$(BIN)/pytest -rP -o faulthandler_timeout=0 tests/model $(CHAOTIC) $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether
 # there is a newer pyright, unless told not to.

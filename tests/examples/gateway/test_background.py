@@ -174,17 +174,19 @@ def test_a_drain_lets_the_last_answers_reach_their_clients(
     command = (*OPTIONS[:-1], "60", "--durable", str(tmp_path), *several)
     with program(*command, announces="the gateway is at ") as (process, url):
 
-        def ask(stream: bool) -> bool:
-            body = {"input": "slow 2", "stream": stream}
-            return (
-                '"status":"completed"'
-                in httpx2.post(f"{url}/responses", json=body, timeout=120).text
-            )
+        def ask(conversation: str, stream: bool) -> bool:
+            body = {"input": "slow 4", "conversation": conversation, "stream": stream}
+            answer = httpx2.post(f"{url}/responses", json=body, timeout=120).text
+            return '"status":"completed"' in answer
+
+        def has_begun(conversation: str) -> bool:
+            return bool(httpx2.get(f"{url}/conversations/{conversation}/items").json().get("data"))
 
         with ThreadPoolExecutor() as pool:
-            asked = [pool.submit(ask, stream) for stream in (True, False)]
-            while len([*(tmp_path / "conversations").glob("*.jsonl")]) < 2:
-                time.sleep(0.05)  # both turns have begun
+            asked = [pool.submit(ask, "ann", True), pool.submit(ask, "bob", False)]
+            while not (has_begun("ann") and has_begun("bob")):
+                time.sleep(0.05)
+            assert not any(one.done() for one in asked)
             process.send_signal(signal.SIGINT)
             assert [one.result() for one in asked] == [True, True]
         assert process.wait(timeout=120) == 0
