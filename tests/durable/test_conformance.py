@@ -44,6 +44,9 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
     [
         "test_clear_takes_jobs_that_have_not_started_and_leaves_running_jobs_alone",
         "test_the_runs_of_a_crash_go_before_waiting_jobs",
+        # these need virtual time, and do nothing without
+        "test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced",
+        "test_a_timed_pause_of_a_lane_of_a_template_outlasts_the_clean_up",
     ],
 )
 def test_the_suite_also_runs_in_real_time(suite: type, name: str) -> None:
