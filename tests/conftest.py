@@ -22,6 +22,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -44,6 +45,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
+MODELS = Path(__file__).parent / "model"
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # A property test takes as long as the machine needs; nothing about that is a failure.
@@ -102,6 +104,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if IN_CI and item.get_closest_marker("real_processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+        # What a model reaches by chance is no line that a test is about, and measuring is dear.
+        if item.path.is_relative_to(MODELS) or item.get_closest_marker("thorough"):
+            item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture

@@ -5,7 +5,6 @@ and how it ended. It knows nothing of ready lists, places or SQL.
 """
 
 import json
-import os
 import sqlite3
 import tempfile
 from collections import defaultdict
@@ -21,6 +20,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from tests.support.chaos import examples
 from trio_lanes import LaneFullError
 from trio_lanes.durable import KeyConflictError, SubmittedJob
 from trio_lanes.durable._contract.records import (
@@ -536,10 +536,8 @@ class OverSqliteAskedHolding(OverSqliteAsked):
 
 
 def lives(n: int) -> hypothesis.settings:
-    return hypothesis.settings(max_examples=n * MORE, stateful_step_count=12, deadline=None)
+    return hypothesis.settings(max_examples=examples(n), stateful_step_count=12, deadline=None)
 
-
-MORE = 20 if os.environ.get("TRIO_LANES_LONG_TESTS") else 1
 
 TestOverMemory = OverMemory.TestCase
 TestOverMemory.settings = lives(100)

@@ -13,7 +13,7 @@ from .clock import SCRIPT
 from .place import Place
 from .server import Server
 
-pytestmark = pytest.mark.real_processes
+pytestmark = [pytest.mark.real_processes, pytest.mark.no_cover]  # it is dear, and about Lua
 
 FAULTS = {
     "a lent slot is not free": (
