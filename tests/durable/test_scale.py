@@ -74,7 +74,7 @@ trio.run(main, sys.argv[1], int(sys.argv[2]))
 
 def fill(path: Path, submissions: Iterable[list[Submission]]) -> None:
     async def main() -> None:
-        store = SqliteStore(path, synchronous="NORMAL")
+        store = SqliteStore(path, synchronous="NORMAL", patience=120)  # for large batches
         async with open_durable_lanes(store, {}, worker=False) as lanes:
             for batch in submissions:
                 await lanes.submit_many(batch)
