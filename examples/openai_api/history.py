@@ -60,10 +60,10 @@ class _History:
     def __init__(self, messages: Sequence[Kept]) -> None:
         self.messages = messages  # that were read
         self.asked: Final[set[str]] = set()  # the responses that its questions are for
-        self._all: Final[list[Message]] = []
+        self._all: list[Message] = []
         self._shown: Final[dict[str, list[Message]]] = {}  # {exchange: its messages}
         # {response: (its exchange, the response that it goes on from)}
-        self._places: Final[dict[str, tuple[str, str | None]]] = {}
+        self._places: dict[str, tuple[str, str | None]] = {}
         self._chains: Final[dict[str, list[Message]]] = {}  # {exchange: what led to it, and it}
         self._add(once(messages))
 
