@@ -258,12 +258,13 @@ def _damaged(path: Path, thread_id: str, lines: Sequence[bytes]) -> dict[int, st
 def _whole_lines(file: FileIO) -> int:
     """Return the number of bytes of the file up to its last newline."""
     end = file.seek(0, os.SEEK_END)
+    step = 1  # the last byte is a newline, unless a write was cut off
     while end:
-        start = file.seek(max(0, end - _STEP))
+        start = file.seek(max(0, end - step))
         newline = file.read(end - start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
-        end = start
+        end, step = start, _STEP
     return 0
 
 
