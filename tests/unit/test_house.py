@@ -13,6 +13,7 @@ import trio_lanes
 ROOT = Path(trio_lanes.__file__).parent
 TESTS = Path(__file__).parents[1]
 CONTRIBUTING = TESTS.parent / "CONTRIBUTING.md"
+DOCS = TESTS.parent / "docs"
 
 # To raise a number is a line in a diff, which has to be defended: say in a comment beside it what
 # the lines are for. Who makes a folder smaller lowers its number.
@@ -168,3 +169,33 @@ def test_no_name_of_a_class_or_a_constant_stands_for_two_ideas() -> None:
     known = SAME_IDEA.keys() | OF_DURABLE_LANES | within_durable
     assert {name: them for name, them in twice.items() if name not in known} == {}
     assert SAME_IDEA.keys() <= twice.keys()
+
+
+# ---- the docs
+
+
+def is_for_contributors(page: Path) -> bool:
+    return page.name.startswith("design")
+
+
+def test_the_pages_for_users_have_at_most_30000_words() -> None:
+    made = ("performance-table", "changelog")  # by a program, or by an include
+    pages = [
+        path
+        for path in (TESTS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("[a-z]*/*.md"))
+        if not is_for_contributors(path) and not path.name.startswith(made)
+    ]
+    assert len(pages) > 30
+    assert sum(len(path.read_text("utf-8").split()) for path in pages) <= 30_000
+
+
+def test_the_pages_for_contributors_are_in_no_navigation_and_no_search() -> None:
+    pages = [path for path in DOCS.glob("*.md") if is_for_contributors(path)]
+    included = {"design-costs.md"}  # into another page
+    assert len(pages) > len(included)
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert text.startswith("---\norphan: true\nnosearch: true\n---\n") or page.name in included
+        for path in DOCS.rglob("*.md"):
+            for listed in re.findall(r"```{toctree}\n(.*?)```", path.read_text("utf-8"), re.S):
+                assert page.stem not in listed.split(), path
