@@ -17,7 +17,7 @@ from ._actors.options import LaneConfig, LaneGroup, session_config
 from ._actors.plan import Plan
 from ._config.check import finite_seconds
 from ._config.errors import UnknownLaneError
-from ._config.names import resolve_global_lane, session_key
+from ._config.names import DEFAULT_LANES, resolve_global_lane, session_key
 from ._config.protected import protected_context
 from ._flow.loop import Scheduler
 from ._instrument import LaneInstrument
@@ -32,8 +32,6 @@ from ._submission import Submitter
 from ._views import Lane, SessionLane, view_of
 
 logger: Final = logging.getLogger("trio_lanes")
-
-DEFAULT_LANES: Final[Mapping[str, int]] = {"main": 4, "cron": 1, "subagent": 8}
 
 
 def open_lanes(
@@ -186,7 +184,7 @@ class Lanes(Submitter):
     def lane(self, name: str) -> Lane:
         """Return the global lane of that name. For a session lane, use `session`."""
         resolved = resolve_global_lane(name)
-        if self._scheduler.registry.find_lane(resolved) is None:
+        if self._scheduler.registry.find_or_make_lane(resolved) is None:
             raise UnknownLaneError(resolved, self._scheduler.registry.plan.lanes)
         return Lane._create(self._scheduler, resolved)
 

@@ -31,7 +31,7 @@ logger: Final = logging.getLogger("trio_lanes")
 T_co = TypeVar("T_co", covariant=True)
 
 MOST_BY_DEFAULT: Final = 1_000
-_LEFT: Final = "the block of its map was left"
+_BLOCK_LEFT: Final = "the block of its map was left"
 
 
 @final
@@ -166,7 +166,7 @@ class Window(Generic[T_co]):
         """How many may be outstanding now."""
         if self._max_outstanding is not None:
             return self._max_outstanding
-        lane = self._scheduler.registry.find_lane(self._lane)
+        lane = self._scheduler.registry.find_or_make_lane(self._lane)
         width = 0 if lane is None else lane.limiter.total_tokens
         return max(1, int(min(2 * width, MOST_BY_DEFAULT)))
 
@@ -205,9 +205,9 @@ class Window(Generic[T_co]):
             self._unsettled[job] = None
             scheduler.submit(job)
         else:
-            self._request = scheduler.request_room(job, self._told_of_room)
+            self._request = scheduler.request_room(job, self._room_decided)
 
-    def _told_of_room(self, what: outcome.Maybe[None]) -> None:
+    def _room_decided(self, what: outcome.Maybe[None]) -> None:
         request, self._request = self._request, None
         assert request is not None
         job = request.job
@@ -289,7 +289,7 @@ class Window(Generic[T_co]):
                 scheduler.give_up_room(self._request)
                 self._request = None
             for job in [*self._unsettled]:
-                scheduler.cancel(job, _LEFT)
+                scheduler.cancel(job, _BLOCK_LEFT)
         self._wake()  # another task that takes a result
         if self._unsettled:
             with trio.CancelScope(shield=True):

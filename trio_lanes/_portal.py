@@ -32,7 +32,7 @@ logger: Final = logging.getLogger("trio_lanes")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_NOTHING: Final = outcome.Value(None)  # the outcome of a future that was cancelled
+_CANCELLED_OUTCOME: Final = outcome.Value(None)  # the outcome of a future that was cancelled
 
 
 @final
@@ -68,7 +68,7 @@ class LanesPortal:
     _make: Callable[..., AnyJob]
     _token: trio.lowlevel.TrioToken
     _thread: int  # of the lanes
-    _submissions: dict[Future[Any], _Submission]  # the submissions that have not settled
+    _submissions: dict[Future[Any], _ArrivedCall]  # the submissions that have not settled
 
     def __init__(self) -> None:
         raise TypeError("only Lanes.portal makes a LanesPortal")
@@ -197,9 +197,9 @@ class LanesPortal:
         options: JobOptions,
     ) -> None:
         if future.cancelled():
-            future.settle(_NOTHING)
+            future.settle(_CANCELLED_OUTCOME)
             return
-        submission = _Submission(self, future)
+        submission = _ArrivedCall(self, future)
         self._submissions[future] = submission
         try:
             submission.enter(context.run(self._make, fn, args, options))
@@ -284,10 +284,10 @@ class _JobFuture(Future[T]):
 
 
 @final
-class _Submission:
+class _ArrivedCall:
     """A submission that has arrived and has not settled: it waits for room, or is accepted."""
 
-    until_started: Final = False  # as a waiter of its job it is told of the end
+    until_started: Final = False  # as a waiter of its job it is woken at the end
     wait: Final = None  # no task of this run waits by it
 
     def __init__(self, portal: LanesPortal, future: _JobFuture[Any]) -> None:
@@ -304,9 +304,9 @@ class _Submission:
         if scheduler.full(job) is None:
             scheduler.submit(job)
         else:
-            self._request = scheduler.request_room(job, self._told_of_room)
+            self._request = scheduler.request_room(job, self._room_decided)
 
-    def _told_of_room(self, what: outcome.Maybe[None]) -> None:
+    def _room_decided(self, what: outcome.Maybe[None]) -> None:
         self._request = None
         if isinstance(what, outcome.Error):
             self.end(what)
@@ -325,7 +325,7 @@ class _Submission:
         """Its future was cancelled."""
         if self._request is not None:
             self._portal._scheduler.give_up_room(self._request)
-            self.end(_NOTHING)
+            self.end(_CANCELLED_OUTCOME)
         else:
             assert self._target is not None
             self._target.cancel("its future was cancelled")

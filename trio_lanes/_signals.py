@@ -112,7 +112,7 @@ async def shutdown_on_signals(
     with trio.open_signal_receiver(*meanings) as received:
         task_status.started()
         async with trio.open_nursery() as nursery:
-            ending = _Ending(lanes, nursery, grace, cancel_grace, retry_after)
+            ending = _LanesEnd(lanes, nursery, grace, cancel_grace, retry_after)
             nursery.start_soon(ending.wait_for_others)
             if reload is not None:
                 reloading = _Reloading(lanes, reload)
@@ -164,7 +164,7 @@ def _name(signum: int) -> str:
 
 
 @final
-class _Ending:
+class _LanesEnd:
     """The state of the end of the lanes."""
 
     def __init__(

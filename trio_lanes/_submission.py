@@ -330,7 +330,7 @@ _as_one.__module__ = "trio_lanes"  # where users find `JobOptions`
 def _find(scheduler: Scheduler, name: str | None) -> LaneActor:
     """Return the global lane that ``name`` means."""
     resolved = resolve_global_lane(name)
-    lane = scheduler.registry.find_lane(resolved)
+    lane = scheduler.registry.find_or_make_lane(resolved)
     if lane is None:
         raise UnknownLaneError(resolved, scheduler.registry.plan.lanes)
     return lane

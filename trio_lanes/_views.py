@@ -90,14 +90,14 @@ class OneLane(Submitter):
 class Lane(OneLane):
     """A global lane, ``lanes.lane("main")``, with the verbs of `Lanes` for this lane."""
 
-    _told_of: LaneActor | None  # the actor that a hook was called for; it may be gone by then
+    _of_hook: LaneActor | None  # the actor that a hook was called for; it may be gone by then
 
     @classmethod
-    def _create(cls, scheduler: Scheduler, name: str, told_of: LaneActor | None = None) -> Lane:
+    def _create(cls, scheduler: Scheduler, name: str, of_hook: LaneActor | None = None) -> Lane:
         lane = cls.__new__(cls)
         lane._scheduler = scheduler
         lane._name = name
-        lane._told_of = told_of
+        lane._of_hook = of_hook
         lane._bound = {"lane": name}
         return lane
 
@@ -116,7 +116,7 @@ class Lane(OneLane):
     @property
     def _found(self) -> LaneActor | None:
         alive = self._scheduler.lanes.get(self._name)
-        return alive or self._told_of or self._scheduler.registry.find_lane(self._name)
+        return alive or self._of_hook or self._scheduler.registry.find_or_make_lane(self._name)
 
     def __repr__(self) -> str:
         actor = self._found

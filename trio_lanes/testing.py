@@ -88,7 +88,7 @@ class RecordedJob:
 class LaneRecorder(LaneInstrument):
     """An instrument that checks lanes and records the jobs in them.
 
-    Give it to one `open_lanes`, as the first of its instruments, so that it is told of each change
+    Give it to one `open_lanes`, as the first of its instruments, so that it gets each change
     before another instrument acts on the change. When a job starts, it reads all jobs that wait in
     the same line: it is for tests, with up to some thousand waiting jobs.
 
@@ -231,11 +231,11 @@ class LaneRecorder(LaneInstrument):
             self._start(job, record)
         self._follow(job, record)
         if not job.done:
-            self._blame(job, f"was told to have settled but is {job.state.name}")
+            self._blame(job, f"is reported to have settled but is {job.state.name}")
         record.finished_at = job.finished_at
         times = [job.submitted_at, job.started_at, job.finished_at]
-        told = [time for time in times if time is not None]
-        if job.finished_at is None or told != sorted(told):
+        known = [time for time in times if time is not None]
+        if job.finished_at is None or known != sorted(known):
             self._blame(job, "was submitted, started and finished at {}, {}, {}".format(*times))
         self.finished.append(record)
         session = self._unsettled.pop(job, None)
@@ -378,7 +378,7 @@ class LaneRecorder(LaneInstrument):
         for job in self._unsettled:
             scheduler = cast("Scheduler", job._keeper)
             if job.done:
-                yield f"{_said(job)} has settled, and this recorder was not told"
+                yield f"{_said(job)} has settled, and this recorder got no report"
             elif scheduler.closing.shut and not scheduler._nursery.child_tasks:
                 yield f"{_said(job)} is {job.state.name} in lanes that have ended"
         for session, waiting in self._waiting.items():

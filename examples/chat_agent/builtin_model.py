@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import lru_cache
 from typing import Any, Final
 
 import trio
@@ -167,7 +168,12 @@ def _calls(turn: int, wanted: list[tuple[str, dict[str, str]]]) -> list[ToolCall
 
 def _usage(messages: Sequence[Message], said: int) -> Usage:
     """Return the usage. The tokens of this model are words, of the prompt and of the answer."""
-    return Usage(sum(len(message.text.split()) for message in messages) + said)
+    return Usage(sum(_count_words(message.text) for message in messages) + said)
+
+
+@lru_cache(4096)  # a long conversation is counted again at each turn
+def _count_words(text: str) -> int:
+    return len(text.split())
 
 
 def _answer(asked: str, count: int) -> str:

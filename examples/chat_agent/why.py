@@ -41,31 +41,9 @@ def _lines(job: Job[Any], sessions: Sessions, indent: str = "") -> Iterator[str]
 
 
 def _words(blocker: Blocker, sessions: Sessions) -> str:
-    jobs = _list(blocker.jobs, sessions)
     left = "" if blocker.until is None else f", {blocker.until - trio.current_time():.1f} s more"
-    match blocker.kind:
-        case "delay":
-            return f"its time has not come{left}"
-        case "session":
-            return f"one turn of a session at a time: {jobs}"
-        case "order":
-            return f"others are before it: {jobs}"
-        case "concurrency":
-            return f"{blocker.lane} is at its limit: {jobs}"
-        case "pause":
-            return f"{blocker.lane.removeprefix('session:')} is paused{left}"
-        case "rate":
-            return f"the rate limit of the {blocker.lane} is used up{left}"
-        case "group":
-            return f"the {blocker.lane} is at its limit: {jobs}"
-        case "reservation":
-            return f"the free slots of the {blocker.lane} are reserved for others"
-        case "job":
-            return f"until others have ended: {jobs}"
-        case "room":
-            return f"there is no room in {blocker.lane}"
-        case "lent":
-            return f"it has lent its slot, for {blocker.reason}"
+    jobs = f": {_list(blocker.jobs, sessions)}" if blocker.jobs else ""
+    return f"{blocker}{left}{jobs}"
 
 
 def _list(jobs: Iterable[Job[Any]], sessions: Sessions) -> str:

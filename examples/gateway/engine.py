@@ -23,7 +23,8 @@ from ..chat_agent import model as chat
 from ..chat_agent.model import ModelError, ToolCall, Usage
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Upstream, ask_model
-from ..openai_api.items import BadInputError, for_model, in_chain, once
+from ..openai_api.history import Histories
+from ..openai_api.items import BadInputError, for_model, once
 from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, new_id, session_of
 from .asks import Ask, Pending
@@ -58,6 +59,7 @@ class Engine:
     tag: str = ""
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
     inboxes: parts.Inboxes = attrs.field(init=False)
+    _histories: Histories = attrs.field(factory=Histories)
     _pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
 
     def __attrs_post_init__(self) -> None:
@@ -175,12 +177,11 @@ class Engine:
         take: Callable[[], list[Ask]],
     ) -> None:
         previous = ask.previous
-        history = for_model(in_chain(once(exchange.history, live.ids), previous))
+        history = self._histories.read(session, exchange.history, previous, live.ids)
         for _ in range(MAX_ROUNDS):
             tools = [*ask.tools, *self.toolbox.schemas(ask.servers)]
-            prompt = [*history, *for_model(exchange.prompt[len(exchange.history) :])]
-            if ask.instructions:
-                prompt.insert(0, chat.Message("system", ask.instructions))
+            system = [chat.Message("system", ask.instructions)] if ask.instructions else []
+            prompt = [*system, *history, *for_model(exchange.messages)]
             calls = await self._ask(prompt, tools, exchange, live)
             if calls:
                 answered = await self._call(exchange, ask, calls, live, session)
@@ -208,11 +209,7 @@ class Engine:
         def tell(event: str | Usage) -> None:
             if isinstance(event, str):
                 exchange.append(event)
-            for answer in live.answers:
-                if isinstance(event, str):
-                    answer.text(event)
-                else:
-                    answer.tokens += event.tokens
+            live.add(event)
 
         calls = await ask_model(self.upstream.model(tools), prompt, self.lanes, TURNS, tell)
         # the id of the model may repeat in other sessions

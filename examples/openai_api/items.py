@@ -10,7 +10,7 @@ import attrs
 
 from trio_lanes.agents import Message as Kept
 
-from ..chat_agent.model import Message, ModelError, ToolCall, well_formed
+from ..chat_agent.model import Message, ToolCall, well_formed
 from .wire import Json
 
 
@@ -75,39 +75,20 @@ def once(messages: Sequence[Kept], again: Collection[str] = ()) -> list[Kept]:
     last: dict[str, str | None] = {}  # {response: the exchange that counts}
     for message in messages:
         if message.role == "user" and message.content.get("response"):
-            last[message.content["response"]] = message.id.partition(".")[0]
+            last[message.content["response"]] = exchange_of(message)
     last |= dict.fromkeys(again)
     old = {
         exchange
         for message in messages
         if message.role == "user"
-        and last.get(message.content.get("response"), exchange := message.id.partition(".")[0])
-        != exchange
+        and last.get(message.content.get("response"), exchange := exchange_of(message)) != exchange
     }
-    return [message for message in messages if message.id.partition(".")[0] not in old]
+    return [message for message in messages if exchange_of(message) not in old]
 
 
-def in_chain(history: Sequence[Kept], previous: str | None) -> Sequence[Kept]:
-    """Return the messages that led to the response ``previous``; all of them if it is None.
-
-    A conversation of responses is a tree: each exchange names the response that it goes on from.
-    """
-    if previous is None:
-        return history
-    parents: dict[str, tuple[str, str | None]] = {}  # {response: (exchange, parent)}
-    for message in history:
-        if message.usage:
-            exchange = message.id.partition(".")[0]
-            for id in message.usage["responses"]:
-                parents[id] = exchange, message.usage["previous"]
-    if previous not in parents:
-        raise ModelError(f"there is no completed response {previous}")
-    chain: set[str] = set()
-    at: str | None = previous
-    while at is not None:
-        exchange, at = parents[at]
-        chain.add(exchange)
-    return [message for message in history if message.id.partition(".")[0] in chain]
+def exchange_of(message: Kept) -> str:
+    """Return the id of the exchange that a message is of."""
+    return message.id.partition(".")[0]
 
 
 def for_model(messages: Sequence[Kept]) -> list[Message]:

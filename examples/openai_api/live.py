@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from ..chat_agent.model import Usage
 from .wire import Answer
 
 
@@ -31,6 +32,14 @@ class Live:
         self.ids.append(answer.id)
         answer.stop = stop
         answer.begin()
+
+    def add(self, event: str | Usage) -> None:
+        """Add text, or tokens, to all responses."""
+        for answer in self.answers:
+            if isinstance(event, str):
+                answer.text(event)
+            else:
+                answer.tokens += event.tokens
 
     def end(self, status: str, why: str = "") -> None:
         """End all responses."""

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
+from tests.support.calls import Calls
 from trio_lanes import LaneError
 from trio_lanes.agents import (
     Conversation,
@@ -423,6 +424,44 @@ async def test_the_history_does_not_change(conversation: Conversation) -> None:
         async with conversation.turn("u2") as second:
             await first.finish("a1")
             assert second.history == ()
+
+
+async def test_the_messages_of_a_turn_are_the_prompt_without_the_history(
+    conversation: Conversation,
+) -> None:
+    await say(conversation, "hello", "hi")
+    async with conversation.turn("weather?") as turn:
+        assert short(turn.messages) == ["u:weather?"]
+        turn.append("Sun")
+        assert short(turn.messages) == ["u:weather?", "a:Sun~"]
+        assert turn.prompt == turn.history + turn.messages
+
+
+async def test_a_turn_that_is_rolled_back_leaves_the_history_that_others_have_read(
+    store: TranscriptStore,
+) -> None:
+    conversation = Conversation("thread", store)
+    await say(conversation, "u1", "a1")
+    async with conversation.turn("u2") as second:
+        await second.finish("a2")
+        async with conversation.turn("u3") as third:
+            assert short(third.history) == ["u:u1", "a:a1", "u:u2", "a:a2"]
+            await third.finish("a3")
+        await second.rollback()
+    async with Conversation("thread", store).turn("u4") as fourth:
+        assert short(fourth.history) == ["u:u1", "a:a1", "u:u3", "a:a3"]
+
+
+@pytest.mark.slow
+async def test_a_turn_after_1200_costs_as_many_calls_as_one_after_10(
+    store: TranscriptStore,
+) -> None:
+    costs = []
+    for number in range(1_201):
+        with Calls() as calls:
+            await say(Conversation("thread", store), f"u{number}", f"a{number}")
+        costs.append(calls.count)
+    assert costs[1_200] == costs[10]
 
 
 async def test_an_incomplete_exchange_counts_as_far_as_it_was_answered(

@@ -780,7 +780,7 @@ async def test_an_interrupt_behind_many_messages_is_the_next_claim(
     stage: DurableStage, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("inbox", "turn"):  # it is behind those that a look shows
-        monkeypatch.setattr(f"trio_lanes.agents._inbox.durable_{module}.MOST", 5)
+        monkeypatch.setattr(f"trio_lanes.agents._inbox.durable_{module}.MAX_MESSAGES", 5)
     async with stage.open():
         inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP, cap=math.inf)
         await inbox.post("gate 1")
@@ -825,7 +825,7 @@ async def test_an_interrupt_whose_poster_dies_at_once_overtakes_all_the_same(
 async def test_an_interrupt_leaves_a_job_that_is_no_message_alone(
     stage: DurableStage, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.agents._inbox.durable_inbox.MOST", 2)
+    monkeypatch.setattr("trio_lanes.agents._inbox.durable_inbox.MAX_MESSAGES", 2)
     go = trio.Event()
 
     async def other(payload: object) -> None:

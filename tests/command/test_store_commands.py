@@ -204,7 +204,7 @@ def test_jobs_come_in_pages(shop: Shop) -> None:
 
 
 def test_jobs_are_read_in_pieces_however_many(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_lanes.command._ask.PAGE", 2)
+    monkeypatch.setattr("trio_lanes.command._ask.JOBS_PER_CALL", 2)
     ids = shop.submit(*range(5))
     assert [job["id"] for job in shop.ask("jobs --limit 5")] == ids
     assert [job["id"] for job in shop.ask("jobs --limit 3")] == ids[:3]

@@ -10,7 +10,14 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes.command._children import Child
-from trio_lanes.command._exits import DONE, LOCKED, NO, STORE, UNAVAILABLE, USAGE
+from trio_lanes.command._exits import (
+    DONE,
+    NO,
+    STORE_LOCKED,
+    STORE_UNAVAILABLE,
+    STORE_UNUSABLE,
+    USAGE,
+)
 from trio_lanes.command._supervisor import Supervisor, signal_name
 
 HUP, INT, TERM, KILL, USR1 = (
@@ -23,7 +30,7 @@ HUP, INT, TERM, KILL, USR1 = (
 
 
 class FakeChild:
-    """Works at once, and ends when it is told to; unless it does not."""
+    """Works at once, and ends when it is forwarded to; unless it does not."""
 
     def __init__(self, pid: int, *, works: bool, obeys: tuple[int, ...]) -> None:
         self.pid = pid
@@ -99,8 +106,10 @@ class Play:
 
 @asynccontextmanager
 async def playing(processes: int = 3, *, reloads: bool = False) -> AsyncIterator[Play]:
-    told = {USR1, HUP} if reloads else {USR1}
-    play = Play(lambda play: Supervisor(play.start, processes, grace=30, kill_after=10, told=told))
+    forwarded = {USR1, HUP} if reloads else {USR1}
+    play = Play(
+        lambda play: Supervisor(play.start, processes, grace=30, kill_after=10, forwarded=forwarded)
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(play.run)
         yield play
@@ -133,7 +142,7 @@ async def test_the_first_one_is_started_alone_and_the_others_when_it_works(
         await play.send.send(TERM)
 
 
-@pytest.mark.parametrize("code", [USAGE, STORE, LOCKED])
+@pytest.mark.parametrize("code", [USAGE, STORE_UNUSABLE, STORE_LOCKED])
 async def test_what_no_other_would_do_better_ends_it_all_with_that_code(
     code: int, mock_clock: MockClock
 ) -> None:
@@ -166,7 +175,7 @@ async def test_a_child_that_ends_is_started_again_later_and_later(
         for number, pause in enumerate([0.5, 1, 2, 4, 8, 16, 30, 30], 1):
             await wait_all_tasks_blocked()
             assert len(play.children) == number
-            play.children[-1].end(UNAVAILABLE if number % 2 else 0)
+            play.children[-1].end(STORE_UNAVAILABLE if number % 2 else 0)
             await trio.sleep(pause - 0.1)
             assert len(play.children) == number
             await trio.sleep(0.2)

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.command import app
 from trio_lanes.command import _worker
-from trio_lanes.command._children import Line, WorkerProcess
+from trio_lanes.command._children import ParentConnection, WorkerProcess
 from trio_lanes.command._exits import DONE, NO, CommandError, first_leaf
 from trio_lanes.command._worker import WorkerOptions, work
 from trio_lanes.durable import (
@@ -312,7 +312,7 @@ async def test_what_a_handler_starts_does_not_hold_the_line(worker: Worker) -> N
 async def test_it_may_say_so_to_a_parent_that_is_gone() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
-    line = Line(theirs.detach())
+    line = ParentConnection(theirs.detach())
     await line.say_ready()
     with trio.CancelScope() as scope:
         scope.cancel()

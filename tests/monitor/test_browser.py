@@ -30,7 +30,7 @@ from tests.support.needs import AXE, chromium
 from trio_lanes import Job, LaneConfig, Lanes, LanesStatistics, RateLimit, current_job, open_lanes
 from trio_lanes.durable import DurableLanes, MemoryStore, RetryPolicy, open_durable_lanes
 from trio_lanes.monitor import Role, serve_monitor
-from trio_lanes.monitor._app import MOST_VIEWERS
+from trio_lanes.monitor._app import MAX_VIEWERS
 
 pytestmark = [pytest.mark.real_processes, pytest.mark.needs("Chromium")]
 
@@ -347,7 +347,7 @@ async def test_a_viewer_that_reads_nothing_and_one_too_many_do_not_hold_the_page
             stage.do(
                 partial(stage.lanes.submit_nowait, trio.sleep_forever, session=f"{number}" * 30)
             )
-        viewers = [connect(stage.url) for _ in range(MOST_VIEWERS - 1)]
+        viewers = [connect(stage.url) for _ in range(MAX_VIEWERS - 1)]
         assert [status(viewer) for viewer in viewers] == [b"HTTP/1.1 200"] * len(viewers)
         refused = connect(stage.url)
         assert status(refused) == b"HTTP/1.1 503"

@@ -136,7 +136,7 @@ async def test_a_replay_that_does_not_end_is_killed(
             async with looking(app):
                 await work(lanes)
                 monkeypatch.setattr(sys, "executable", str(slow))
-                monkeypatch.setattr(_whatif, "_PATIENCE", 0.3)
+                monkeypatch.setattr(_whatif, "_REPLAY_SECONDS", 0.3)
                 assert "longer than" in (await what_if(app, status=503))["error"]
 
 

@@ -106,6 +106,7 @@ async def conversations(folder: Path) -> None:
         assert_type(turn, ConversationTurn)
         assert_type(turn.history, tuple[Message, ...])
         assert_type(turn.prompt, tuple[Message, ...])
+        assert_type(turn.messages, tuple[Message, ...])
         turn.append("text")
         assert_type(await turn.call([{"id": "a"}, "b"]), None)
         await turn.result("a", 5)

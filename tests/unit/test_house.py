@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import trio_lanes
@@ -11,6 +13,7 @@ import trio_lanes
 ROOT = Path(trio_lanes.__file__).parent
 TESTS = Path(__file__).parents[1]
 CONTRIBUTING = TESTS.parent / "CONTRIBUTING.md"
+DOCS = TESTS.parent / "docs"
 
 # To raise a number is a line in a diff, which has to be defended: say in a comment beside it what
 # the lines are for. Who makes a folder smaller lowers its number.
@@ -54,6 +57,30 @@ MAX_LINES = {
 
 MAX_IN_ALL = 54_250
 COUNTED = {".py", ".lua", ".js", ".css"}
+
+SAME_IDEA = {
+    "SendResult": "the answer to a send, of a registry of runs and of a durable job",
+    "TRANSITIONS": "the table of the states of a job, and of a durable job",
+    **dict.fromkeys(
+        ("WAITING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"),
+        "a state of a job, and of a durable job",
+    ),
+    "REASONS": "why a job waits; durable jobs have more of them",
+    "CURE": "what helps against a deadlock, in and over a store",
+    "FEW_QUIET": "how many keys a table of last reports keeps without a look",
+    "LOCK_WAIT": "how long the owner of a folder or a file is waited for",
+}
+"""Names that stand twice, and the one idea that each of them stands for."""
+
+OF_DURABLE_LANES = {
+    # the stores, which have a package each
+    *("Act", "Connection", "Group", "Life", "Link", "Rows", "SmallTables", "Waiter", "Writer"),
+    # waits of lanes, and of locks over a store
+    "Wait",
+    # the same values as in the core
+    *("DEFAULT_LANES", "REQUESTS", "ONE_REQUEST"),
+}
+"""Names that durable lanes still have twice, or share with a layer above or below them."""
 
 
 def lines_by_folder() -> dict[str, int]:
@@ -112,3 +139,63 @@ def test_names_of_tests_use_plain_words() -> None:
     # "no waiter", "the caller", "unknown ..." say who or what it is
     vague = re.compile(r"_(nobody|whoever|what_is_no)(_|$)")
     assert [name for name in names if vague.search(name)] == []
+
+
+def names_of(path: Path) -> Iterator[str]:
+    """The classes and the constants that a module defines, without underscores in front."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name.strip("_")
+    for node in tree.body:
+        assigned = isinstance(node, ast.Assign) or (isinstance(node, ast.AnnAssign) and node.value)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets if assigned else ():
+            # a single letter is a variable of a type
+            if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]+", target.id):
+                yield target.id.strip("_")
+
+
+def test_no_name_of_a_class_or_a_constant_stands_for_two_ideas() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in ROOT.rglob("*.py"):
+        for name in names_of(path):
+            places[name].append(path.relative_to(ROOT).as_posix())
+    twice = {name: them for name, them in places.items() if len(them) > 1}
+    # names that only durable lanes repeat have to wait until their stores share more
+    within_durable = {
+        name for name, them in twice.items() if all(one.startswith("durable/") for one in them)
+    }
+    known = SAME_IDEA.keys() | OF_DURABLE_LANES | within_durable
+    assert {name: them for name, them in twice.items() if name not in known} == {}
+    assert SAME_IDEA.keys() <= twice.keys()
+
+
+# ---- the docs
+
+
+def is_for_contributors(page: Path) -> bool:
+    return page.name.startswith("design")
+
+
+def test_the_pages_for_users_have_at_most_30000_words() -> None:
+    made = ("performance-table", "changelog")  # by a program, or by an include
+    pages = [
+        path
+        for path in (TESTS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("[a-z]*/*.md"))
+        if not is_for_contributors(path) and not path.name.startswith(made)
+    ]
+    assert len(pages) > 30
+    assert sum(len(path.read_text("utf-8").split()) for path in pages) <= 30_000
+
+
+def test_the_pages_for_contributors_are_in_no_navigation_and_no_search() -> None:
+    pages = [path for path in DOCS.glob("*.md") if is_for_contributors(path)]
+    included = {"design-costs.md"}  # into another page
+    assert len(pages) > len(included)
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert text.startswith("---\norphan: true\nnosearch: true\n---\n") or page.name in included
+        for path in DOCS.rglob("*.md"):
+            for listed in re.findall(r"```{toctree}\n(.*?)```", path.read_text("utf-8"), re.S):
+                assert page.stem not in listed.split(), path

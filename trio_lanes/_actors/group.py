@@ -210,7 +210,7 @@ class Group(Served):
                 continue
             line = other.line
             while line and (head := line.best()) in leave:
-                line = line.copy()
+                line = line.copy()  # a question changes nothing
                 line.remove(head)
             if line:
                 head = heads[other] = line.best()

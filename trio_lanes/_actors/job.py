@@ -64,7 +64,7 @@ T_co = TypeVar("T_co", covariant=True)
 OWN_CODE: Final[set[CodeType]] = set()
 """Code of this library that stands between a job's task and its body."""
 
-_NOT_YET: Final = -math.inf
+_NEVER_WAITED: Final = -math.inf
 
 _SLOTS: Final[Mapping[Slot, Literal["held", "lent", "wanted"]]] = {
     HELD: "held",
@@ -282,7 +282,7 @@ class Job(Generic[T_co]):
 
         A job that is readmitted, or wants the slot back that it has lent, begins to wait anew.
         """
-        return None if self._waiting_since == _NOT_YET else self._waiting_since
+        return None if self._waiting_since == _NEVER_WAITED else self._waiting_since
 
     @property
     def owner(self) -> Hashable:
@@ -639,7 +639,7 @@ def make_job(
     job._state = WAITING
     job._place = 0
     job._arrival = 0
-    job._waiting_since = _NOT_YET
+    job._waiting_since = _NEVER_WAITED
     job._slot = NONE
     job._lenders = ()
     job._slot_waiters = None

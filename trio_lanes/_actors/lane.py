@@ -376,14 +376,12 @@ class LaneActor(Actor):
         self.touch()
         return arrival
 
-    def move(self, job: AnyJob, arrival: int) -> int:
-        """Give ``job``, which is in the line, another arrival; return the arrival that it had."""
+    def move(self, job: AnyJob, arrival: int) -> None:
+        """Give ``job``, which is in the line, another arrival."""
         self.step()
-        former = job._arrival
         self.line.move(job, arrival)
         job._arrival = arrival
         self.touch()
-        return former
 
     def readmit(self, job: AnyJob, arrival: int) -> None:
         """Put ``job``, which runs, into the line again: before all jobs of its priority."""

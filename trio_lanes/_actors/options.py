@@ -16,7 +16,7 @@ from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 if TYPE_CHECKING:
     from .job import Job
 
-_DEFAULTS: Final = ("timeout", "queue_timeout", "idle_timeout")
+_TIMEOUTS: Final = ("timeout", "queue_timeout", "idle_timeout")
 
 _SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "rate", "wrap", "paused"})
 
@@ -83,7 +83,7 @@ class LaneConfig:
     @property
     def job_defaults(self) -> Mapping[str, float]:
         """The options of a job of it that a submission does not set, by name."""
-        given = {name: getattr(self, name) for name in _DEFAULTS}
+        given = {name: getattr(self, name) for name in _TIMEOUTS}
         return {name: value for name, value in given.items() if value != math.inf}
 
     def __attrs_post_init__(self) -> None:

@@ -78,7 +78,7 @@ class Plan:
         seen: set[str] = set()
         for given, value in lanes.items():
             name = _lane_name(given)
-            if name in seen:
+            if name in seen:  # two spellings of one name, as "main" and " main"
                 raise ValueError(f"lane {name!r} is named twice")
             seen.add(name)
             if name.startswith(SESSION_PREFIX):

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
@@ -47,7 +47,7 @@ UNUSED: Final[Any] = MappingProxyType({})
 """In place of a table of a session, until it is first written: most sessions have few jobs, and a
 table weighs as much as a job. It cannot be written itself."""
 
-MOST_MAILBOXES: Final = 100
+MAX_MAILBOXES: Final = 100
 """How many unused mailboxes are kept for later sessions. A peak of sessions leaves no more."""
 
 Mailboxes = deque[Mailbox]
@@ -55,7 +55,7 @@ Mailboxes = deque[Mailbox]
 
 def mailbox_pool() -> Mailboxes:
     """A pool for the mailboxes that no session uses now."""
-    return deque(maxlen=MOST_MAILBOXES)
+    return deque(maxlen=MAX_MAILBOXES)
 
 
 Forward: TypeAlias = tuple[AnyJob, int, bool]
@@ -208,10 +208,11 @@ class SessionActor(Actor):
         if self.rates.units or self.readmitting:
             window, again = self._limited_window(window, now)
             if again is not None:
-                return again, 0, True
+                return again, 0, True  # readmitted: it is in no backlog, and others may follow it
         free = window - len(forwarded)
         if free <= 0:
             if free < 0:
+                # A lowered limit or a pause: the best stay, as many as may start.
                 for place in sorted(forwarded)[max(int(window), 0) :]:
                     self._take_back(place)
             elif self._mail_came and self.is_ranked and forwarded and backlog.items:
@@ -221,7 +222,7 @@ class SessionActor(Actor):
                     free = 1
         if free <= 0 or not backlog.items:
             self._mail_came = False
-            self._vacated = None
+            self._vacated = None  # the place goes to no job
             return None
         job = backlog.pop()
         arrival = 0
@@ -239,19 +240,29 @@ class SessionActor(Actor):
         return job, arrival
 
     def _inherit(self, displaced: AnyJob, arrival: int, job: AnyJob) -> int:
-        """Return the arrival of ``displaced`` for ``job``; 0 if it is not bound for the same lane.
+        """Return the arrival that ``job`` takes from ``displaced``, whose place it has, or 0."""
+        way = self._makes_way(displaced, arrival, job, ())
+        for peer, earlier in way.moved.items():
+            job._lane.move(peer, earlier)
+        return 0 if way.arrival == LAST else way.arrival
 
-        Forwarded equals of ``job`` come before it in this session: they move up if their arrivals
-        were later.
+    def _makes_way(
+        self, displaced: AnyJob, arrival: int, job: AnyJob, leave: Sequence[AnyJob]
+    ) -> Displacement:
+        """Return how jobs make way for ``job``, which has the place of ``displaced``.
+
+        It inherits the arrival if it is bound for the same lane. Forwarded equals of ``job`` come
+        before it in this session: they move up if their arrivals were later.
         """
-        lane = job._lane
-        if job is displaced or lane is not displaced._lane:
-            return 0
+        moved: dict[AnyJob, int] = {}
+        if job is displaced or job._lane is not displaced._lane:
+            return Displacement(leave=leave)
         for place in sorted(self.forwarded):
             peer = self.forwarded[place]
-            if peer._lane is lane and peer._priority == job._priority and peer._arrival > arrival:
-                arrival = lane.move(peer, arrival)
-        return arrival
+            is_equal = peer._lane is job._lane and peer._priority == job._priority
+            if is_equal and peer is not displaced and peer._arrival > arrival:
+                moved[peer], arrival = arrival, peer._arrival
+        return Displacement(arrival, leave, moved)
 
     def _limited_window(self, window: int | float, now: float) -> tuple[int | float, AnyJob | None]:
         """Return the window under rate limits, and a readmitted job that is forwarded first.
@@ -413,19 +424,7 @@ class SessionActor(Actor):
             return Displacement(leave=leave)
         displaced = self.forwarded[max(self.forwarded)]
         leave.append(displaced)
-        lane, arrival, moved = job._lane, displaced._arrival, {}
-        if displaced._lane is not lane:
-            return Displacement(leave=leave)
-        for place in sorted(self.forwarded):
-            peer = self.forwarded[place]
-            if (
-                peer is not displaced
-                and peer._lane is lane
-                and peer._priority == job._priority
-                and peer._arrival > arrival
-            ):
-                moved[peer], arrival = arrival, peer._arrival
-        return Displacement(arrival, leave, moved)
+        return self._makes_way(displaced, displaced._arrival, job, leave)
 
     def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
         """Return the jobs that are readmitted before ``job``, which waits; [] without rates."""

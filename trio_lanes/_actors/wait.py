@@ -44,7 +44,7 @@ class Wait:
     target: AnyJob | None = None
     """The job that it waits for."""
     any_of: Collection[AnyJob] = ()
-    """The jobs of which it waits for any. They tell another waiter, not this record."""
+    """The jobs of which it waits for any. They notify another waiter, not this record."""
     request: RoomRequest | None = None
     """The request for room that it waits for."""
     runs: bool = False
@@ -74,9 +74,9 @@ class RoomRequest:
     inside: bool
     """Whether it comes from inside a running job of these lanes: it may while they close."""
     session: SessionActor | None
-    tell: Callable[[outcome.Maybe[None]], None] | None
-    """Tells the submitter that the job is accepted, or why it is not. Never raises. None when the
-    submitter is told, or does not want to be: a cycle with it would keep the job alive."""
+    on_decision: Callable[[outcome.Maybe[None]], None] | None
+    """Gives the submitter the acceptance of the job, or the error. Never raises. None when the
+    submitter has it, or does not want it: a cycle with it would keep the job alive."""
     actor: Actor = attrs.field(init=False)
     """The actor in whose line for room it stands."""
     order: int = attrs.field(init=False)
@@ -84,5 +84,5 @@ class RoomRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has left its line: its submitter is told, or will be when the act is over."""
+        """Whether it has left its line: its submitter is notified, or will be when the act ends."""
         return self.job not in (self.actor.room_line or ())

@@ -11,7 +11,9 @@ from typing import Any, Final, NoReturn
 import attrs
 import trio
 
-_LONGEST: Final = sys.float_info.max  # a whole number may be above it, and no time of a clock is
+_MAX_SECONDS: Final = (
+    sys.float_info.max
+)  # a whole number may be above it, and no time of a clock is
 
 
 def whole(field: str, value: Any, kind: str = "a whole number") -> int:
@@ -45,7 +47,7 @@ def seconds(field: str, value: Any) -> float:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} must be a number of seconds, not {value!r}")
-    if not 0 <= value <= _LONGEST and value != math.inf:  # also true of NaN
+    if not 0 <= value <= _MAX_SECONDS and value != math.inf:  # also true of NaN
         raise ValueError(f"{field} must be seconds from 0 up that fit a float, got {value!r}")
     return value
 

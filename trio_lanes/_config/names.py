@@ -5,12 +5,15 @@ The name of a session lane begins with ``session:``. Any other name is that of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 SESSION_PREFIX: Final = "session:"
 DEFAULT_LANE: Final = "main"
+DEFAULT_LANES: Final[Mapping[str, int]] = {"main": 4, "cron": 1, "subagent": 8}
 TEMPLATE_MARK: Final = "*"
+ALL_SESSIONS: Final = SESSION_PREFIX + TEMPLATE_MARK  # where a name stands for all of them
+GROUP_PREFIX: Final = "group:"  # where a name may be that of a lane or of a group
 _PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
 
 

@@ -92,7 +92,7 @@ from . import lending, parking
 from .closing import Closing
 from .registry import Registry
 from .settling import Verdict, interrupted, raised, watch_failure
-from .workers import MOST_HIRED, WorkerPool
+from .workers import MAX_HIRED, WorkerPool
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -290,7 +290,7 @@ class Scheduler:
 
     def _spawn_now(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
         # A copy, since this may be called while the context itself is entered: Trio's own
-        # instruments are told of a task that is being spawned here, and may submit.
+        # instruments see a task that is being spawned here, and may submit.
         self._context.copy().run(self._nursery.start_soon, fn)
 
     def serve(self) -> None:
@@ -308,17 +308,19 @@ class Scheduler:
                     self._serve_lane(lanes.popleft())
                 elif groups:
                     self._serve_group(groups.popleft())
+                # After the lanes: only now is it known which jobs start without needing room.
                 elif unseen and (request := self.room.next_entry(self.now)) is not None:
                     self._tell_request(request, outcome.Value(None))
                     self.submit(request.job)
+                # After all starts, so that one worker can take several of the jobs.
                 elif (
                     granted
                     and not workers.stepping
-                    and workers.ready < MOST_HIRED
+                    and workers.ready < MAX_HIRED
                     and workers.ready < len(granted)
                 ):
                     workers.hire()
-                elif changed:
+                elif changed:  # last, so a lane that is empty between two acts is not announced
                     self._tell_of(next(iter(changed)))
                 elif clocks:
                     self._set_clock(clocks.popitem()[0])
@@ -581,14 +583,14 @@ class Scheduler:
         lane, session = job._lane, job._session_lane
         slot, now = job._slot, self.now
         lane.take_slot(job, now)
-        if slot is WANTED:
+        if slot is WANTED:  # its start was charged, and its session still counts it
             self._resume(job)
             return
         is_rated = not lane.plain
         if session is not None and session.rates.units:
             is_rated = True
             session.charge(job, now)
-        if is_rated or slot is QUEUED:
+        if is_rated or slot is QUEUED:  # which replaces the charge of its start
             job._charge = Charge(job._costs, now, lane.group)
         if slot is QUEUED:
             if session is not None:
@@ -730,7 +732,7 @@ class Scheduler:
             if job.id in lane.delayed:
                 _forget_delay(job)
             else:
-                if self.broken is not None:
+                if self.broken is not None:  # an act broke off, so the tables may be wrong
                     if session is not None:
                         session.lose_count_of_one()
                 elif session is not None:
@@ -824,7 +826,7 @@ class Scheduler:
         self.update_pause(pausable)
 
     def update_pause(self, pausable: Pausable) -> None:
-        """Set whether ``pausable`` is paused, as its pauses say, and tell hooks of a change."""
+        """Set whether ``pausable`` is paused, as its pauses say, and call hooks of a change."""
         if pausable.update_paused() and isinstance(pausable, Actor):  # a template is no lane
             hooks = self.hooks.lane_paused if pausable.paused else self.hooks.lane_resumed
             self.call_hooks(hooks, pausable)
@@ -905,22 +907,24 @@ class Scheduler:
         session = None if job.session is None else self.registry.session_lane(job.session)
         return first_without_room(job, session, self.current_time(), at_rest=not self.serving)
 
-    def request_room(self, job: AnyJob, tell: Callable[[outcome.Maybe[None]], None]) -> RoomRequest:
-        """Let ``job`` wait for room; ``tell`` is called when it is accepted or refused."""
+    def request_room(
+        self, job: AnyJob, on_decision: Callable[[outcome.Maybe[None]], None]
+    ) -> RoomRequest:
+        """Let ``job`` wait for room; ``on_decision`` is called when it is accepted or refused."""
         self.check_thread()
         key = job.session
         session = None if key is None else self.sessions.get(key) or self.registry.wake(key)
         lane = job._lane
         if lane.from_template:  # alive, so that `configure`, `pause` and `clear` find it
             lane = job._lane = self.bring_to_life(lane)
-        request = RoomRequest(job, self._is_inside, session, tell)
+        request = RoomRequest(job, self._is_inside, session, on_decision)
         with self.batch():
             self.room.join(request, self.now)
         return request
 
     def give_up_room(self, request: RoomRequest) -> None:
         """Remove ``request``, whose submitter gives it up."""
-        request.tell = None
+        request.on_decision = None
         if not request.is_over:
             self._turn_away(request)
 
@@ -932,15 +936,15 @@ class Scheduler:
                 request.session.touch()
 
     def refuse(self, request: RoomRequest, error: Exception) -> None:
-        """Remove ``request``, and tell its submitter ``error``."""
+        """Remove ``request``, and give its submitter ``error``."""
         with self.batch():
             self._turn_away(request)
             self.after_act(self._tell_request, request, outcome.Error(error))
 
     def _tell_request(self, request: RoomRequest, what: outcome.Maybe[None]) -> None:
-        tell, request.tell = request.tell, None
-        if tell is not None:
-            tell(what)
+        on_decision, request.on_decision = request.on_decision, None
+        if on_decision is not None:
+            on_decision(what)
 
     # ---- waits
 

@@ -93,7 +93,7 @@ async def _end_of_cancelled(scheduler: Scheduler, target: AnyJob) -> None:
 
 
 def _body_finished(job: AnyJob) -> bool:
-    """Whether its body returned or raised: then its caller is told, also if it was cancelled."""
+    """Whether its body returned or raised: then its caller gets that, also if it was cancelled."""
     # Only a body leaves a traceback: every other error was made by these lanes.
     return job._state is SUCCEEDED or job._traceback is not None
 
@@ -111,15 +111,15 @@ async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> Non
     """
     task = trio.lowlevel.current_task()
 
-    def tell(what: outcome.Maybe[None]) -> None:
+    def on_decision(what: outcome.Maybe[None]) -> None:
         scheduler.forget_wait(wait)
         trio.lowlevel.reschedule(task, what)
 
-    request = scheduler.request_room(job, tell)
+    request = scheduler.request_room(job, on_decision)
     wait = Wait(task, job_here(scheduler.running), request=request, runs=runs)
     try:
         scheduler.begin_wait(wait)
-    except BaseException:
+    except BaseException:  # the wait would never end, so nothing of it stays
         scheduler.give_up_room(request)
         raise
 

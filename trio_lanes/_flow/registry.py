@@ -17,7 +17,7 @@ from .._actors.plan import Plan
 from .._actors.session import SessionActor, mailbox_pool
 from .._actors.template import Template
 
-MOST_SPARES: Final = 250
+MAX_SPARES: Final = 250
 """How many actors of sessions that are gone are kept for new sessions: as many sessions as may end
 before other tasks have their turn. They take 400 KB."""
 
@@ -40,7 +40,7 @@ class Registry:
         self.lane_turns: Final[deque[LaneActor]] = deque()
         self.group_turns: Final[deque[Group]] = deque()
         self._mailboxes: Final = mailbox_pool()
-        self._spares: Final[deque[SessionActor]] = deque(maxlen=MOST_SPARES)
+        self._spares: Final[deque[SessionActor]] = deque(maxlen=MAX_SPARES)
         # {key: the limiter of a session, while the application holds it}
         self._limiters: Final[WeakValueDictionary[str, trio.CapacityLimiter]] = (
             WeakValueDictionary()
@@ -49,13 +49,13 @@ class Registry:
 
     # ---- global lanes
 
-    def find_lane(self, name: str) -> LaneActor | None:
-        """Return the global lane of that name. A lane of a template need not be alive yet."""
+    def find_or_make_lane(self, name: str) -> LaneActor | None:
+        """Return the global lane of that name, made from its template if need be; or None."""
         lane = self.lanes.get(name)
         if lane is None:
             label = self.plan.label_of(name)
             if label is not None:
-                lane = self.new_lane(name, label)
+                lane = self.new_lane(name, label)  # not alive: the first job wakes it, or no job
                 self.join_group(lane)
         return lane
 
@@ -154,4 +154,4 @@ class Registry:
     def lanes_of(self, job: AnyJob) -> tuple[LaneActor, SessionActor | None]:
         """Return the lanes of ``job``, which may have ended: its lanes may have been replaced."""
         session = None if job.session is None else self.session_lane(job.session)
-        return self.find_lane(job.lane) or job._lane, session
+        return self.find_or_make_lane(job.lane) or job._lane, session

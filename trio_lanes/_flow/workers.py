@@ -29,7 +29,7 @@ When the job has ended, the task gets its own context back.
 Invariants
 ----------
 * ``ready`` is the number of workers that will come for a granted job. If there are more granted
-  jobs, and fewer than `MOST_HIRED` workers, the loop hires a worker (`WorkerPool.hire`), after all
+  jobs, and fewer than `MAX_HIRED` workers, the loop hires a worker (`WorkerPool.hire`), after all
   other acts. More workers are hired only as jobs block: jobs that never block need one worker.
 * While a worker takes a first step, it will come for the jobs that this step lets start: no other
   worker is hired for them. If the job then blocks, up to two workers are hired in its place, so the
@@ -61,7 +61,7 @@ from .._config.check import refuse_like_trio
 JOBS_PER_PASS: Final = 250
 """How many jobs that never block all workers together run before other tasks have their turn."""
 
-MOST_HIRED: Final = 8
+MAX_HIRED: Final = 8
 """How many workers are hired at most for jobs that are granted while no worker takes a first step.
 
 Of a hundred jobs that block, 8, 16, 32 and 44 then start in four passes of Trio's scheduler."""
@@ -80,11 +80,11 @@ class WorkerPool:
     Args:
       running: the table of this Trio run: {task: the job it runs}.
       spawn: starts a task in the lanes' nursery.
-      returned: is told that the body of a job returned a value.
-      raised: is told the error that left the body of a job and its scope; returns the error that
+      returned: is called when the body of a job has returned a value.
+      raised: is called with the error that left the body of a job and its scope; returns the
+        error that leaves the worker.
+      interrupted: is called when its scope has ended the body of a job; returns the error that
         leaves the worker.
-      interrupted: is told that its scope ended the body of a job; returns the error that leaves the
-        worker.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class WorkerPool:
                             error = self._raised(ended, _shortened(error))
                         del ended
                         value = _NO_VALUE
-                        task.context = own_context  # after job_finished, which is told in the job's
+                        task.context = own_context  # after job_finished, which runs in the job's
                         if error is not None:
                             break
                         if granted and self._steps < JOBS_PER_PASS:

@@ -67,7 +67,7 @@ def resolve_or_create(scheduler: Scheduler, name: str | None) -> Sequence[Pausab
         return actors
     if name.startswith(SESSION_PREFIX):
         return (scheduler.registry.wake(session_key(name)),)
-    lane = scheduler.registry.find_lane(name)
+    lane = scheduler.registry.find_or_make_lane(name)
     assert lane is not None
     return (scheduler.bring_to_life(lane),)
 

@@ -17,10 +17,7 @@ never to end either. So two jobs that wait for each other's lanes leave out each
 
 Several waits for lanes may hold up each other only together: each waits for a job that needs a
 slot, and their own jobs hold all slots. For each wait alone, another job could still give its slot
-back. So if the caller's wait could end once the jobs of all waits for lanes are assumed never to
-end, the module searches the largest set of such jobs that hold up each other. A wait leaves that
-set if, although the other jobs of the set never end, all that it waits for can come, apart from
-the jobs that it leaves out itself.
+back. Then the largest set of waits that hold up each other is left out.
 """
 
 from __future__ import annotations
@@ -64,10 +61,10 @@ def may_be_left_out(scheduler: Scheduler, inside: Iterable[AnyJob]) -> list[AnyJ
     """
     watching = chain.from_iterable(watch.jobs for watch in scheduler.watches.inside)
     waiting = (wait.job for wait in scheduler.waits)
-    lending = chain.from_iterable(lane.without_slot for lane in scheduler.lanes.values())
+    without_slot = chain.from_iterable(lane.without_slot for lane in scheduler.lanes.values())
     return [
         job
-        for job in dict.fromkeys(chain(inside, watching, waiting, lending))
+        for job in dict.fromkeys(chain(inside, watching, waiting, without_slot))
         if job is not None and job._keeper is scheduler and job._state is RUNNING
     ]
 
@@ -99,11 +96,13 @@ def _held_together(
     watches = scheduler.watches.inside
     others = {watch: None for watch in watches if not left_out.held.keys() >= {*watch.jobs}}
     owns: dict[Watch, LeftOut] = {}
+    # The set begins with all other waits. A wait leaves it if, although the jobs of the set never
+    # end, all that it waits for can come, apart from the jobs that it leaves out itself.
     while others:
         jobs = chain(left_out.held, *(watch.jobs for watch in others))
         larger = LeftOut(scheduler, jobs, with_watches=False)
         if not may_be_true(larger):
-            return None
+            return None  # a smaller set leaves out less
         going = []
         for watch in others:
             if watch not in owns and watch.is_held_up(larger):

@@ -4,9 +4,9 @@ A meter is the arithmetic of one limit, and keeps nothing. What it knows of the 
 which `Rates` keeps in memory, and a durable store in its tables. The script of a Valkey store,
 `rates.lua`, is a translation of this file.
 
-A mark is (when, the sum of all charges up to then). The sums begin at 0 when a limit that is as new
-is charged. A charge adds a mark at the end, and drops marks at the front; only a correction, and a
-`Bucket` whose use has sunk, replace the marks that there are.
+A mark is (when, the sum of all charges up to then). The sums begin at 0 when a limit that is fully
+replenished is charged. A charge adds a mark at the end, and drops marks at the front; only a
+correction, and a `Bucket` whose use has sunk, replace the marks that there are.
 
 Amounts are taken as they are written, so 0.1 is a tenth; times are taken as the clock gives them,
 to the last bit. All arithmetic is exact, in whole numbers and fractions: a meter that runs for
@@ -32,8 +32,8 @@ from .._config.exact import NEVER_USED, Exact, bucket_shape, exact, rounded_up
 Mark: TypeAlias = tuple[float, Exact]
 """A time, and a sum of charges."""
 Marks: TypeAlias = Sequence[Mark]
-_NOTHING: Final = Fraction(0)
-_MOST: Final = 64  # marks of a bucket
+_ZERO: Final = Fraction(0)
+_MAX_MARKS: Final = 64  # marks of a bucket
 
 
 def put(marks: deque[Mark], added: Iterable[Mark], keep: int) -> None:
@@ -90,7 +90,7 @@ class SlidingWindow:
         return marks
 
     def refilled_at(self, marks: Marks) -> float:
-        """Return since or from when the limit is as new."""
+        """Return since or from when the limit is fully replenished."""
         return self._leaves(marks[-1]) if marks else NEVER_USED
 
     def left(self, marks: Marks, now: float) -> float:
@@ -124,7 +124,7 @@ class SlidingWindow:
 class Bucket:
     """The smoothing meter: the generic cell rate algorithm (GCRA) of ITU-T I.371, with amounts.
 
-    It is told in the form that I.371 calls a leaky bucket, which admits the same amounts as the
+    It is written in the form that I.371 calls a leaky bucket, which admits the same amounts as the
     form with a theoretical arrival time: what is used leaks at an even rate, and an amount up to
     the burst is admitted when it fits on top, that is, when ``used <= burst - amount``. A larger
     amount is admitted when nothing is used.
@@ -153,7 +153,7 @@ class Bucket:
 
     def ready_at(self, marks: Marks, amount: float) -> float:
         """Return when an amount may be charged; a time that has passed means now."""
-        ahead = max(self._burst - exact(amount), _NOTHING)
+        ahead = max(self._burst - exact(amount), _ZERO)
         if not marks or marks[-1][1] <= ahead:
             return NEVER_USED
         return rounded_up(self._arrival(marks) - ahead * self._interval)
@@ -164,13 +164,13 @@ class Bucket:
             return [(now, exact(amount))], 1
         total = marks[-1][1]
         mark, used = (now, total + exact(amount)), self._used(marks, total, now)
-        if self._dip(marks, len(marks) - 1) < used and len(marks) < _MOST:
+        if self._dip(marks, len(marks) - 1) < used and len(marks) < _MAX_MARKS:
             return [mark], len(marks) + 1
         changed = [*self._sunk(list(marks), used), mark]
-        if len(changed) > _MOST:
+        if len(changed) > _MAX_MARKS:
             # with 0 for its dip, a charge before the second mark gives nothing back
             changed[0] = changed[0][0], 0
-            del changed[1:-_MOST]
+            del changed[1:-_MAX_MARKS]
         return changed, len(changed)
 
     def given_back(self, marks: Marks, amount: float | Fraction, now: float, at: float) -> Marks:
@@ -196,7 +196,7 @@ class Bucket:
         return [*earlier, *((time, so_far - amount) for time, so_far in later)]
 
     def refilled_at(self, marks: Marks) -> float:
-        """Return since or from when the limit is as new."""
+        """Return since or from when the limit is fully replenished."""
         return rounded_up(self._arrival(marks)) if marks else NEVER_USED
 
     def left(self, marks: Marks, now: float) -> float:

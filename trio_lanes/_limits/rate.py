@@ -253,12 +253,12 @@ class Rates:
                 used.marks = deque(marks)
 
     def refilled_at(self, now: float) -> float:
-        """Return the time from which on all meters are as new; not after ``now`` means now."""
+        """Return since or from when all meters are fully replenished."""
         times = (used.meter.refilled_at(used.marks) for used in self._meters)
         return max(times, default=NEVER_USED)
 
     def left(self, now: float) -> Iterator[tuple[RateLimit, float, float]]:
-        """Yield each limit, its remaining amount, and the time from which its meter is as new."""
+        """Yield each limit, its remaining amount, and when it is fully replenished."""
         for used in self._meters:
             meter, marks = used.meter, used.marks
             yield used.limit, meter.left(marks, now), meter.refilled_at(marks)

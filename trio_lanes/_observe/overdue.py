@@ -21,7 +21,7 @@ from .._queue.timers import Timer, Timers
 from .hooks import Hooks
 
 
-class _Watch(NamedTuple):
+class _OverdueWatch(NamedTuple):
     timer: Timer
     cancelled: bool  # else the body only has a deadline
 
@@ -35,7 +35,7 @@ class Overdue:
     ) -> None:
         self._hooks: Final = hooks
         self._timers: Final = Timers(spawn)
-        self.watched: Final[dict[AnyJob, _Watch]] = {}  # until their bodies have ended
+        self.watched: Final[dict[AnyJob, _OverdueWatch]] = {}  # until their bodies have ended
 
     def expect(self, job: AnyJob) -> None:
         """Set the timer of ``job`` by its deadline, which may be a new one."""
@@ -60,7 +60,7 @@ class Overdue:
         self.ended(job)
         when = since + job._lane.config.overdue_after
         if when != math.inf:
-            self.watched[job] = _Watch(self._timers.call_at(when, call), cancelled)
+            self.watched[job] = _OverdueWatch(self._timers.call_at(when, call), cancelled)
 
     def _expect(self, job: AnyJob) -> None:
         self._set(job, job._deadline, partial(self._too_late, job), cancelled=False)

@@ -5,7 +5,7 @@ lane share one timer, set for the oldest wait, which only writes to the log: at 
 each lane and ``warn_after`` seconds, and another when the longest wait is twice as long. A job that
 wants the slot back that it has lent counts among them, since it waits as long if limits were
 lowered, or the holders of the slots wait. While an instrument has the hook ``job_waiting_long``,
-they share one more timer, set for the next job of which the hook is to be told.
+they share one more timer, set for the next job for which the hook is to be called.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WaitWarnings:
         self._tell_in_time(lane)
 
     def _tell_in_time(self, lane: LaneActor) -> None:
-        """Have hooks told of the next long wait in ``lane``. The jobs there are due in order."""
+        """Have hooks called at the next long wait in ``lane``. The jobs there are due in order."""
         if lane.unwarned and lane.unwarned_timer is None:
             due = _due(next(iter(lane.unwarned.values())))
             if due != float("inf"):

@@ -16,13 +16,13 @@ from typing import Any, Final, Generic, TypeVar, final
 
 T = TypeVar("T")
 
-_PLACES: Final = 64  # bits: at a million places a microsecond, half a million years
+_PLACE_BITS: Final = 64  # bits: at a million places a microsecond, half a million years
 LAST: Final = 2**62  # a place behind all others
 
 
 def rank(priority: int, place: int) -> int:
     """Return the rank of an item with that priority and that place."""
-    return place - (priority << _PLACES) if priority else place
+    return place - (priority << _PLACE_BITS) if priority else place
 
 
 def in_order(heap: list[Any]) -> Iterator[Any]:

@@ -47,7 +47,7 @@ class FairLine(Generic[T]):
         self._aging = None if aging == math.inf else Fraction(aging)
         self._fair = fair
         self._places: dict[T, tuple[int, int, Hashable]] = {}  # {item: (priority, arrival, owner)}
-        self._lines: dict[int, _Line[T]] = {}  # {priority: its items}
+        self._lines: dict[int, _Priority[T]] = {}  # {priority: its items}
         self._order = _Lowest()  # of the priorities, negated, so that the higher wins a tie
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class FairLine(Generic[T]):
             owner = None
         line = self._lines.get(priority)
         if line is None:
-            line = self._lines[priority] = _Line()
+            line = self._lines[priority] = _Priority()
         self._places[item] = priority, arrival, owner
         line.add(item, arrival, owner)
         if self._aging is not None:
@@ -167,7 +167,7 @@ class FairLine(Generic[T]):
             other._rank(priority, other._lines[priority])
         return other
 
-    def _left(self, priority: int, arrival: int, line: _Line[T]) -> None:
+    def _left(self, priority: int, arrival: int, line: _Priority[T]) -> None:
         if self._aging is not None:
             line.waits.drop(arrival)
         if not line.is_empty:
@@ -176,7 +176,7 @@ class FairLine(Generic[T]):
             del self._lines[priority]
             self._order.drop(-priority)
 
-    def _rank(self, priority: int, line: _Line[T]) -> None:
+    def _rank(self, priority: int, line: _Priority[T]) -> None:
         rank: float | Fraction = -priority
         if self._aging is not None:
             oldest = line.waits.lowest_value()
@@ -187,7 +187,7 @@ class FairLine(Generic[T]):
         self._order.put(-priority, rank)
 
 
-class _Line(Generic[T]):
+class _Priority(Generic[T]):
     """The items of one priority."""
 
     __slots__ = ("_backlogs", "_latest", "_owners", "_served", "_turns", "oldest", "waits")
@@ -262,8 +262,8 @@ class _Line(Generic[T]):
                     yield item
                     left.append(items)
 
-    def copy(self) -> _Line[T]:
-        other: _Line[T] = _Line()
+    def copy(self) -> _Priority[T]:
+        other: _Priority[T] = _Priority()
         for owner, turn in self._turns.items():
             other._backlogs[owner] = self._backlogs[owner].copy()
             other._give_turn(owner, turn)

@@ -75,7 +75,7 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
     if job in job._lane.slot_requests:
         # Without a change of limits it would have been found when the other wait began.
         why = _LOWERED if can_never_regain_slot(job) else None
-        slots = _slots(job._lane, returning=True)
+        slots = _slots(job._lane, requested=True)
         found += [attrs.evolve(blocker, reason=why) for blocker in slots]
     elif job._slot is QUEUED and job._arrival:
         found += _in_lane(job, job._lane, now)
@@ -126,7 +126,7 @@ def _lane_itself(job: AnyJob, lane: LaneActor, before: list[AnyJob], now: float)
     return found
 
 
-def _slots(lane: LaneActor, *, returning: bool = False) -> list[Blocker]:
+def _slots(lane: LaneActor, *, requested: bool = False) -> list[Blocker]:
     found = []
     if lane.limiter.available_tokens < 1:
         lanes = [other for other in lane.lanes.values() if other.limiter is lane.limiter]
@@ -135,7 +135,7 @@ def _slots(lane: LaneActor, *, returning: bool = False) -> list[Blocker]:
     if group is not None:
         if not group.has_budget:
             found.append(Blocker("group", group.name, _holders(group.lanes)))
-        elif group.reserved(lane.label) and not returning:
+        elif group.reserved(lane.label) and not requested:
             found.append(Blocker("reservation", group.name, _holders(group.lanes)))
     return found
 

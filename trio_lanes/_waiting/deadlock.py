@@ -46,7 +46,7 @@ from .._actors.state import HELD, RUNNING, WAITING
 from .._actors.wait import Wait
 from .._config.errors import LaneDeadlockError
 from .current import JobsByTask
-from .needs import Need, Search, goes_on, may_need, wants_slot
+from .needs import Need, Search, can_continue, may_need, wants_slot
 
 _FIRST_STEPS: Final = 8
 """How many steps a search from either end of a wait takes at first."""
@@ -75,7 +75,7 @@ def check(wait: Wait, table: JobsByTask) -> Collection[AnyJob]:
       LaneDeadlockError: it lists the jobs of the cycle, and the cure.
     """
     targets = wait.any_of if wait.target is None else (wait.target,)
-    if any(target._state is RUNNING and goes_on(target) for target in targets):
+    if any(target._state is RUNNING and can_continue(target) for target in targets):
         return ()  # the usual case
 
     goal: Goal = partial(Search.needed_for, wait=wait)
@@ -208,13 +208,13 @@ class _Cycle:
         """List what ``first`` waits for, directly or not, and the cure."""
         lines = []
         cure = _CURE_OF_ENDS
-        told: set[AnyJob] = set()
+        described: set[AnyJob] = set()
         line = deque([first])
         while line:
             job = line.popleft()
-            if job in told:
+            if job in described:
                 continue
-            told.add(job)
+            described.add(job)
             goals = []
             for wait in (job._waits or {}).values():
                 targets = wait.any_of if wait.target is None else (wait.target,)

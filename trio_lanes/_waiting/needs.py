@@ -51,7 +51,7 @@ def wants_slot(job: AnyJob) -> bool:
     return job._slot in (LENT, WANTED, QUEUED)
 
 
-def goes_on(job: AnyJob) -> bool:
+def can_continue(job: AnyJob) -> bool:
     """Whether ``job`` waits for no event of this graph."""
     return job._state is not RUNNING or not (job._waits or wants_slot(job))
 
@@ -77,7 +77,7 @@ class _Goal:
 
 
 @final
-class _Budget(_Goal):
+class _GroupToken(_Goal):
     """A token of a group: a token that comes back counts only if it is not reserved."""
 
     __slots__ = ("_counting",)
@@ -124,7 +124,7 @@ class Search:
         path.append(root)
         while path and root.missing > 0:
             if most <= 0:
-                return None
+                return None  # the search from the other end may be shorter
             most -= 1
             goal = path[-1]
             need = next(goal.parts, None) if goal.missing > 0 else None
@@ -137,7 +137,7 @@ class Search:
                 part = self._goals[need] = find(subject)
                 path.append(part)
             if part.missing > 0:
-                part.asked_by.append((goal, need))
+                part.asked_by.append((goal, need))  # it gives to the goal when it has come
             else:
                 _give(goal, need)
         return root.missing <= 0
@@ -150,8 +150,8 @@ class Search:
             if find == self.end_of and goal.missing > 0
         ]
 
-    def _goes_on(self, job: AnyJob) -> bool:
-        """`goes_on`, without the wait and the slots that this search ignores."""
+    def _can_continue(self, job: AnyJob) -> bool:
+        """`can_continue`, without the wait and the slots that this search ignores."""
         waits = (job._waits or {}).values()
         is_waiting = any(wait is not self._ignored for wait in waits)
         return job._state is not RUNNING or not (is_waiting or self._wants_slot(job))
@@ -182,7 +182,7 @@ class Search:
 
     def end_of(self, job: AnyJob) -> _Goal:
         """The end of a job that runs."""
-        if self._goes_on(job):
+        if self._can_continue(job):
             return _Goal(0)
         keys = [
             key
@@ -218,7 +218,7 @@ class Search:
         return max(0, int(min(limiter.total_tokens, sys.maxsize)) - len(waiting))
 
     def _waits(self, borrower: object) -> bool:
-        return isinstance(borrower, Job) and not self._goes_on(borrower)
+        return isinstance(borrower, Job) and not self._can_continue(borrower)
 
     def _token(self, subject: tuple[LaneActor, AnyJob | None]) -> _Goal:
         """A token of the limiter of a lane, which may be shared with other lanes and other code."""
@@ -237,7 +237,7 @@ class Search:
 
     def _ends(self, jobs: Iterable[AnyJob]) -> list[Need]:
         """The ends of ``jobs``; of jobs that go on first, since a few of these mostly suffice."""
-        return [(self.end_of, job) for job in sorted(jobs, key=self._goes_on, reverse=True)]
+        return [(self.end_of, job) for job in sorted(jobs, key=self._can_continue, reverse=True)]
 
     def _budget(self, subject: tuple[LaneActor, AnyJob | None]) -> _Goal:
         """A token of the group of a lane. Reservations count unless ``taker`` takes a slot back."""
@@ -261,7 +261,7 @@ class Search:
         if missing <= 0 or sum(kept.values()) >= group.config.concurrency:
             return _Goal(0)
         counting = {label: max(0, tokens - kept.get(label, 0)) for label, tokens in used.items()}
-        return _Budget(missing, self._ends(holders), counting)
+        return _GroupToken(missing, self._ends(holders), counting)
 
     def _turn(self, subject: tuple[SessionActor, AnyJob]) -> _Goal:
         """The forwarding of a job by its session."""

@@ -66,7 +66,7 @@ class Room:
                 lane = request.job._lane
                 self._step_out(request)
                 self._stand(request, lane)
-                self.unseen[lane] = None
+                self.unseen[lane] = None  # the request may be the first there
                 continue
             del self.unseen[actor]
         return None
@@ -145,6 +145,7 @@ def _first_to_enter(lane: LaneActor, now: float) -> RoomRequest | None:
     has_room = lane.has_room
     if not has_room and not lane.has_free_slot:
         return None
+    # Without room, a request can enter only if its job starts at once: it takes a slot, not room.
     requests: Iterable[RoomRequest] = (
         (lane.room_line or {}).values() if has_room else lane.free_requests()
     )

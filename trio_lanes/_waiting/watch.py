@@ -129,6 +129,6 @@ class Watches:
             elif watch.lot:
                 true.append((watch, key))
         for watch, key in true:  # after all were checked: a job that is woken goes on
-            if watch in self.due:  # else an instrument of Trio's, told of a wake-up, was here
+            if watch in self.due:  # else an instrument of Trio's, called at a wake-up, was here
                 self._forget(key, watch)
                 watch.lot.unpark_all()

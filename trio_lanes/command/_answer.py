@@ -66,14 +66,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-LONGEST: Final = 80
+MAX_LINE: Final = 80
 """Characters of an error that a table shows."""
 
 
 def shortened(text: str) -> str:
-    """Return a text as one line of at most `LONGEST` characters."""
+    """Return a text as one line of at most `MAX_LINE` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
 
 
 TEXT_SHOWN: Final = 500

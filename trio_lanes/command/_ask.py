@@ -29,7 +29,7 @@ from ._exits import DONE, NO, CommandError
 from ._limits import groups_table, locks_table, notes, of, quotas_table, template
 from ._show import progress
 
-PAGE = 1000
+JOBS_PER_CALL = 1000
 """Jobs that are read at once."""
 
 
@@ -161,7 +161,7 @@ async def jobs(
                 since=since,
                 until=until,
                 after=after,
-                limit=min(PAGE, limit - len(found)),
+                limit=min(JOBS_PER_CALL, limit - len(found)),
             )
             if not page:
                 break

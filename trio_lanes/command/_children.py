@@ -86,7 +86,7 @@ async def start_worker(arguments: Sequence[str]) -> WorkerProcess:
 
 
 @final
-class Line:
+class ParentConnection:
     """The child's end of the connection."""
 
     def __init__(self, descriptor: int) -> None:

@@ -13,11 +13,11 @@ NO: Final = 1
 """No job was concerned, the check found a problem, or a drain gave up a job."""
 USAGE: Final = 2
 """The command line is wrong, or the application is not of the named form."""
-STORE: Final = 3
+STORE_UNUSABLE: Final = 3
 """The store cannot be used: it does not exist, is damaged, or has another version."""
-LOCKED: Final = 4
+STORE_LOCKED: Final = 4
 """Another worker has the store, which takes only one."""
-UNAVAILABLE: Final = 5
+STORE_UNAVAILABLE: Final = 5
 """The store cannot be used now: disk full, no connection. The command can be tried again later."""
 CRASHED: Final = 70
 """An exception ended the application's lanes."""
@@ -45,11 +45,11 @@ def exit_code(error: BaseException) -> int | None:
     if isinstance(error, CommandError):
         return error.code
     if isinstance(error, StoreLockedError):
-        return LOCKED
+        return STORE_LOCKED
     if isinstance(error, StoreUnavailableError):
-        return UNAVAILABLE
+        return STORE_UNAVAILABLE
     if isinstance(error, StoreError):
-        return STORE
+        return STORE_UNUSABLE
     return USAGE if isinstance(error, LaneError) else None
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
 from .. import LaneGroup, RateLimit, UnknownLaneError, resolve_global_lane
+from .._config.names import GROUP_PREFIX
 from ..durable import (
     DurableLanes,
     GroupLimit,
@@ -24,9 +25,6 @@ from ..durable import (
 )
 from ._answer import Answer, Table, moment, number, rate_text
 from ._exits import DONE, NO, CommandError
-
-GROUP: Final = "group:"
-"""The beginning of the name of a group, as `trio-lanes replay` has it."""
 
 
 def of(count: float, most: float) -> str:
@@ -87,7 +85,7 @@ def quotas_table(quotas: Sequence[QuotaStatistics], instances: Sequence[Instance
     """Show the levels of quotas, and who waits."""
     where = _where(instances)
     return Table(
-        ("quota", "rate", "in use", "as new", "waiting", ""),
+        ("quota", "rate", "in use", "replenished", "waiting", ""),
         [
             (
                 quota.name,
@@ -138,13 +136,13 @@ async def limit(
         raise CommandError("--rate and --no-rate exclude each other")
     rate = tuple(rates) if rates or no_rate else None
     try:
-        if name.startswith(GROUP):
+        if name.startswith(GROUP_PREFIX):
             if max_waiting is not None:
                 raise CommandError("--max-waiting is for lanes")
-            name = name.removeprefix(GROUP)
+            name = name.removeprefix(GROUP_PREFIX)
             return await _limit_group(lanes, name, concurrency, new, remove, rate, members, reserve)
         if members or reserve:
-            raise CommandError(f"--member and --reserve are for groups: {GROUP}NAME")
+            raise CommandError(f"--member and --reserve are for groups: {GROUP_PREFIX}NAME")
         return await _limit_lane(
             lanes, resolve_global_lane(name), concurrency, new, remove, rate, max_waiting
         )

@@ -47,8 +47,8 @@ def compare(path: str, limits: Limits) -> Answer:
         raise CommandError(str(error)) from error
     except ValueError as error:  # of the limits
         raise CommandError(f"--set: {error}") from error
-    told = " ".join(f"{name}={number(value)}" for name, value in limits.items())
-    titles = {"recorded": "recorded", "replayed": "replayed", "changed": f"with {told}"}
+    changed = " ".join(f"{name}={number(value)}" for name, value in limits.items())
+    titles = {"recorded": "recorded", "replayed": "replayed", "changed": f"with {changed}"}
     lines = [f"{counted(len(recording.jobs), 'job')} in {recording.seconds:.1f} s"]
     if recording.left_out:
         lines.append(
@@ -65,7 +65,7 @@ def compare(path: str, limits: Limits) -> Answer:
     return Answer(document, [_table(recording, runs, titles, limits), *lines])
 
 
-NUMBERS = ("limit", "jobs", "started", "wait p50", "p95", "longest", "jobs/s")
+NUMERIC = ("limit", "jobs", "started", "wait p50", "p95", "longest", "jobs/s")
 
 
 def _table(
@@ -79,7 +79,7 @@ def _table(
                 first = ("all" if label is None else label) if key == "recorded" else ""
                 limit = "" if label is None else _limit(recording, label, key, limits)
                 rows.append((first, titles[key], limit, *_figures(waits)))
-    return Table(("lane", "", *NUMBERS), rows, frozenset(NUMBERS))
+    return Table(("lane", "", *NUMERIC), rows, frozenset(NUMERIC))
 
 
 def _limit(recording: Recording, label: str, key: str, limits: Limits) -> str:

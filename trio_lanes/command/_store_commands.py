@@ -25,13 +25,13 @@ OF: Final = click.Option(
     help="Only of this lane, or of the session session:KEY.",
 )
 ALL: Final = click.Option(["--all", "all_"], is_flag=True, help="All of the store.")
-FAILED: Final = click.Option(
+ALSO_FAILED: Final = click.Option(
     ["--failed"], is_flag=True, help="Also jobs that failed for good and are still remembered."
 )
 HANDLER: Final = click.Option(
     ["--handler"], type=kept, metavar="NAME", help="Only jobs for the handler of this name."
 )
-ERROR: Final = click.Option(
+ERROR_TYPE: Final = click.Option(
     ["--error"],
     type=kept,
     metavar="TYPE",
@@ -79,7 +79,7 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
                 help="Only in this state; may be given more than once.",
             ),
             HANDLER,
-            ERROR,
+            ERROR_TYPE,
             _time("--since", "Only jobs that were submitted at this time or later."),
             _time("--until", "Only jobs that were submitted before this time."),
             AFTER,
@@ -90,17 +90,17 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
     (
         _ask.dead,
         "List dead jobs, the oldest first.",
-        (OF, HANDLER, ERROR, FAILED, AFTER, _limit(50)),
+        (OF, HANDLER, ERROR_TYPE, ALSO_FAILED, AFTER, _limit(50)),
     ),
     (
         _ask.requeue,
         "Queue dead or failed jobs again, with attempts and crashes at 0.",
-        (_ids(required=False), OF, HANDLER, ERROR, ALL, FAILED),
+        (_ids(required=False), OF, HANDLER, ERROR_TYPE, ALL, ALSO_FAILED),
     ),
     (
         _ask.purge,
         "Forget dead or failed jobs, and their keys.",
-        (_ids(required=False), OF, HANDLER, ERROR, ALL, FAILED),
+        (_ids(required=False), OF, HANDLER, ERROR_TYPE, ALL, ALSO_FAILED),
     ),
     (
         _ask.pause,
@@ -201,7 +201,7 @@ def add_store_commands(group: click.Group) -> None:
             click.Command(
                 act.__name__,
                 callback=_on_store(act),
-                params=[*parameters, _STORE, _JSON],
+                params=[*parameters, _STORE_OPTION, _JSON],
                 help=text,
                 # so that the error of `limit main -1` is about the number
                 context_settings={"ignore_unknown_options": act is _limits.limit},
@@ -209,7 +209,7 @@ def add_store_commands(group: click.Group) -> None:
         )
 
 
-_STORE: Final = click.Option(
+_STORE_OPTION: Final = click.Option(
     ["--store"],
     envvar="TRIO_LANES_STORE",
     metavar="sqlite:PATH|postgresql://...|valkey://...",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ..durable import SqliteStore, Store
-from ._exits import STORE, CommandError
+from ._exits import STORE_UNUSABLE, CommandError
 
 
 def find_store(named: str, make: bool = False) -> Store:
@@ -20,10 +20,10 @@ def find_store(named: str, make: bool = False) -> Store:
       CommandError: if the name is malformed; or if the store does not exist, unless ``make``.
     """
     scheme, colon, rest = named.partition(":")
-    if not colon or scheme not in _SCHEMES or not rest:
-        known = ", ".join(f"{scheme}:{what}" for scheme, (what, _) in _SCHEMES.items())
+    if not colon or scheme not in _OPENERS or not rest:
+        known = ", ".join(f"{scheme}:{what}" for scheme, (what, _) in _OPENERS.items())
         raise CommandError(f"{named!r} does not name a store; use: {known}")
-    return _SCHEMES[scheme][1](rest, make)
+    return _OPENERS[scheme][1](rest, make)
 
 
 def sqlite_file(named: str) -> Path:
@@ -41,7 +41,9 @@ def sqlite_file(named: str) -> Path:
 def _sqlite(path: str, make: bool) -> Store:
     # only a worker makes the file, so that a misspelt path is an error
     if not make and not Path(path).is_file():
-        raise CommandError(f"there is no store {path}: a worker makes it at its start", STORE)
+        raise CommandError(
+            f"there is no store {path}: a worker makes it at its start", STORE_UNUSABLE
+        )
     return SqliteStore(path)
 
 
@@ -70,7 +72,7 @@ def _valkey(scheme: str) -> Callable[[str, bool], Store]:
     return find
 
 
-_SCHEMES: Final[Mapping[str, tuple[str, Callable[[str, bool], Store]]]] = {
+_OPENERS: Final[Mapping[str, tuple[str, Callable[[str, bool], Store]]]] = {
     "sqlite": ("PATH", _sqlite),
     "postgresql": ("//HOST/DATABASE[#NAMESPACE]", _postgresql),
     **{

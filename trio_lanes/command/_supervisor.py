@@ -20,7 +20,7 @@ from typing import Final, TypeAlias, final
 import trio
 
 from ._children import Child, start_worker
-from ._exits import CRASHED, DONE, LOCKED, NO, STORE, USAGE
+from ._exits import CRASHED, DONE, NO, STORE_LOCKED, STORE_UNUSABLE, USAGE
 from ._served import serve_file
 from ._worker import ENDING, RELOADING, RESETTING, WorkerOptions
 
@@ -32,7 +32,7 @@ BACKOFF: Final = (0.5, 30.0)
 """Seconds before a process is restarted: the first time (they double each time), and at most."""
 LASTING: Final = 60.0
 """Seconds after which a process has lasted, so that `BACKOFF` begins anew."""
-HOPELESS: Final = frozenset({USAGE, STORE, LOCKED})
+HOPELESS: Final = frozenset({USAGE, STORE_UNUSABLE, STORE_LOCKED})
 """Exit codes of the first process that the other processes would have as well."""
 IN_ORDER: Final = frozenset({DONE, -signal.SIGTERM})
 """Exit codes of a clean end after a signal. SIGTERM ends a process that is not ready, or done."""
@@ -54,7 +54,7 @@ class Supervisor:
       start: starts a child.
       grace: seconds that the children have for a clean end.
       kill_after: seconds between SIGTERM at the end of the grace and SIGKILL.
-      told: signals that are forwarded and do not end the children.
+      forwarded: signals that are forwarded and do not end the children.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Supervisor:
         *,
         grace: float,
         kill_after: float,
-        told: Collection[int],
+        forwarded: Collection[int],
     ) -> None:
         self._start: Final = start
         self._processes: Final = processes
         self._grace: Final = grace
         self._kill_after: Final = kill_after
-        self._told: Final = told
+        self._forwarded: Final = forwarded
         self._children: Final[dict[int, Child]] = {}  # {number: child that lives}
         self._ready: Final[set[int]] = set()  # the numbers of children that are ready
         self._ended_pids: Final[list[int]] = []  # of children whose end was not reported
@@ -182,7 +182,7 @@ class Supervisor:
     async def _listen(self, signals: AsyncIterator[int]) -> None:
         async for signum in signals:
             logger.info("%s is forwarded to the processes", signal_name(signum))
-            if signum in self._told:
+            if signum in self._forwarded:
                 for number in self._ready:  # the others read the new values at their start
                     self._children[number].send_signal(signum)
                 continue
@@ -236,6 +236,6 @@ async def supervise(
                 processes,
                 grace=options.grace,
                 kill_after=kill_after,
-                told=options.told,
+                forwarded=options.forwarded,
             )
             return await supervisor.run(signals)

@@ -18,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ._answer import visible
-from ._exits import DONE, UNAVAILABLE, CommandError, one_line
+from ._exits import DONE, STORE_UNAVAILABLE, CommandError, one_line
 
 Frame = Mapping[str, Any]
 
 AGAIN: Final = 1.0  # seconds from a lost connection to the next attempt
 SILENCE: Final = 15.0  # seconds without a frame after which a connection is lost
 _NOTES: Final = 6
-_SESSIONS: Final = 8
+_MAX_LISTED: Final = 8
 _BAR: Final = 16  # characters
 _STYLES: Final = {"info": "", "warning": "yellow", "error": "red"}
 PLAIN: Final = 120
@@ -126,15 +126,15 @@ async def follow(
                                 return
         except _BusyError as error:
             if not came:
-                raise CommandError(one_line(error), UNAVAILABLE) from error
+                raise CommandError(one_line(error), STORE_UNAVAILABLE) from error
         except httpx2.SSEError as error:
             raise CommandError(f"{url} is no monitor of trio-lanes") from error
         except httpx2.TransportError as error:
             if not came:
                 why = one_line(error)
-                raise CommandError(f"{url} cannot be reached: {why}", UNAVAILABLE) from error
+                raise CommandError(f"{url} cannot be reached: {why}", STORE_UNAVAILABLE) from error
         if not came:
-            raise CommandError(f"{url} has ended without a frame", UNAVAILABLE)
+            raise CommandError(f"{url} has ended without a frame", STORE_UNAVAILABLE)
         show(None)
         await trio.sleep(AGAIN)
 
@@ -258,7 +258,7 @@ def _lanes(frame: Frame) -> RenderableType:
 
 def _sessions(frame: Frame) -> RenderableType:
     table = _table("session", "waiting", "running", "oldest")
-    for one in frame["sessions"][:_SESSIONS]:
+    for one in frame["sessions"][:_MAX_LISTED]:
         name = visible(one["key"]) + (" (paused)" if one["paused"] else "")
         oldest = "–" if one["oldest"] is None else _seconds(frame["at"] - one["oldest"])
         table.add_row(Text(name), str(one["waiting"]), str(one["active"]), oldest)

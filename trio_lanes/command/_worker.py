@@ -23,7 +23,7 @@ import trio
 from .. import DrainReport, shutdown_on_signals
 from ..durable import DurableLanes, Store, StoreError
 from ._application import find_object, open_application
-from ._children import Line
+from ._children import ParentConnection
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
 from ._served import served_by
 
@@ -52,14 +52,14 @@ class WorkerOptions:
     """The socket at which the supervisor of this process serves the file."""
 
     @property
-    def told(self) -> frozenset[int]:
+    def forwarded(self) -> frozenset[int]:
         """The signals that do not end the worker."""
         return frozenset({RESETTING} if self.reload is None else {RESETTING, RELOADING})
 
 
 async def work(options: WorkerOptions) -> int:
     """Run the application's lanes until a signal ends them. Return the exit code."""
-    worker = _Worker(options)
+    worker = _ThisWorker(options)
     try:
         with trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals:
             async with trio.open_nursery() as nursery:
@@ -78,7 +78,7 @@ async def work(options: WorkerOptions) -> int:
 
 
 @final
-class _Worker:
+class _ThisWorker:
     """The state of a worker process."""
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -94,7 +94,7 @@ class _Worker:
     async def take_signals(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
         """End the process at a signal that comes before it is ready, or after the drain."""
         async for signum in signals:
-            if signum in self._options.told:
+            if signum in self._options.forwarded:
                 continue
             abandoned = self._report is not None and self._report.abandoned
             if everything.cancel_called or abandoned:
@@ -105,7 +105,7 @@ class _Worker:
 
     async def run(self, nursery: trio.Nursery) -> None:
         options = self._options
-        line = None if options.line is None else Line(options.line)
+        line = None if options.line is None else ParentConnection(options.line)
         if line is not None:
             nursery.start_soon(line.hold, self._ended_pids.send_nowait)
         reload = None if options.reload is None else find_object(options.reload)

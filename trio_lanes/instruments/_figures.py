@@ -36,8 +36,8 @@ class Figure(NamedTuple):
     by_outcome: bool = False
 
 
-WAITING: Final = Figure("jobs.waiting", "level", "Jobs that have not started.")
-RUNNING: Final = Figure("jobs.running", "level", "Running jobs.")
+JOBS_WAITING: Final = Figure("jobs.waiting", "level", "Jobs that have not started.")
+JOBS_RUNNING: Final = Figure("jobs.running", "level", "Running jobs.")
 SUBMITTED: Final = Figure("jobs.submitted", "count", "Jobs that were submitted.")
 FINISHED: Final = Figure("jobs.finished", "count", "Jobs that have settled.", by_outcome=True)
 WAIT: Final = Figure("job.wait", "seconds", "How long jobs waited for their start.")
@@ -51,8 +51,8 @@ RATE_LIMITED: Final = Figure(
 )
 
 FIGURES: Final = (
-    WAITING,
-    RUNNING,
+    JOBS_WAITING,
+    JOBS_RUNNING,
     SUBMITTED,
     FINISHED,
     WAIT,
@@ -111,25 +111,25 @@ class LaneFigures(LaneInstrument):
         """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         self._tell(SUBMITTED, 1, lane)
-        self._tell(WAITING, 1, lane)
+        self._tell(JOBS_WAITING, 1, lane)
 
     def job_started(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         assert job.started_at is not None
         assert job.waiting_since is not None
-        self._tell(WAITING, -1, lane)
-        self._tell(RUNNING, 1, lane)
+        self._tell(JOBS_WAITING, -1, lane)
+        self._tell(JOBS_RUNNING, 1, lane)
         self._tell(WAIT, job.started_at - job.waiting_since, lane)
 
     def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         if job.started_at is None:
-            self._tell(WAITING, -1, lane)
+            self._tell(JOBS_WAITING, -1, lane)
         else:
             assert job.finished_at is not None
-            self._tell(RUNNING, -1, lane)
+            self._tell(JOBS_RUNNING, -1, lane)
             self._tell(RUN, job.finished_at - job.started_at, lane)
         self._tell(FINISHED, 1, lane, outcome_label(job))
 

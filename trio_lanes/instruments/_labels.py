@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from trio_lanes import Lane, SessionLane
 
-SESSIONS: Final = "session:*"
-"""The label of all session lanes: the number of sessions has no bound."""
+from .._config.names import ALL_SESSIONS
 
 
 def lane_label(lane: Lane | SessionLane) -> str:
-    """Return the label of a lane in a metric or a log record."""
-    return SESSIONS if isinstance(lane, SessionLane) else lane.label
+    """Return the label of a lane in a metric or a log record: one for all sessions."""
+    return ALL_SESSIONS if isinstance(lane, SessionLane) else lane.label

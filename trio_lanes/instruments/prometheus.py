@@ -52,14 +52,14 @@ from trio_lanes import Job, JobState, Lane, LaneInstrument, Lanes, SessionLane, 
 from ._figures import (
     ABANDONED,
     FINISHED,
+    JOBS_RUNNING,
+    JOBS_WAITING,
     OVERDUE,
     PAUSED,
     RATE_LIMITED,
     RUN,
-    RUNNING,
     SUBMITTED,
     WAIT,
-    WAITING,
     WAITING_LONG,
     Figure,
     outcome_label,
@@ -230,7 +230,7 @@ class _Scrape(Collector):
     def _metrics(
         self, each: list[tuple[str, _Figures]], levels: Mapping[str, list[int]]
     ) -> Iterable[Metric]:
-        waiting, running = self._gauge(WAITING), self._gauge(RUNNING)
+        waiting, running = self._gauge(JOBS_WAITING), self._gauge(JOBS_RUNNING)
         submitted, finished = self._counter(SUBMITTED), self._counter(FINISHED, "outcome")
         wait, run = self._histogram(WAIT), self._histogram(RUN)
         events = {

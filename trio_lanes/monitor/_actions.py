@@ -20,7 +20,7 @@ from ._frames import Frame, Frames
 from ._notes import Notes, clipped
 
 UNDO_SECONDS: Final = 10.0
-_MOST_UNDOS: Final = 50
+_MAX_UNDOS: Final = 50
 _A_SECOND: Final = 5.0  # actions
 _BURST: Final = 20.0
 _HIGHEST: Final = 1_000_000  # limit or priority
@@ -83,8 +83,8 @@ class Actions:
             raise RefusedError(429, "too many actions; wait a second")
         self._budget -= 1
         try:
-            told = verb(asked)
-            return await told if isinstance(told, Awaitable) else told
+            answer = verb(asked)
+            return await answer if isinstance(answer, Awaitable) else answer
         except (UnknownLaneError, TypeError, ValueError) as error:
             raise RefusedError(400, clipped(error, 300)) from error
 
@@ -93,7 +93,7 @@ class Actions:
     def _done(self, text: str, undo: Callable[[], None]) -> Frame:
         key = secrets.token_urlsafe(9)
         self._undos[key] = _Undo(trio.current_time() + UNDO_SECONDS, text, undo)
-        if len(self._undos) > _MOST_UNDOS:
+        if len(self._undos) > _MAX_UNDOS:
             del self._undos[next(iter(self._undos))]
         return {"text": text, "undo": key, "seconds": UNDO_SECONDS}
 

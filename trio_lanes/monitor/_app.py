@@ -28,12 +28,12 @@ from ._records import Records
 from ._story import story
 from ._whatif import WhatIf
 
-MOST_VIEWERS: Final = 32
-_MOST_BYTES: Final = 4096  # of an action
-_MOST_HISTORY: Final = 1000
+MAX_VIEWERS: Final = 32
+_MAX_BYTES: Final = 4096  # of an action
+_MAX_HISTORY: Final = 1000
 _LIMIT_DIGITS: Final = 6
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
-_PATIENCE: Final = 10.0  # seconds that the body of an action may take
+_BODY_SECONDS: Final = 10.0  # seconds that the body of an action may take
 
 FILES: Final = {
     "page.js": "text/javascript",
@@ -169,13 +169,13 @@ class _Page:
         role = await self._role(request)
         if isinstance(role, Response):
             return role
-        if self._frames.viewers >= MOST_VIEWERS:
-            return _refusal(503, f"{MOST_VIEWERS} viewers look already; try again later")
+        if self._frames.viewers >= MAX_VIEWERS:
+            return _refusal(503, f"{MAX_VIEWERS} viewers look already; try again later")
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         self._frames.enter()  # before a checkpoint, so that the bound on viewers holds
         return _Stream(
             self._frames.leave,
-            _Events(self._frames),
+            _EventStream(self._frames),
             media_type="text/event-stream",
             headers=headers,
         )
@@ -189,7 +189,7 @@ class _Page:
             after = int(request.query_params.get("after", "0"))
         except ValueError:
             return _refusal(400, "after must be a number")
-        return _json({"ended": self._frames.history(after, _MOST_HISTORY)})
+        return _json({"ended": self._frames.history(after, _MAX_HISTORY)})
 
     async def _story(self, request: Request) -> Response:
         role = await self._role(request)
@@ -252,7 +252,7 @@ class _Page:
 
 
 @final
-class _Events:
+class _EventStream:
     """The server-sent events for one viewer. No generator: a viewer may leave at any await."""
 
     def __init__(self, frames: Frames) -> None:
@@ -260,7 +260,7 @@ class _Events:
         self._number = 0
         self._ends_at: Final = trio.current_time() + _STREAM_SECONDS
 
-    def __aiter__(self) -> _Events:
+    def __aiter__(self) -> _EventStream:
         return self
 
     async def __anext__(self) -> bytes:
@@ -295,12 +295,12 @@ async def _body(request: Request) -> object:
       ValueError: if it is not JSON.
     """
     body = b""
-    with trio.move_on_after(_PATIENCE):
+    with trio.move_on_after(_BODY_SECONDS):
         try:
             async with aclosing(request.stream()) as chunks:
                 async for chunk in chunks:
                     body += chunk
-                    if len(body) > _MOST_BYTES:
+                    if len(body) > _MAX_BYTES:
                         return None
         except ClientDisconnect:
             return None

@@ -24,13 +24,12 @@ from trio_lanes.durable import (
 )
 
 from ._actions import RefusedError, whole
-from ._frames import Frame
+from ._frames import MAX_ROWS, Frame
 from ._notes import Notes, clipped
 
 EVERY: Final = 2.0  # seconds
-_MOST_LETTERS: Final = 500  # that are grouped
-_MOST_JOBS: Final = 20
-_MOST_ROWS: Final = 60
+_MAX_LETTERS: Final = 500  # that are grouped
+_MAX_JOBS_OF_A_STATE: Final = 20
 
 
 @final
@@ -59,9 +58,9 @@ class Durable:
         lanes = self._lanes
         now = await lanes.statistics()
         instances = await lanes.instances()
-        letters = await lanes.dead(limit=_MOST_LETTERS)
-        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MOST_JOBS)
-        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MOST_JOBS)
+        letters = await lanes.dead(limit=_MAX_LETTERS)
+        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MAX_JOBS_OF_A_STATE)
+        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MAX_JOBS_OF_A_STATE)
         where = {one.id: clipped(f"{one.host} {one.pid}") for one in instances}
         groups = Counter((job.name, _type(job)) for job in letters)
         return {
@@ -79,7 +78,7 @@ class Durable:
                     "limit": None if lane.concurrency == math.inf else lane.concurrency,
                     "paused": lane.paused,
                 }
-                for name, lane in list(now.lanes.items())[:_MOST_ROWS]
+                for name, lane in list(now.lanes.items())[:MAX_ROWS]
             ],
             "instances": [
                 {
@@ -89,7 +88,7 @@ class Durable:
                     "running": one.running,
                     "handlers": clipped(", ".join(one.names)),
                 }
-                for one in instances[:_MOST_ROWS]
+                for one in instances[:MAX_ROWS]
             ],
             "dead": [
                 {
@@ -98,7 +97,7 @@ class Durable:
                     "count": count,
                     "example": clipped(next(j.error for j in letters if _type(j) == error)),
                 }
-                for (name, error), count in groups.most_common(_MOST_ROWS)
+                for (name, error), count in groups.most_common(MAX_ROWS)
             ],
             "more_dead": now.dead - len(letters),
             "locks": [
@@ -109,7 +108,7 @@ class Durable:
                     "holders": _requests(lock.holders, where),
                     "waiters": _requests(lock.waiters, where),
                 }
-                for lock in now.locks[:_MOST_ROWS]
+                for lock in now.locks[:MAX_ROWS]
             ],
             "quotas": [
                 {
@@ -127,11 +126,11 @@ class Durable:
                     "waiting": quota.waiting,
                     "waiters": _requests(quota.waiters, where),
                 }
-                for quota in now.quotas[:_MOST_ROWS]
+                for quota in now.quotas[:MAX_ROWS]
             ],
             "paused": [
                 {"session": clipped(session), "left": _left(until)}
-                for session, until in list(now.paused.items())[:_MOST_ROWS]
+                for session, until in list(now.paused.items())[:MAX_ROWS]
             ],
             "jobs": [_brief(job) for job in (*parked, *waiting)],
         }

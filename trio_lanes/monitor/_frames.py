@@ -24,18 +24,18 @@ import trio
 from trio_lanes import Job, JobState, Lanes, LaneStatistics, RateStatistics
 
 from ._notes import Notes, clipped
-from ._records import Ended, Records
+from ._records import EndedRun, Records
 
 INTERVAL: Final = 0.25  # seconds between two frames, at least
-MOST_ROWS: Final = 60
-MOST_RUNNING: Final = 24  # jobs of a row
-MOST_HEAD: Final = 8
-MOST_JOBS: Final = 200  # jobs of a frame
+MAX_ROWS: Final = 60
+MAX_RUNNING: Final = 24  # jobs of a row
+MAX_HEAD: Final = 8
+MAX_FRAME_JOBS: Final = 200  # jobs of a frame
 _SLICE: Final = 400  # sessions that a frame looks at
-_MOST_SESSIONS: Final = 30
-_MOST_NEXT: Final = 3  # waiting jobs of a session
-_PAST: Final = 300.0  # seconds over which waits are compared
-_LONG: Final = 2.0  # seconds that a job waits beside free slots before that is noticed
+_MAX_BUSY_SESSIONS: Final = 30
+_MAX_NEXT: Final = 3  # waiting jobs of a session
+_COMPARED_SECONDS: Final = 300.0  # seconds over which waits are compared
+_LONG_WAIT: Final = 2.0  # seconds that a job waits beside free slots before that is noticed
 _OUTLIVES: Final = 5.0  # seconds after its cancellation
 
 Frame = dict[str, Any]
@@ -98,7 +98,7 @@ class Frames:
         """Return the first jobs of a session, if they can be listed quickly."""
         session = self._lanes.session(key)
         few = session.waiting <= 2000
-        jobs = session.jobs()[:MOST_ROWS] if few else []
+        jobs = session.jobs()[:MAX_ROWS] if few else []
         return {**self._session(key), "jobs": [self.brief(job) for job in jobs], "few": few}
 
     def make(self) -> Frame:
@@ -148,7 +148,7 @@ class Frames:
                     "limit": _number(group.concurrency),
                     "rates": [_rate(rate) for rate in group.rates],
                 }
-                for name, group in list(statistics.groups.items())[:MOST_ROWS]
+                for name, group in list(statistics.groups.items())[:MAX_ROWS]
             ],
             "jobs": jobs,
             "ended": ended,
@@ -169,13 +169,13 @@ class Frames:
         for name, lane in lanes.items():
             by_label[self._lanes.lane(name).label].append((name, lane))
         rows = []
-        for label, members in list(by_label.items())[:MOST_ROWS]:
+        for label, members in list(by_label.items())[:MAX_ROWS]:
             each = [lane for _, lane in members]
             row = _row(label, each, held.get(label), self._quantiles.get(label))
             rows.append(row)
             self._notice_free_slots(row, now)
             for name, lane in members:
-                if len(jobs) >= MOST_JOBS:
+                if len(jobs) >= MAX_FRAME_JOBS:
                     break
                 if lane.active or lane.waiting_in_lane:
                     jobs += self._window(name, now)
@@ -183,16 +183,16 @@ class Frames:
 
     def _window(self, name: str, now: float) -> Iterator[Frame]:
         lane = self._lanes.lane(name)
-        for job in lane.running(MOST_RUNNING):
+        for job in lane.running(MAX_RUNNING):
             self._notice_running(job, now)
             self._records.see(job)
             yield self.brief(job)
-        for job in lane.head(MOST_HEAD):
+        for job in lane.head(MAX_HEAD):
             if job.state is JobState.WAITING:  # else it is readmitted, and was shown
                 yield self.brief(job)
 
     def brief(self, job: Job[Any]) -> Frame:
-        """Return what every viewer is told of ``job``, which can be asked for from now on."""
+        """Return what every viewer is shown of ``job``, which can be asked for from now on."""
         self._shown[job.id] = job
         return {
             "id": job.id,
@@ -223,7 +223,7 @@ class Frames:
     def _notice_free_slots(self, row: Frame, now: float) -> None:
         free = row["limit"] is None or row["slots"] < row["limit"]
         held = row["paused"] or row["rate_until"] is not None
-        if free and not held and row["oldest"] > _LONG and not row["template"]:
+        if free and not held and row["oldest"] > _LONG_WAIT and not row["template"]:
             name, wait = row["name"], row["oldest"]
             text = f"{name}: a job has waited for {wait:.1f} s beside free slots"
             self._notice(("free slots", name), now, text, name)
@@ -255,7 +255,7 @@ class Frames:
             session = self._lanes.session(key)
             if session.waiting or session.active:
                 self._found.append((session.waiting, session.active, key))
-        self._found = heapq.nlargest(_MOST_SESSIONS, self._found)
+        self._found = heapq.nlargest(_MAX_BUSY_SESSIONS, self._found)
         if not self._keys:  # so that few sessions are shown at once
             self._sessions = [self._session(key) for _, _, key in self._found]
             self._found = []
@@ -272,7 +272,7 @@ class Frames:
             "active": session.active,
             "paused": session.paused,
             "oldest": _time(min(waits, default=None)),
-            "next": [self.brief(job) for job in waiting[:_MOST_NEXT]],
+            "next": [self.brief(job) for job in waiting[:_MAX_NEXT]],
         }
 
 
@@ -325,7 +325,7 @@ def _rate(rate: RateStatistics) -> Frame:
     }
 
 
-def _ended(record: Ended) -> Frame:
+def _ended(record: EndedRun) -> Frame:
     run = record.run
     return {
         "id": run.id,
@@ -348,7 +348,7 @@ def _quantiles(records: Records, now: float) -> dict[str, tuple[float, float, fl
     for record in reversed(records.ring):
         run = record.run
         assert run.finished is not None
-        if run.finished < now - _PAST:
+        if run.finished < now - _COMPARED_SECONDS:
             break
         if run.started is not None:
             for label in ("", run.label):

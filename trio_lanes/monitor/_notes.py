@@ -13,8 +13,8 @@ import trio
 
 from trio_lanes import Lane, LaneDeadlockError, LaneInstrument, Lanes, SessionLane
 
-KEPT: Final = 60
-LONGEST: Final = 400  # characters of a text
+MAX_NOTES: Final = 60
+MAX_NOTE_LENGTH: Final = 400  # characters of a text
 _TOGETHER: Final = 10.0  # seconds in which equal refusals are one note
 
 Level = Literal["info", "warning", "error"]
@@ -41,7 +41,7 @@ class Notes(LaneInstrument):
     """An instrument that keeps the last notes."""
 
     def __init__(self, lanes: Lanes) -> None:
-        self.notes: Final[deque[Note]] = deque(maxlen=KEPT)
+        self.notes: Final[deque[Note]] = deque(maxlen=MAX_NOTES)
         self._seq = 0
         self._limits: Final[dict[str, float]] = {
             name: lane.concurrency for name, lane in lanes.statistics().lanes.items()
@@ -49,7 +49,7 @@ class Notes(LaneInstrument):
 
     def add(self, level: Level, kind: str, lane: str, text: str) -> None:
         """Add a note, or count it with the last if it says the same."""
-        now, text = trio.current_time(), clipped(text, LONGEST)
+        now, text = trio.current_time(), clipped(text, MAX_NOTE_LENGTH)
         self._seq += 1
         if self.notes:
             last = self.notes[-1]

@@ -1,8 +1,8 @@
 """A ring of records of ended jobs, and the times at which running jobs lost or regained a slot.
 
 A record is a tuple, never a job: a job that has ended is not kept alive. Between two frames the
-ring takes at most `MOST` records; then its hook is removed until the next frame, so that a burst of
-short jobs pays for it no longer. What was left out is in the statistics of the lanes all the same.
+ring takes at most `MAX_NEW` records; then its hook is removed until the next frame, so that a burst
+of short jobs pays for it no longer. What was left out is in the statistics of the lanes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from trio_lanes import Job, LaneInstrument, Lanes, context_free
 
 from ..replay._capture import RunFacts, facts_of
 
-MOST: Final = 100
-KEPT: Final = 4000
-_MOST_TRACKED: Final = 2000
+MAX_NEW: Final = 100
+MAX_RECORDS: Final = 4000
+_MAX_TRACKED: Final = 2000
 
 Step = tuple[float, str]
 """A time, and the state that began: ``lent``, ``wanted``, ``held`` or ``cancelling``."""
 
 
-class Ended(NamedTuple):
+class EndedRun(NamedTuple):
     """A job that has ended."""
 
     seq: int
@@ -46,7 +46,7 @@ class Records:
     """The ring, and the instruments that fill it while viewers look."""
 
     def __init__(self, lanes: Lanes) -> None:
-        self.ring: Final[deque[Ended]] = deque(maxlen=KEPT)
+        self.ring: Final[deque[EndedRun]] = deque(maxlen=MAX_RECORDS)
         self.last = 0
         """The number of the last record."""
         self.steps: Final[dict[int, list[Step]]] = {}
@@ -54,7 +54,7 @@ class Records:
         self.since = math.inf
         """Since when each job that has ended is in the ring, or has left it for a later one."""
         self._lanes: Final = lanes
-        self._left = MOST
+        self._left = MAX_NEW
         self._ends: Final = _Ends(self)
         self._slots: Final = _Slots(self)
         self._listens = self._looks = False
@@ -74,14 +74,14 @@ class Records:
         self.steps.clear()
 
     def next_frame(self) -> None:
-        """Take up to `MOST` records again."""
-        self._left = MOST
+        """Take up to `MAX_NEW` records again."""
+        self._left = MAX_NEW
         if self._looks and not self._listens:
             self._listens = True
             self.since = trio.current_time()
             self._lanes.add_instrument(self._ends)
 
-    def after(self, seq: int) -> Iterable[Ended]:
+    def after(self, seq: int) -> Iterable[EndedRun]:
         """Return the records that came after number ``seq``, the newest first."""
         return takewhile(lambda record: record.seq > seq, reversed(self.ring))
 
@@ -96,7 +96,7 @@ class Records:
         run = facts_of(job, _parent(job), tuple(self.slots(job.id)))
         steps = self.steps.pop(job.id, ())
         self.last += 1
-        self.ring.append(Ended(self.last, run, tuple(steps)))
+        self.ring.append(EndedRun(self.last, run, tuple(steps)))
         self._left -= 1
         if self._left <= 0:
             self._mute()
@@ -114,7 +114,7 @@ class Records:
 
     def step(self, job: Job[Any], state: str) -> None:
         """``job``, which runs, is in ``state`` from now on."""
-        if job.id not in self.steps and len(self.steps) >= _MOST_TRACKED:
+        if job.id not in self.steps and len(self.steps) >= _MAX_TRACKED:
             self.steps.pop(next(iter(self.steps)))
         self.steps.setdefault(job.id, []).append((trio.current_time(), state))
 

@@ -13,10 +13,10 @@ from ._frames import Frame, Frames
 from ._notes import clipped
 
 _DEEPEST: Final = 4
-_MOST_HOLDERS: Final = 8  # of one reason
-_MOST_NODES: Final = 60
-_MOST_WAITING: Final = 5000  # beyond it the jobs before a job are not listed: that is linear
-_PLACES: Final = 1000
+_MAX_HOLDERS: Final = 8  # of one reason
+_MAX_NODES: Final = 60
+_MAX_SEARCHED: Final = 5000  # beyond it the jobs before a job are not listed: that is linear
+_MAX_PLACES: Final = 1000
 
 
 def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
@@ -32,13 +32,13 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
     if not job.done:
         lane = lanes.lane(job.lane)
         if job.state is JobState.WAITING:
-            head = lane.head(_PLACES)
+            head = lane.head(_MAX_PLACES)
             found["place"] = head.index(job) + 1 if job in head else None
             found["line"] = lane.statistics().waiting_in_lane
-    nodes = [_MOST_NODES]
-    why = [] if lane is None or lane.waiting > _MOST_WAITING else list(_why(frames, job, nodes, 0))
+    nodes = [_MAX_NODES]
+    why = [] if lane is None or lane.waiting > _MAX_SEARCHED else list(_why(frames, job, nodes, 0))
     found["why"] = why
-    found["too_long"] = lane is not None and lane.waiting > _MOST_WAITING
+    found["too_long"] = lane is not None and lane.waiting > _MAX_SEARCHED
     found["help"] = [] if lane is None else list(dict.fromkeys(_help(lanes, job, why)))
     return found
 
@@ -49,7 +49,7 @@ def _why(frames: Frames, job: Job[Any], nodes: list[int], depth: int) -> Iterato
             return
         nodes[0] -= 1
         holders = []
-        for other in blocker.jobs[:_MOST_HOLDERS]:
+        for other in blocker.jobs[:_MAX_HOLDERS]:
             if nodes[0] <= 0:
                 break
             nodes[0] -= 1

@@ -28,10 +28,10 @@ from ._frames import Frame
 from ._notes import clipped
 from ._records import Records
 
-PAST: Final = 600.0  # seconds
+REPLAYED_SECONDS: Final = 600.0  # seconds
 _FEWEST: Final = 5  # jobs
-_MOST_WAITING: Final = 2000
-_PATIENCE: Final = 30.0  # seconds that a replay may take
+_MAX_WAITING: Final = 2000
+_REPLAY_SECONDS: Final = 30.0  # seconds that a replay may take
 
 
 @final
@@ -64,9 +64,9 @@ class WhatIf:
         return {"jobs": len(recording.jobs), "seconds": round(recording.seconds), **figures}
 
     def _recording(self) -> Recording:
-        if self._lanes.statistics().waiting > _MOST_WAITING:
-            raise RefusedError(409, f"more than {_MOST_WAITING} jobs wait: a replay takes too long")
-        since = max(self._records.since, trio.current_time() - PAST)
+        if self._lanes.statistics().waiting > _MAX_WAITING:
+            raise RefusedError(409, f"more than {_MAX_WAITING} jobs wait: a replay takes too long")
+        since = max(self._records.since, trio.current_time() - REPLAYED_SECONDS)
         runs = [record.run for record in self._records.ring if _end(record.run) >= since]
         if len(runs) < _FEWEST:
             raise RefusedError(
@@ -82,14 +82,14 @@ class WhatIf:
 async def _replayed(file: Path, limits: dict[str, int]) -> Frame:
     command = [sys.executable, "-m", "trio_lanes.replay", str(file), json.dumps(limits)]
     run = partial(trio.run_process, capture_stdout=True, capture_stderr=True, check=False)
-    with trio.move_on_after(_PATIENCE):
+    with trio.move_on_after(_REPLAY_SECONDS):
         done = await run(command)
         if done.returncode:
             why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise RefusedError(500, f"the replay failed: {clipped(why, 200)}")
         found: Frame = json.loads(done.stdout)
         return found
-    raise RefusedError(503, f"the replay took longer than {_PATIENCE:.0f} s")
+    raise RefusedError(503, f"the replay took longer than {_REPLAY_SECONDS:.0f} s")
 
 
 def _end(run: RunFacts) -> float:

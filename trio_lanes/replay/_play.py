@@ -33,11 +33,10 @@ from trio.testing import MockClock
 
 from trio_lanes import Job, LaneConfig, LaneGroup, LaneInstrument, Lanes, current_job, open_lanes
 
+from .._config.names import ALL_SESSIONS, GROUP_PREFIX
 from ._recording import LimitChange, RecordedRun, Recording, each_rate
 
-_PATIENCE: Final = 10  # times the length of the recording, and an hour: then a replay ends
-SESSIONS: Final = "session:*"
-GROUP: Final = "group:"
+_MAX_SLOWDOWN: Final = 10  # times the length of the recording, and an hour: then a replay ends
 
 Limits = Mapping[str, int | float]
 
@@ -105,12 +104,12 @@ def replay(
       ValueError: if ``limits`` names what is not in the recording, or for a bad limit.
       TypeError: for a limit that is no number.
     """
-    plan = _Plan(recording, limits or {})
+    plan = _ChangedLimits(recording, limits or {})
     return trio.run(_Player(plan).play, tuple(instruments), clock=MockClock(autojump_threshold=0))
 
 
 @final
-class _Plan:
+class _ChangedLimits:
     """A recording with other limits."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
@@ -121,17 +120,21 @@ class _Plan:
         self.groups: Final = dict(recording.groups)
         self._set: Final = limits
         for name, value in limits.items():
-            group = name.removeprefix(GROUP)
+            group = name.removeprefix(GROUP_PREFIX)
             if name in self.lanes:
                 self.lanes[name] = attrs.evolve(self.lanes[name], concurrency=value)
-            elif name == SESSIONS:
+            elif name == ALL_SESSIONS:
                 self.others = attrs.evolve(self.others, concurrency=value)
                 for number, config in self.sessions.items():
                     self.sessions[number] = attrs.evolve(config, concurrency=value)
             elif group != name and group in self.groups:
                 self.groups[group] = attrs.evolve(self.groups[group], concurrency=value)
             else:
-                known = [*self.lanes, SESSIONS, *(f"{GROUP}{group}" for group in self.groups)]
+                known = [
+                    *self.lanes,
+                    ALL_SESSIONS,
+                    *(f"{GROUP_PREFIX}{group}" for group in self.groups),
+                ]
                 raise ValueError(f"{name!r} is not in the recording, which has {', '.join(known)}")
 
     def config_of(self, change: LimitChange, label: str) -> LaneConfig | None:
@@ -158,7 +161,7 @@ class _Plan:
 class _Player:
     """One replay."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _ChangedLimits) -> None:
         self._plan: Final = plan
         runs = plan.recording.jobs
         self._runs: Final = {run.id: run for run in runs}
@@ -187,7 +190,7 @@ class _Player:
             plan.opened, sessions=plan.others, groups=plan.groups, instruments=instruments
         ) as lanes:
             self._lanes = lanes
-            with trio.move_on_at(_PATIENCE * (recording.seconds + 3600)):
+            with trio.move_on_at(_MAX_SLOWDOWN * (recording.seconds + 3600)):
                 for at, what in self._events():
                     await trio.sleep_until(at)
                     if isinstance(what, RecordedRun):

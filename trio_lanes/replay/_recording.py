@@ -27,8 +27,8 @@ from trio_lanes import JobState, LaneConfig, LaneGroup, RateLimit
 
 FORMAT: Final = "trio-lanes recording"
 VERSION: Final = 1
-MOST_JOBS: Final = 100_000
-_LONGEST: Final = 1_000_000  # characters of a line
+MAX_JOBS: Final = 100_000
+_MAX_LINE_LENGTH: Final = 1_000_000  # characters of a line
 
 Step: TypeAlias = tuple[float, str]
 """A time, and the state of the slot that began then: ``lent``, ``wanted`` or ``held``."""
@@ -213,7 +213,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
       OSError: if it cannot be read.
     """
     with open(path, "rb") as file:
-        lines = _Lines(os.fspath(path), iter(lambda: file.readline(_LONGEST + 1), b""))
+        lines = _Lines(os.fspath(path), iter(lambda: file.readline(_MAX_LINE_LENGTH + 1), b""))
         head = lines.next()
         if head.get("format") != FORMAT:
             raise RecordingError(f"{lines.path}: this is no recording of trio-lanes")
@@ -254,8 +254,8 @@ class _Lines:
         line = next(self._lines, b"")
         if not line:
             raise self._damaged("the file ends here; it was cut off")
-        if len(line) > _LONGEST:
-            raise self._damaged(f"the line has more than {_LONGEST} bytes")
+        if len(line) > _MAX_LINE_LENGTH:
+            raise self._damaged(f"the line has more than {_MAX_LINE_LENGTH} bytes")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
@@ -320,11 +320,11 @@ def _change(line: Mapping[str, Any]) -> LimitChange:
 
 
 def _run(lanes: Mapping[str, LaneConfig], line: Mapping[str, Any]) -> RecordedRun:
-    checked = {name: _CHECKS[name](value) for name, value in line.items()}
+    checked = {name: _FIELD_CHECKS[name](value) for name, value in line.items()}
     run = RecordedRun(**checked)
     times = [run.submitted, run.waited_from, run.started, run.finished]
-    told = [time for time in times if time is not None]
-    if told != sorted(told):
+    known = [time for time in times if time is not None]
+    if known != sorted(known):
         raise ValueError(f"the times of job {run.id} do not ascend")
     template = run.label.removesuffix("*")
     if run.lane != run.label and (template == run.label or not run.lane.startswith(template)):
@@ -387,7 +387,7 @@ def _steps(value: Any) -> tuple[Step, ...]:
     return steps
 
 
-_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+_FIELD_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "id": _whole,
     "name": _text,
     "lane": _text,

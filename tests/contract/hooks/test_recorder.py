@@ -413,14 +413,14 @@ async def test_it_finds_what_happens_twice_or_too_late_or_against_the_table(
         assert "settled twice" in found(recorder)
         late = LaneRecorder()
         late.job_submitted(job)
-        assert "has settled, and this recorder was not told" in found(late)
+        assert "has settled, and this recorder got no report" in found(late)
     late = LaneRecorder()
     async with open_lanes({"main": 1}) as lanes:
         job = lanes.submit_nowait(sleep)
         late.job_submitted(job)
         late.job_started(job)
         late.job_finished(job)
-        assert "was told to have settled but is RUNNING" in found(late)
+        assert "is reported to have settled but is RUNNING" in found(late)
 
 
 async def test_it_finds_a_start_of_a_job_that_waits(
@@ -473,7 +473,7 @@ async def test_it_finds_a_job_whose_end_no_instrument_was_told_of(
     async with open_lanes({"main": 1}, instruments=[deaf]) as lanes:
         lanes.submit_nowait(sleep)
         recorder.check()
-    assert "has settled, and this recorder was not told" in found(recorder)
+    assert "has settled, and this recorder got no report" in found(recorder)
 
 
 def as_it_is_now(job: Job[Any]) -> Job[Any]:

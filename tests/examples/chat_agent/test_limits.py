@@ -300,13 +300,13 @@ async def test_why_tells_what_each_turn_of_a_session_waits_for(
     assert lines[:11] == [
         "1 turn of me: 'slow 90' runs",
         "1 turn of me: 'two' waits to start:",
-        "1   one turn of a session at a time: turn of me: 'slow 90'",
+        "1   session:me runs as many as it may: turn of me: 'slow 90'",
         "1 'three' waits behind it",
         "1 turn of eve: 'hello' waits to start:",
-        "1   main is at its limit: turn of me: 'slow 90', turn of bob: 'slow 80'",
+        "1   main runs as many as it may: turn of me: 'slow 90', turn of bob: 'slow 80'",
         "1 turn of ann: 'hi' waits to start:",
         "1   others are before it: turn of eve: 'hello'",
-        "1   main is at its limit: turn of me: 'slow 90', turn of bob: 'slow 80'",
+        "1   main runs as many as it may: turn of me: 'slow 90', turn of bob: 'slow 80'",
         "1 turn of bob: 'slow 80' runs",
         "80 bob | Sorry that it took me so long.",
     ]
@@ -330,14 +330,14 @@ async def test_why_tells_pauses_and_limits_and_when_they_end(
     told = [line for line in lines if "10 " in line and " | " not in line]
     assert told == [
         "10 turn of me: 'two' waits to start:",
-        "10   the rate limit of the model is used up, 50.0 s more",
+        "10   the rate limit of model is used up, 50.0 s more",
         "10 paused main",
         "10 paused me",
         "10 turn of bob: 'hi' waits to start:",
         "10   main is paused",
-        "10   the rate limit of the model is used up, 50.0 s more",
+        "10   the rate limit of model is used up, 50.0 s more",
         "10 turn of me: 'two' waits to start:",
-        "10   me is paused",
+        "10   session:me is paused",
         "10 'three' waits behind it",
         "10 resumed everything",
     ]
@@ -361,8 +361,8 @@ async def test_why_follows_a_turn_to_the_sub_agents_that_it_waits_for(
     first, second = sorted(lines[1:6], key=len)[:2]
     assert first == "1     ask_subagent runs"
     assert second == "1     ask_subagent waits to start:"
-    assert lines[1:6].count("1   until others have ended: ask_subagent") == 2
-    assert "1       subagent is at its limit: ask_subagent" in lines[1:6]
+    assert lines[1:6].count("1   it runs, and waits for a job in subagent: ask_subagent") == 2
+    assert "1       subagent runs as many as it may: ask_subagent" in lines[1:6]
     assert lines[6] == "1 ! there is no session 'bob'; /sessions lists them"
     assert lines[7:9] == ["1 you are bob now", "2 nothing runs or waits in bob"]
 

@@ -276,12 +276,12 @@ async def test_a_hangup_has_the_limits_read_again_and_a_bad_file_changes_nothing
     async with open_chat_in_pipe("--limits", str(file)) as (process, output):
         assert process.stdin is not None
         await process.stdin.send_all(b"slow 600\n/as bob hello\n/why bob\n")
-        await output.until("main is at its limit: turn of me: 'slow 600'")
+        await output.until("main runs as many as it may: turn of me: 'slow 600'")
         file.write_text("[at_once]\nmain = 'all'")
         process.send_signal(signal.SIGHUP)
         await output.until("! limits: main must be a whole number from 1 to 1,000; nothing has")
         await process.stdin.send_all(b"/why bob\n")
-        await output.until("main is at its limit: turn of me: 'slow 600'")
+        await output.until("main runs as many as it may: turn of me: 'slow 600'")
         file.write_text("[at_once]\nmain = 2")
         process.send_signal(signal.SIGHUP)
         await output.until("limits: main 2, tools 8, subagent 8, requests 6,000, tokens 6,000,000")
@@ -295,7 +295,7 @@ async def test_a_hangup_has_the_limits_read_again_and_a_bad_file_changes_nothing
         process.send_signal(signal.SIGHUP)
         await output.until("limits: main 2, tools 8, subagent 8, requests 1, tokens 6,000,000")
         await process.stdin.send_all(b"/as eve two\n/why eve\n")
-        await output.until("the rate limit of the model is used up, ")
+        await output.until("the rate limit of model is used up, ")
         process.send_signal(signal.SIGINT)
         await output.until("draining: 0 running, 1 waiting")
         process.send_signal(signal.SIGHUP)

@@ -21,7 +21,7 @@ in the middle: 2 running, 4 waiting
 at the end: 6 answered, at most 2 at once"""),
     "why": (2, """
 turn of ann: 'hello' waits to start:
-  main is at its limit: turn of bob: 'slow 0.3'
+  main runs as many as it may: turn of bob: 'slow 0.3'
 'and another thing' waits behind it
 then:
 bob ends

@@ -90,7 +90,7 @@ async def follow(client: httpx2.AsyncClient, id: str, rng: random.Random) -> dic
 def test_the_gateway_is_short() -> None:
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in SOURCE.glob("*.py")}
     assert max(lengths.values()) < 300, lengths
-    assert sum(lengths.values()) <= 1_000, lengths
+    assert sum(lengths.values()) < 1_000, lengths  # an example, which is read whole
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from trio.lowlevel import enable_ki_protection
 from trio_lanes import LaneError
 
 from .._tools.calls import AnyCall, call_record
-from .exchange import Exchange, Thread, copy_record
+from .exchange import Exchange, MessageThread, copy_record
 from .recent import RecentThreads
 from .transcript import Commit, MemoryTranscript, Message, Record, TranscriptError, TranscriptStore
 
@@ -68,7 +68,7 @@ class Conversation:
         self.thread_id: Final = thread_id
         # of a store of this library; another store may mean another log by the same id
         self._recent: Final[RecentThreads] = getattr(self.store, "_recent", None) or RecentThreads()
-        self._thread = self._recent.find(thread_id) or Thread(thread_id)
+        self._thread = self._recent.find(thread_id) or MessageThread(thread_id)
         self._running: Final[dict[str, Exchange]] = {}  # {turn id: exchange} of this object
 
     def __repr__(self) -> str:
@@ -216,7 +216,7 @@ class Conversation:
 
     def _forget(self) -> None:
         self._recent.forget(self.thread_id)
-        self._thread = Thread(self.thread_id)
+        self._thread = MessageThread(self.thread_id)
 
     async def _copy(self, exchanges: Iterable[Exchange]) -> None:
         known = self._thread.exchanges
@@ -264,7 +264,12 @@ class ConversationTurn:
 
         An empty answer is left out.
         """
-        return self.history + self._exchange.prompt()
+        return self.history + self.messages
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages of this turn so far, without an empty answer."""
+        return self._exchange.prompt()
 
     def append(self, delta: str) -> Awaitable[None]:
         """Add text to the answer. After the results of calls, the text begins a new message.
@@ -421,11 +426,7 @@ class _Turning:
             await conversation._read()
             if exchange.id in conversation._thread.exchanges:
                 raise TranscriptError(f"the thread has a turn {exchange.id!r} already")
-            history = tuple(
-                message
-                for ended in conversation._thread.ended(store.live)
-                for message in ended.for_model(cut_off=True)
-            )
+            history = conversation._thread.history(store.live)
             record = {"turn": exchange.id, "op": "open", "contents": self._contents}
             await store.append(conversation.thread_id, [record])
             store.live.add(exchange.id)

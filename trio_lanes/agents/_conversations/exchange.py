@@ -31,7 +31,9 @@ Records are ``{"turn": id, "op": ...}`` with these fields, by ``op``:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, final
 
 import attrs
@@ -43,7 +45,7 @@ _NO_RESULT: Final = object()
 
 @final
 @attrs.define(eq=False)
-class _Answer:
+class _GrowingAnswer:
     """An assistant message that can grow, with the results of its calls."""
 
     id: str
@@ -84,7 +86,7 @@ class Exchange:
         self._before: list[Message] = []  # the messages before the answer that can grow
         self._count = 0  # messages with an id, without results
         self._say(contents)
-        self._answer = _Answer(self._next_id())
+        self._answer = _GrowingAnswer(self._next_id())
         self._ended: tuple[Message, ...] = ()  # all messages, when it has ended
         self.rolled_back: bool = False
 
@@ -171,7 +173,7 @@ class Exchange:
                 f"{what} must follow the results of the calls {', '.join(missing)}"
             )
 
-    def _growing(self, what: str) -> _Answer:
+    def _growing(self, what: str) -> _GrowingAnswer:
         """Return the answer that ``what`` is added to; a new answer after the results of calls."""
         self._all_answered(what)
         if self._answer.calls:
@@ -180,7 +182,7 @@ class Exchange:
 
     def _begin_answer(self) -> None:
         self._before += self._answer.messages("completed")
-        self._answer = _Answer(self._next_id())
+        self._answer = _GrowingAnswer(self._next_id())
 
     def _call(self, calls: Sequence[dict[str, Any]]) -> None:
         ids = [call["id"] for call in calls]
@@ -213,7 +215,7 @@ class Exchange:
         if not self._answer.empty:
             self._before += self._answer.messages("completed")
         self._say(contents)
-        self._answer = _Answer(self._next_id())
+        self._answer = _GrowingAnswer(self._next_id())
 
     def _finish(self, content: Any, usage: Any) -> None:
         self._all_answered("the end of the turn")
@@ -239,7 +241,7 @@ def _unanswered(message: Message) -> bool:
 
 
 @final
-class Thread:
+class MessageThread:
     """The exchanges of one log, up to the last commit that was read."""
 
     def __init__(self, id: str) -> None:
@@ -247,6 +249,10 @@ class Thread:
         self.exchanges: Final[dict[str, Exchange]] = {}  # {turn id: exchange}, by place
         self.known = 0  # the number of commits that were read
         self.last: Commit | None = None  # the last of them
+        # The history begins with exchanges that have ended, whose messages are taken once; the
+        # others stand behind them. So a turn costs as much after 1,000 exchanges as after one.
+        self._history: list[Message] = []
+        self._behind: OrderedDict[str, Exchange] = OrderedDict()  # {turn id: exchange}
 
     def read(self, commits: Sequence[Commit]) -> None:
         """Apply the next commits of the log.
@@ -270,27 +276,41 @@ class Thread:
         turn = record["turn"]
         match record:
             case {"op": "open", "contents": [*contents]} if turn not in self.exchanges:
-                self.exchanges[turn] = Exchange(turn, contents)
+                self._begin(Exchange(turn, contents))
             case {"op": "copy", "messages": [*messages]} if turn not in self.exchanges:
-                self.exchanges[turn] = Exchange.copied(turn, [_message(**m) for m in messages])
+                self._begin(Exchange.copied(turn, [_message(**m) for m in messages]))
             case _:
                 self.exchanges[turn].apply(record)
+                if turn not in self._behind:  # rolled back, or it goes on though it seemed cut off
+                    self._history, self._behind = [], OrderedDict(self.exchanges)
+
+    def _begin(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.id] = self._behind[exchange.id] = exchange
+
+    def history(self, live: Collection[str]) -> tuple[Message, ...]:
+        """Return the messages that a new turn reads, of the exchanges that have ended."""
+        behind = self._behind
+        while behind and _has_ended(next(iter(behind.values())), live):
+            self._history += behind.popitem(last=False)[1].for_model(cut_off=True)
+        ended = [exchange for exchange in behind.values() if _has_ended(exchange, live)]
+        more = chain.from_iterable(exchange.for_model(cut_off=True) for exchange in ended)
+        return (*self._history, *more)
 
     def ended(self, live: Collection[str]) -> Iterator[Exchange]:
-        """Yield the final exchanges: the turn has ended, or its id is not in ``live``.
-
-        An exchange that was rolled back is no part of the thread any more.
-        """
-        for id, exchange in self.exchanges.items():
-            if exchange.rolled_back:
-                continue
-            if exchange.status != "in_progress" or id not in live:
+        """Yield the exchanges that have ended, without those that were rolled back."""
+        for exchange in self.exchanges.values():
+            if _has_ended(exchange, live) and not exchange.rolled_back:
                 yield exchange
 
     def messages(self, live: Collection[str], instead: Mapping[str, Exchange]) -> Iterator[Message]:
         """Yield all messages; ``instead`` replaces some exchanges by newer ones."""
         for id, exchange in self.exchanges.items():
             yield from instead.get(id, exchange).messages(cut_off=id not in live)
+
+
+def _has_ended(exchange: Exchange, live: Collection[str]) -> bool:
+    """Whether the turn has ended, or was cut off: its id is not in ``live``."""
+    return exchange.status != "in_progress" or exchange.id not in live
 
 
 def _message(tool_calls: Sequence[dict[str, Any]], **fields: Any) -> Message:

@@ -27,7 +27,7 @@ from typing import BinaryIO, Final, final
 
 import trio
 
-from .exchange import Thread
+from .exchange import MessageThread
 from .folder_lock import lock_folder
 from .locks import ThreadLocks
 from .recent import RecentThreads
@@ -36,7 +36,7 @@ from .transcript import Commit, TranscriptError, check_thread_id
 _LOCKS: Final = 64
 _STEP: Final = 64 * 1024  # bytes that one search step for the last newline reads
 _MARKS: Final = 10_000  # files of which the store knows where their last line begins
-_LONGEST_ID: Final = 240  # bytes: file systems have names of 255
+_MAX_ID_BYTES: Final = 240  # bytes: file systems have names of 255
 
 
 @final
@@ -136,9 +136,9 @@ class JsonlTranscript:
 
     def _path(self, thread_id: str) -> Path:
         name = check_thread_id(thread_id) + ".jsonl"
-        if len(os.fsencode(thread_id)) > _LONGEST_ID:
+        if len(os.fsencode(thread_id)) > _MAX_ID_BYTES:
             raise ValueError(
-                f"a thread id must have at most {_LONGEST_ID} bytes in UTF-8, got "
+                f"a thread id must have at most {_MAX_ID_BYTES} bytes in UTF-8, got "
                 f"{len(os.fsencode(thread_id))}: {thread_id[:40]!r}…"
             )
         # Refuse backslashes on every system: a folder may be moved to another system.
@@ -238,7 +238,7 @@ def _damaged(path: Path, thread_id: str, lines: Sequence[bytes]) -> dict[int, st
     """Return {index: what is wrong with it} for the lines that are no commits of a conversation."""
     damaged: dict[int, str] = {}
     good: list[Commit] = []
-    thread = Thread(thread_id)
+    thread = MessageThread(thread_id)
     for n, line in enumerate(lines):
         commit: Commit = []
         try:
@@ -247,7 +247,7 @@ def _damaged(path: Path, thread_id: str, lines: Sequence[bytes]) -> dict[int, st
         except TranscriptError as error:
             damaged[n] = str(error)
             if commit:  # the records before the bad one have changed the thread
-                thread = Thread(thread_id)
+                thread = MessageThread(thread_id)
                 thread.read(good)
             commit = []
             thread.read([commit])
@@ -258,12 +258,13 @@ def _damaged(path: Path, thread_id: str, lines: Sequence[bytes]) -> dict[int, st
 def _whole_lines(file: FileIO) -> int:
     """Return the number of bytes of the file up to its last newline."""
     end = file.seek(0, os.SEEK_END)
+    step = 1  # the last byte is a newline, unless a write was cut off
     while end:
-        start = file.seek(max(0, end - _STEP))
+        start = file.seek(max(0, end - step))
         newline = file.read(end - start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
-        end = start
+        end, step = start, _STEP
     return 0
 
 

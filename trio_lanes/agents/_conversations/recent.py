@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
-    from .exchange import Thread
+    from .exchange import MessageThread
 
 THREADS: Final = 100
 """How many threads are kept."""
@@ -24,13 +24,13 @@ class RecentThreads:
     """The threads of one store that were used last."""
 
     def __init__(self) -> None:
-        self._threads: Final[OrderedDict[str, Thread]] = OrderedDict()  # the latest last
+        self._threads: Final[OrderedDict[str, MessageThread]] = OrderedDict()  # the latest last
 
-    def find(self, id: str) -> Thread | None:
+    def find(self, id: str) -> MessageThread | None:
         """Return the thread with an id, if it is kept."""
         return self._threads.get(id)
 
-    def keep(self, thread: Thread) -> None:
+    def keep(self, thread: MessageThread) -> None:
         """Keep a thread that is used now."""
         threads = self._threads
         threads[thread.id] = thread

@@ -17,7 +17,7 @@ from .recent import RecentThreads
 from .shared_locks import SharedThreadLocks
 from .transcript import Commit, TranscriptError, check_thread_id
 
-LONGEST_ID: Final = 200
+MAX_THREAD_ID: Final = 200
 REMEMBERED: Final = 10_000
 """How many turns of other instances are remembered, the latest ones."""
 
@@ -38,7 +38,7 @@ class SharedTranscripts:
     def __init__(self, lanes: DurableLanes) -> None:
         self.locks: Final = SharedThreadLocks(lanes)
         self._lanes: Final = lanes
-        self._turns: Final = _Turns()
+        self._turns: Final = _LiveTurns()
         self._recent: Final = RecentThreads()
 
     def __repr__(self) -> str:
@@ -56,9 +56,9 @@ class SharedTranscripts:
           TypeError: if it is not a string.
           ValueError: if it is blank, or has more than 200 characters.
         """
-        if len(check_thread_id(thread_id)) > LONGEST_ID:
+        if len(check_thread_id(thread_id)) > MAX_THREAD_ID:
             raise ValueError(
-                f"a thread id must have at most {LONGEST_ID} characters, got {len(thread_id)}"
+                f"a thread id must have at most {MAX_THREAD_ID} characters, got {len(thread_id)}"
             )
 
     async def load(self, thread_id: str, start: int = 0) -> Sequence[Commit]:
@@ -100,7 +100,7 @@ class SharedTranscripts:
 
 
 @final
-class _Turns(MutableSet[str]):
+class _LiveTurns(MutableSet[str]):
     """The ids of live turns: those of this process, and those of other live instances."""
 
     def __init__(self) -> None:

@@ -39,15 +39,22 @@ from trio_lanes.durable import (
     current_job,
 )
 
-from .durable_message import DROPPED, MOST, REPLACED, Message, Rules, messages_of, payload_of
+from .durable_message import (
+    DROPPED,
+    MAX_MESSAGES,
+    NOT_ENDED,
+    REPLACED,
+    QueuedMessage,
+    Rules,
+    messages_of,
+    payload_of,
+)
 from .durable_receipt import DurableReceipt
 from .options import check_cap, check_seconds
 from .queue import Overflow, WhenBusy
 from .receipt import Settled, SettledKind
 
-LONGEST_ID: Final = 200
-
-_LIVE: Final = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
+MAX_ID: Final = 200
 
 
 @final
@@ -181,8 +188,8 @@ class DurableInbox:
         if found and mode is WhenBusy.REJECT:
             return self._refusal(id, SettledKind.REJECTED)
         waiting = [one for one in found if one.state is not DurableState.RUNNING]
-        replaced: list[Message] = []
-        dropped: list[Message] = []
+        replaced: list[QueuedMessage] = []
+        dropped: list[QueuedMessage] = []
         if mode is WhenBusy.REPLACE:
             replaced = [one for one in waiting if one.rules.mode is mode and not one.begun]
         if len(waiting) >= self._cap and not replaced:
@@ -217,7 +224,7 @@ class DurableInbox:
             await self._lanes.put_first(job.id)
             aborted = await self._running(found)
             others += [(one, f"interrupted by {id}", True) for one in aborted]
-        if others and (await job.status()).state in _LIVE:  # else the store remembers its end
+        if others and (await job.status()).state in NOT_ENDED:  # else the store remembers its end
             for other, reason, running in others:
                 await self._lanes.cancel(other, reason, running=running)
         return self._receipt(id, job.id)
@@ -256,12 +263,12 @@ class DurableInbox:
 
     # ---- inside
 
-    async def _messages(self) -> list[Message]:
-        return messages_of(await self._lanes.queue(self.session, MOST), self.handler)
+    async def _messages(self) -> list[QueuedMessage]:
+        return messages_of(await self._lanes.queue(self.session, MAX_MESSAGES), self.handler)
 
-    async def _running(self, found: list[Message]) -> list[int]:
+    async def _running(self, found: list[QueuedMessage]) -> list[int]:
         """Return the job of the turn that an interrupt aborts, as one item, or nothing."""
-        if len(found) < MOST or any(one.state is DurableState.RUNNING for one in found):
+        if len(found) < MAX_MESSAGES or any(one.state is DurableState.RUNNING for one in found):
             return _to_abort(found)
         status = await self._lanes.running(self.session)  # it may be behind those that were found
         return [] if status is None or status.name != self.handler else [status.id]
@@ -273,7 +280,7 @@ class DurableInbox:
         return DurableReceipt(self, id, None, Settled(kind))
 
 
-def _to_abort(found: list[Message]) -> list[int]:
+def _to_abort(found: list[QueuedMessage]) -> list[int]:
     """Return the job that runs, as one item, or nothing.
 
     A job that runs has no turn if it is not first: it is about to go to the tail. If an older
@@ -300,6 +307,6 @@ def _id(id: str | None) -> str:
         return secrets.token_hex(16)
     if not isinstance(id, str):
         raise TypeError(f"id must be a string, not {id!r}")
-    if not 0 < len(id) <= LONGEST_ID:
-        raise ValueError(f"id must have 1 to {LONGEST_ID} characters, got {len(id)}")
+    if not 0 < len(id) <= MAX_ID:
+        raise ValueError(f"id must have 1 to {MAX_ID} characters, got {len(id)}")
     return id

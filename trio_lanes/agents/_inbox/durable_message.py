@@ -19,13 +19,16 @@ from trio_lanes.durable import DurableState, QueuedJob
 from .queue import Overflow, WhenBusy
 from .receipt import SettledKind
 
-MOST: Final = 500
+MAX_MESSAGES: Final = 500
 """The most messages of a session that a post or a turn looks at."""
 
 MERGED: Final = "merged"
 STEERED: Final = "steered"
 SUMMARIZED: Final = "summarized"
 """Why a turn has taken a message: the reasons of `JobTakenError`."""
+
+NOT_ENDED: Final = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
+"""The states of a job whose message has not settled."""
 
 REPLACED: Final = "a newer message has replaced it"
 DROPPED: Final = "the inbox was full"
@@ -59,7 +62,7 @@ class Rules:
 
 @final
 @attrs.frozen
-class Message:
+class QueuedMessage:
     """A message that an inbox has accepted."""
 
     job: int
@@ -87,7 +90,7 @@ class Message:
         """Whether it may share a turn with messages before and behind it."""
         return self.rules.mode is WhenBusy.COLLECT and not self.rules.runs_at_once
 
-    def is_joined_by(self, other: Message) -> bool:
+    def is_joined_by(self, other: QueuedMessage) -> bool:
         """Whether ``other``, the next message, shares a turn with this one."""
         return (
             self.is_collected
@@ -112,12 +115,12 @@ def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
     }
 
 
-_FIELDS: Final = frozenset(
+_PAYLOAD_FIELDS: Final = frozenset(
     ("id", "message", "mode", "group", "at_once", "debounce", "max_wait", "cap", "overflow")
 )
 
 
-def message_of(job: QueuedJob) -> Message:
+def message_of(job: QueuedJob) -> QueuedMessage:
     """Return the message of a job."""
     payload = json.loads(job.payload)
     rules = Rules(
@@ -129,10 +132,12 @@ def message_of(job: QueuedJob) -> Message:
         cap=_infinite(payload["cap"]),
         overflow=Overflow(payload["overflow"]),
     )
-    return Message(job.id, payload["id"], payload["message"], rules, job.state, job.begun, job.age)
+    return QueuedMessage(
+        job.id, payload["id"], payload["message"], rules, job.state, job.begun, job.age
+    )
 
 
-def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[Message]:
+def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[QueuedMessage]:
     """Return the messages of the jobs of one handler, in order of acceptance."""
     return [
         message_of(job)
@@ -143,7 +148,7 @@ def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[Message]:
 
 def is_message(payload: Any) -> bool:
     """Whether a payload was made by `payload_of`."""
-    return isinstance(payload, dict) and payload.keys() == _FIELDS
+    return isinstance(payload, dict) and payload.keys() == _PAYLOAD_FIELDS
 
 
 def _finite(value: float) -> float | None:

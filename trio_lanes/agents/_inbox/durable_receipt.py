@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Final, final
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import DurableJob, DurableJobError, DurableState, JobTakenError
 
-from .durable_message import KINDS, MERGED
+from .durable_message import KINDS, MERGED, NOT_ENDED
 from .receipt import MessageState, Settled, SettledKind
 
 if TYPE_CHECKING:
     from .durable_inbox import DurableInbox
-
-_OPEN: Final = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
 
 
 @final
@@ -85,7 +83,7 @@ class DurableReceipt:
     async def _read(self, *, wait: bool) -> Settled | None:
         job, kind = self.job, SettledKind.RAN
         while job is not None:
-            if not wait and (await job.status()).state in _OPEN:
+            if not wait and (await job.status()).state in NOT_ENDED:
                 return None
             try:
                 return Settled(kind, await job.wait())

@@ -44,11 +44,11 @@ from trio_lanes.durable import (
 )
 
 from .durable_message import (
+    MAX_MESSAGES,
     MERGED,
-    MOST,
     STEERED,
     SUMMARIZED,
-    Message,
+    QueuedMessage,
     Rules,
     is_message,
     messages_of,
@@ -130,8 +130,8 @@ class DurableTurn:
           StoreUnavailableError: if the store could not do it.
         """
         async with self._writing:
-            most = MOST
-            while found := self._steers(await self.run.queue(MOST))[:most]:
+            most = MAX_MESSAGES
+            while found := self._steers(await self.run.queue(MAX_MESSAGES))[:most]:
                 more = [[one.id, one.content] for one in found]
                 kept = {**self._kept, "steers": self._kept["steers"] + more}
                 try:
@@ -146,8 +146,8 @@ class DurableTurn:
             first, self._given = self._given, len(self.steers)
             return [steer for _, steer in self.steers[first:]]
 
-    def _steers(self, queue: Sequence[Any]) -> list[Message]:
-        found: list[Message] = []
+    def _steers(self, queue: Sequence[Any]) -> list[QueuedMessage]:
+        found: list[QueuedMessage] = []
         for one in sorted(_others(self.run, queue), key=lambda one: one.order):
             if one.rules.mode is not WhenBusy.STEER or one.rules.group != self.group or one.begun:
                 break
@@ -204,7 +204,7 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
     most: float = math.inf  # messages that share the turn
     summarize = True
     while True:
-        queue = messages_of(await run.queue(MOST), run.name)
+        queue = messages_of(await run.queue(MAX_MESSAGES), run.name)
         own = next((one for one in queue if one.job == run.id), None)
         if own is None:
             # more messages of the session wait than one look shows, and this one was put first
@@ -215,7 +215,7 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
         if any(one.state is DurableState.WAITING and one.order < own.order for one in others):
             raise Retry(0.0, counts=False, order="requeue")
         behind = [one for one in others if one.job > own.job and not one.goes_first]
-        victims: list[Message] = []
+        victims: list[QueuedMessage] = []
         unit = [own]
         if not (own.begun or own.goes_first):
             victims, unit = _unit([own, *behind], own.rules if summarize else None)
@@ -257,13 +257,15 @@ def _kept(
     }
 
 
-def _unit(waiting: list[Message], rules: Rules | None) -> tuple[list[Message], list[Message]]:
+def _unit(
+    waiting: list[QueuedMessage], rules: Rules | None
+) -> tuple[list[QueuedMessage], list[QueuedMessage]]:
     """Return the messages that an overflow summarizes, and those that the turn starts with.
 
     Args:
       rules: of the oldest message; None: nothing is summarized.
     """
-    victims: list[Message] = []
+    victims: list[QueuedMessage] = []
     if rules is not None and rules.overflow is Overflow.SUMMARIZE:
         # a message that has begun is handled by a turn of its own
         free = next((n for n, one in enumerate(waiting) if one.begun), len(waiting))
@@ -277,5 +279,5 @@ def _unit(waiting: list[Message], rules: Rules | None) -> tuple[list[Message], l
     return victims, unit
 
 
-def _others(run: DurableRun, queue: Sequence[Any]) -> list[Message]:
+def _others(run: DurableRun, queue: Sequence[Any]) -> list[QueuedMessage]:
     return [one for one in messages_of(queue, run.name) if one.job != run.id]

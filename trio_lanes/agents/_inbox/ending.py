@@ -26,7 +26,7 @@ class Ending:
         self.come = False
         self._scopes: set[trio.CancelScope] = set()
 
-    def tell(self) -> None:
+    def set(self) -> None:
         """Set the event, and wake the waiting tasks."""
         self.come = True
         for scope in self._scopes:

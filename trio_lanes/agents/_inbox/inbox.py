@@ -54,7 +54,7 @@ from .receipt import Receipt, Settled, SettledKind
 from .successor import Successor
 from .turn import Handler, Turn, call, own_part
 
-HELD: Final = 1e9
+FAR_FUTURE: Final = 1e9
 """The due time of the head while the inbox is held: decades away. The job that waits for it is
 cancelled by a clear and at the end of the lanes, as any other job with a delay."""
 
@@ -248,7 +248,7 @@ class Inbox:
         if not queue.would_drop(mode):
             is_next = not queue or entry.goes_first
             context = entry.context if is_next else self._next_context
-            due = HELD if self._is_held else queue.due_with(entry)
+            due = FAR_FUTURE if self._is_held else queue.due_with(entry)
             self._successor.secure(due, context, self._turn is not None)
         # Check again: an instrument may have posted when the successor was submitted.
         self._offer(receipt, now)
@@ -364,7 +364,7 @@ class Inbox:
 
     @property
     def _due(self) -> float:
-        return HELD if self._is_held else self._queue.due
+        return FAR_FUTURE if self._is_held else self._queue.due
 
     def _arrange(self) -> None:
         """Submit or withdraw the successor, as the queue needs it now."""
@@ -375,7 +375,7 @@ class Inbox:
         try:
             self._secure()
         except LaneError:
-            pass  # a turn is active; `_goes_on` tries again at its end
+            pass  # a turn is active; `_must_continue` tries again at its end
 
     @property
     def _next_context(self) -> Context:
@@ -457,7 +457,7 @@ class Inbox:
             return
         while True:
             failure = await self._run(self._begin(job))
-            if not self._goes_on(job):
+            if not self._must_continue(job):
                 break
             if failure is not None:
                 _log.error(
@@ -508,17 +508,17 @@ class Inbox:
             self._end(turn, settled)
             return None
         except BaseException as raised:  # also an error about a scope that the handler left open
-            told = own_part(raised)
-            kind = SettledKind.CANCELLED if told is None else SettledKind.FAILED
-            error = JobCancelledError("the job ended") if told is None else told
+            own = own_part(raised)
+            kind = SettledKind.CANCELLED if own is None else SettledKind.FAILED
+            error = JobCancelledError("the job ended") if own is None else own
             self._end(turn, Settled(kind, error=error, turn=turn))
-            if told is raised and isinstance(raised, Exception):
+            if own is raised and isinstance(raised, Exception):
                 return raised
             self._update()
             self._continue(None)
             raise
 
-    def _goes_on(self, job: Job[Any]) -> bool:
+    def _must_continue(self, job: Job[Any]) -> bool:
         """Whether ``job``, whose turn has ended, has to run the next turn too."""
         self._update()
         if self._turn is not None or not self._queue:
@@ -557,11 +557,11 @@ class Inbox:
             self._settle(receipt, settled)
             if settled.kind is SettledKind.RAN:
                 settled = attrs.evolve(settled, kind=SettledKind.MERGED)
-        turn._ending.tell()
+        turn._ending.set()
 
     def _settle(self, receipt: Receipt, settled: Settled) -> None:
         self._settled[settled.kind] += 1
         receipt._outcome = settled
         if receipt.id is not None:
             self._known.settle(receipt, settled, trio.current_time())
-        receipt._ending.tell()
+        receipt._ending.set()

@@ -35,7 +35,7 @@ import attrs
 
 T = TypeVar("T", bound=Hashable)
 
-AT_ONCE: Final = -math.inf
+NOW: Final = -math.inf
 """A due time that is always in the past."""
 
 LINE_LENGTH: Final = 160
@@ -193,13 +193,13 @@ class MessageQueue(Generic[T]):
     def due(self) -> float:
         """The time at which the head is due. The queue must not be empty."""
         if self._interrupts or self._ends:
-            return AT_ONCE
+            return NOW
         return self._due(self._line[0], self._line[-1])
 
     def due_with(self, entry: Entry[T]) -> float:
         """Return when the head would be due after ``entry`` was added and an overflow resolved."""
         if self._interrupts or not entry._is_collected:
-            return AT_ONCE
+            return NOW
         line = self._line
         gone = int(self.is_full and (len(line) == 1 or not line[0].is_joined_by(line[1])))
         left = self._ends + bool(line) - gone
@@ -207,12 +207,12 @@ class MessageQueue(Generic[T]):
             return self._due(entry, entry)
         if left == 1 and line[-1].is_joined_by(entry):
             return self._due(line[gone], entry)
-        return AT_ONCE
+        return NOW
 
     def _due(self, first: Entry[T], last: Entry[T]) -> float:
         """Return when the last run of the queue is due."""
         if not first._is_collected:
-            return AT_ONCE
+            return NOW
         return min(last.posted_at + self._debounce, first.oldest_at + self._max_wait)
 
     # ---- adding

@@ -23,7 +23,7 @@ import trio
 
 from trio_lanes import Job, JobState, LaneError, Lanes
 
-from .queue import AT_ONCE
+from .queue import NOW
 
 
 @final
@@ -40,7 +40,7 @@ class Successor:
         handler: object,
     ) -> None:
         self.job: Job[None] | None = None
-        self._due = AT_ONCE
+        self._due = NOW
         self._lanes: Final = lanes
         self._session: Final = session
         self._lane: Final = lane

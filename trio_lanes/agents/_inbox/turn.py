@@ -171,6 +171,6 @@ def own_part(error: BaseException) -> BaseException | None:
             rest = others
     if rest is None or isinstance(rest, Exception):
         return rest
-    told = JobCancelledError(f"the handler raised {type(rest).__name__}")
-    told.__cause__ = rest
-    return told
+    error = JobCancelledError(f"the handler raised {type(rest).__name__}")
+    error.__cause__ = rest
+    return error

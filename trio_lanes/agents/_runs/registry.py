@@ -154,7 +154,7 @@ class RunRegistry:
 
     def running(self, session: str, run: Run) -> AbstractContextManager[Registered]:
         """Register ``run`` for a ``with`` block, and clear it at the end of the block."""
-        return _Running(self, session, run)
+        return _RunBlock(self, session, run)
 
     def get(self, session: str) -> Run | None:
         """Return the active run of ``session``, or None. Not a checkpoint."""
@@ -239,7 +239,7 @@ async def _wait(active: _Active | None, timeout: float) -> bool:
 
 
 @final
-class _Running:
+class _RunBlock:
     """The block of `RunRegistry.running`.
 
     It is a class, not a generator, so that Ctrl-C cannot come between registering and entering.

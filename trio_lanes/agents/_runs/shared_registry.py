@@ -33,7 +33,7 @@ _log: Final = logging.getLogger("trio_lanes.agents")
 
 _OFFER_AGAIN: Final = 0.05
 """Seconds between two offers of a message to a run that takes none now."""
-_ASK_AGAIN: Final = 0.5
+_LISTEN_AGAIN: Final = 0.5
 """Seconds after which a store that is away is asked for messages again."""
 _KIND: Final = "trio_lanes"
 """The field that has the kind of a message of the registry."""
@@ -166,8 +166,8 @@ class SharedRunRegistry:
         return await self.wait_ended(session, timeout)
 
     async def _send(self, session: str, kind: str, what: Any, key: str | None) -> SendResult:
-        told = await self._lanes.send(session, {_KIND: kind, "what": what}, key=key)
-        return SendResult(None if told.reason is None else SendRefused(told.reason))
+        sent = await self._lanes.send(session, {_KIND: kind, "what": what}, key=key)
+        return SendResult(None if sent.reason is None else SendRefused(sent.reason))
 
     # ---- where the run is
 
@@ -178,17 +178,17 @@ class SharedRunRegistry:
             messages = job.messages()
             while True:
                 try:
-                    told = await anext(messages)
+                    message = await anext(messages)
                 except StoreUnavailableError:
-                    await trio.sleep(_ASK_AGAIN)
+                    await trio.sleep(_LISTEN_AGAIN)
                     continue
-                kind = told.get(_KIND) if isinstance(told, dict) else None
+                kind = message.get(_KIND) if isinstance(message, dict) else None
                 if kind == "abort":
-                    _call(job, run.abort, told["what"])
+                    _call(job, run.abort, message["what"])
                 elif kind == "outputs":
-                    _call(job, outputs or _no_place, told["what"])
+                    _call(job, outputs or _no_place, message["what"])
                 else:
-                    send.send_nowait(told["what"] if kind == "message" else told)
+                    send.send_nowait(message["what"] if kind == "message" else message)
 
 
 async def _offer(job: DurableRun, run: Run, messages: trio.MemoryReceiveChannel[Any]) -> None:

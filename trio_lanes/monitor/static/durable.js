@@ -27,7 +27,7 @@ class Durable extends HTMLElement {
       `${lock.name}: held by `, ...this.#asked(lock.holders, lock.holding), ...(lock.waiting ? [`; ${lock.waiting} waiting: `, ...this.#asked(lock.waiters, lock.waiting)] : [])))));
     if (view.quotas.length) card.append(h("h3", {}, "Quotas"), h("ul", { class: "notes" }, ...view.quotas.map((quota) => h("li", {},
       `${quota.name}: ` + quota.levels.map((level) => `${level.used} of ${level.limit} ${level.unit} in ${seconds(level.per)} used` +
-        (level.left === null ? "" : `, as new in ${seconds(level.left)}`)).join("; "), ...(quota.waiting ? [`; ${quota.waiting} waiting: `, ...this.#asked(quota.waiters, quota.waiting)] : [])))));
+        (level.left === null ? "" : `, replenished in ${seconds(level.left)}`)).join("; "), ...(quota.waiting ? [`; ${quota.waiting} waiting: `, ...this.#asked(quota.waiters, quota.waiting)] : [])))));
     if (view.paused.length) card.append(h("h3", {}, "Paused sessions"), h("ul", { class: "notes" }, ...view.paused.map((one) => h("li", {},
       one.session + (one.left === null ? "" : ` — ${seconds(one.left)} more`)))));
     if (view.dead.length) card.append(h("h3", {}, `Dead letters: ${view.totals.dead}`), h("ul", { class: "notes" }, ...view.dead.map((group) => {
