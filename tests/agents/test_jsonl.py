@@ -110,6 +110,18 @@ async def test_what_was_in_progress_at_a_crash_loads_as_incomplete(tmp_path: Pat
             assert list(turn_after.history) == [user, answer, x, y]
 
 
+async def test_a_turn_that_a_crash_cut_off_is_taken_out_of_the_thread(tmp_path: Path) -> None:
+    conversation = Conversation("thread", JsonlTranscript(tmp_path))
+    async with conversation.turn("u1", id="mine") as turn:
+        await turn.append("half an ans")
+        copied = tmp_path / "as it is now"
+        copied.mkdir()
+        shutil.copy(tmp_path / "thread.jsonl", copied)
+        crashed = Conversation("thread", JsonlTranscript(copied))
+        assert await crashed.take_out("mine")
+        assert await crashed.messages() == []
+
+
 @pytest.mark.parametrize(
     "torn", [b"[", b'[{"turn":"x","op":"op', b'[]{"' + b"x" * 200_000, b"\0\0\0", b"[]"]
 )

@@ -645,6 +645,15 @@ def test_gcra_gives_nothing_back_that_ran_over_before_a_change() -> None:
     assert rates.ready_at({"requests": 5}, 8.0) == 9.5
 
 
+def test_gcra_gives_back_at_most_what_was_left_of_a_charge_before_a_change() -> None:
+    rates = Rates([RateLimit(14, 10, burst=5)])  # one a second
+    rates.charge({"requests": 5}, 0.0)
+    rates.charge({"requests": 4}, 4.0)  # when 1 of the 5 was left
+    rates = rates.reconfigured([RateLimit(24, 10, burst=5)], 4.0)  # two a second
+    rates.correct({"requests": -4}, 4.0, 0.0)
+    assert rates.ready_at({"requests": 5}, 4.0) == 6.0
+
+
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])
 def test_a_charge_before_a_change_of_limits_can_be_corrected_after_it(algorithm: Any) -> None:
     rates = Rates([RateLimit(10, 10, algorithm=algorithm)])

@@ -121,12 +121,13 @@ class TakeStories:
         store = bench.played()
         async with store.open(opening()), bench.lanes(worker=False) as lanes:
             await store.join()
-            jobs = await lanes.submit_many([one("a"), one("b"), one("c"), one("d", session="t")])
+            of_another = [one("d", session="t"), one("e", session="t")]
+            jobs = await lanes.submit_many([one("a"), one("b"), one("c"), *of_another])
             ids = [job.id for job in jobs]
             run, other = (await store.step([], 9)).claims
             assert (run.id, other.id) == (ids[0], ids[3])
             await lanes.cancel(ids[2])
-            for wrong in (ids[0], ids[2], ids[3], 10**15):
+            for wrong in (ids[0], *ids[2:], 10**15):
                 taken = {ids[1]: TAKEN, wrong: TAKEN}
                 assert await store.store.take(run.id, run.fence, taken, "1", ticket()) is False
             assert await bench.state(lanes, ids[1]) is WAITING
