@@ -25,6 +25,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._contract.tickets import new_ticket
 from trio_lanes.durable._rules.rates import lane_meters, lane_of
+from trio_lanes.durable.acts.orders import Pause
 from trio_lanes.durable.testing._bench import Played
 
 LIMIT = LaneLimit(
@@ -57,7 +58,7 @@ async def run_all(store: Played) -> None:
         left -= len(finished)
         await trio.sleep(10.0)
     await store.step(finished, 0)
-    await store.pause("tenant:c", None, 5.0, new_ticket())
+    await store.do(Pause("tenant:c", None, 5.0), new_ticket())
 
 
 def opened(store: Store) -> AbstractAsyncContextManager[None]:

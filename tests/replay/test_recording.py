@@ -178,7 +178,7 @@ async def test_the_changes_are_bounded(autojump_clock: MockClock, tmp_path: Path
 async def test_the_jobs_are_bounded(
     autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.replay._capture.MOST_JOBS", 3)
+    monkeypatch.setattr("trio_lanes.replay._capture.MAX_JOBS", 3)
     recorder = LaneRecorder()
     async with open_lanes({"main": 1}, instruments=[recorder]) as lanes:
         for _ in range(5):

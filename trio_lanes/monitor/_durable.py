@@ -29,7 +29,7 @@ from ._notes import Notes, clipped
 
 EVERY: Final = 2.0  # seconds
 _MOST_LETTERS: Final = 500  # that are grouped
-_MOST_JOBS: Final = 20
+_MAX_JOBS: Final = 20
 _MOST_ROWS: Final = 60
 
 
@@ -60,8 +60,8 @@ class Durable:
         now = await lanes.statistics()
         instances = await lanes.instances()
         letters = await lanes.dead(limit=_MOST_LETTERS)
-        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MOST_JOBS)
-        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MOST_JOBS)
+        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MAX_JOBS)
+        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MAX_JOBS)
         where = {one.id: clipped(f"{one.host} {one.pid}") for one in instances}
         groups = Counter((job.name, _type(job)) for job in letters)
         return {

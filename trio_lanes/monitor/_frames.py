@@ -30,7 +30,7 @@ INTERVAL: Final = 0.25  # seconds between two frames, at least
 MOST_ROWS: Final = 60
 MOST_RUNNING: Final = 24  # jobs of a row
 MOST_HEAD: Final = 8
-MOST_JOBS: Final = 200  # jobs of a frame
+MAX_JOBS: Final = 200  # jobs of a frame
 _SLICE: Final = 400  # sessions that a frame looks at
 _MOST_SESSIONS: Final = 30
 _MOST_NEXT: Final = 3  # waiting jobs of a session
@@ -175,7 +175,7 @@ class Frames:
             rows.append(row)
             self._notice_free_slots(row, now)
             for name, lane in members:
-                if len(jobs) >= MOST_JOBS:
+                if len(jobs) >= MAX_JOBS:
                     break
                 if lane.active or lane.waiting_in_lane:
                     jobs += self._window(name, now)

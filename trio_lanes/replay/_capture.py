@@ -25,7 +25,7 @@ from trio_lanes import (
     UnknownLaneError,
 )
 
-from ._recording import MOST_JOBS, LimitChange, RecordedRun, Recording, Step
+from ._recording import MAX_JOBS, LimitChange, RecordedRun, Recording, Step
 
 _MOST_CHANGES: Final = 1000
 _DEFAULT: Final = LaneConfig()
@@ -126,7 +126,7 @@ class LimitHistory(LaneInstrument):
     # ---- the recording
 
     def recording(self, runs: Iterable[RunFacts], left_out: int = 0) -> Recording:
-        """Return the recording of ``runs``: of the last `MOST_JOBS` of these, if there are more.
+        """Return the recording of ``runs``: of the last `MAX_JOBS` of these, if there are more.
 
         Raises:
           RuntimeError: if no lanes were opened with this instrument.
@@ -134,8 +134,8 @@ class LimitHistory(LaneInstrument):
         if self._lanes is None:
             raise RuntimeError("there is nothing to record: no lanes have this instrument")
         runs = sorted(runs, key=lambda run: run.id)
-        left_out += max(0, len(runs) - MOST_JOBS)
-        runs = runs[-MOST_JOBS:]
+        left_out += max(0, len(runs) - MAX_JOBS)
+        runs = runs[-MAX_JOBS:]
         begin = min((run.submitted for run in runs), default=self._since)
         end = max((_last(run) for run in runs), default=begin)
         lanes, sessions = dict(self._base), _Numbers()

@@ -27,7 +27,7 @@ from trio_lanes import JobState, LaneConfig, LaneGroup, RateLimit
 
 FORMAT: Final = "trio-lanes recording"
 VERSION: Final = 1
-MOST_JOBS: Final = 100_000
+MAX_JOBS: Final = 100_000
 _LONGEST: Final = 1_000_000  # characters of a line
 
 Step: TypeAlias = tuple[float, str]

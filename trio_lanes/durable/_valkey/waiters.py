@@ -10,7 +10,7 @@ from .._contract.records import Ended
 from .._contract.state import DurableState
 from .._contract.waiter import Waiter
 
-MOST: Final = 10_000
+MAX_KNOWN: Final = 10_000
 """How many jobs are remembered at most, of those that have not ended and of those that have."""
 
 SEPARATOR: Final = "\x1e"
@@ -46,19 +46,19 @@ class Waiters:
 
     def accepted(self, ids: Iterable[int]) -> None:
         """Note that jobs were accepted: the server tells this client when they end."""
-        if len(self._alive) < MOST:
+        if len(self._alive) < MAX_KNOWN:
             self._alive.update(id for id in ids if id not in self._ended)
 
     def is_alive(self, id: int) -> bool:
         """Whether a job is known not to have ended."""
         return id in self._alive
 
-    def told(self, message: str) -> None:
+    def note(self, message: str) -> None:
         """Note a message of the server: what it tells about jobs, separated by `SEPARATOR`."""
         for about in message.split(SEPARATOR):
-            self._note(about)
+            self._note_one(about)
 
-    def _note(self, message: str) -> None:
+    def _note_one(self, message: str) -> None:
         """Note what the server tells about a job: ``ID`` has news, or ``ID STATE [OUTCOME]``."""
         id, *rest = message.split(" ", 2)
         if not rest:
@@ -66,7 +66,7 @@ class Waiters:
             return
         state, *outcome = rest
         self._ended[int(id)] = None
-        if len(self._ended) > MOST:
+        if len(self._ended) > MAX_KNOWN:
             self._ended.popitem(last=False)
         self._alive.discard(int(id))
         self._wake(int(id), Ended(DurableState(state), outcome[0]) if outcome else None)
