@@ -205,7 +205,7 @@ async def test_a_step_is_not_sent_after_one_that_got_no_answer(
 
     async with store.open(attrs.evolve(opening(), lease_ttl=60.0)):
         await store.join(ticket())
-        ids = await store.do(Enqueue([SubmittedJob(name="echo")] * 2), ticket())
+        ids = list(await store.do(Enqueue([SubmittedJob(name="echo")] * 2), ticket()))
         os.kill(own_server.pid, signal.SIGSTOP)
         async with trio.open_nursery() as asking:
             asking.start_soon(fail, 1)
