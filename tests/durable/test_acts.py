@@ -111,7 +111,9 @@ def files_by_name() -> dict[str, set[str]]:
         if path.parent == ROOT / "durable/testing":
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            name = getattr(node, "name" if isinstance(node, ast.ClassDef | ast.alias) else "id", "")
+            name = next(
+                (getattr(node, one) for one in ("name", "attr", "id") if hasattr(node, one)), ""
+            )
             if name in found:
                 found[name].add(str(path.relative_to(ROOT)))
     for path in (ROOT / "durable/_valkey/lua").iterdir():

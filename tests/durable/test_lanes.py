@@ -403,7 +403,7 @@ def test_a_store_in_a_file_has_one() -> None:
 async def test_a_task_that_waits_for_one_job_of_very_many_gets_its_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.MAX_ALIVE", 1)
+    monkeypatch.setattr("trio_lanes.durable._contract.waiter.MAX_KNOWN", 1)
     async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
         submissions = [Submission(name="echo", payload=n, delay=0.01) for n in range(3)]
         jobs = [(await lanes.submit_many([one]))[0] for one in submissions]

@@ -344,7 +344,7 @@ async def test_the_end_of_a_job_may_be_known_before_its_acceptance(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (3600.0, 3600.0))
-    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.MAX_ALIVE", 1)
+    monkeypatch.setattr("trio_lanes.durable._contract.waiter.MAX_KNOWN", 1)
     working, asking = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
     late: list[Any] = []
     note, noted = trio.open_memory_channel[int](math.inf)

@@ -27,7 +27,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable._valkey import waiters
+from trio_lanes.durable._contract import waiter
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable.acts.inspection import Check, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
@@ -571,7 +571,7 @@ async def test_a_script_that_fails_is_an_error_of_the_store(
 async def test_a_job_of_another_instance_is_waited_for_by_several_tasks(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiters, "MAX_KNOWN", 1)
+    monkeypatch.setattr(waiter, "MAX_KNOWN", 1)
     worker, asker = (ValkeyStore(server.url, namespace=namespace) for _ in range(2))
     echo = Echo()
     with trio.fail_after(60):
@@ -590,7 +590,7 @@ async def test_a_job_of_another_instance_is_waited_for_by_several_tasks(
                 nursery.start_soon(job.wait)
             with trio.move_on_after(0.05):
                 await asking.job(jobs[0].id).wait()
-            asker._waiters.look_again()  # as after a lost message
+            asker._waiters.all_changed()  # as after a lost message
             await trio.testing.wait_all_tasks_blocked()
             await lanes.resume("main")
 

@@ -51,32 +51,9 @@ from .._options.submission import Submission, checked_priority
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
 from .._tables.weak_values import WeakValues
-from ..acts.inspection import (
-    AllGroups,
-    AllInstances,
-    AllLanes,
-    AllRules,
-    AllStatistics,
-    BlockersOf,
-    Check,
-    JobsOf,
-    QueueOf,
-    Repair,
-    RunningIn,
-)
+from ..acts import inspection, orders
 from ..acts.jobs import Enqueue
 from ..acts.locks import ResetQuota
-from ..acts.orders import (
-    AbortRun,
-    Cancel,
-    Clear,
-    Configure,
-    Pause,
-    Purge,
-    PutFirst,
-    Requeue,
-    Resume,
-)
 from ..acts.runs import Send
 from .ending import HasEnd
 from .job import DurableJob
@@ -271,7 +248,7 @@ class DurableLanes(HasEnd):
         """
         outcome = json.dumps({"reason": reason})
         _check.boolean("running", running)
-        return await self._do(Cancel(_check.whole("id", id), outcome, running))
+        return await self._do(orders.Cancel(_check.whole("id", id), outcome, running))
 
     async def put_first(self, id: int) -> bool:
         """Put a job that waits before the other waiting jobs of its session.
@@ -280,7 +257,7 @@ class DurableLanes(HasEnd):
         the session closed between attempts, stays before it. Return False if the job does not wait,
         or has no session; nothing has changed then. A checkpoint.
         """
-        return await self._do(PutFirst(_check.whole("id", id)))
+        return await self._do(orders.PutFirst(_check.whole("id", id)))
 
     async def abort(self, session: str, reason: str | None = None) -> bool:
         """Cancel the job that runs in a session, on whichever instance; jobs that wait are left.
@@ -289,7 +266,7 @@ class DurableLanes(HasEnd):
         job is told at once. Return False if none runs. `clear` takes jobs that wait.
         """
         outcome = json.dumps({"reason": reason})
-        return await self._do(AbortRun(_session(session), outcome))
+        return await self._do(orders.AbortRun(_session(session), outcome))
 
     async def clear(self, name: str, reason: str | None = None) -> int:
         """Cancel the jobs of a lane or session that wait, are delayed, or are between attempts.
@@ -301,20 +278,20 @@ class DurableLanes(HasEnd):
           UnknownLaneError: if the lane does not exist.
         """
         outcome = json.dumps({"lane": name, "reason": reason})
-        return await self._do(Clear(*_target(name), outcome))
+        return await self._do(orders.Clear(*_target(name), outcome))
 
     async def pause(self, name: str) -> None:
         """Pause a lane or session on all instances, until `resume`. Running jobs go on."""
-        await self._do(Pause(*_target(name), math.inf))
+        await self._do(orders.Pause(*_target(name), math.inf))
 
     async def pause_for(self, name: str, seconds: float) -> None:
         """Pause a lane or session for some seconds. It can prolong a pause, never shorten it."""
         seconds = _check.finite_seconds("seconds", seconds)
-        await self._do(Pause(*_target(name), seconds))
+        await self._do(orders.Pause(*_target(name), seconds))
 
     async def resume(self, name: str) -> None:
         """End the pause of a lane or session."""
-        await self._do(Resume(*_target(name)))
+        await self._do(orders.Resume(*_target(name)))
 
     async def configure(
         self,
@@ -360,19 +337,19 @@ class DurableLanes(HasEnd):
             rules["max_crashes"] = checked_crashes(max_crashes)
         if on_dead is not None:
             rules["hold"] = checked_hold(on_dead)
-        await self._do(Configure(limits, shared, rules))
+        await self._do(orders.Configure(limits, shared, rules))
 
     async def limits(self) -> Mapping[str, LaneLimit]:
         """Return the limits of the lanes and templates that are configured, by name."""
-        return await self._store.look(AllLanes())
+        return await self._store.look(inspection.AllLanes())
 
     async def groups(self) -> Mapping[str, GroupLimit]:
         """Return the groups and their limits, by name."""
-        return await self._store.look(AllGroups())
+        return await self._store.look(inspection.AllGroups())
 
     async def rules(self) -> StoreRules:
         """Return the rules of the store, which hold for all instances."""
-        return await self._store.look(AllRules())
+        return await self._store.look(inspection.AllRules())
 
     async def send(
         self, session_or_id: str | int, message: object, *, key: str | None = None
@@ -537,7 +514,7 @@ class DurableLanes(HasEnd):
           TypeError, ValueError: for a bad argument.
         """
         of = _one_or_many(id, name, handler, error, failed)
-        return await self._do(Requeue(of))
+        return await self._do(orders.Requeue(of))
 
     async def purge(
         self,
@@ -554,7 +531,7 @@ class DurableLanes(HasEnd):
         `requeue` has the same arguments, portions and errors.
         """
         of = _one_or_many(id, name, handler, error, failed)
-        return await self._do(Purge(of))
+        return await self._do(orders.Purge(of))
 
     # ---- inspection
 
@@ -564,7 +541,7 @@ class DurableLanes(HasEnd):
         And the paused sessions, the levels of quotas, and which jobs have locks or wait for locks
         and quotas.
         """
-        return await self._store.look(AllStatistics())
+        return await self._store.look(inspection.AllStatistics())
 
     async def jobs(
         self,
@@ -609,7 +586,7 @@ class DurableLanes(HasEnd):
         found: list[DurableStatus] = []
         while True:
             most = min(PAGE, limit - len(found))
-            page = await self._store.look(JobsOf(of, after, most))
+            page = await self._store.look(inspection.JobsOf(of, after, most))
             found += page
             if len(page) < most or len(found) == limit:
                 return found
@@ -617,7 +594,7 @@ class DurableLanes(HasEnd):
 
     async def running(self, session: str) -> DurableStatus | None:
         """Return the status of the job that runs in a session, on any instance; else None."""
-        return await self._store.look(RunningIn(_session(session)))
+        return await self._store.look(inspection.RunningIn(_session(session)))
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...]:
         """Return why a job does not go on, as the next step would find it.
@@ -630,7 +607,7 @@ class DurableLanes(HasEnd):
         Raises:
           ResultGoneError: if the store does not know the job.
         """
-        found = await self._store.look(BlockersOf(_check.whole("id", id)))
+        found = await self._store.look(inspection.BlockersOf(_check.whole("id", id)))
         if found is None:
             raise ResultGoneError(id)
         runs = () if self._worker is None else self._worker.running
@@ -643,11 +620,13 @@ class DurableLanes(HasEnd):
         They are in order of their ids. They are fewer than ``limit`` if their payloads are more
         than 4 MiB together.
         """
-        return await self._store.look(QueueOf(_session(session), max(0, _number("limit", limit))))
+        return await self._store.look(
+            inspection.QueueOf(_session(session), max(0, _number("limit", limit)))
+        )
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the instances that claim jobs from the store."""
-        return await self._store.look(AllInstances())
+        return await self._store.look(inspection.AllInstances())
 
     async def check(self, repair: bool = False) -> CheckReport:
         """Check the store for contradictions, and repair them if ``repair`` is True.
@@ -655,9 +634,9 @@ class DurableLanes(HasEnd):
         It reads every job, so it takes a while in a large store.
         """
         _check.boolean("repair", repair)
-        report = await self._store.look(Check())
+        report = await self._store.look(inspection.Check())
         if repair and report.problems:  # mostly there is nothing to repair
-            report = attrs.evolve(report, repaired=await self._do(Repair()))
+            report = attrs.evolve(report, repaired=await self._do(inspection.Repair()))
         return report
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -14,7 +12,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from typing import Final, Self, TypeVar, final
+from typing import Final, TypeVar
 
 import trio
 
@@ -24,17 +22,15 @@ from .._contract.act import Hints as Hints
 from .._contract.protocol import ServedAt
 from .._contract.records import Ended, Finish, Step
 from .._contract.state import DEAD, ENDED
-from .._contract.waiter import Waiter
+from .._contract.waiter import Waiters
 from . import lines, talk
 from .engine import Engine
-from .job_record import JobRecord
 from .queues import Queues
 
 T = TypeVar("T")
 
 MAX_PAYLOAD: Final = 1024 * 1024
 PATIENCE: Final = 5.0
-MAX_ALIVE: Final = 10_000
 PORTION: Final = 500
 """How many jobs one transaction clears, requeues or purges; others can run between two."""
 
@@ -48,12 +44,7 @@ class EngineStore(ABC):
         self.steps_ahead: bool = False
         self.instance: str = ""
         """The incarnation that makes the next call: each call reads it at its beginning."""
-        self._waiters: Final[dict[int, set[_Waiter]]] = {}
-        self._alive: Final[set[int]] = set()
-        """Jobs that have not ended, as far as known: a wait for one need not read the tables."""
-        self._news: Final[OrderedDict[int, None]] = OrderedDict()
-        """The last jobs of which other processes gave news, which may come before `_tell`."""
-        self._waiter_came = trio.Event()
+        self._waiters: Final = Waiters()
         self._poke, self._pokes = trio.open_memory_channel[None](1)
 
     @abstractmethod
@@ -71,13 +62,9 @@ class EngineStore(ABC):
 
     def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
         """Announce the effects of a transaction: wake the tasks that wait for them."""
-        if accepted and len(self._alive) < MAX_ALIVE:
-            self._alive.update(id for id in accepted if id not in self._news)
+        self._waiters.accepted(accepted)
         for id, how in ended:
-            if how is not None:
-                self._alive.discard(id)
-            for waiter in self._waiters.pop(id, ()):
-                waiter.see(how)
+            self._waiters.wake(id, how)
         if look:
             self._look_again()
 
@@ -88,10 +75,7 @@ class EngineStore(ABC):
             pass  # a wake-up is pending already
 
     async def _wait_for_waiter(self) -> None:
-        """Wait until a task waits for a job."""
-        while not self._waiters:
-            self._waiter_came = trio.Event()
-            await self._waiter_came.wait()
+        await self._waiters.come()
 
     def _wake_waiters(self, ids: Iterable[int] | None = None) -> None:
         """Have tasks that wait for jobs, or for all, read their jobs again.
@@ -99,15 +83,10 @@ class EngineStore(ABC):
         Another process may have changed them.
         """
         if ids is None:
-            self._alive.clear()
-            ids = list(self._waiters)
-        for id in ids:
-            self._alive.discard(id)
-            self._news[id] = None
-            if len(self._news) > MAX_ALIVE:
-                self._news.popitem(last=False)
-            for waiter in self._waiters.pop(id, ()):
-                waiter.see(None)
+            self._waiters.all_changed()
+        else:
+            for id in ids:
+                self._waiters.changed(id)
 
     def wake(self) -> AsyncIterator[None]:
         return self._pokes  # no generator: a caller that is cancelled has nothing to clean up
@@ -189,39 +168,20 @@ class EngineStore(ABC):
 
         await self._transact(remove)
 
+    # ---- waits
+
     async def wait(self, id: int) -> Ended | None:
-        while True:
-            with self._waiting(id) as waiter:
-                if id not in self._alive:
-                    job = await self._read(lambda engine: engine.known(id))
-                    if job is None:
-                        return None
-                    how = _ended_of(job)
-                    if how is not None:
-                        return how
-                await waiter.wait()
-            if waiter.how is not None:
-                return waiter.how
-
-    def _waiting(self, id: int) -> _Waiter:
-        """Return a waiter for news of a job; it is registered for the time of its block."""
-        self._waiter_came.set()
-        return _Waiter(self._waiters, id)
-
-    async def _until(self, id: int, ask: Callable[[], Awaitable[tuple[T] | None]]) -> T:
-        """Ask again, whenever there is news of a job, until there is an answer."""
-        while True:
-            with self._waiting(id) as waiter:  # before it asks: news may come meanwhile
-                found = await ask()
-                if found is not None:
-                    return found[0]
-                await waiter.wait()
+        return await self._waiters.end_of(id, lambda: self._read(lambda all: _end_of(all, id)))
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
-        return await self._until(id, lambda: self._read(lambda all: talk.events(all, id, after)))
+        return await self._waiters.until(
+            id, lambda: self._read(lambda all: talk.events(all, id, after))
+        )
 
     async def sent(self, id: int, number: int) -> bool:
-        return await self._until(id, lambda: self._read(lambda all: talk.sent(all, id, number)))
+        return await self._waiters.until(
+            id, lambda: self._read(lambda all: talk.sent(all, id, number))
+        )
 
     async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:
         me = self.instance
@@ -230,47 +190,21 @@ class EngineStore(ABC):
             engine.caller = me
             return talk.receive(engine, id, fence, after)
 
-        return await self._until(id, lambda: self._transact(take, hints=Hints(ids=[id])))
+        return await self._waiters.until(id, lambda: self._transact(take, hints=Hints(ids=[id])))
 
     async def served(self, request: int) -> ServedAt | None:
         me = self.instance
-        while True:
-            with self._waiting(request) as waiter:
-                asked_at = trio.current_time()
-                found = await self._transact(
-                    lambda engine: lines.look(engine, request) if engine.is_alive(me) else None
-                )
-                if found is None or found[0] is not None:
-                    return None if found is None else found[0]
-                with trio.move_on_at(math.inf if found[1] is None else asked_at + found[1]):
-                    await waiter.wait()
+
+        def look(engine: Engine) -> tuple[ServedAt | None, float | None] | None:
+            return lines.look(engine, request) if engine.is_alive(me) else None
+
+        return await self._waiters.served(request, lambda: self._transact(look))
 
 
-def _ended_of(job: JobRecord) -> Ended | None:
-    """Return how a job ended; None if it has not ended and is not dead."""
-    if job.state in ENDED or job.state is DEAD:
-        return Ended(job.state, job.outcome or "null")
-    return None
-
-
-@final
-class _Waiter(Waiter):
-    """A task that waits for news of a job, from the beginning of a block to its end."""
-
-    __slots__ = ("_by_id", "_id")
-
-    def __init__(self, by_id: dict[int, set[_Waiter]], id: int) -> None:
-        super().__init__()
-        self._by_id: Final = by_id
-        self._id: Final = id
-
-    def __enter__(self) -> Self:
-        self._by_id.setdefault(self._id, set()).add(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        waiters = self._by_id.get(self._id)
-        if waiters is not None:
-            waiters.discard(self)
-            if not waiters:
-                del self._by_id[self._id]
+def _end_of(queues: Queues, id: int) -> tuple[Ended | None] | None:
+    """Return how a job ended, or None if it is unknown, in a tuple; None: it has not ended."""
+    job = queues.known(id)
+    if job is None:
+        return (None,)
+    over = job.state in ENDED or job.state is DEAD
+    return (Ended(job.state, job.outcome or "null"),) if over else None

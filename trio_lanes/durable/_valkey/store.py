@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -27,6 +26,7 @@ from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import PAGE, ServedAt
 from .._contract.records import CheckReport, DurableStatus, Ended, Finish, Opening, Step
 from .._contract.state import DurableState
+from .._contract.waiter import Waiters
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, PORTION
 from .._wire.run_past_cancel import run_past_cancel
 from ..acts.inspection import Check, JobsOf
@@ -34,13 +34,14 @@ from . import text
 from .address import read_address
 from .link import Link
 from .script import Script, source
-from .waiters import Waiters
 
 T = TypeVar("T")
 
 LOOKS_EVERY: Final = (2.0, 5.0)
 """Between which numbers of seconds a slow look follows the one before: a message may be lost."""
 LONGEST_NAMESPACE: Final = 64
+SEPARATOR: Final = "\x1e"
+"""A character that no JSON text has."""
 
 
 @final
@@ -125,7 +126,7 @@ class ValkeyStore:
             patience=self.patience,
             replicas=self._replicas,
             header=self._header,
-            note=self._waiters.note,
+            note=self._hear,
             look=self._look_again,
             claimed=lambda: (self.instance, *map(str, self._runs)),
             lost=self._lose,
@@ -149,7 +150,7 @@ class ValkeyStore:
                     scope.shield = False
                 self._link = None
                 link.close()
-                self._waiters.look_again()  # these tasks get StoreUnavailableError
+                self._waiters.all_changed()  # these tasks get StoreUnavailableError
             nursery.cancel_scope.cancel()
         if failed is not None:
             failed.unwrap()
@@ -192,11 +193,21 @@ class ValkeyStore:
         except trio.WouldBlock:
             pass  # a wake-up is pending already
 
+    def _hear(self, message: str) -> None:
+        """Note what the server says about jobs: ``ID`` has news, or ``ID STATE [OUTCOME]``."""
+        for about in message.split(SEPARATOR):
+            id, *rest = about.split(" ", 2)
+            if not rest:
+                self._waiters.wake(int(id), None)
+            else:
+                how = Ended(DurableState(rest[0]), rest[1]) if rest[1:] else None
+                self._waiters.changed(int(id), how)
+
     async def _look_slowly(self) -> None:
         while True:
             await trio.sleep(random.uniform(*LOOKS_EVERY))
             self._look_again()
-            self._waiters.look_again()
+            self._waiters.all_changed()
 
     async def wake(self) -> AsyncIterator[None]:
         async for poke in self._pokes:
@@ -267,7 +278,7 @@ class ValkeyStore:
                 name = f"{ticket} {after}"
                 number, after = await self._call(act.name, name, *words, after, weight=PORTION)
                 done += number
-        self._waiters.look_again()  # a task may wait for a job that is gone
+        self._waiters.all_changed()  # a task may wait for a job that is gone
         return int(done)
 
     async def look(self, question: Question[T]) -> T:
@@ -317,34 +328,23 @@ class ValkeyStore:
 
     # ---- waits
 
-    async def _until(self, id: int, verb: str, *words: str) -> Sequence[Any]:
-        """Make a call that has no answer until there is news of a job."""
-        while True:
-            waiter = self._waiters.add(id)
-            try:
-                answer = await self._call(verb, *words)
-                if answer:
-                    return answer
-                await waiter.wait()
-            finally:
-                self._waiters.remove(id, waiter)
-
     async def wait(self, id: int) -> Ended | None:
-        while True:
-            waiter = self._waiters.add(id)
-            try:
-                if not self._waiters.is_alive(id):
-                    answer = await self._call("wait", str(id))
-                    if answer == [None]:
-                        return None
-                    if answer:
-                        state, outcome = answer
-                        return Ended(DurableState(state), outcome)
-                await waiter.wait()
-            finally:
-                self._waiters.remove(id, waiter)
-            if waiter.how is not None:
-                return waiter.how
+        async def ask() -> tuple[Ended | None] | None:
+            answer = await self._call("wait", str(id))
+            if not answer:
+                return None
+            return (None if answer == [None] else Ended(DurableState(answer[0]), answer[1]),)
+
+        return await self._waiters.end_of(id, ask)
+
+    async def _until(self, id: int, verb: str, *words: str) -> list[Any]:
+        """Make a call that has no answer until there is news of a job."""
+
+        async def ask() -> tuple[list[Any]] | None:
+            answer = await self._call(verb, *words)
+            return (answer,) if answer else None
+
+        return await self._waiters.until(id, ask)
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         (found,) = await self._until(id, "events", str(id), str(after))
@@ -360,13 +360,8 @@ class ValkeyStore:
         return None if number is None else (int(number), str(message[0]))
 
     async def served(self, request: int) -> ServedAt | None:
-        while True:
-            waiter, asked_at = self._waiters.add(request), trio.current_time()
-            try:
-                served, *due = await self._call("served", self.instance, str(request))
-                if served is None or int(served):
-                    return None if served is None else float(served)
-                with trio.move_on_at(asked_at + float(due[0]) / 1e6 if due else math.inf):
-                    await waiter.wait()
-            finally:
-                self._waiters.remove(request, waiter)
+        async def ask() -> tuple[ServedAt | None, float | None] | None:
+            served, *due = await self._call("served", self.instance, str(request))
+            return None if served is None else (float(served) or None, text.seconds(*due or [None]))
+
+        return await self._waiters.served(request, ask)

@@ -204,40 +204,37 @@ class AgainStories:
         store = bench.played()
         async with store.open(opening()):
             await store.join()
-            inner = store.store
             (first,) = await store.enqueue([one()])
             mine = ticket()
-            assert await inner.do(Cancel(first, STOP), mine)
-            assert await inner.do(
-                Cancel(first, STOP), mine
-            )  # it has ended, and that was asked here
+            assert await store.do(Cancel(first, STOP), mine)
+            assert await store.do(Cancel(first, STOP), mine)  # it has ended: that was asked here
             mine = ticket()
             await store.enqueue([one(), one(session="s")])
-            assert await inner.do(Clear("main", None, STOP), mine) == 2
+            assert await store.do(Clear("main", None, STOP), mine) == 2
             await store.enqueue([one()])
-            assert await inner.do(Clear("main", None, STOP), mine) == 2
+            assert await store.do(Clear("main", None, STOP), mine) == 2
             assert (await store.look(AllStatistics())).waiting == 1
             mine = ticket()
-            await inner.do(Pause("main", None, 1e6), mine)
-            await inner.do(Resume("main", None), ticket())
-            await inner.do(Pause("main", None, 1e6), mine)
+            await store.do(Pause("main", None, 1e6), mine)
+            await store.do(Resume("main", None), ticket())
+            await store.do(Pause("main", None, 1e6), mine)
             mine = ticket()
-            await inner.do(Configure({"main": 2}, None, {}), mine)
-            await inner.do(Configure({"main": 4}, None, {}), ticket())
-            await inner.do(Configure({"main": 2}, None, {}), mine)
-            lane = (await inner.look(AllLanes()))["main"]
+            await store.do(Configure({"main": 2}, None, {}), mine)
+            await store.do(Configure({"main": 4}, None, {}), ticket())
+            await store.do(Configure({"main": 2}, None, {}), mine)
+            lane = (await store.look(AllLanes()))["main"]
             assert (lane.concurrency, lane.paused_until) == (4, None)
             (claim,) = (await store.step([], 1)).claims
             lend = ticket()
-            assert await inner.do(LendSlot(claim.id, claim.fence), lend)
+            assert await store.do(LendSlot(claim.id, claim.fence), lend)
             assert await store.do(RegainSlot(claim.id, claim.fence)) is True
-            assert await inner.do(LendSlot(claim.id, claim.fence), lend)
+            assert await store.do(LendSlot(claim.id, claim.fence), lend)
             others = await store.enqueue([one() for _ in range(4)])
             assert len((await store.step([], 9)).claims) == 3  # the run has its slot
             mine = ticket()
-            assert await inner.do(Checkpoint(claim.id, claim.fence, "1"), mine)
+            assert await store.do(Checkpoint(claim.id, claim.fence, "1"), mine)
             assert await store.do(Checkpoint(claim.id, claim.fence, "2"))
-            assert await inner.do(Checkpoint(claim.id, claim.fence, "1"), mine)
+            assert await store.do(Checkpoint(claim.id, claim.fence, "1"), mine)
             await store.leave()
             await store.join()
             claims = (await store.step([], 9)).claims
@@ -303,7 +300,7 @@ class AgainStories:
         store = bench.played()
         async with store.open(opening()):
             await store.join()
-            await store.do(Configure({"main": 30}, None, {}), ticket())
+            await store.do(Configure({"main": 30}, None, {}))
             await store.enqueue(
                 [one(str(priority), priority=priority) for priority in (1, 0, -1) * 20]
             )
@@ -324,7 +321,7 @@ class AgainStories:
             assert len((await store.step([], 9)).claims) == 2
             huge = '"' + "é" * (STEP_BYTES // 2) + '"'
             await store.join()
-            await store.do(Clear("main", None, STOP), ticket())
+            await store.do(Clear("main", None, STOP))
             await store.enqueue([one(huge), one()])
             assert len((await store.step([], 9)).claims) == 1
             assert len((await store.step([], 9)).claims) == 1

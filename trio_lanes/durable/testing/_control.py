@@ -475,7 +475,7 @@ class ControlStories:
         many = PAGE + 1
         async with store.open(opening()):
             await store.join()
-            await store.do(Configure({"main": many}, None, {}), ticket())
+            await store.do(Configure({"main": many}, None, {}))
             ids = await store.enqueue([SubmittedJob(name="echo") for _ in range(many)])
             claims = (await store.step([], many)).claims
             await store.step([Finish(one.id, one.fence, Died(error)) for one in claims], 0)
@@ -503,7 +503,7 @@ class ControlStories:
             await store.join()
             many = PAGE + 1  # their ids follow one another
             await store.enqueue([SubmittedJob(name="echo", delay=50.0) for _ in range(many)])
-            assert await store.do(Clear("main", None, STOP), ticket()) == many
+            assert await store.do(Clear("main", None, STOP)) == many
             assert (await store.look(AllStatistics())).parked == 0
             await store.leave()
 

@@ -181,9 +181,9 @@ class LockStories:
                 bench.gate("b").set()
                 assert locked[1] < bench.fences[0] < bench.fences[1]
             assert await dead.served(behind[0]) is None
-            assert await dead.do(Acquire("k", False), ticket()) is None
-            assert await dead.do(Spend("q", [SLIDING], {"requests": 1}), ticket()) is None
-            await dead.do(Release(behind[0], True), ticket())
+            assert await dead.do(Acquire("k", False)) is None
+            assert await dead.do(Spend("q", [SLIDING], {"requests": 1})) is None
+            await dead.do(Release(behind[0], True))
 
     @story
     async def test_amounts_are_taken_in_order_as_the_limits_admit_them(self, bench: Bench) -> None:
@@ -327,15 +327,15 @@ class LockStories:
                 for _ in range(2):  # the same act
                     await store.do(Settle(name, [limit], first[1], {"requests": -1}), mine)
                 assert await store.served(waiting[0]) is not None
-                await store.do(Release(waiting[0], False), ticket())
+                await store.do(Release(waiting[0], False))
                 again = await spend(ticket())
                 assert again[0] == 0
                 # a time at which nothing was taken changes nothing
-                await store.do(Settle(name, [limit], -1.0, {"requests": -1}), ticket())
+                await store.do(Settle(name, [limit], -1.0, {"requests": -1}))
                 last = await spend(ticket())
                 assert last[1] is None
-                await store.do(Release(last[0], False), ticket())
-                await store.do(Release(last[0], False), ticket())
+                await store.do(Release(last[0], False))
+                await store.do(Release(last[0], False))
                 await store.leave()
 
     @story
@@ -403,10 +403,10 @@ class LockStories:
         async with store.store.open(opening()):
             await store.join()
             for n in range(LISTED + 1):
-                await store.do(Acquire(f"{n:03}", False, n + 1), ticket())
-                await store.do(Spend(f"{n:03}", [SLIDING], {"requests": 1}), ticket())
+                await store.do(Acquire(f"{n:03}", False, n + 1))
+                await store.do(Spend(f"{n:03}", [SLIDING], {"requests": 1}))
             for n in range(REQUESTS_LISTED + 1):
-                await store.do(Acquire(f"{LISTED:03}", False, 1000 + n), ticket())
+                await store.do(Acquire(f"{LISTED:03}", False, 1000 + n))
             now = await store.look(AllStatistics())
             assert len(now.locks) == LISTED
             assert [lock.key for lock in now.locks[:3]] == [f"{LISTED:03}", "000", "001"]
@@ -480,14 +480,14 @@ class LockStories:
     async def test_a_log_has_its_records_in_order_and_needs_a_lease(self, bench: Bench) -> None:
         store = bench.played()
         async with store.store.open(opening()):
-            assert await store.do(WriteLog("a", "[0]"), ticket()) is None
+            assert await store.do(WriteLog("a", "[0]")) is None
             await store.join()
             mine = ticket()
             for _ in range(2):  # the same act
                 assert await store.do(WriteLog("a", "[1]"), mine) == 1
             for n in range(2, 60):
-                assert await store.do(WriteLog("a", f"[{n}]"), ticket()) == n
-            assert await store.do(WriteLog("b", "[9]"), ticket()) == 1
+                assert await store.do(WriteLog("a", f"[{n}]")) == n
+            assert await store.do(WriteLog("b", "[9]")) == 1
             found = await store.look(LogPage("a", 0))
             me = found[0][1]
             assert found == [(n, me, f"[{n}]") for n in range(1, 60)]
@@ -495,11 +495,11 @@ class LockStories:
             assert await store.look(LogPage("a", 59)) == await store.look(LogPage("none", 0)) == []
             large = json.dumps("x" * (STEP_BYTES // 2))
             for n in (1, 2, 3):
-                assert await store.do(WriteLog("large", large), ticket()) == n
+                assert await store.do(WriteLog("large", large)) == n
             assert [number for number, *_ in await store.look(LogPage("large", 0))] == [1]
             assert [number for number, *_ in await store.look(LogPage("large", 2))] == [3]
-            assert await store.do(DropLog("a"), ticket())
-            assert not await store.do(DropLog("a"), ticket())
+            assert await store.do(DropLog("a"))
+            assert not await store.do(DropLog("a"))
             assert await store.look(LogPage("a", 0)) == []
             assert await store.look(LogPage("b", 0)) == [(1, me, "[9]")]
             await store.leave()
@@ -517,8 +517,8 @@ class LockStories:
             return  # it has one instance
         async with dead.store.open(opening()):
             await dead.join()
-            await dead.do(Spend("q", [TOKENS], {"tokens": 5}), ticket())
-            waiting: Any = await dead.do(Spend("q", [TOKENS], {"tokens": 10**6}), ticket())
+            await dead.do(Spend("q", [TOKENS], {"tokens": 5}))
+            waiting: Any = await dead.do(Spend("q", [TOKENS], {"tokens": 10**6}))
             assert waiting[1] is None
         async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
             nursery.start_soon(spend, lanes)

@@ -129,7 +129,7 @@ class TakeStories:
             await lanes.cancel(ids[2])
             for wrong in (ids[0], ids[2], ids[3], 10**15):
                 taken = {ids[1]: TAKEN, wrong: TAKEN}
-                assert await store.do(Take(run.id, run.fence, "1", taken), ticket()) is False
+                assert await store.do(Take(run.id, run.fence, "1", taken)) is False
             assert await bench.state(lanes, ids[1]) is WAITING
             assert not (await lanes.queue("s"))[0].begun
             mine = ticket()
@@ -139,7 +139,7 @@ class TakeStories:
             assert (await lanes.queue("s"))[0].begun
             ends = [Finish(run.id, run.fence, Succeeded("1"))]
             assert (await store.step(ends, 9)).claims == ()
-            assert await store.do(Take(run.id, run.fence, "3", {}), ticket()) is None
+            assert await store.do(Take(run.id, run.fence, "3", {})) is None
             await store.leave()
 
     @story

@@ -40,16 +40,7 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
-from ..acts.inspection import (
-    AllRules,
-    AllStatistics,
-    BlockersOf,
-    Check,
-    JobsOf,
-    QueueOf,
-    RunningIn,
-    StatusOf,
-)
+from ..acts import inspection
 from ..acts.locks import Acquire, Release, Settle, Spend
 from ..acts.orders import (
     AbortRun,
@@ -134,7 +125,7 @@ class _Twin:
 
     async def time_of(self, job: int | None) -> float | None:
         """Return when a job was submitted; None if it is None, or forgotten."""
-        status = None if job is None else await self.played.look(StatusOf(self.ids[job]))
+        status = None if job is None else await self.played.look(inspection.StatusOf(self.ids[job]))
         return None if status is None else status.submitted_at
 
     def asked(self, answer: tuple[int, float | None] | None) -> object:
@@ -178,7 +169,7 @@ class _Twin:
 
     async def blocked_by(self, status: DurableStatus) -> object:
         """Return the reasons why a job waits, without the numbers and times of this store."""
-        reasons = await self.played.look(BlockersOf(status.id))
+        reasons = await self.played.look(inspection.BlockersOf(status.id))
         assert reasons is not None
         return [
             (
@@ -254,25 +245,25 @@ class _Life:
 
     async def look(self) -> None:
         async def all_of(twin: _Twin) -> object:
-            found = await twin.played.look(JobsOf(Selection(), 0, PAGE))
+            found = await twin.played.look(inspection.JobsOf(Selection(), 0, PAGE))
             return [twin.shown(status) for status in found]
 
         async def blocked(twin: _Twin) -> object:
-            found = await twin.played.look(JobsOf(Selection(), 0, PAGE))
+            found = await twin.played.look(inspection.JobsOf(Selection(), 0, PAGE))
             return [await twin.blocked_by(status) for status in found]
 
         async def sums(twin: _Twin) -> object:
-            now = await twin.played.look(AllStatistics())
+            now = await twin.played.look(inspection.AllStatistics())
             return now.lanes, now.sessions
 
         async def check(twin: _Twin) -> object:
-            return (await twin.played.look(Check())).problems
+            return (await twin.played.look(inspection.Check())).problems
 
         async def queues(twin: _Twin) -> object:
             return [
                 (twin.job(job.id), job.name, job.key, job.state, job.payload, job.begun)
                 for session in ("a", "b", "c")
-                for job in await twin.played.look(QueueOf(session, 9))
+                for job in await twin.played.look(inspection.QueueOf(session, 9))
             ]
 
         await self.both("jobs", all_of)
@@ -286,7 +277,7 @@ class _Life:
             self.wrong.append(f"check: {problems}")
 
     async def _running(self, session: str, twin: _Twin) -> object:
-        status = await twin.played.look(RunningIn(session))
+        status = await twin.played.look(inspection.RunningIn(session))
         return None if status is None else twin.shown(status)
 
     # ---- a worker
@@ -395,10 +386,10 @@ class _Life:
 
         async def take(twin: _Twin) -> object:
             store, id = twin.played, twin.ids[job]
-            status = await store.look(StatusOf(id))
+            status = await store.look(inspection.StatusOf(id))
             waits = []
             if status is not None and status.session is not None:
-                waits = [one.id for one in await store.look(QueueOf(status.session, 20))]
+                waits = [one.id for one in await store.look(inspection.QueueOf(status.session, 20))]
             taken = dict.fromkeys([one for one in waits if one != id][:most], STOP)
             if wrong:
                 taken[id] = STOP  # it runs, or has ended: nothing is taken
@@ -449,7 +440,7 @@ class _Life:
             job, number = self.chance.choice(self.messages)
 
             async def sent(twin: _Twin) -> object:
-                status = await twin.played.look(StatusOf(twin.ids[job]))
+                status = await twin.played.look(inspection.StatusOf(twin.ids[job]))
                 waits = status is not None and status.state is DurableState.RUNNING
                 return None if waits else await twin.played.store.sent(twin.ids[job], number)
 
@@ -462,8 +453,8 @@ class _Life:
 
             async def events(twin: _Twin) -> object:
                 store, id = twin.played.store, twin.ids[job]
-                found = await store.look(JobsOf(Selection(id=id, states=OVER), 0, 1))
-                if not found and await store.look(StatusOf(id)) is not None:
+                found = await store.look(inspection.JobsOf(Selection(id=id, states=OVER), 0, 1))
+                if not found and await store.look(inspection.StatusOf(id)) is not None:
                     return None  # it would wait
                 told = await store.events(id, after)
                 return None if told is None else list(map(tuple, told))
@@ -509,7 +500,7 @@ class _Life:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
                 for _ in range(3):
-                    await twin.played.look(AllRules())  # returns after the first answer
+                    await twin.played.look(inspection.AllRules())  # returns after the first answer
                 nursery.cancel_scope.cancel()
             return answers or "waits"
 
@@ -628,7 +619,7 @@ class _Life:
                 until=await twin.time_of(last),
             )
             found = await twin.played.look(
-                JobsOf(of, 0 if after is None else twin.ids[after], limit)
+                inspection.JobsOf(of, 0 if after is None else twin.ids[after], limit)
             )
             return [twin.shown(status) for status in found]
 
