@@ -143,10 +143,14 @@ class Claims:
         self.due, self.unfinished = None, False
         if room <= 0:
             return []
+        names, isolation = queues.opening.names, self._isolation
+        isolation.begin(instance)
+        lanes = sorted(queues.tables.waiting_lanes(names))
+        if not lanes:  # as mostly in a step that reports the end of a job
+            self.due = isolation.due
+            return []
         budget = Budget(queues.tables, queues.now)
         turns = Turns(queues.tables)
-        names = queues.opening.names
-        lanes = sorted(queues.tables.waiting_lanes(names))
         after = bisect_right(lanes, turns.served)  # lanes come and go, also the one served last
         waiting = []
         for lane in lanes[after:] + lanes[:after]:
@@ -156,9 +160,9 @@ class Claims:
             free = int(min(room, budget.free(lane)))
             if free:
                 waiting.append(LaneTurn(queues, lane, names, turns, budget, free))
-        isolation = self._isolation
-        isolation.begin(instance)
-        in_turn = deque(sorted(waiting, key=lambda turn: turn.suspect is None))
+        if len(waiting) > 1:
+            waiting.sort(key=lambda turn: turn.suspect is None)
+        in_turn = deque(waiting)
         claims: list[Claim] = []
         left = math.inf  # bytes; a single job may have more than `STEP_BYTES`
         while in_turn and len(claims) < room and isolation.has_room and not self.unfinished:

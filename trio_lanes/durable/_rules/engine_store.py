@@ -62,7 +62,8 @@ class EngineStore(ABC):
 
     def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
         """Announce the effects of a transaction: wake the tasks that wait for them."""
-        self._waiters.accepted(accepted)
+        if accepted:
+            self._waiters.accepted(accepted)
         for id, how in ended:
             self._waiters.wake(id, how)
         if look:
