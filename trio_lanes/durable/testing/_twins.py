@@ -347,17 +347,20 @@ class _Life:
         self,
         make: Callable[[_Twin], Act[Any]],
         show: Callable[[_Twin, Any], object] = lambda twin, answer: answer,
+        *,
+        times: int = 1,
     ) -> Any:
-        """Have both do an act, perhaps twice: the second time it does nothing."""
+        """Have both do an act, so many times: only the first time it does something."""
         what = make(self.twins[0]).name
         ticket = f"{what} {len(self.told)}"
 
         async def do(twin: _Twin) -> object:
             return show(twin, await twin.played.do(make(twin), ticket))
 
-        for _ in range(self.chance.choice((0, 0, 1))):
-            await self.both(what, do)
-        return await self.both(what, do)
+        return [await self.both(what, do) for _ in range(times)][-1]
+
+    async def _order(self, make: Callable[[_Twin], Act[Any]]) -> None:
+        await self._do(make, times=self.chance.choice((1, 1, 2)))
 
     async def _of_claim(self, make: Callable[[int, int], Act[Any]]) -> None:
         if self.claims:
@@ -398,9 +401,7 @@ class _Life:
         await self.both("take", take)
 
     async def do_withdraw(self) -> None:
-        job = self._place()
-        if job is not None:
-            await self._do(lambda twin: Cancel(twin.ids[job], STOP, False))
+        await self._of_job(lambda id: Cancel(id, STOP, False))
 
     async def do_emit(self) -> None:
         event = str(self.chance.randrange(9))
@@ -485,7 +486,7 @@ class _Life:
     async def do_release(self) -> None:
         place, used = self._asked(), self.chance.random() < 0.5
         if place is not None:
-            await self._do(lambda twin: Release(twin.requests[place], used))
+            await self._order(lambda twin: Release(twin.requests[place], used))
 
     async def do_served(self) -> None:
         place = self._asked()
@@ -541,50 +542,49 @@ class _Life:
         ids = self.twins[0].ids
         return self.chance.randrange(len(ids)) if ids else None
 
-    async def do_cancel(self) -> None:
+    async def _of_job(self, make: Callable[[int], Act[Any]]) -> None:
         job = self._place()
         if job is not None:
-            await self._do(lambda twin: Cancel(twin.ids[job], STOP))
+            await self._do(lambda twin: make(twin.ids[job]))
+
+    async def do_cancel(self) -> None:
+        await self._of_job(lambda id: Cancel(id, STOP))
 
     async def do_put_first(self) -> None:
-        job = self._place()
-        if job is not None:
-            await self._do(lambda twin: PutFirst(twin.ids[job]))
+        await self._of_job(PutFirst)
 
     async def do_abort(self) -> None:
         session = self.chance.choice(("a", "b", "c"))
-        await self._do(lambda twin: AbortRun(session, "{}"))
+        await self._order(lambda twin: AbortRun(session, "{}"))
 
     async def do_clear(self) -> None:
         lane, session = self._name()
-        await self._do(lambda twin: Clear(lane, session, "{}"))
+        await self._order(lambda twin: Clear(lane, session, "{}"))
 
     async def do_pause(self) -> None:
         lane, session = self._name()
         seconds = self.chance.choice((1.0, 10.0))
-        await self._do(lambda twin: Pause(lane, session, seconds))
+        await self._order(lambda twin: Pause(lane, session, seconds))
 
     async def do_resume(self) -> None:
         lane, session = self._name()
-        await self._do(lambda twin: Resume(lane, session))
+        await self._order(lambda twin: Resume(lane, session))
 
     async def do_configure(self) -> None:
         limit = self.chance.choice((1, 2, 3, 4, 4, None, RATED))
         lane = self.chance.choice(("main", "cron", "tenant:*", "tenant:a", "tenant:*"))
-        await self._do(lambda twin: Configure({lane: limit}, None, {}))
+        await self._order(lambda twin: Configure({lane: limit}, None, {}))
 
     async def do_requeue(self) -> None:
-        job = self._place()
-        if job is not None:
-            await self._do(lambda twin: Requeue(Selection(id=twin.ids[job])))
+        await self._of_job(lambda id: Requeue(Selection(id=id)))
 
     async def do_requeue_many(self) -> None:
         of = self._letters()
-        await self._do(lambda twin: Requeue(of))
+        await self._order(lambda twin: Requeue(of))
 
     async def do_purge(self) -> None:
         of = self._letters()
-        await self._do(lambda twin: Purge(of))
+        await self._order(lambda twin: Purge(of))
 
     def _letters(self) -> Selection:
         chance = self.chance
