@@ -258,19 +258,22 @@ class ValkeyStore:
     async def do(self, act: Act[T], ticket: str) -> T:
         if isinstance(act, PortionedAct):
             return await self._in_portions(act, ticket)  # type: ignore[return-value]  # int is T
-        by = (self.instance,) if act.leased else ()
-        weight = max(1, len(act.hints.batch) + len(act.hints.ids))
-        answer = await self._call(act.name, ticket, *by, *text.words_of(act), weight=weight)
-        if act.hints.batch:
+        words, hints = text.words_of(act), act.hints
+        if act.leased:
+            words.insert(0, self.instance)
+        weight = max(1, len(hints.batch) + len(hints.ids))
+        answer = await self._call(act.name, ticket, *words, weight=weight)
+        result = text.answer_to(act, answer)
+        if hints.batch:
             self._waiters.accepted(map(int, answer))
-        return text.answer_to(act, answer)
+        return result
 
     async def _in_portions(self, act: PortionedAct, ticket: str) -> int:
         """Do an act in portions, as a whole; other acts can come between two.
 
         Each portion is an act of its own, which has the same ticket if it is asked again.
         """
-        words = tuple(text.words_of(act))
+        words = text.words_of(act)
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
             done, after = await self._call(act.name, ticket, *words, "", weight=PORTION)

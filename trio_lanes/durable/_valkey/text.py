@@ -433,10 +433,10 @@ _ENCODINGS: Final = {
 }
 
 
-def words_of(asked: Act[Any] | Question[Any]) -> Iterator[str]:
-    """Yield the fields of an act or question as words of the script."""
-    for name, encode in _ENCODINGS[type(asked)]:
-        yield from encode(getattr(asked, name))
+def words_of(asked: Act[Any] | Question[Any]) -> list[str]:
+    """Return the fields of an act or question as words of the script."""
+    encodings = _ENCODINGS[type(asked)]
+    return [word for name, encode in encodings for word in encode(getattr(asked, name))]
 
 
 def _status_and_texts(answer: Sequence[Any]) -> DurableStatus | None:
@@ -481,10 +481,17 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
 }
 
 
+_DECODINGS: Final = {
+    kind: _ANSWERS.get(get_args(kind.__orig_bases__[0])[0])  # None: it has answers in pages
+    for kind in ALL.values()
+}
+
+
 def answer_to(asked: Act[T] | Question[T], answer: list[Any]) -> T:
     """Return the script's answer to an act or question."""
-    (kind,) = get_args(type(asked).__orig_bases__[0])  # type: ignore[union-attr]  # of Act[kind]
-    read: T = _ANSWERS[kind](answer)
+    decode = _DECODINGS[type(asked)]
+    assert decode is not None
+    read: T = decode(answer)
     return read
 
 
