@@ -26,6 +26,7 @@ from trio_lanes.durable import (
     ValkeyStore,
     open_durable_lanes,
 )
+from trio_lanes.durable.acts.orders import Pause
 from trio_lanes.durable.testing._bench import Played, opening, ticket
 
 PAYLOAD: Final = '"' + "x" * 98 + '"'
@@ -64,7 +65,7 @@ async def paused(server: Server, namespace: str) -> AsyncIterator[Any]:
     lanes = {"main": LaneLimit(4), "cron": LaneLimit(9)}
     async with store.store.open(attrs.evolve(opening(), lanes=lanes, lease_ttl=1e6)):
         await store.join()
-        await store.pause("main", None, 1e9, ticket())
+        await store.do(Pause("main", None, 1e9), ticket())
         yield store
 
 

@@ -43,6 +43,7 @@ from trio_lanes.durable import (
     ValkeyStore,
     open_durable_lanes,
 )
+from trio_lanes.durable.acts.inspection import QueueOf
 
 REAL = pytest.mark.real_processes
 NETWORKED = [pytest.param(name, marks=REAL) for name in ("postgres", "valkey")]
@@ -694,11 +695,12 @@ class Meddling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def queue(self, session: str, limit: int) -> Any:
-        found = await self._store.queue(session, limit)
-        then, self.then = self.then, None
-        if then is not None:
-            await then()
+    async def look(self, question: Any) -> Any:
+        found = await self._store.look(question)
+        if isinstance(question, QueueOf):
+            then, self.then = self.then, None
+            if then is not None:
+                await then()
         return found
 
 

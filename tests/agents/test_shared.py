@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -30,7 +30,11 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable.acts.logs import WriteLog
+from trio_lanes.durable.store import Act
 from trio_lanes.durable.testing._bench import Played, opening
+
+T = TypeVar("T")
 
 
 class Run:
@@ -306,13 +310,13 @@ async def test_a_turn_of_a_dead_instance_is_cut_off(
     async with dead.store.open(opening()):
         await dead.join()
         record = '[{"turn": "x", "op": "open", "contents": ["q"]}]'
-        await dead.write_log("thread t", record, "a ticket")
+        await dead.do(WriteLog("thread t", record), "a ticket")
         async with stage.instances() as (here, _):
             conversation = Conversation("t", SharedTranscripts(here))
             assert [one.status for one in await conversation.messages()][-1] == "in_progress"
             await trio.sleep(60)
             assert [one.status for one in await conversation.messages()][-1] == "incomplete"
-            assert await dead.write_log("thread t", record, "another") is None
+            assert await dead.do(WriteLog("thread t", record), "another") is None
 
 
 async def test_a_thread_id_and_a_log_that_are_none_are_refused(
@@ -344,9 +348,10 @@ async def test_turns_of_other_instances_are_remembered_up_to_a_number(
 class Slow(MemoryStore):
     """A store whose writes to logs take a second."""
 
-    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
-        await trio.sleep(1)
-        return await super().write_log(log, record, ticket)
+    async def do(self, act: Act[T], ticket: str) -> T:
+        if isinstance(act, WriteLog):
+            await trio.sleep(1)
+        return await super().do(act, ticket)
 
 
 @pytest.mark.parametrize("how", ["drain", "cancelled", "aborted before"])
@@ -420,17 +425,18 @@ class Away(MemoryStore):
         self.lost = 0.0
         self.unknown = True
 
-    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
-        if self.lost and not self.unknown:
+    async def do(self, act: Act[T], ticket: str) -> T:
+        lost = self.lost if isinstance(act, WriteLog) else 0
+        if lost and not self.unknown:
             await trio.lowlevel.checkpoint()
             raise StoreUnavailableError("away")
-        number = await super().write_log(log, record, ticket)
-        if self.lost:
+        answer = await super().do(act, ticket)
+        if lost:
             self.lost -= 1
             error = StoreUnavailableError("the answer was lost")
             error.unknown = True
             raise error
-        return number
+        return answer
 
 
 async def test_a_record_whose_answer_is_lost_is_written_once(autojump_clock: MockClock) -> None:

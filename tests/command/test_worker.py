@@ -339,13 +339,13 @@ async def test_what_a_process_ran_is_given_back_when_the_parent_reports_its_end(
 ) -> None:
     buried: list[tuple[str, int]] = []
 
-    async def bury(store: MemoryStore, host: str, pid: int) -> None:
+    async def declare_dead(store: MemoryStore, host: str, pid: int) -> None:
         await trio.lowlevel.checkpoint()
         buried.append((host, pid))
         if pid == 12:
             raise StoreUnavailableError("no connection")
 
-    monkeypatch.setattr(MemoryStore, "bury", bury)
+    monkeypatch.setattr(MemoryStore, "declare_dead", declare_dead)
     ours, theirs = socket.socketpair()
     with ours:
         async with running(worker, line=theirs.detach()):

@@ -37,6 +37,9 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._sqlite import tables
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.orders import Cancel
+from trio_lanes.durable.acts.runs import Checkpoint
 
 LOCKED_OUT = 3
 """The exit code of a worker that found another at work."""
@@ -95,12 +98,12 @@ class Failpoint:
 class FailingStore:
     """A store that dies at its borders, and in its transactions."""
 
-    CALLS: ClassVar = {
+    CALLS: ClassVar[dict[Any, str]] = {
         "join": "joined",
-        "enqueue": "accepted",
-        "checkpoint": "kept",
-        "cancel": "cancelled",
         "leave": "left",
+        Enqueue: "accepted",
+        Checkpoint: "kept",
+        Cancel: "cancelled",
     }
 
     def __init__(self, store: SqliteStore, at: Failpoint) -> None:
@@ -121,11 +124,12 @@ class FailingStore:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._store, name)
-        if name not in self.CALLS:
+        if name != "do" and name not in self.CALLS:
             return call
 
         async def failing(*args: Any) -> Any:
-            return await self._between(self.CALLS[name], call, args)
+            what = self.CALLS.get(type(args[0]) if name == "do" else name)
+            return await (call(*args) if what is None else self._between(what, call, args))
 
         return failing
 

@@ -18,8 +18,9 @@ ROOT = Path(trio_lanes.durable.__file__).parent
 ORDER = (
     "_contract",  # the `Store` protocol, its records, the states of a job, the errors
     "_options",  # values that users give, checked and made into records
-    "_wire",  # the calls of a store as messages
     "_rules",  # the rules of scheduling, over tables
+    "acts",  # what a store is asked: acts and questions, each with its rule
+    "_wire",  # the calls of a store as messages
     "_tables",  # what stores of tables in a database share
     "_memory",  # the store in memory
     "_sqlite",  # the store in a SQLite file
@@ -103,7 +104,7 @@ def test_the_conformance_suite_uses_public_names_only() -> None:
         if package_of(parts) == "testing":
             used = {package_of(imported) for imported in imports(parts)}
             # a faulty cluster is made of the wire between a store and its clients
-            assert used <= {"durable", "store", "testing", "_wire"}
+            assert used <= {"acts", "durable", "store", "testing", "_wire"}
 
 
 def test_modules_of_private_packages_have_names_without_an_underscore() -> None:

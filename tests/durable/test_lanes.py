@@ -41,6 +41,7 @@ from trio_lanes.durable import (
 from trio_lanes.durable._contract.records import Finish, Released
 from trio_lanes.durable._contract.state import TRANSITIONS, check_transition
 from trio_lanes.durable._runs.worker import GIVE_UP_AFTER
+from trio_lanes.durable.acts.inspection import AllGroups, StatusOf
 
 
 async def echo(payload: Any) -> Any:
@@ -345,7 +346,7 @@ async def test_groups_of_an_instance_that_is_no_worker_are_not_written(tmp_path:
     memory = MemoryStore()
     async with open_durable_lanes(memory.another(), {}, groups=groups, worker=False):
         async with open_durable_lanes(memory.another(), {}, groups={"h": LaneGroup(["main"])}):
-            assert list(await memory._open[0].groups()) == ["h"]
+            assert list(await memory._open[0].look(AllGroups())) == ["h"]
 
 
 async def test_names_are_not_longer_than_a_listing_can_bear() -> None:
@@ -402,7 +403,7 @@ def test_a_store_in_a_file_has_one() -> None:
 async def test_a_task_that_waits_for_one_job_of_very_many_gets_its_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.MOST_ALIVE", 1)
+    monkeypatch.setattr("trio_lanes.durable._contract.waiter.MAX_KNOWN", 1)
     async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
         submissions = [Submission(name="echo", payload=n, delay=0.01) for n in range(3)]
         jobs = [(await lanes.submit_many([one]))[0] for one in submissions]
@@ -751,7 +752,7 @@ async def test_a_finish_of_a_job_that_is_gone_is_stale() -> None:
         await store.join()
         assert (await store.step([Finish(99, 5, Released())], 0)).stale == (5,)
         await store.enqueue([SubmittedJob(name="echo", payload=json.dumps(1))])
-        assert await store.status(99) is None
+        assert await store.look(StatusOf(99)) is None
         assert await store.wait(99) is None
         with pytest.raises(NoRetry):
             raise NoRetry

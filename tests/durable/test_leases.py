@@ -20,6 +20,8 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable.acts.inspection import StatusOf
+from trio_lanes.durable.acts.runs import Checkpoint
 from trio_lanes.durable.testing._bench import Played, opening
 
 
@@ -34,7 +36,7 @@ class Cut:
         return getattr(self._inner, name)
 
 
-for _name in ("step", "join", "beat", "enqueue", "checkpoint"):
+for _name in ("step", "join", "beat", "do"):
 
     def _make(name: str) -> Any:
         async def call(self: Cut, *args: Any, **options: Any) -> Any:
@@ -241,7 +243,7 @@ async def test_a_run_that_was_found_lost_is_forgiven_when_its_process_is_back() 
                 _with_lease(store._tables.instances()[0], trio.current_time())
             )
             await other.join()  # finds out
-            status = await store.status(id)
+            status = await store.look(StatusOf(id))
             assert status is not None
             assert (status.state, status.crashes) == (DurableState.DEAD, 1)
             purged = claim.id + 1000
@@ -268,10 +270,10 @@ async def test_a_lease_that_is_over_is_never_prolonged(mock_clock: MockClock) ->
         mock_clock.jump(5)
         assert not await store.beat()
         assert (await store.step([], 1)).claims == ()
-        assert not await store.checkpoint(id, claim.fence, "1")
+        assert not await store.do(Checkpoint(id, claim.fence, "1"))
         await store.join([(claim.id, claim.fence)])
         assert await store.beat()
-        status = await store.status(id)
+        status = await store.look(StatusOf(id))
         assert status is not None
         assert status.crashes == 0
         await store.leave()

@@ -17,6 +17,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._rules.answers import Answers
 from trio_lanes.durable._rules.tables import LastStep
+from trio_lanes.durable.acts.inspection import AllInstances
 from trio_lanes.durable.testing._bench import Played, opening
 
 
@@ -239,7 +240,7 @@ async def test_a_join_that_comes_late_brings_no_incarnation_back(mock_clock: Moc
         mock_clock.jump(5)
         await store.store.join("second")
         await store.store.join("first")
-        (instance,) = await store.instances()
+        (instance,) = await store.look(AllInstances())
         assert instance.id == "second"
         await store.leave()
 

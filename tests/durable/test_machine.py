@@ -42,10 +42,10 @@ from trio_lanes.durable._contract.records import (
 from trio_lanes.durable._memory.tables import MemoryTables
 from trio_lanes.durable._rules.blockers import blockers
 from trio_lanes.durable._rules.engine import Engine
-from trio_lanes.durable._rules.inspection import check
-from trio_lanes.durable._rules.orders import cancel, clear, configure, pause, purge, requeue, resume
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
+from trio_lanes.durable.acts.inspection import Check
+from trio_lanes.durable.acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
 
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 SESSIONS = [None, "a", "b", "c"]
@@ -352,7 +352,7 @@ class StoreMachine(RuleBasedStateMachine):
         job = self.pick(data, state)
         if job is None:
             return
-        assert cancel(self.engine, job.id, "{}") is (state != "dead")
+        assert Cancel(job.id, "{}").apply(self.engine) is (state != "dead")
         self.commit()
         if state == "running":
             job.cancelling = True
@@ -365,10 +365,11 @@ class StoreMachine(RuleBasedStateMachine):
         mine = [j for j in self.jobs.values() if session is None or j.session == session]
         mine = [j for j in mine if lane is None or j.lane == lane]
         gone = [j for j in mine if j.state in ("waiting", "parked")]
-        number, before = clear(self.engine, lane, session, "{}", limit=3)
+        clear = Clear(lane, session, "{}")
+        number, before = clear.portion(self.engine, 3, None)
         while before is not None:  # others may do something in between, but nothing is lost
             self.commit()
-            more, before = clear(self.engine, lane, session, "{}", after=before, limit=3)
+            more, before = clear.portion(self.engine, 3, before)
             number += more
         assert number == len(gone)
         self.commit()
@@ -382,16 +383,16 @@ class StoreMachine(RuleBasedStateMachine):
         name, paused = data.draw(st.sampled_from(NAMES)), data.draw(st.booleans())
         lane, session = (None, name[8:]) if name.startswith("session:") else (name, None)
         if paused:
-            pause(self.engine, lane, session, float("inf"))
+            Pause(lane, session, float("inf")).apply(self.engine)
             self.paused.add(name)
         else:
-            resume(self.engine, lane, session)
+            Resume(lane, session).apply(self.engine)
             self.paused.discard(name)
         self.commit()
 
     def configure(self, data: st.DataObject) -> None:
         lane, limit = data.draw(st.sampled_from(LANES)), data.draw(st.integers(0, 5))
-        configure(self.engine, {lane: limit}, None, {})
+        Configure({lane: limit}, None, {}).apply(self.engine)
         self.limits[lane] = limit
         self.commit()
 
@@ -400,11 +401,11 @@ class StoreMachine(RuleBasedStateMachine):
         if job is None:
             return
         if data.draw(st.booleans()):
-            assert purge(self.engine, Selection(id=job.id), limit=9) == (1, None)
+            assert Purge(Selection(id=job.id)).apply(self.engine) == 1
             self.leave(job, "purged")
             del self.jobs[job.id]
         else:
-            assert requeue(self.engine, Selection(id=job.id), limit=9) == (1, None)
+            assert Requeue(Selection(id=job.id)).apply(self.engine) == 1
             job.state, job.crashes, job.cancelling = "waiting", 0, False
             job.alone = job.company = 0
             if job.session is not None and job.id not in self.lines[job.session]:
@@ -434,7 +435,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.every_accepted_job_is_where_it_should_be()
 
     def nothing_contradicts_itself(self) -> None:
-        report = check(self.engine, repair=False)
+        report = Check().answer(self.engine)
         assert report.problems == ()
 
     def every_accepted_job_is_where_it_should_be(self) -> None:

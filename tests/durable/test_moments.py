@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -33,7 +33,12 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
-from trio_lanes.durable._runs.worker import MOST_JOBS
+from trio_lanes.durable._runs.worker import MAX_JOBS
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.runs import RegainSlot
+from trio_lanes.durable.store import Act
+
+T = TypeVar("T")
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -67,7 +72,7 @@ async def test_more_jobs_than_one_step_takes_begin_at_once_if_there_is_room(
         begun += 1
         await trio.sleep_forever()
 
-    number = 2 * MOST_JOBS + 1
+    number = 2 * MAX_JOBS + 1
     async with open_durable_lanes(
         MemoryStore(), {"note": note}, {"main": number}, capacity=number, grace=0
     ) as lanes:
@@ -335,7 +340,7 @@ async def test_a_payload_that_is_too_deep_to_be_read_fails_alone(store: Store) -
     async with open_durable_lanes(store, {"echo": echo}) as lanes:
         deep = "[" * 100_000 + "]" * 100_000  # from a process that may go deeper than this
         one = SubmittedJob(name="echo", payload=deep, session="s")
-        (id,) = await store.enqueue([one], "ticket")
+        (id,) = await store.do(Enqueue([one]), "ticket")
         with pytest.raises(DurableJobError, match="cannot be read") as caught:
             await lanes.job(id).wait()
         assert caught.value.type == "trio_lanes.durable.PayloadError"
@@ -448,10 +453,10 @@ async def test_a_run_that_wants_its_slot_back_asks_once_after_each_step(
     autojump_clock: MockClock,
 ) -> None:
     class Counting(MemoryStore):
-        async def regain_slot(self, *args: Any) -> bool | None:
+        async def do(self, act: Act[T], ticket: str) -> T:
             nonlocal asked
-            asked += 1
-            return await super().regain_slot(*args)
+            asked += isinstance(act, RegainSlot)
+            return await super().do(act, ticket)
 
     async def lends(payload: None) -> None:
         run = current_job()

@@ -20,6 +20,7 @@ from trio_lanes.durable import (
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._sqlite.guest import host
 from trio_lanes.durable._sqlite.tables import SqliteTables
+from trio_lanes.durable.acts.jobs import Enqueue
 
 pytestmark = pytest.mark.real_processes
 PATIENCE = 0.3
@@ -101,12 +102,12 @@ async def test_an_act_in_a_commit_that_stands_still_may_have_happened_and_its_ti
     batch = [SubmittedJob(name="echo")]
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         disk.stand_still()
-        error = await refused(lambda: store.enqueue(batch, "ticket"), "within 0.3 s")
+        error = await refused(lambda: store.do(Enqueue(batch), "ticket"), "within 0.3 s")
         assert error.unknown
-        behind = await refused(lambda: store.enqueue(batch, "another"), "within 0.3 s")
+        behind = await refused(lambda: store.do(Enqueue(batch), "another"), "within 0.3 s")
         assert not behind.unknown
         disk.goes_on.set()
-        (id,) = await store.enqueue(batch, "ticket")
+        (id,) = await store.do(Enqueue(batch), "ticket")
         assert [job.id for job in await lanes.jobs()] == [id]
 
 
@@ -189,7 +190,7 @@ def test_a_store_whose_disk_stands_still_can_be_closed_and_keeps_its_lock(
         async with host(SqliteStore(path, patience=PATIENCE)) as owner:
             disk.stand_still()
             batch = [SubmittedJob(name="echo")]
-            error = await refused(lambda: owner.store.enqueue(batch, "ticket"), "within 0.3 s")
+            error = await refused(lambda: owner.store.do(Enqueue(batch), "ticket"), "within 0.3 s")
             may_have_happened.append(error.unknown)
 
     async def look() -> int:

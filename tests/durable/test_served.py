@@ -188,9 +188,9 @@ async def test_what_a_dead_process_ran_is_given_back_at_once(owner: SqliteHost) 
             job = await lanes.submit("hangs")
             await began.wait()
             (info,) = await lanes.instances()
-            await guest.bury(info.host, info.pid + 1)
+            await guest.declare_dead(info.host, info.pid + 1)
             assert len(await lanes.instances()) == 1
-            await guest.bury(info.host, info.pid)
+            await guest.declare_dead(info.host, info.pid)
             assert await lanes.instances() == []
             assert (await job.status()).crashes == 1
             dead.cancel()

@@ -16,7 +16,8 @@ from trio.testing import MockClock
 from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples, number
-from trio_lanes.durable import CheckReport, JobDeadError, MemoryStore
+from trio_lanes.durable import CheckReport, JobDeadError
+from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.testing import (
     NO_FAULTS,
     Faults,
@@ -140,10 +141,10 @@ def test_the_store_in_memory_and_sqlite_answer_the_same(seed: int) -> None:
 def test_a_comparison_names_what_a_check_finds_in_both_stores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def check(store: object, repair: bool) -> CheckReport:
+    def answer(question: Check, queues: object) -> CheckReport:
         return CheckReport(("a slot is held by no run",), 0)
 
-    monkeypatch.setattr(MemoryStore, "check", check)
+    monkeypatch.setattr(Check, "answer", answer)
     assert "check: ('a slot is held by no run',)" in compare_stores(memory(), memory(), seed=0)
 
 

@@ -15,7 +15,7 @@ from trio_lanes.durable import (
     StoreUnavailableError,
     open_durable_lanes,
 )
-from trio_lanes.durable._runs.worker import MOST_ENDS_AHEAD
+from trio_lanes.durable._runs.worker import MAX_ENDS_AHEAD
 
 AGES = 10.0
 """Seconds of a lease; a beat is due in a third of them."""
@@ -123,16 +123,16 @@ async def test_the_next_step_is_asked_while_one_is_under_way_and_never_a_third(
 ) -> None:
     store: Any = Ahead()
     held = Held()
-    number = 3 * MOST_ENDS_AHEAD
+    number = 3 * MAX_ENDS_AHEAD
     async with open_durable_lanes(store, {"held": held}, {"main": 500}, capacity=500) as lanes:
         jobs = await end_all_at_once(lanes, store, held, number)
         first, second = store.under_way
-        assert (first.ends, second.ends) == (MOST_ENDS_AHEAD, MOST_ENDS_AHEAD)
+        assert (first.ends, second.ends) == (MAX_ENDS_AHEAD, MAX_ENDS_AHEAD)
         assert second.number == first.number + 1
         first.goes_on.set()
         await wait_all_tasks_blocked()
         assert store.under_way[0] is second
-        assert store.under_way[1].ends == number - 2 * MOST_ENDS_AHEAD
+        assert store.under_way[1].ends == number - 2 * MAX_ENDS_AHEAD
         store.waits = False
         for asked in store.under_way:
             asked.goes_on.set()
@@ -172,12 +172,12 @@ async def test_a_step_that_has_no_answer_takes_the_next_with_it_and_nothing_is_l
     store: Any = Ahead()
     held = Held()
     async with open_durable_lanes(store, {"held": held}, {"main": 500}, capacity=500) as lanes:
-        jobs = await end_all_at_once(lanes, store, held, 2 * MOST_ENDS_AHEAD)
+        jobs = await end_all_at_once(lanes, store, held, 2 * MAX_ENDS_AHEAD)
         first, second = store.under_way
         first.fault = fault
         store.waits = False
         first.goes_on.set()
-        assert [await job.wait() for job in jobs] == list(range(2 * MOST_ENDS_AHEAD))
+        assert [await job.wait() for job in jobs] == list(range(2 * MAX_ENDS_AHEAD))
         assert second.failed
         after = store.asked[store.asked.index(second) + 1]
         assert (after.number == first.number) == (fault == "lost")
@@ -193,13 +193,13 @@ async def test_a_step_ahead_that_has_no_answer_is_asked_again_after_the_one_befo
     store: Any = Ahead()
     held = Held()
     async with open_durable_lanes(store, {"held": held}, {"main": 500}, capacity=500) as lanes:
-        jobs = await end_all_at_once(lanes, store, held, 2 * MOST_ENDS_AHEAD)
+        jobs = await end_all_at_once(lanes, store, held, 2 * MAX_ENDS_AHEAD)
         first, second = store.under_way
         second.fault = fault
         store.waits = False
         first.goes_on.set()
         second.goes_on.set()
-        assert [await job.wait() for job in jobs] == list(range(2 * MOST_ENDS_AHEAD))
+        assert [await job.wait() for job in jobs] == list(range(2 * MAX_ENDS_AHEAD))
         assert (await lanes.check()).problems == ()
 
 
@@ -211,7 +211,7 @@ async def test_a_store_that_is_gone_ends_the_lanes_whichever_step_finds_it(
     held = Held()
     with pytest.RaisesGroup(pytest.RaisesExc(StoreError, match="is gone"), flatten_subgroups=True):
         async with open_durable_lanes(store, {"held": held}, {"main": 500}, capacity=500) as lanes:
-            await end_all_at_once(lanes, store, held, 2 * MOST_ENDS_AHEAD)
+            await end_all_at_once(lanes, store, held, 2 * MAX_ENDS_AHEAD)
             store.under_way[which].fault = "broken"
             store.waits = False
             for asked in store.under_way:
@@ -228,7 +228,7 @@ async def test_both_steps_are_dropped_with_their_incarnation_and_their_ends_are_
     async with open_durable_lanes(
         store, {"held": held}, {"main": 500}, capacity=500, lease_ttl=AGES
     ) as lanes:
-        jobs = await end_all_at_once(lanes, store, held, 2 * MOST_ENDS_AHEAD)
+        jobs = await end_all_at_once(lanes, store, held, 2 * MAX_ENDS_AHEAD)
         first, second = store.under_way
         if done:  # the store has done the first before the lease is over, and its answer is late
             first.fault = "lost"
@@ -239,7 +239,7 @@ async def test_both_steps_are_dropped_with_their_incarnation_and_their_ends_are_
         store.waits = False
         first.goes_on.set()
         second.goes_on.set()
-        assert [await job.wait() for job in jobs] == list(range(2 * MOST_ENDS_AHEAD))
+        assert [await job.wait() for job in jobs] == list(range(2 * MAX_ENDS_AHEAD))
         assert all([(await job.status()).crashes == 0 for job in jobs])
         assert (await lanes.check()).problems == ()
         later = store.asked[store.asked.index(second) + 1 :]
@@ -253,7 +253,7 @@ async def test_no_step_is_asked_ahead_of_one_that_is_asked_again(
     store: Any = Ahead()
     held = Held()
     async with open_durable_lanes(store, {"held": held}, {"main": 500}, capacity=500) as lanes:
-        jobs = await end_all_at_once(lanes, store, held, 3 * MOST_ENDS_AHEAD)
+        jobs = await end_all_at_once(lanes, store, held, 3 * MAX_ENDS_AHEAD)
         first, _ = store.under_way
         first.fault = "lost"
         first.goes_on.set()
@@ -262,7 +262,7 @@ async def test_no_step_is_asked_ahead_of_one_that_is_asked_again(
         assert (again.number, again.ends) == (first.number, first.ends)
         store.waits = False
         again.goes_on.set()
-        assert [await job.wait() for job in jobs] == list(range(3 * MOST_ENDS_AHEAD))
+        assert [await job.wait() for job in jobs] == list(range(3 * MAX_ENDS_AHEAD))
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -26,6 +26,9 @@ from trio_lanes.durable._contract.records import (
     Selection,
     Succeeded,
 )
+from trio_lanes.durable.acts.inspection import JobsOf
+from trio_lanes.durable.acts.orders import Cancel, Configure, Requeue
+from trio_lanes.durable.acts.runs import LendSlot
 from trio_lanes.durable.testing._bench import LEASE, Played, opening, ticket
 
 
@@ -144,8 +147,8 @@ async def test_a_requeued_job_is_no_suspect(mock_clock: MockClock) -> None:
     await submitted(memory, job(0))
     await crash(memory, mock_clock, 3)
     async with instance(memory) as store:
-        (dead,) = await store.jobs(Selection(states=frozenset({DurableState.DEAD})), 0, 9)
-        assert await store.requeue(Selection(id=dead.id), ticket()) == 1
+        (dead,) = await store.look(JobsOf(Selection(states=frozenset({DurableState.DEAD})), 0, 9))
+        assert await store.do(Requeue(Selection(id=dead.id)), ticket()) == 1
     await submitted(memory, job(1))
     assert await crash(memory, mock_clock) == 2
 
@@ -171,7 +174,7 @@ async def test_a_suspect_keeps_other_jobs_off_for_a_minute_and_twice_as_long_the
     await crash(memory, mock_clock, 2)
     async with instance(memory) as store:
         (_, other) = await all_of(store)
-        await store.cancel(other.id, "{}")
+        await store.do(Cancel(other.id, "{}"))
     await submitted(memory, job(1))
     for seconds in (60, 120):
         store = Played(memory.another())
@@ -229,7 +232,7 @@ async def test_a_suspect_that_a_limit_holds_back_keeps_no_other_job_off(
     await submitted(memory, job(0), job(1))
     await crash(memory, mock_clock, 2)
     async with instance(memory) as store:
-        await store.configure({"main": limited}, None, {}, ticket())
+        await store.do(Configure({"main": limited}, None, {}), ticket())
         (first,) = await claims(store)
         await store.enqueue([job(2, lane="cron")])
         (second,) = await claims(store, [finish(first)])
@@ -245,19 +248,19 @@ async def test_a_run_that_has_lent_its_slot_is_no_company(mock_clock: MockClock)
             await store.join()
             await store.enqueue([job(0), job(1)])
             for claim in (await claims(store))[:lent]:
-                await store.lend_slot(claim.id, claim.fence)
+                await store.do(LendSlot(claim.id, claim.fence))
         mock_clock.jump(LEASE * 1.1)
         async with instance(memory) as other:
             records = [memory._tables.get(one.id) for one in await all_of(other)]
             told = {r.payload: (r.crashes, r.alone, r.company) for r in records if r is not None}
             assert outcomes.items() <= told.items()
             for one in await all_of(other):
-                await other.cancel(one.id, "{}")
+                await other.do(Cancel(one.id, "{}"))
 
 
 async def all_of(store: Played) -> list[DurableStatus]:
     live = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
-    return await store.store.jobs(Selection(states=live), 0, 100)
+    return await store.store.look(JobsOf(Selection(states=live), 0, 100))
 
 
 async def test_a_suspect_that_waits_for_a_job_that_is_kept_off_gets_it_in_the_end(

@@ -6,8 +6,8 @@ from trio.testing import MockClock
 
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import EventGapError, MemoryStore, current_job, open_durable_lanes
-from trio_lanes.durable._rules import talk
-from trio_lanes.durable._rules.history import begun, ended, forgiven, place
+from trio_lanes.durable._rules.history import begun, ended, forgiven, process_key
+from trio_lanes.durable.acts import runs
 
 
 async def test_a_job_that_has_its_fill_of_messages_gets_no_more(
@@ -21,7 +21,7 @@ async def test_a_job_that_has_its_fill_of_messages_gets_no_more(
         await trio.sleep(1)
         return heard
 
-    monkeypatch.setattr(talk, "MESSAGES_KEPT", 2)
+    monkeypatch.setattr(runs, "MESSAGES_KEPT", 2)
     async with open_durable_lanes(MemoryStore(), {"listen": listen}) as lanes:
         job = await lanes.submit("listen", session="alice")
         await trio.sleep(0.1)
@@ -58,7 +58,7 @@ async def test_a_reader_of_events_that_are_not_kept_gets_an_error_and_no_gap(
         for n in range(6, 11):
             await run.emit(n)
 
-    monkeypatch.setattr(talk, "EVENTS_KEPT", 3)
+    monkeypatch.setattr(runs, "EVENTS_KEPT", 3)
     async with open_durable_lanes(MemoryStore(), {"speak": speak}) as lanes:
         job = await lanes.submit("speak")
         await trio.sleep(1)
@@ -83,7 +83,7 @@ def test_the_end_of_a_run_that_an_older_version_claimed_leaves_the_history_alone
 
 
 def test_a_run_is_forgiven_by_its_fence() -> None:
-    history = ended(begun("", 1, 7, place("host", 1), 1.0), "crashed", 2.0, None)
+    history = ended(begun("", 1, 7, process_key("host", 1), 1.0), "crashed", 2.0, None)
     assert forgiven(history, 8) == history
     assert '"released"' in forgiven(history, 7)
 

@@ -25,6 +25,8 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._contract.tickets import new_ticket
 from trio_lanes.durable._rules.rates import lane_meters, lane_of
+from trio_lanes.durable.acts.inspection import Check
+from trio_lanes.durable.acts.orders import Pause
 from trio_lanes.durable.testing._bench import Played
 
 LIMIT = LaneLimit(
@@ -57,7 +59,7 @@ async def run_all(store: Played) -> None:
         left -= len(finished)
         await trio.sleep(10.0)
     await store.step(finished, 0)
-    await store.pause("tenant:c", None, 5.0, new_ticket())
+    await store.do(Pause("tenant:c", None, 5.0), new_ticket())
 
 
 def opened(store: Store) -> AbstractAsyncContextManager[None]:
@@ -113,7 +115,7 @@ async def test_a_file_forgets_lanes_without_jobs(tmp_path: Path, autojump_clock:
         assert ask("SELECT name FROM turns WHERE name LIKE 'passed%tenant%'") == set()
         assert ask("SELECT name FROM lanes") == {"main", "tenant:*"}
         await run_all(store)
-        assert (await file.check(False)).problems == ()
+        assert (await file.look(Check())).problems == ()
 
 
 @pytest.mark.parametrize("name", ["a", "a gcra 0", "a sliding 1 tokens", "lane", "two\nlines"])

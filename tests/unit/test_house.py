@@ -29,18 +29,19 @@ MAX_LINES = {
     ".": 3_150,  # the public doors
     "replay": 1_100,
     "durable": 200,
+    "durable/acts": 1_150,
     "durable/_contract": 1_350,
     "durable/_lanes": 1_600,
     "durable/_memory": 500,
     "durable/_options": 600,
     "durable/_postgres": 2_800,
-    "durable/_rules": 3_700,
+    "durable/_rules": 2_700,
     "durable/_runs": 1_250,
     "durable/_sqlite": 2_350,
     "durable/_tables": 750,
-    "durable/_valkey": 2_050,
+    "durable/_valkey": 1_850,
     "durable/_valkey/lua": 4_500,
-    "durable/_wire": 850,
+    "durable/_wire": 700,
     "durable/testing": 5_850,
     "instruments": 850,
     "agents": 100,
@@ -55,7 +56,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 54_250
+MAX_IN_ALL = 54_000
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

@@ -122,7 +122,7 @@ class _ThisWorker:
                 )
             async with trio.open_nursery() as stopping:
                 await stopping.start(self._stop, lanes, reload)
-                nursery.start_soon(self._bury, lanes._store)
+                nursery.start_soon(self._declare_dead, lanes._store)
                 self.ready = True
                 names = ", ".join(lanes._handlers)
                 logger.info("ready: works on %r, with the handlers %s", lanes._store, names)
@@ -137,11 +137,11 @@ class _ThisWorker:
                 )
         logger.info("all jobs have ended; the worker ends" if not self.code else "the worker ends")
 
-    async def _bury(self, store: Store) -> None:
+    async def _declare_dead(self, store: Store) -> None:
         """Give back at once what processes ran whose end the supervisor reports."""
         async for pid in self._ended:
             try:
-                await store.bury(socket.gethostname(), pid)
+                await store.declare_dead(socket.gethostname(), pid)
             except StoreError as error:
                 logger.error(
                     "the jobs of process %d could not be given back,"

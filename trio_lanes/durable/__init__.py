@@ -27,6 +27,7 @@ from ._options.submission import Submission as Submission
 from ._runs.run import DurableRun as DurableRun
 from ._runs.run import SendsHeaders as SendsHeaders
 from ._runs.run import current_job as current_job
+from .store import Act as Act
 from .store import Cancelled as Cancelled
 from .store import CheckReport as CheckReport
 from .store import Claim as Claim
@@ -49,7 +50,9 @@ from .store import LineRequest as LineRequest
 from .store import LockStatistics as LockStatistics
 from .store import Opening as Opening
 from .store import PayloadError as PayloadError
+from .store import PortionedAct as PortionedAct
 from .store import Postponed as Postponed
+from .store import Question as Question
 from .store import QueuedJob as QueuedJob
 from .store import QuotaLevel as QuotaLevel
 from .store import QuotaStatistics as QuotaStatistics

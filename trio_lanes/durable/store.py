@@ -3,6 +3,9 @@
 `trio_lanes.durable.testing.durable_store_suite` makes the tests that a store must pass.
 """
 
+from ._contract.act import Act as Act
+from ._contract.act import PortionedAct as PortionedAct
+from ._contract.act import Question as Question
 from ._contract.errors import KeyConflictError as KeyConflictError
 from ._contract.errors import PayloadError as PayloadError
 from ._contract.errors import StoreError as StoreError

@@ -29,6 +29,7 @@ from trio_lanes.durable._postgres.link import Link
 from trio_lanes.durable._postgres.listener import Listener
 from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
+from trio_lanes.durable.acts.jobs import Enqueue
 
 from .server import Server
 
@@ -126,10 +127,10 @@ async def test_an_answer_that_is_lost_in_the_commit_is_unknown_and_the_ticket_de
         monkeypatch.setattr(PostgresTables, "commit", commit)
         lose[:] = [True]
         with pytest.raises(StoreUnavailableError) as caught:
-            await store.enqueue([SubmittedJob(name="a", key="k")], "ticket")
+            await store.do(Enqueue([SubmittedJob(name="a", key="k")]), "ticket")
         assert caught.value.unknown
         monkeypatch.undo()
-        (id,) = await store.enqueue([SubmittedJob(name="a", key="k")], "ticket")
+        (id,) = await store.do(Enqueue([SubmittedJob(name="a", key="k")]), "ticket")
         assert [one.id for one in await lanes.jobs()][1:] == [id]
 
 
@@ -164,7 +165,7 @@ async def test_a_lock_that_another_client_holds_delays_calls_and_then_refuses_th
         with psycopg.connect(server.dsn()) as other:
             other.execute(f"SELECT FROM {namespace}.meta FOR UPDATE".encode())
             with pytest.raises(StoreUnavailableError, match="lock timeout") as caught:
-                await store.enqueue([], "t")
+                await store.do(Enqueue([]), "t")
             assert not caught.value.unknown
             await unavailable(lanes)
             assert (await lanes.statistics()).waiting == 0  # reads need no lock
@@ -343,7 +344,7 @@ async def test_the_end_of_a_job_may_be_known_before_its_acceptance(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (3600.0, 3600.0))
-    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.MOST_ALIVE", 1)
+    monkeypatch.setattr("trio_lanes.durable._contract.waiter.MAX_KNOWN", 1)
     working, asking = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
     late: list[Any] = []
     note, noted = trio.open_memory_channel[int](math.inf)

@@ -28,6 +28,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._postgres import link
 from trio_lanes.durable._postgres.schema import SCHEMA_VERSION
+from trio_lanes.durable.acts.inspection import StatusOf
 
 from .server import PATIENCE, Server, not_root, programs
 
@@ -439,7 +440,7 @@ async def test_a_store_is_open_in_one_block_only(server: Server, namespace: str)
                 raise AssertionError("it was opened")
         assert (await lanes.statistics()).waiting == 0
     with pytest.raises(StoreUnavailableError, match="is not open"):
-        await store.status(1)
+        await store.look(StatusOf(1))
 
 
 def test_without_psycopg_the_error_names_the_extra_to_install(

@@ -20,6 +20,10 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._postgres.link import Link
+from trio_lanes.durable.acts.inspection import AllStatistics, StatusOf
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.orders import Clear, Configure
+from trio_lanes.durable.acts.runs import LendSlot, RegainSlot
 
 from .server import Server
 
@@ -68,7 +72,7 @@ async def test_a_transaction_takes_two_trips_and_three_when_another_instance_has
         await store.join("me")
         await trio.sleep(0.2)  # both listen by then
         trips.clear()
-        await store.enqueue(batch, "t1")
+        await store.do(Enqueue(batch), "t1")
         assert trips == ["pipeline"] * 2
         trips.clear()
         claims = (await store.step(1, [], 3)).claims
@@ -77,7 +81,7 @@ async def test_a_transaction_takes_two_trips_and_three_when_another_instance_has
         assert len(claims) == 3
         assert len(trips) <= 2 * 2 + 3  # the first claim reads the three ready lists of a lane
         finished = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
-        await other.enqueue([SubmittedJob(name="a", session="s8")], "t2")
+        await other.do(Enqueue([SubmittedJob(name="a", session="s8")]), "t2")
         trips.clear()
         assert len((await store.step(3, finished, 3)).claims) == 3
         assert trips == ["pipeline"] * 3
@@ -89,19 +93,19 @@ async def test_slots_that_are_lent_are_known_when_another_instance_has_written(
     store, other = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
     async with other.open(opening(worker=False)), store.open(opening()):
         await store.join("me")
-        await store.enqueue([SubmittedJob(name="a")] * 9, "t1")
+        await store.do(Enqueue([SubmittedJob(name="a")] * 9), "t1")
         claims = (await store.step(1, [], 9)).claims
         assert len(claims) == 4
-        assert await store.lend_slot(claims[0].id, claims[0].fence, "t2")
-        await other.enqueue([SubmittedJob(name="a")], "t3")
+        assert await store.do(LendSlot(claims[0].id, claims[0].fence), "t2")
+        await other.do(Enqueue([SubmittedJob(name="a")]), "t3")
         more = (await store.step(2, [], 9)).claims
         assert len(more) == 1
-        await other.enqueue([SubmittedJob(name="a")], "t4")
-        assert await store.regain_slot(claims[0].id, claims[0].fence, "t5") is False
-        await other.enqueue([SubmittedJob(name="a")], "t6")
+        await other.do(Enqueue([SubmittedJob(name="a")]), "t4")
+        assert await store.do(RegainSlot(claims[0].id, claims[0].fence), "t5") is False
+        await other.do(Enqueue([SubmittedJob(name="a")]), "t6")
         done = [Finish(more[0].id, more[0].fence, Succeeded("1"))]
         assert (await store.step(3, done, 9)).claims == ()
-        assert await store.regain_slot(claims[0].id, claims[0].fence, "t7") is True
+        assert await store.do(RegainSlot(claims[0].id, claims[0].fence), "t7") is True
         await store.leave()
 
 
@@ -112,15 +116,15 @@ async def test_a_ticket_that_comes_twice_in_one_transaction_is_one_act(
     ids = []
 
     async def enqueue() -> None:
-        ids.append(await store.enqueue([SubmittedJob(name="a", key="k")], "same"))
+        ids.append(await store.do(Enqueue([SubmittedJob(name="a", key="k")]), "same"))
 
     async with store.open(opening(worker=False)):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(store.status, 1)  # the writer is busy while the others come
+            nursery.start_soon(store.look, StatusOf(1))  # the writer is busy while the others come
             for _ in range(5):
                 nursery.start_soon(enqueue)
         assert len({tuple(one) for one in ids}) == 1
-        assert (await store.statistics()).waiting == 1
+        assert (await store.look(AllStatistics())).waiting == 1
 
 
 async def test_a_pause_that_ends_is_no_setting_any_more(server: Server, namespace: str) -> None:
@@ -139,8 +143,8 @@ async def test_ended_jobs_are_forgotten_and_more_of_them_at_once(
     store = PostgresStore(server.dsn(), namespace=namespace)
     async with store.open(opening()):
         await store.join("me")
-        await store.enqueue([SubmittedJob(name="a")] * 5, "t")
-        await store.clear("main", None, "{}", "c")
+        await store.do(Enqueue([SubmittedJob(name="a")] * 5), "t")
+        await store.do(Clear("main", None, "{}"), "c")
         server.run(f"UPDATE {namespace}.jobs SET due = 0")
         for number in range(1, 4):
             await store.step(number, [], 0)
@@ -175,8 +179,8 @@ async def test_payloads_that_no_claim_has_room_for_are_not_read(
     large = f'"{"x" * 1_000_000}"'
     async with other.open(opening(worker=False)), store.open(opening()):
         await store.join("me")
-        await store.configure({"main": 20}, None, {}, "c")
-        await other.enqueue([SubmittedJob(name="a", payload=large)] * 12, "t1")
+        await store.do(Configure({"main": 20}, None, {}), "c")
+        await other.do(Enqueue([SubmittedJob(name="a", payload=large)] * 12), "t1")
         claims = (await store.step(1, [], 20)).claims
         assert len(claims) == 4
         assert len((await store.step(2, [], 20)).claims) == 4
@@ -196,7 +200,7 @@ async def test_acts_that_wait_behind_a_call_for_too_long_are_refused(
 
     async def behind() -> None:
         with pytest.raises(StoreUnavailableError, match="has not answered") as caught:
-            await store.enqueue([], "t")
+            await store.do(Enqueue([]), "t")
         assert not caught.value.unknown
 
     async with store.open(opening(worker=False)):
@@ -208,7 +212,7 @@ async def test_acts_that_wait_behind_a_call_for_too_long_are_refused(
         with trio.fail_after(60):
             while True:
                 try:
-                    await store.enqueue([], "t")
+                    await store.do(Enqueue([]), "t")
                     break
                 except StoreUnavailableError:  # a slow machine
                     await trio.sleep(0.01)

@@ -104,7 +104,7 @@ class Life:
             if looks:
                 link._look()
             if news:
-                link._told(news)
+                link._note(news)
             assert isinstance(answer, list)
             return answer
 
@@ -137,5 +137,5 @@ class Life:
             if listener is not None and text == "look":
                 listener._look()
             elif listener is not None:
-                listener._told(text)
+                listener._note(text)
         return list(answer)

@@ -33,6 +33,8 @@ from trio_lanes.durable import Failed, Finish, LaneLimit, Opening, Postponed, Re
 from trio_lanes.durable._valkey import text
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable._valkey.store import ValkeyStore
+from trio_lanes.durable.acts.inspection import Check
+from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.store import Step, SubmittedJob
 
 from .clock import KEY
@@ -435,11 +437,11 @@ class Talk:
 
     def enqueue(self, jobs: Sequence[SubmittedJob]) -> bytes:
         """Return the call that accepts jobs."""
-        return self._of(self._store.enqueue(jobs, "ticket"))
+        return self._of(self._store.do(Enqueue(jobs), "ticket"))
 
     def check(self) -> bytes:
         """Return the call that checks the store."""
-        return self._of(self._store.check(False))
+        return self._of(self._store.look(Check()))
 
     def request(self, one: Request) -> bytes:
         """Return the call for a message of a worker."""

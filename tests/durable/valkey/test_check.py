@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from trio_lanes.durable import CheckReport, SubmittedJob, ValkeyStore
+from trio_lanes.durable.acts.inspection import AllInstances, Check, Repair
 from trio_lanes.durable.testing._bench import Played, opening
 
 from .server import Server
@@ -83,16 +84,16 @@ async def check(server: Server, namespace: str, spoil: Any, problem: str, repair
         jobs = [SubmittedJob(name="echo", session="s") for _ in range(3)]
         keys.ids = await store.enqueue([*jobs, SubmittedJob(name="other")])
         assert len((await store.step([], 9)).claims) == 1
-        (info,) = await store.instances()
+        (info,) = await store.look(AllInstances())
         keys.instance = info.id
-        assert await store.check(False) == CheckReport((), 0)
+        assert await store.look(Check()) == CheckReport((), 0)
         spoil(keys)
-        report = await store.check(False)
+        report = await store.look(Check())
         assert any(problem in line for line in report.problems), report
         assert report.repaired == 0
-        assert (await store.check(True)).repaired >= repaired
-        await store.check(True)
-        assert (not (await store.check(False)).problems) is repaired
+        assert await store.do(Repair()) >= repaired
+        await store.do(Repair())
+        assert (not (await store.look(Check())).problems) is repaired
 
 
 CASES = [
@@ -124,10 +125,11 @@ def test_a_check_reports_no_job_that_its_own_repair_has_moved(
             await store.join()
             await store.enqueue([SubmittedJob(name="echo", session="s") for _ in range(2)])
             assert len((await store.step([], 9)).claims) == 1
-            (info,) = await store.instances()
+            (info,) = await store.look(AllInstances())
             server.ask("DEL", f"{{{namespace}}}:i:{info.id}")
-            report = await store.check(True)  # the run becomes dead, and the other job a head
+            report = await store.look(Check())
             assert [line.split()[2] for line in report.problems] == ["runs"]
-            assert await store.check(False) == CheckReport((), 0)
+            await store.do(Repair())  # the run becomes dead, and the other job a head
+            assert await store.look(Check()) == CheckReport((), 0)
 
     trio.run(test)

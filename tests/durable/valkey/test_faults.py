@@ -27,8 +27,10 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable._valkey import waiters
+from trio_lanes.durable._contract import waiter
 from trio_lanes.durable._valkey.script import Script
+from trio_lanes.durable.acts.inspection import Check, StatusOf
+from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.testing._bench import Played, opening, ticket
 
 from .clock import EPOCH, KEY, on_test_time
@@ -174,13 +176,13 @@ async def test_a_call_whose_answers_stay_lost_is_unknown_and_the_ticket_decides(
             mine = ticket()
             proxy.swallows = True
             with pytest.raises(StoreUnavailableError) as caught:
-                await store.enqueue([SubmittedJob(name="a")], mine)
+                await store.do(Enqueue([SubmittedJob(name="a")]), mine)
             assert caught.value.unknown
             proxy.swallows = False
             with trio.fail_after(60):
                 while True:
                     try:
-                        (id,) = await store.enqueue([SubmittedJob(name="a")], mine)
+                        (id,) = await store.do(Enqueue([SubmittedJob(name="a")]), mine)
                         break
                     except StoreUnavailableError:
                         await trio.sleep(0.02)
@@ -203,7 +205,7 @@ async def test_a_step_is_not_sent_after_one_that_got_no_answer(
 
     async with store.open(attrs.evolve(opening(), lease_ttl=60.0)):
         await store.join(ticket())
-        ids = await store.enqueue([SubmittedJob(name="echo")] * 2, ticket())
+        ids = list(await store.do(Enqueue([SubmittedJob(name="echo")] * 2), ticket()))
         os.kill(own_server.pid, signal.SIGSTOP)
         async with trio.open_nursery() as asking:
             asking.start_soon(fail, 1)
@@ -230,7 +232,7 @@ async def test_steps_that_are_asked_at_once_are_taken_one_after_the_other(
     store = ValkeyStore(server.url, namespace=namespace)
 
     async def submit() -> None:
-        ids.extend(await store.enqueue([SubmittedJob(name="echo")] * 3, ticket()))
+        ids.extend(await store.do(Enqueue([SubmittedJob(name="echo")] * 3), ticket()))
 
     async def ask(number: int) -> None:
         step = await store.step(number, [], 1)
@@ -376,7 +378,7 @@ async def test_after_a_failover_to_older_data_instances_and_server_agree_again(
             # the older data: the first job runs here, the second waits, the third is unknown
             step = await store.step([], 0)
             assert step.cancels == ((second.id, second.fence),)
-            assert await store.status(late) is None
+            assert await store.look(StatusOf(late)) is None
             claims = (await store.step([], 9)).claims
             assert sorted(claim.id for claim in claims) == ids
             assert min(claim.fence for claim in claims) > max(second.fence, late)
@@ -385,7 +387,7 @@ async def test_after_a_failover_to_older_data_instances_and_server_agree_again(
             assert new > late
             stale = await store.step([Finish(second.id, second.fence, Succeeded("1"))], 0)
             assert stale.stale == (second.fence,)
-            assert (await store.check(False)).problems == ()
+            assert (await store.look(Check())).problems == ()
             await store.leave()
             nursery.cancel_scope.cancel()
     finally:
@@ -538,7 +540,7 @@ async def test_acts_that_wait_when_the_store_is_closed_are_unavailable(
 
     async def submit() -> None:
         with pytest.raises(StoreUnavailableError, match="closed") as error:
-            await store.enqueue([SubmittedJob(name="a")], ticket())
+            await store.do(Enqueue([SubmittedJob(name="a")]), ticket())
         caught.append(error.value)
 
     with trio.fail_after(30):
@@ -569,7 +571,7 @@ async def test_a_script_that_fails_is_an_error_of_the_store(
 async def test_a_job_of_another_instance_is_waited_for_by_several_tasks(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiters, "MOST", 1)
+    monkeypatch.setattr(waiter, "MAX_KNOWN", 1)
     worker, asker = (ValkeyStore(server.url, namespace=namespace) for _ in range(2))
     echo = Echo()
     with trio.fail_after(60):
@@ -588,7 +590,7 @@ async def test_a_job_of_another_instance_is_waited_for_by_several_tasks(
                 nursery.start_soon(job.wait)
             with trio.move_on_after(0.05):
                 await asking.job(jobs[0].id).wait()
-            asker._waiters.look_again()  # as after a lost message
+            asker._waiters.all_changed()  # as after a lost message
             await trio.testing.wait_all_tasks_blocked()
             await lanes.resume("main")
 

@@ -30,6 +30,8 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._valkey.address import read_address
 from trio_lanes.durable._valkey.errors import refuse_server
+from trio_lanes.durable.acts.inspection import AllLanes, AllRules, StatusOf
+from trio_lanes.durable.acts.orders import Configure
 from trio_lanes.durable.store import StoreVersionError
 
 from .proxy import Proxy
@@ -104,10 +106,10 @@ async def test_a_store_is_opened_once_at_a_time(server: Server, namespace: str) 
             async with open_durable_lanes(store, {}, worker=False):
                 pass
         with pytest.raises(ValueError, match="surrogate"):
-            await store.status("\ud800")  # type: ignore[arg-type]
+            await store.look(StatusOf("\ud800"))  # type: ignore[arg-type]
         await lanes.submit("a")
     with pytest.raises(StoreUnavailableError, match="not open"):
-        await store.status(1)
+        await store.look(StatusOf(1))
     assert await use(store) == 1
 
 
@@ -300,11 +302,11 @@ async def test_rules_and_rates_are_kept_as_they_were_given(server: Server, names
     rates = RateLimit(999_983, per=86_399.0, burst=7), RateLimit(1, per=0.5, algorithm="sliding")
     limits = {"main": LaneConfig(rate=rates)}
     async with open_durable_lanes(store, {"echo": echo}, limits) as lanes:
-        await store.configure({}, None, {"max_crashes": math.inf, "result_ttl": 9.5}, "ticket")
-        assert await store.rules() == StoreRules(9.5, math.inf, False)
-        await store.configure({}, None, {"max_crashes": 5, "hold": True}, "another")
-        assert await store.rules() == StoreRules(9.5, 5, True)
-        assert (await store.lanes())["main"].rates == rates
+        await store.do(Configure({}, None, {"max_crashes": math.inf, "result_ttl": 9.5}), "ticket")
+        assert await store.look(AllRules()) == StoreRules(9.5, math.inf, False)
+        await store.do(Configure({}, None, {"max_crashes": 5, "hold": True}), "another")
+        assert await store.look(AllRules()) == StoreRules(9.5, 5, True)
+        assert (await store.look(AllLanes()))["main"].rates == rates
         assert await (await lanes.submit("echo", 1)).wait() == 1
 
 

@@ -19,6 +19,11 @@ from trio_lanes.durable import (
     SubmittedJob,
     Succeeded,
 )
+from trio_lanes.durable.acts.inspection import AllLanes, BlockersOf, JobsOf, StatusOf
+from trio_lanes.durable.acts.locks import Settle, Spend
+from trio_lanes.durable.acts.logs import LogPage, WriteLog
+from trio_lanes.durable.acts.orders import Clear, Configure, Pause
+from trio_lanes.durable.acts.runs import Checkpoint, LendSlot, RegainSlot, Send
 from trio_lanes.durable.store import MESSAGES_KEPT, PAGE
 from trio_lanes.durable.testing._bench import Played, opening, ticket
 
@@ -75,7 +80,7 @@ def test_a_job_whose_checkpoint_data_were_deleted_runs_without_them(
     async def test(store: Played) -> None:
         await store.enqueue([echo(), echo()])
         (one, other) = (await store.step([], 2)).claims
-        assert await store.checkpoint(one.id, one.fence, '"data"')
+        assert await store.do(Checkpoint(one.id, one.fence, '"data"'))
         await store.step([Finish(one.id, one.fence, Released())], 0)
         server.ask("DEL", f"{{{stage.namespace}}}:c:{one.id}")
         (again,) = (await store.step([Finish(other.id, other.fence, Succeeded("1"))], 2)).claims
@@ -89,7 +94,7 @@ def test_a_clock_that_is_set_back_does_not_set_the_store_back(stage: Stage, serv
         await store.enqueue([echo()])
         server.ask("HINCRBY", KEY, "seconds", -3600)
         (late,) = await store.enqueue([echo()])
-        (before, after) = await store.jobs(Selection(), 0, 9)
+        (before, after) = await store.look(JobsOf(Selection(), 0, 9))
         assert after.id == late
         assert after.submitted_at >= before.submitted_at
         server.ask("HINCRBY", KEY, "seconds", 3600)
@@ -105,7 +110,7 @@ def test_very_many_jobs_with_a_run_at_follow_the_clock_in_portions(stage: Stage)
             stage.clock.set_clock(ahead)
             for _ in range(3):  # two portions, and a look for more
                 assert await store.beat()
-            found = await store.jobs(Selection(), 0, PAGE)
+            found = await store.look(JobsOf(Selection(), 0, PAGE))
             assert [round(job.until or 0) - EPOCH for job in found] == [until] * 600
 
     stage.run(test)
@@ -116,13 +121,13 @@ def test_a_changed_sliding_limit_forgets_what_has_left_the_window(stage: Stage) 
         def limit(most: int) -> LaneLimit:
             return LaneLimit(9, rates=(RateLimit(most, per=10.0, algorithm="sliding"),))
 
-        await store.configure({"one": limit(3)}, None, {}, ticket())
+        await store.do(Configure({"one": limit(3)}, None, {}), ticket())
         await store.enqueue([echo(lane="one") for _ in range(9)])
         assert len((await store.step([], 2)).claims) == 2
         stage.clock.jump(6)
         assert len((await store.step([], 9)).claims) == 1
         stage.clock.jump(6)  # two have left the window
-        await store.configure({"one": limit(4)}, None, {}, ticket())
+        await store.do(Configure({"one": limit(4)}, None, {}), ticket())
         assert len((await store.step([], 9)).claims) == 3
 
     stage.run(test)
@@ -131,9 +136,9 @@ def test_a_changed_sliding_limit_forgets_what_has_left_the_window(stage: Stage) 
 def test_a_charge_that_is_given_back_whole_leaves_the_limit_as_new(stage: Stage) -> None:
     async def test(store: Played) -> None:
         limits = [RateLimit(60, burst=1)]
-        _, at = await store.spend("q", limits, {"requests": 5}, ticket())
-        await store.settle("q", limits, at, {"requests": -5}, ticket())
-        assert (await store.spend("q", limits, {"requests": 5}, ticket()))[0] == 0
+        _, at = await store.do(Spend("q", limits, {"requests": 5}), ticket())
+        await store.do(Settle("q", limits, at, {"requests": -5}), ticket())
+        assert (await store.do(Spend("q", limits, {"requests": 5}), ticket()))[0] == 0
 
     stage.run(test)
 
@@ -141,14 +146,14 @@ def test_a_charge_that_is_given_back_whole_leaves_the_limit_as_new(stage: Stage)
 def test_an_earlier_charge_is_lessened_and_the_later_ones_stay(stage: Stage) -> None:
     async def test(store: Played) -> None:
         limits = [RateLimit(5, per=10.0, algorithm="sliding")]
-        _, at = await store.spend("q", limits, {"requests": 3}, ticket())
+        _, at = await store.do(Spend("q", limits, {"requests": 3}), ticket())
         stage.clock.jump(5)
-        await store.spend("q", limits, {"requests": 2}, ticket())
-        await store.settle("q", limits, at, {"requests": -1}, ticket())
-        assert (await store.spend("q", limits, {"requests": 1}, ticket()))[0] == 0
-        assert (await store.spend("q", limits, {"requests": 2}, ticket()))[1] is None
+        await store.do(Spend("q", limits, {"requests": 2}), ticket())
+        await store.do(Settle("q", limits, at, {"requests": -1}), ticket())
+        assert (await store.do(Spend("q", limits, {"requests": 1}), ticket()))[0] == 0
+        assert (await store.do(Spend("q", limits, {"requests": 2}), ticket()))[1] is None
         stage.clock.jump(6)  # the first charge has left the window
-        assert (await store.spend("q", limits, {"requests": 0}, ticket()))[1] is not None
+        assert (await store.do(Spend("q", limits, {"requests": 0}), ticket()))[1] is not None
 
     stage.run(test)
 
@@ -172,14 +177,14 @@ def test_a_freed_slot_wakes_the_instance_whose_run_wants_it_back(stage: Stage) -
             await other.join()
             await store.enqueue([echo(lane="one"), echo(lane="one")])
             (mine,) = (await store.step([], 1)).claims
-            assert await store.lend_slot(mine.id, mine.fence)
+            assert await store.do(LendSlot(mine.id, mine.fence))
             (theirs,) = (await other.step([], 1)).claims
-            assert await store.regain_slot(mine.id, mine.fence) is False
+            assert await store.do(RegainSlot(mine.id, mine.fence)) is False
             async with trio.open_nursery() as nursery:
 
                 async def regain() -> None:
                     async for _ in store.wake():
-                        if await store.regain_slot(mine.id, mine.fence):
+                        if await store.do(RegainSlot(mine.id, mine.fence)):
                             nursery.cancel_scope.cancel()
 
                 nursery.start_soon(regain)
@@ -192,7 +197,7 @@ def test_a_run_that_had_lent_its_slot_is_no_suspect_after_a_crash(stage: Stage) 
     async def test(store: Played) -> None:
         (id,) = await store.enqueue([echo()])
         (claim,) = (await store.step([], 1)).claims
-        assert await store.lend_slot(id, claim.fence)
+        assert await store.do(LendSlot(id, claim.fence))
         await store.leave()
         await store.join()
         (claim,) = (await store.step([], 1)).claims
@@ -209,7 +214,7 @@ def test_the_key_of_a_job_that_is_due_to_be_forgotten_is_free(stage: Stage) -> N
         stage.clock.jump(101)
         (second,) = await store.enqueue([echo(key="k")])
         assert second > first
-        assert await store.status(first) is None
+        assert await store.look(StatusOf(first)) is None
 
     stage.run(test)
 
@@ -252,9 +257,9 @@ def test_a_lost_run_of_an_unknown_job_is_nothing_and_a_dead_one_is_revived(stage
             (claim,) = (await other.step([], 1)).claims
             stage.clock.jump(2)
             assert await store.beat()
-            assert (await store.status(id)).state is DurableState.DEAD
+            assert (await store.look(StatusOf(id))).state is DurableState.DEAD
             await other.join(lost=[(id, claim.fence), (12345, 1)])
-            assert (await store.status(id)).state is DurableState.WAITING
+            assert (await store.look(StatusOf(id))).state is DurableState.WAITING
 
     stage.run(test, max_crashes=1)
 
@@ -264,7 +269,7 @@ def test_lanes_of_templates_leave_nothing_behind(stage: Stage, server: Server) -
         keys = Keys(server, stage.namespace)
         jobs = [echo(lane="tenant:a", priority=n % 2) for n in range(24)]
         await store.enqueue(jobs)
-        await store.pause("tenant:b", None, 5.0, ticket())
+        await store.do(Pause("tenant:b", None, 5.0), ticket())
         claims = (await store.step([], 2)).claims
         while claims:
             ends = [Finish(one.id, one.fence, Succeeded("1")) for one in claims]
@@ -273,7 +278,7 @@ def test_lanes_of_templates_leave_nothing_behind(stage: Stage, server: Server) -
         stage.clock.jump(61)
         await store.step([], 1)
         assert not any("tenant:a" in name for name in keys.ask("HKEYS", "turns"))
-        assert sorted(await store.lanes()) == ["main", "one", "tenant:*"]
+        assert sorted(await store.look(AllLanes())) == ["main", "one", "tenant:*"]
 
     stage.run(test)
 
@@ -283,8 +288,8 @@ def test_a_job_has_a_bounded_number_of_messages(stage: Stage) -> None:
         (id,) = await store.enqueue([echo()])
         await store.step([], 1)
         for n in range(MESSAGES_KEPT):
-            assert await store.send(None, id, str(n), None, ticket()) == (id, n + 1)
-        assert await store.send(None, id, "1", None, ticket()) == "not_streaming"
+            assert await store.do(Send(None, id, str(n), None), ticket()) == (id, n + 1)
+        assert await store.do(Send(None, id, "1", None), ticket()) == "not_streaming"
 
     stage.run(test)
 
@@ -292,9 +297,9 @@ def test_a_job_has_a_bounded_number_of_messages(stage: Stage) -> None:
 def test_a_log_is_read_in_pages(stage: Stage) -> None:
     async def test(store: Played) -> None:
         for n in range(PAGE + 1):
-            assert await store.write_log("l", str(n), ticket()) == n + 1
-        assert len(await store.read_log("l", 0)) == PAGE
-        assert [record[2] for record in await store.read_log("l", PAGE)] == [str(PAGE)]
+            assert await store.do(WriteLog("l", str(n)), ticket()) == n + 1
+        assert len(await store.look(LogPage("l", 0))) == PAGE
+        assert [record[2] for record in await store.look(LogPage("l", PAGE))] == [str(PAGE)]
 
     stage.run(test)
 
@@ -302,7 +307,7 @@ def test_a_log_is_read_in_pages(stage: Stage) -> None:
 def test_very_many_jobs_are_cleared_in_portions(stage: Stage) -> None:
     async def test(store: Played) -> None:
         await store.enqueue([echo() for _ in range(600)])
-        assert await store.clear("main", None, "{}", ticket()) == 600
+        assert await store.do(Clear("main", None, "{}"), ticket()) == 600
 
     stage.run(test)
 
@@ -310,13 +315,13 @@ def test_very_many_jobs_are_cleared_in_portions(stage: Stage) -> None:
 def test_a_paused_lane_of_a_template_gets_limits_of_its_own_or_goes_with_it(stage: Stage) -> None:
     async def test(store: Played) -> None:
         for lane in ("tenant:a", "tenant:b"):
-            await store.pause(lane, None, 100.0, ticket())
-        await store.configure({"tenant:a": 3}, None, {}, ticket())
-        limit = (await store.lanes())["tenant:a"]
+            await store.do(Pause(lane, None, 100.0), ticket())
+        await store.do(Configure({"tenant:a": 3}, None, {}), ticket())
+        limit = (await store.look(AllLanes()))["tenant:a"]
         assert limit.concurrency == 3
         assert limit.paused_until is not None
-        await store.configure({"tenant:*": None}, None, {}, ticket())
-        assert sorted(await store.lanes()) == ["main", "one", "tenant:a"]
+        await store.do(Configure({"tenant:*": None}, None, {}), ticket())
+        assert sorted(await store.look(AllLanes())) == ["main", "one", "tenant:a"]
 
     stage.run(test)
 
@@ -328,6 +333,6 @@ def test_a_job_of_a_lane_that_was_removed_from_outside_has_no_blocker(
         keys = Keys(server, stage.namespace)
         keys.ids = await store.enqueue([echo()])
         keys.change(0, "lane", "elsewhere")
-        assert await store.blocked_by(keys.ids[0]) == ()
+        assert await store.look(BlockersOf(keys.ids[0])) == ()
 
     stage.run(test)

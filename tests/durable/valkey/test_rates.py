@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trio_lanes import RateLimit
 from trio_lanes._limits.rate import Rates
+from trio_lanes.durable.acts.locks import Release, Settle, Spend
 from trio_lanes.durable.testing._bench import Played, ticket
 
 from ..test_rates import RUNS_OVER, STARTS, STARTS_THAT_RUN_OVER, Starts, less_of, limits
@@ -43,7 +44,7 @@ class Both:
         self.charged: list[tuple[float, dict[str, int]]] = []
 
     async def begin(self) -> None:
-        _, at = await self._store.spend("q", self._limits, {}, ticket())
+        _, at = await self._store.do(Spend("q", self._limits, {}), ticket())
         assert at is not None
         self.now = at
 
@@ -56,10 +57,10 @@ class Both:
 
     async def spend(self, costs: dict[str, int]) -> None:
         """Take costs from both if the core admits them; else both refuse them."""
-        id, at = await self._store.spend("q", self._limits, costs, ticket())
+        id, at = await self._store.do(Spend("q", self._limits, costs), ticket())
         if self.ready_at(costs) > self.now:
             assert at is None
-            await self._store.release(id, False, ticket())
+            await self._store.do(Release(id, False), ticket())
         else:
             assert (id, at) == (0, self.now)
             self.core.charge(costs, self.now)
@@ -74,7 +75,7 @@ class Both:
             self.wait(1)
 
     async def settle(self, at: float, change: Mapping[str, int]) -> None:
-        await self._store.settle("q", self._limits, at, change, ticket())
+        await self._store.do(Settle("q", self._limits, at, change), ticket())
         self.core.correct(change, self.now, at)
 
 

@@ -70,7 +70,7 @@ class LaneLimit:
     """Whether an instance with ``worker=False`` wrote it: the first worker's limits replace it."""
     pause_only: bool = False
     """Whether it is the pause of a lane of a template, whose other limits are the template's. Only
-    a store writes it, and `Store.lanes` leaves it out."""
+    a store writes it, and `AllLanes` leaves it out."""
 
 
 @final

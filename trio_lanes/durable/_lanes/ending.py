@@ -15,7 +15,7 @@ from .._runs.run import current_job
 from .._runs.worker import GIVE_UP_AFTER, Worker
 
 
-class Endable:
+class HasEnd:
     """The part of `DurableLanes` that ends this instance."""
 
     local: Lanes | None
@@ -23,7 +23,7 @@ class Endable:
     def __init__(self, worker: Worker | None) -> None:
         self._worker = worker
         self._closing = trio.Event()
-        self._told = LanesClosedError()  # raised to new work once `_closing` is set
+        self._refusal = LanesClosedError()  # raised to new work once `_closing` is set
 
     def close(self, reason: str = "closing", retry_after: float | None = None) -> None:
         """Refuse new jobs from outside, and claim no more jobs. Not a checkpoint.
@@ -31,14 +31,14 @@ class Endable:
         Running jobs go on, and may still submit. Other instances are not affected.
         """
         if not self._closing.is_set():
-            self._told = LanesClosedError(reason, retry_after)
+            self._refusal = LanesClosedError(reason, retry_after)
             self._closing.set()
             if self._worker is not None:
                 self._worker.close()
 
     def _check_open(self) -> None:
         if self._closing.is_set() and current_job() is None:
-            raise LanesClosedError(self._told.reason, self._told.retry_after)
+            raise LanesClosedError(self._refusal.reason, self._refusal.retry_after)
 
     async def wait_closing(self) -> None:
         """Wait until `close` is called, by a drain or the end of the block also."""

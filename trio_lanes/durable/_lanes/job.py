@@ -23,6 +23,7 @@ from .._contract.state import CANCELLED, DEAD, SUCCEEDED
 from .._options.json_text import decode
 from .._runs.deadlock import wait_inside
 from .._runs.run import current_job
+from ..acts.inspection import StatusOf
 
 
 @final
@@ -66,9 +67,9 @@ class DurableJob:
             raise ResultGoneError(self.id)
         if ended.state is SUCCEEDED:
             return decode(ended.outcome)
-        told, cause = self._cause or ("", None)
+        data, cause = self._cause or ("", None)
         # the exception is the cause only if no other instance has run the job since
-        raise _error(ended) from (cause if told == ended.outcome else None)
+        raise _error(ended) from (cause if data == ended.outcome else None)
 
     def events(self, after: int = 0) -> AsyncIterator[tuple[int, Any]]:
         """Return an async iterator of (number, event): what the job's runs say by `emit`.
@@ -101,10 +102,7 @@ class DurableJob:
         Raises:
           ResultGoneError: if the store does not know the job.
         """
-        if _check.boolean("texts", texts):
-            status = await self._store.status(self.id, True)
-        else:
-            status = await self._store.status(self.id)
+        status = await self._store.look(StatusOf(self.id, _check.boolean("texts", texts)))
         if status is None:
             raise ResultGoneError(self.id)
         return status
@@ -140,12 +138,12 @@ class _Events:
 
 
 def _error(ended: Ended) -> DurableJobError | JobCancelledError:
-    told = decode(ended.outcome)
+    data = decode(ended.outcome)
     if ended.state is CANCELLED:
-        if "by" in told:
-            return JobTakenError(told["by"], told["reason"])
-        if "lane" in told:
-            return LaneClearedError(told["lane"], told["reason"])
-        return JobCancelledError(told.get("reason"))
+        if "by" in data:
+            return JobTakenError(data["by"], data["reason"])
+        if "lane" in data:
+            return LaneClearedError(data["lane"], data["reason"])
+        return JobCancelledError(data.get("reason"))
     kind = JobDeadError if ended.state is DEAD else DurableJobError
-    return kind(told["type"], told["message"], told["traceback"])
+    return kind(data["type"], data["message"], data["traceback"])

@@ -9,13 +9,14 @@ import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
 
 from ... import LaneConfig, LaneGroup, Lanes, resolve_global_lane
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, session_key
+from .._contract.act import Act
 from .._contract.errors import ResultGoneError, UnknownHandlerError
 from .._contract.protocol import PAGE, Store
 from .._contract.records import (
@@ -50,12 +51,18 @@ from .._options.submission import Submission, checked_priority
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
 from .._tables.weak_values import WeakValues
-from .ending import Endable
+from ..acts import inspection, orders
+from ..acts.jobs import Enqueue
+from ..acts.locks import ResetQuota
+from ..acts.runs import Send
+from .ending import HasEnd
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
 from .log import DurableLog
 
 logger: Final = logging.getLogger("trio_lanes.durable")
+
+T = TypeVar("T")
 
 DEFAULT_RETRY: Final = RetryPolicy()
 GREATEST: Final = 2**63 - 1
@@ -66,7 +73,7 @@ _fields: Final = attrgetter(*(field.name for field in attrs.fields(Submission)))
 
 
 @final
-class DurableLanes(Endable):
+class DurableLanes(HasEnd):
     """Lanes whose jobs are kept in a store. Only `open_durable_lanes` makes one.
 
     An argument ``name`` is the name of a global lane, or of a session if it begins with
@@ -99,11 +106,14 @@ class DurableLanes(Endable):
         closed = ", closed" if self._closing.is_set() else ""
         return f"<trio_lanes.durable.DurableLanes at {id(self):#x}, {running} running{closed}>"
 
-    def _failed(self, id: int, told: str, error: BaseException) -> None:
+    def _failed(self, id: int, data: str, error: BaseException) -> None:
         """Keep a handler's exception for the handles of its job in this process."""
         job = self._jobs.get(id)
         if job is not None:
-            job._cause = told, error
+            job._cause = data, error
+
+    def _do(self, act: Act[T]) -> Awaitable[T]:
+        return self._store.do(act, new_ticket())
 
     # ---- submitting
 
@@ -161,11 +171,11 @@ class DurableLanes(Endable):
         batch = [self._checked(*_fields(one)) for one in submissions]
         return list(map(self.job, await self._enqueue(batch)))
 
-    def _enqueue(self, batch: list[SubmittedJob]) -> Awaitable[list[int]]:
+    def _enqueue(self, batch: list[SubmittedJob]) -> Awaitable[tuple[int, ...]]:
         self._check_open()
         if self._worker is not None:
             self._worker.look_for(batch)
-        return self._store.enqueue(batch, new_ticket())
+        return self._do(Enqueue(batch))
 
     def _checked(
         self,
@@ -238,7 +248,7 @@ class DurableLanes(Endable):
         """
         outcome = json.dumps({"reason": reason})
         _check.boolean("running", running)
-        return await self._store.cancel(_check.whole("id", id), outcome, new_ticket(), running)
+        return await self._do(orders.Cancel(_check.whole("id", id), outcome, running))
 
     async def put_first(self, id: int) -> bool:
         """Put a job that waits before the other waiting jobs of its session.
@@ -247,7 +257,7 @@ class DurableLanes(Endable):
         the session closed between attempts, stays before it. Return False if the job does not wait,
         or has no session; nothing has changed then. A checkpoint.
         """
-        return await self._store.put_first(_check.whole("id", id), new_ticket())
+        return await self._do(orders.PutFirst(_check.whole("id", id)))
 
     async def abort(self, session: str, reason: str | None = None) -> bool:
         """Cancel the job that runs in a session, on whichever instance; jobs that wait are left.
@@ -256,7 +266,7 @@ class DurableLanes(Endable):
         job is told at once. Return False if none runs. `clear` takes jobs that wait.
         """
         outcome = json.dumps({"reason": reason})
-        return await self._store.abort(_session(session), outcome, new_ticket())
+        return await self._do(orders.AbortRun(_session(session), outcome))
 
     async def clear(self, name: str, reason: str | None = None) -> int:
         """Cancel the jobs of a lane or session that wait, are delayed, or are between attempts.
@@ -268,21 +278,20 @@ class DurableLanes(Endable):
           UnknownLaneError: if the lane does not exist.
         """
         outcome = json.dumps({"lane": name, "reason": reason})
-        return await self._store.clear(*_target(name), outcome, new_ticket())
+        return await self._do(orders.Clear(*_target(name), outcome))
 
     async def pause(self, name: str) -> None:
         """Pause a lane or session on all instances, until `resume`. Running jobs go on."""
-        await self._store.pause(*_target(name), math.inf, new_ticket())
+        await self._do(orders.Pause(*_target(name), math.inf))
 
     async def pause_for(self, name: str, seconds: float) -> None:
         """Pause a lane or session for some seconds. It can prolong a pause, never shorten it."""
-        lane, session = _target(name)
         seconds = _check.finite_seconds("seconds", seconds)
-        await self._store.pause(lane, session, seconds, new_ticket())
+        await self._do(orders.Pause(*_target(name), seconds))
 
     async def resume(self, name: str) -> None:
         """End the pause of a lane or session."""
-        await self._store.resume(*_target(name), new_ticket())
+        await self._do(orders.Resume(*_target(name)))
 
     async def configure(
         self,
@@ -328,19 +337,19 @@ class DurableLanes(Endable):
             rules["max_crashes"] = checked_crashes(max_crashes)
         if on_dead is not None:
             rules["hold"] = checked_hold(on_dead)
-        await self._store.configure(limits, shared, rules, new_ticket())
+        await self._do(orders.Configure(limits, shared, rules))
 
     async def limits(self) -> Mapping[str, LaneLimit]:
         """Return the limits of the lanes and templates that are configured, by name."""
-        return await self._store.lanes()
+        return await self._store.look(inspection.AllLanes())
 
     async def groups(self) -> Mapping[str, GroupLimit]:
         """Return the groups and their limits, by name."""
-        return await self._store.groups()
+        return await self._store.look(inspection.AllGroups())
 
     async def rules(self) -> StoreRules:
         """Return the rules of the store, which hold for all instances."""
-        return await self._store.rules()
+        return await self._store.look(inspection.AllRules())
 
     async def send(
         self, session_or_id: str | int, message: object, *, key: str | None = None
@@ -364,10 +373,10 @@ class DurableLanes(Endable):
             session, id = _session(session_or_id), None
         else:
             session, id = None, _number("session_or_id", session_or_id)
-        told = small("a message", message)
+        text = small("a message", message)
         if key is not None:
             checked_name("key", key)
-        sent = await self._store.send(session, id, told, key, new_ticket())
+        sent = await self._do(Send(session, id, text, key))
         if isinstance(sent, str):
             return SendResult("no_active_run" if sent == "no_active_run" else "not_streaming")
         return SendResult() if await self._store.sent(*sent) else SendResult("stopped")
@@ -431,7 +440,7 @@ class DurableLanes(Endable):
         Raises:
           TypeError, ValueError: for a bad name.
         """
-        return await self._store.reset_quota(checked_name("name", name), new_ticket())
+        return await self._do(ResetQuota(checked_name("name", name)))
 
     def log(self, name: str) -> DurableLog:
         """Return an append-only log of the store: for records that outlive jobs and instances.
@@ -505,7 +514,7 @@ class DurableLanes(Endable):
           TypeError, ValueError: for a bad argument.
         """
         of = _one_or_many(id, name, handler, error, failed)
-        return await self._store.requeue(of, new_ticket())
+        return await self._do(orders.Requeue(of))
 
     async def purge(
         self,
@@ -522,7 +531,7 @@ class DurableLanes(Endable):
         `requeue` has the same arguments, portions and errors.
         """
         of = _one_or_many(id, name, handler, error, failed)
-        return await self._store.purge(of, new_ticket())
+        return await self._do(orders.Purge(of))
 
     # ---- inspection
 
@@ -532,7 +541,7 @@ class DurableLanes(Endable):
         And the paused sessions, the levels of quotas, and which jobs have locks or wait for locks
         and quotas.
         """
-        return await self._store.statistics()
+        return await self._store.look(inspection.AllStatistics())
 
     async def jobs(
         self,
@@ -577,7 +586,7 @@ class DurableLanes(Endable):
         found: list[DurableStatus] = []
         while True:
             most = min(PAGE, limit - len(found))
-            page = await self._store.jobs(of, after, most)
+            page = await self._store.look(inspection.JobsOf(of, after, most))
             found += page
             if len(page) < most or len(found) == limit:
                 return found
@@ -585,7 +594,7 @@ class DurableLanes(Endable):
 
     async def running(self, session: str) -> DurableStatus | None:
         """Return the status of the job that runs in a session, on any instance; else None."""
-        return await self._store.running(_session(session))
+        return await self._store.look(inspection.RunningIn(_session(session)))
 
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...]:
         """Return why a job does not go on, as the next step would find it.
@@ -598,7 +607,7 @@ class DurableLanes(Endable):
         Raises:
           ResultGoneError: if the store does not know the job.
         """
-        found = await self._store.blocked_by(_check.whole("id", id))
+        found = await self._store.look(inspection.BlockersOf(_check.whole("id", id)))
         if found is None:
             raise ResultGoneError(id)
         runs = () if self._worker is None else self._worker.running
@@ -611,18 +620,24 @@ class DurableLanes(Endable):
         They are in order of their ids. They are fewer than ``limit`` if their payloads are more
         than 4 MiB together.
         """
-        return await self._store.queue(_session(session), max(0, _number("limit", limit)))
+        return await self._store.look(
+            inspection.QueueOf(_session(session), max(0, _number("limit", limit)))
+        )
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the instances that claim jobs from the store."""
-        return await self._store.instances()
+        return await self._store.look(inspection.AllInstances())
 
     async def check(self, repair: bool = False) -> CheckReport:
         """Check the store for contradictions, and repair them if ``repair`` is True.
 
         It reads every job, so it takes a while in a large store.
         """
-        return await self._store.check(_check.boolean("repair", repair))
+        _check.boolean("repair", repair)
+        report = await self._store.look(inspection.Check())
+        if repair and report.problems:  # mostly there is nothing to repair
+            report = attrs.evolve(report, repaired=await self._do(inspection.Repair()))
+        return report
 
 
 def _target(name: str | None) -> tuple[str | None, str | None]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 import attrs
 import trio
@@ -22,14 +22,10 @@ from ..._config import check as _check
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.tickets import new_ticket
+from .._options.cost import MAX_AMOUNT
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
-
-MOST: Final = 10**12
-"""The greatest amount of a unit."""
-
-Ask: TypeAlias = Callable[[str], Awaitable[tuple[int, float | None] | None]]
-"""A call of the store that makes a request, with a ticket."""
+from ..acts.locks import Acquire, Release, Settle, Spend
 
 
 @final
@@ -73,9 +69,7 @@ class Requests:
         self._held.add(mine)
         try:
             job = self._job()
-            request, fence = await self._served(
-                lambda ticket: self._store.acquire(key, shared, ticket, job)
-            )
+            request, fence = await self._served(Acquire(key, shared, job))
             scope = trio.CancelScope()
             self._worker.leased.add(scope)
             try:
@@ -97,9 +91,7 @@ class Requests:
     ) -> float:
         """Wait until costs are taken from a quota; return the store's time of that."""
         job = self._job()
-        request, at = await self._served(
-            lambda ticket: self._store.spend(quota, limits, costs, ticket, job)
-        )
+        request, at = await self._served(Spend(quota, limits, costs, job))
         if request:
             await self._release(request, used=True)
         return at
@@ -109,15 +101,15 @@ class Requests:
         run = current_job()
         return run.id if run is not None and run._store is self._store else None
 
-    async def _served(self, ask: Ask) -> tuple[int, float]:
+    async def _served(self, act: Acquire | Spend) -> tuple[int, float]:
         """Make a request until it is served; return its number, and the fence or the time."""
         while True:
             term, ticket = self._worker.term, new_ticket()
             try:
-                asked = await ask(ticket)
+                asked = await self._store.do(act, ticket)
             except StoreUnavailableError as error:
                 if error.unknown:
-                    self._do_later(partial(self._withdraw, ask, ticket))
+                    self._do_later(partial(self._withdraw, act, ticket))
                 raise
             if asked is None:
                 await trio.sleep(AGAIN_AFTER)  # until this instance has a lease again
@@ -134,22 +126,22 @@ class Requests:
                 return request, got
 
     async def _release(self, request: int, *, used: bool) -> None:
-        ticket = new_ticket()
+        release = partial(self._store.do, Release(request, used), new_ticket())
         with trio.CancelScope(shield=True):
             try:
-                await self._store.release(request, used, ticket)
+                await release()
             except StoreUnavailableError:
-                self._do_later(partial(self._store.release, request, used, ticket))
+                self._do_later(release)
 
     def _do_later(self, act: Callable[[], Awaitable[None]]) -> None:
         self._later.append(act)
         self._more.set()
 
-    async def _withdraw(self, ask: Ask, ticket: str) -> None:
+    async def _withdraw(self, act: Acquire | Spend, ticket: str) -> None:
         """End a request that may have been made: its answer was lost."""
-        asked = await ask(ticket)
+        asked = await self._store.do(act, ticket)
         if asked is not None and asked[0]:
-            await self._store.release(asked[0], False, new_ticket())
+            await self._store.do(Release(asked[0], False), new_ticket())
 
     async def end_later(self) -> None:
         """End the requests whose end got no answer, for as long as the lanes are open."""
@@ -205,7 +197,7 @@ class Quota:
                 raise ValueError(
                     f"quota {self.name!r} does not count {unit!r} (counted: {counted})"
                 )
-            if not 0 <= _check.whole(unit, amount) <= MOST:
+            if not 0 <= _check.whole(unit, amount) <= MAX_AMOUNT:
                 raise ValueError(f"{unit} must be from 0 to 10**12, got {amount!r}")
         return dict(amounts)
 
@@ -247,7 +239,7 @@ class Spent:
             raise RuntimeError(f"{self!r} was settled before")
         self._settled = True
         try:
-            await quota._store.settle(quota.name, quota._limits, self._at, change, new_ticket())
+            await quota._store.do(Settle(quota.name, quota._limits, self._at, change), new_ticket())
         except StoreUnavailableError as error:
             self._settled = error.unknown
             raise

@@ -16,6 +16,7 @@ from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
+from ..acts.logs import DropLog, LogPage, WriteLog
 
 GREATEST: Final = 2**53
 """A number that no record has, and every store can compare."""
@@ -78,7 +79,7 @@ class DurableLog:
         while True:
             try:
                 with trio.CancelScope(shield=unknown):
-                    number = await self._store.write_log(self.name, text, ticket)
+                    number = await self._store.do(WriteLog(self.name, text), ticket)
             except StoreUnavailableError as error:
                 unknown = unknown or error.unknown
                 if not unknown or term != worker.term or trio.current_time() >= until:
@@ -100,7 +101,7 @@ class DurableLog:
         """
         after = max(0, min(_check.whole("after", after), GREATEST))
         most, found = _check.count("limit", limit), list[LogRecord]()
-        while page := await self._store.read_log(self.name, after):
+        while page := await self._store.look(LogPage(self.name, after)):
             left = page if most == math.inf else page[: int(most) - len(found)]
             found += [LogRecord(number, by, decode(text)) for number, by, text in left]
             after = page[-1][0]
@@ -110,4 +111,4 @@ class DurableLog:
 
     async def delete(self) -> bool:
         """Forget the log with all its records; False if there is none. A checkpoint."""
-        return await self._store.drop_log(self.name, new_ticket())
+        return await self._store.do(DropLog(self.name), new_ticket())

@@ -31,6 +31,7 @@ from .._options.retry import RetryPolicy
 from .._runs.lease import Lease
 from .._runs.worker import Handler, Worker
 from .._wire.stand_in import stand_in
+from ..acts.inspection import AllGroups, AllLanes, AllRules
 from .lanes import DurableLanes
 from .locks import Quota, Requests
 
@@ -110,7 +111,7 @@ def open_durable_lanes(
         `StoreVersionError` and `StoreUnavailableError` say why.
     """
     configs = lane_configs(lanes, groups)
-    if not callable(getattr(store, "enqueue", None)):
+    if not callable(getattr(store, "step", None)):
         raise TypeError(f"store must be a Store, such as SqliteStore(path), not {store!r}")
     if not isinstance(handlers, Mapping):
         raise TypeError(f"handlers must be a mapping of names to functions, not {handlers!r}")
@@ -239,7 +240,7 @@ async def _leave(store: Store) -> None:
 
 
 async def _log_differences(store: Store, opening: Opening) -> None:
-    lanes, groups = await store.lanes(), await store.groups()
+    lanes, groups = await store.look(AllLanes()), await store.look(AllGroups())
     for name, limit in opening.lanes.items():
         _log_difference(f"lane {name!r}", lanes[name], limit)
     for name, group in opening.groups.items():
@@ -251,7 +252,7 @@ async def _log_differences(store: Store, opening: Opening) -> None:
                 " group; DurableLanes.configure(groups=...) replaces the groups",
                 name,
             )
-    _log_difference("the store", await store.rules(), opening.rules, by="rules")
+    _log_difference("the store", await store.look(AllRules()), opening.rules, by="rules")
 
 
 T = TypeVar("T", LaneLimit, GroupLimit, StoreRules)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from ..._config import check as _check
 from .names import checked_name
 
-MOST: Final = 10**12
+MAX_AMOUNT: Final = 10**12
 """The greatest amount. Sums of amounts stay whole numbers in every store."""
 REQUESTS: Final = "requests"
 
@@ -19,7 +19,7 @@ def checked_cost(cost: Any) -> Mapping[str, int] | None:
     Raises:
       TypeError: if it is neither a whole number nor a mapping of units to whole numbers.
       ValueError: for a blank unit, or one that a store could not keep; for an amount that is not
-        whole, negative or above `MOST`.
+        whole, negative or above `MAX_AMOUNT`.
     """
     if type(cost) is int and cost == 1:
         return None
@@ -34,6 +34,6 @@ def checked_cost(cost: Any) -> Mapping[str, int] | None:
 
 
 def _amount(field: str, value: Any) -> int:
-    if _check.natural(field, value) > MOST:
-        raise ValueError(f"{field} must be at most {MOST:,}, got {value!r}")
+    if _check.natural(field, value) > MAX_AMOUNT:
+        raise ValueError(f"{field} must be at most {MAX_AMOUNT:,}, got {value!r}")
     return value  # type: ignore[no-any-return]  # natural() has checked it

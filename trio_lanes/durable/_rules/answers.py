@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from .._contract.protocol import REMEMBERED_FOR
 from .tables import LastStep
 
-MOST: Final = 100_000
+MAX_ANSWERS: Final = 100_000
 """How many answers are kept at most: with more, the oldest are dropped before their time.
 
 Callers that wait for an answer are far fewer, and they stop asking after the store's patience.
@@ -27,7 +27,7 @@ class Answers:
       steps: the last step of each instance.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_ANSWERS) -> None:
         self._most: Final = most
         self._by_ticket: Final[dict[str, tuple[float, Any]]] = {}  # {ticket: (time, answer)}
         self._next_over = 0.0  # before this time, the time of no answer is over

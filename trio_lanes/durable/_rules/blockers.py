@@ -91,7 +91,7 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     ]
     if not live:
         yield DurableBlocker("handler", lane)
-    most = queues.together(job)
+    most = queues.max_runs_with(job)
     if live and all(tables.beside(info.id)[0] >= most for info in live):
         yield DurableBlocker("suspect", lane)
     is_next = True

@@ -10,10 +10,10 @@ Theory of operation:
   handler it lacks.
 * Whose turn it is among lanes and priorities is kept in the tables: it holds over all instances.
 * The claims of one step have at most `STEP_BYTES` of payloads and checkpoint data, or are one job.
-* A suspect is a job that a further crash could make dead (`Queues.together`). Suspects are claimed
-  before all other jobs. An instance that runs a suspect runs at most half as many jobs as ran in
-  the suspect's last crash, and at last the suspect alone. So a job that kills its process is found
-  after a few crashes, and only crashes in which it ran alone make it dead. The other jobs run
+* A suspect is a job that a further crash could make dead (`Queues.max_runs_with`). Suspects are
+  claimed before all other jobs. An instance that runs a suspect runs at most half as many jobs as
+  ran in the suspect's last crash, and at last the suspect alone. So a job that kills its process is
+  found after a few crashes, and only crashes in which it ran alone make it dead. The other jobs run
   again.
 * An instance that runs more jobs than a suspect allows claims nothing until enough of them end.
 * A suspect restricts claims for `ISOLATED_FOR` at most, doubled with each of its crashes. It has an
@@ -33,7 +33,7 @@ from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
 from .budget import Budget
-from .history import begun, place
+from .history import begun, process_key
 from .job_record import HOLDS_SLOT, JobRecord
 from .queues import Queues
 from .tables import Tables
@@ -131,7 +131,7 @@ class Claims:
     def __init__(self, queues: Queues) -> None:
         self._queues: Final = queues
         self._isolation: Final = _Isolation(queues)
-        self._here: Final = place(queues.opening.host, queues.opening.pid)
+        self._here: Final = process_key(queues.opening.host, queues.opening.pid)
         self.due: float | None = None
         """When a job may start that a rate or a suspect kept out of the last `take`; or None."""
         self.unfinished = False
@@ -143,10 +143,14 @@ class Claims:
         self.due, self.unfinished = None, False
         if room <= 0:
             return []
+        names, isolation = queues.opening.names, self._isolation
+        isolation.begin(instance)
+        lanes = sorted(queues.tables.waiting_lanes(names))
+        if not lanes:  # as mostly in a step that reports the end of a job
+            self.due = isolation.due
+            return []
         budget = Budget(queues.tables, queues.now)
         turns = Turns(queues.tables)
-        names = queues.opening.names
-        lanes = sorted(queues.tables.waiting_lanes(names))
         after = bisect_right(lanes, turns.served)  # lanes come and go, also the one served last
         waiting = []
         for lane in lanes[after:] + lanes[:after]:
@@ -156,9 +160,9 @@ class Claims:
             free = int(min(room, budget.free(lane)))
             if free:
                 waiting.append(LaneTurn(queues, lane, names, turns, budget, free))
-        isolation = self._isolation
-        isolation.begin(instance)
-        in_turn = deque(sorted(waiting, key=lambda turn: turn.suspect is None))
+        if len(waiting) > 1:
+            waiting.sort(key=lambda turn: turn.suspect is None)
+        in_turn = deque(waiting)
         claims: list[Claim] = []
         left = math.inf  # bytes; a single job may have more than `STEP_BYTES`
         while in_turn and len(claims) < room and isolation.has_room and not self.unfinished:
@@ -228,7 +232,7 @@ class _Isolation:
 
     def allows(self, suspect: JobRecord) -> bool:
         """Whether few enough jobs run for ``suspect`` to start, or its restriction is over."""
-        return self._running < self._queues.together(suspect) or not self._lasts(suspect)
+        return self._running < self._queues.max_runs_with(suspect) or not self._lasts(suspect)
 
     def add(self, job: JobRecord) -> None:
         """Count a job that has just been claimed."""
@@ -238,7 +242,7 @@ class _Isolation:
             self._restrict(job)
 
     def _restrict(self, job: JobRecord) -> None:
-        most = self._queues.together(job)
+        most = self._queues.max_runs_with(job)
         if most < self._most and self._lasts(job):
             self._most = most
 
@@ -342,7 +346,7 @@ class LaneTurn:
 
     def _suspect(self, heads: Iterable[JobRecord]) -> JobRecord | None:
         for head in heads:
-            if head.company and self._queues.together(head) < math.inf:
+            if head.company and self._queues.max_runs_with(head) < math.inf:
                 return head
         return None
 
@@ -369,7 +373,7 @@ class LaneTurn:
         if not self._budget.rates_allow(job):
             return None
         chosen = job.priority
-        if job.company and self._queues.together(job) < math.inf and not isolation.allows(job):
+        if job.company and self._queues.max_runs_with(job) < math.inf and not isolation.allows(job):
             self.needs_isolation = True
             return None
         if most_bytes < math.inf and bytes_of(job) > most_bytes:

@@ -48,12 +48,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, TypeVar, final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, TypeVar, final
 
 import attrs
 
-from ... import LaneFullError, RateLimit, UnknownLaneError
+from ... import LaneFullError, UnknownLaneError
 from .._contract.errors import KeyConflictError
 from .._contract.records import (
     Cancelled,
@@ -69,13 +69,12 @@ from .._contract.records import (
     Succeeded,
 )
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, SUCCEEDED, WAITING
-from . import lines, talk
+from . import lines
 from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
 from .history import forgiven
-from .job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
+from .job_record import JobRecord
 from .lane_limits import configured, limit_of
-from .orders import revive
 from .queues import Queues
 from .tables import LastStep, Tables
 
@@ -144,8 +143,8 @@ class Engine(Queues):
             return act(self)
         answer = self.tables.answer(ticket, self.now)
         if answer is not None:
-            known: T = answer[0]
-            return known
+            known: Any = answer[0]  # some tables keep it as JSON, which has no tuples
+            return tuple(known) if isinstance(known, list) else known  # type: ignore[return-value]
         result = act(self)
         self.tables.put_answer(ticket, result, self.now)
         return result
@@ -201,11 +200,6 @@ class Engine(Queues):
         self._reap(instance, all_others=alone)
         self.look = True
 
-    def is_alive(self, instance: str) -> bool:
-        """Whether an incarnation has its lease. A lost lease never comes back."""
-        until = self.tables.lease_of(instance)
-        return until is not None and until > self.now
-
     def beat(self, instance: str, lease_until: float) -> bool:
         """Prolong the lease; return False if it is over."""
         if not self.is_alive(instance):
@@ -238,7 +232,7 @@ class Engine(Queues):
             history=history,
         )
         if job.fence == fence and job.state is DEAD:  # this crash made it dead
-            revive(self, job)
+            self.revive(job)
 
     def remove_instance(self, id: str) -> None:
         """End an incarnation: its runs are given back with a crash. It can be repeated."""
@@ -395,97 +389,6 @@ class Engine(Queues):
         else:
             assert isinstance(outcome, Cancelled)
             self.end(job, CANCELLED, job.cancel or "{}")
-        return True
-
-    def _run_of(self, instance: str, id: int, fence: int) -> JobRecord | None:
-        return self.running_of(id, fence) if self.is_alive(instance) else None
-
-    def checkpoint(self, instance: str, id: int, fence: int, data: str) -> bool:
-        """Keep data for the next attempt; False if the fence is no longer the run's."""
-        job = self._run_of(instance, id, fence)
-        if job is not None:
-            self.tables.update(job, checkpoint=data)
-        return job is not None
-
-    def take(
-        self, instance: str, id: int, fence: int, taken: Mapping[int, str], data: str
-    ) -> bool | None:
-        """Keep data for the next attempt, and end jobs that wait in the session of the run."""
-        job = self._run_of(instance, id, fence)
-        if job is None:
-            return None
-        others = [self.tables.get(other) for other in taken]
-        for other in others:
-            if (
-                other is None
-                or other.session is None
-                or other.session != job.session
-                or other.state not in (WAITING, PARKED)
-            ):
-                return False
-        self.tables.update(job, checkpoint=data)
-        for other in others:
-            assert other is not None
-            self.end(other, CANCELLED, taken[other.id])
-        return True
-
-    def emit(self, instance: str, id: int, fence: int, event: str) -> int | None:
-        """Keep an event of a run; return its number; None: the fence is no longer the run's."""
-        job = self._run_of(instance, id, fence)
-        return None if job is None else talk.emit(self, job, event)
-
-    def receive(self, instance: str, id: int, fence: int, after: int) -> tuple[int, str] | bool:
-        """Take the next message to a run; True: there is none yet; False: the run is lost."""
-        job = self._run_of(instance, id, fence)
-        return False if job is None else talk.receive(self, job, after) or True
-
-    def acquire(
-        self, instance: str, key: str, shared: bool, job: int | None
-    ) -> tuple[int, float | None] | None:
-        """Ask for a lock, as `lines.acquire` does; None: the instance has no lease."""
-        return lines.acquire(self, instance, key, shared, job) if self.is_alive(instance) else None
-
-    def spend(
-        self,
-        instance: str,
-        quota: str,
-        limits: Sequence[RateLimit],
-        costs: Mapping[str, int],
-        job: int | None,
-    ) -> tuple[int, float | None] | None:
-        """Spend from a quota, as `lines.spend` does; None: the instance has no lease."""
-        if not self.is_alive(instance):
-            return None
-        return lines.spend(self, instance, quota, limits, costs, job)
-
-    def look_at_request(self, instance: str, id: int) -> tuple[float | None, float | None] | None:
-        """Look at a request, as `lines.look` does; None: it has ended, or the lease is over."""
-        return lines.look(self, id) if self.is_alive(instance) else None
-
-    def write_log(self, instance: str, log: str, record: str) -> int | None:
-        """Add a record to a log; None: the instance has no lease."""
-        return self.tables.write_log(log, instance, record) if self.is_alive(instance) else None
-
-    def lend_slot(self, instance: str, id: int, fence: int) -> bool:
-        """Free the slot of a run; False if the fence is no longer the run's."""
-        job = self._run_of(instance, id, fence)
-        if job is not None:
-            self.tables.update(job, lent=LENT_SLOT)
-            self.look = True
-        return job is not None
-
-    def regain_slot(self, instance: str, id: int, fence: int) -> bool | None:
-        """Take the slot back; False: none is free; None: the fence is no longer the run's."""
-        job = self._run_of(instance, id, fence)
-        if job is None:
-            return None
-        if job.lent == HOLDS_SLOT:
-            return True
-        if job.lent == LENT_SLOT:
-            self.tables.update(job, lent=WANTS_SLOT)
-        if not Budget(self.tables, self.now).may_return(job):
-            return False
-        self.tables.update(job, lent=HOLDS_SLOT)
         return True
 
 

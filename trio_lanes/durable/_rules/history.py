@@ -25,7 +25,7 @@ The text of a float takes longer than the rest of a line.
 """
 
 
-def place(host: str, pid: int) -> str:
+def process_key(host: str, pid: int) -> str:
     """Return the part of a line that says where a run is."""
     return f"{json.dumps(host)},{pid}"
 
@@ -35,7 +35,7 @@ def begun(history: str, number: int, fence: int, where: str, now: float) -> str:
 
     Args:
       number: the number of the attempt.
-      where: from `place`.
+      where: from `process_key`.
     """
     line = f"[{number},{fence},{where},{_text_of(now)}{_OPEN}"
     if not history:
@@ -47,8 +47,8 @@ def ended(history: str, how: str, now: float, error: str | None) -> str:
     """Complete the last run, which ends now."""
     if not history.endswith(_OPEN):
         return history  # an older version claimed the job
-    told = "null" if error is None else json.dumps(error[:LONGEST_ERROR])
-    return f'{history.removesuffix(_OPEN)},{_text_of(now)},"{how}",{told}]'
+    failure = "null" if error is None else json.dumps(error[:LONGEST_ERROR])
+    return f'{history.removesuffix(_OPEN)},{_text_of(now)},"{how}",{failure}]'
 
 
 def forgiven(history: str, fence: int) -> str:
@@ -73,5 +73,5 @@ def error_type(outcome: str) -> str:
 
 def in_one_line(outcome: str) -> str:
     """Return the JSON text of an error as one line."""
-    told = json.loads(outcome)
-    return " ".join(f"{told['type']}: {told['message']}".split())
+    error = json.loads(outcome)
+    return " ".join(f"{error['type']}: {error['message']}".split())

@@ -28,52 +28,20 @@ from .queues import Queues
 from .request import Request
 
 
-def acquire(
-    queues: Queues, instance: str, key: str, shared: bool, job: int | None
-) -> tuple[int, float | None]:
-    """Ask for a lock; return the number of the request, and its fence, or None if it waits."""
-    request = _request(queues, f"lock {key}", instance, json.dumps(shared), job)
-    queues.tables.put_request(request)
-    _serve_lock(queues, request.line)
-    return _answer(queues, request.id)
-
-
-def _request(queues: Queues, line: str, instance: str, told: str, job: int | None) -> Request:
+def make_request(queues: Queues, line: str, data: str, job: int | None) -> Request:
+    """Return a new request of the caller, which is in no table yet."""
     number = queues.tables.next_number()
-    return Request(number, line, instance, told, job=job, since=queues.now)
+    return Request(number, line, queues.caller, data, job=job, since=queues.now)
 
 
-def spend(
-    queues: Queues,
-    instance: str,
-    quota: str,
-    limits: Sequence[RateLimit],
-    costs: Mapping[str, int],
-    job: int | None,
-) -> tuple[int, float | None]:
-    """Take costs from a quota; return the number of the request, and when it was charged.
-
-    The time is None if it waits. The number is 0 if it was charged at once: it is not kept.
-    """
-    _remember(queues, quota, limits)
-    told = json.dumps([rates.to_json(limits), dict(costs)])
-    request = _request(queues, f"quota {quota}", instance, told, job)
-    first = _first(queues, request.line)
-    if first is None and _charged(queues, request):
-        return 0, queues.now
-    queues.tables.put_request(request)
-    if first is not None:
-        _serve_quota(queues, request.line)  # its time may have come
-    return _answer(queues, request.id)
-
-
-def _remember(queues: Queues, quota: str, limits: Sequence[RateLimit]) -> None:
+def remember(queues: Queues, quota: str, limits: Sequence[RateLimit]) -> None:
     """Note the limits of a quota, which say what its marks mean."""
     if queues.tables.quotas().get(quota) != tuple(limits):
         queues.tables.put_quota(quota, tuple(limits))
 
 
-def _answer(queues: Queues, id: int) -> tuple[int, float | None]:
+def answer_of(queues: Queues, id: int) -> tuple[int, float | None]:
+    """Return the number of a request, and its fence or the time of its charge; None: it waits."""
     request = queues.tables.request(id)
     assert request is not None
     return id, request.served
@@ -90,7 +58,7 @@ def look(queues: Queues, id: int) -> tuple[float | None, float | None] | None:
         return None
     due = None
     if request.served is None and request.is_for_quota:
-        first, due = _serve_quota(queues, request.line)
+        first, due = serve_quota(queues, request.line)
         if first != id:
             due = None
         request = queues.tables.request(id)
@@ -109,34 +77,9 @@ def release(queues: Queues, id: int, used: bool) -> None:
             limits, costs = _terms(request)
             meters = rates.quota_meters(request.line, limits)
             rates.give_back(queues.tables, meters, costs, queues.now, request.served)
-        _wake_first(queues, request.line)
+        wake_first(queues, request.line)
     else:
-        _serve_lock(queues, request.line)
-
-
-def settle(
-    queues: Queues, quota: str, limits: Sequence[RateLimit], at: float, change: Mapping[str, int]
-) -> None:
-    """Change the costs that were taken from a quota at a time."""
-    _remember(queues, quota, limits)
-    line = f"quota {quota}"
-    less = {unit: -amount for unit, amount in change.items() if amount < 0}
-    more = {unit: amount for unit, amount in change.items() if amount > 0}
-    meters = rates.quota_meters(line, limits)
-    rates.give_back(queues.tables, meters, less, queues.now, at)
-    rates.charge(queues.tables, meters, more, queues.now)
-    _wake_first(queues, line)
-
-
-def reset(queues: Queues, quota: str) -> bool:
-    """Forget what was spent from a quota; return whether anything is known of it."""
-    limits, line = queues.tables.quotas().get(quota), f"quota {quota}"
-    if limits is None:
-        return False
-    for meter in rates.quota_meters(line, limits):
-        queues.tables.forget_marks(meter.key)
-    _wake_first(queues, line)
-    return True
+        serve_lock(queues, request.line)
 
 
 def end_requests(queues: Queues, instance: str) -> None:
@@ -145,16 +88,17 @@ def end_requests(queues: Queues, instance: str) -> None:
         release(queues, request.id, used=True)
 
 
-def _wake_first(queues: Queues, line: str) -> None:
+def wake_first(queues: Queues, line: str) -> None:
     """Have the task of the first request ask again: it may be served earlier than it knows."""
-    first = _first(queues, line)
+    first = first_of(queues, line)
     if first is not None:
         queues.ended.append((first.id, None))
 
 
-def _serve_lock(queues: Queues, line: str) -> None:
+def serve_lock(queues: Queues, line: str) -> None:
+    """Serve the first requests of a lock, as far as it is free for them."""
     tables = queues.tables
-    while (request := _first(queues, line)) is not None:
+    while (request := first_of(queues, line)) is not None:
         holder = tables.first_request(line, served=True)
         if holder is not None and "false" in (holder.told, request.told):
             return
@@ -163,14 +107,14 @@ def _serve_lock(queues: Queues, line: str) -> None:
         queues.ended.append((request.id, None))
 
 
-def _serve_quota(queues: Queues, line: str) -> tuple[int, float]:
+def serve_quota(queues: Queues, line: str) -> tuple[int, float]:
     """Charge requests while the rates admit the first; return the next, and the seconds until then.
 
     The number is 0 if there is none.
     """
     tables, served = queues.tables, False
-    while (request := _first(queues, line)) is not None:
-        if not _charged(queues, request):
+    while (request := first_of(queues, line)) is not None:
+        if not charged(queues, request):
             if served:
                 queues.ended.append((request.id, None))  # it is the first now
             return request.id, ready_at(queues, request) - queues.now
@@ -181,7 +125,7 @@ def _serve_quota(queues: Queues, line: str) -> tuple[int, float]:
     return 0, 0.0
 
 
-def _first(queues: Queues, line: str) -> Request | None:
+def first_of(queues: Queues, line: str) -> Request | None:
     """Return the first request that waits; requests of instances without a lease are dropped."""
     while (request := queues.tables.first_request(line, served=False)) is not None:
         until = queues.tables.lease_of(request.instance)
@@ -196,7 +140,7 @@ def _drop(queues: Queues, request: Request) -> None:
     queues.ended.append((request.id, None))  # a task may wait for it
 
 
-def _charged(queues: Queues, request: Request) -> bool:
+def charged(queues: Queues, request: Request) -> bool:
     """Charge a request if the rates of its quota admit it now; return whether they do."""
     if ready_at(queues, request) > queues.now:
         return False

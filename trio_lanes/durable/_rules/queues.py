@@ -42,6 +42,7 @@ class Queues:
 
     Attributes:
       now: the store's time at this transaction.
+      caller: the incarnation that makes this call.
       accepted: the ids of the jobs that this transaction accepted.
       ended: the jobs that ended or died in this transaction, for the tasks that wait for them;
         with None: jobs that have not ended, and of which such a task may find something new.
@@ -53,6 +54,7 @@ class Queues:
         self.tables: Final = tables
         self.opening: Final = opening
         self.now = 0.0
+        self.caller = ""
         self.accepted: list[int] = []
         self.ended: list[tuple[int, Ended | None]] = []
         self.look = False
@@ -233,7 +235,7 @@ class Queues:
         if leaves:
             self.list_next_head(job.session)
 
-    def together(self, job: JobRecord) -> int | float:
+    def max_runs_with(self, job: JobRecord) -> int | float:
         """Return how many jobs an instance may run while it runs ``job``, this one included.
 
         It is infinite, but for a suspect: a job that its next crash could make dead. For a suspect
@@ -242,6 +244,25 @@ class Queues:
         if not job.company or job.crashes < max(1, self.rules.max_crashes - 1):
             return math.inf
         return max(1, job.company // 2)
+
+    def revive(self, job: JobRecord) -> None:
+        """Put a dead or failed job back to WAITING; its attempts and crashes do not change."""
+        held = job.place is not None
+        if not held:
+            if job.session is not None:
+                self.promote_session(job.session)
+            self.append(job)
+        self.advance(
+            job,
+            WAITING,
+            place=job.place,
+            ready=job.ready,
+            shelf=job.shelf,
+            outcome=None,
+            error=None,
+        )
+        if held:
+            self.list_next_head(job.session)
 
     # ---- time
 
@@ -314,3 +335,17 @@ class Queues:
         """Return a running job, if the fence is still its run's."""
         job = self.tables.get(id)
         return job if job is not None and job.state is RUNNING and job.fence == fence else None
+
+    def is_alive(self, instance: str) -> bool:
+        """Whether an incarnation has its lease. A lost lease never comes back."""
+        until = self.tables.lease_of(instance)
+        return until is not None and until > self.now
+
+    def run_of(self, id: int, fence: int) -> JobRecord | None:
+        """Return the job of a run, if the caller has a lease, and the fence is still the run's."""
+        return self.running_of(id, fence) if self.is_alive(self.caller) else None
+
+    def running_in(self, session: str) -> JobRecord | None:
+        """Return the job that runs in a session, which is the head of its queue."""
+        head = self.tables.head(session)
+        return head if head is not None and head.state is RUNNING else None

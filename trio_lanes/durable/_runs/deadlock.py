@@ -26,6 +26,7 @@ from ..._config.names import template_of
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
 from .._contract.state import DEAD, ENDED, RUNNING
+from ..acts.inspection import AllGroups, AllLanes, StatusOf
 
 if TYPE_CHECKING:
     from .run import DurableRun
@@ -64,7 +65,7 @@ async def wait_inside(run: DurableRun, id: int) -> Ended | None:
       LaneDeadlockError: if the wait can never end.
     """
     store = run._store
-    status = await store.status(id)
+    status = await store.look(StatusOf(id))
     if _is_open(status):
         assert status is not None
         wait = Wait(run, status)
@@ -91,7 +92,7 @@ async def _check(wait: Wait) -> None:
         return
     for run in stuck:
         for one in list(run._waiting_for):
-            status = await store.status(one.job.id)
+            status = await store.look(StatusOf(one.job.id))
             if not _is_open(status):
                 return  # the job has ended, and its waiter is about to be woken
             assert status is not None
@@ -103,7 +104,7 @@ async def _check(wait: Wait) -> None:
 
 async def _limits(store: Store, runs: Iterable[DurableRun], capacity: int | float) -> list[_Limit]:
     """Return the limits of the lanes that runs have slots of, or wait for."""
-    known, groups = await store.lanes(), await store.groups()
+    known, groups = await store.look(AllLanes()), await store.look(AllGroups())
     lanes = {run.lane for run in runs} | {one.job.lane for run in runs for one in run._waiting_for}
     labels = {lane: lane if lane in known else template_of(lane, known) for lane in lanes}
     limits = [_Limit(known[label].concurrency, (lane,)) for lane, label in labels.items() if label]

@@ -25,7 +25,7 @@ from .run import DurableRun
 
 logger: Final = logging.getLogger("trio_lanes.durable.events")
 
-MOST: Final = 500
+MAX_TEXT: Final = 500
 """How many characters of an error a line repeats."""
 QUIET_FOR: Final = 60.0
 """Seconds after a warning about a dead job in which others like it are no warnings."""
@@ -96,12 +96,13 @@ _WORDS: Final[Mapping[type[Outcome | None], str]] = {
 
 def _why(job: Job[Any], outcome: Outcome | None) -> str:
     if isinstance(outcome, Failed | Died):
-        told = json.loads(outcome.error)
+        error = json.loads(outcome.error)
     elif isinstance(outcome, Postponed | None) and isinstance(job.outcome, Error):
-        told = json.loads(encode_error(job.outcome.error))
+        error = json.loads(encode_error(job.outcome.error))
     else:
         return ""
-    return one_line(f": {told['type']}: {' '.join(told['message'][:MOST].split())}"[:MOST])
+    message = " ".join(error["message"][:MAX_TEXT].split())
+    return one_line(f": {error['type']}: {message}"[:MAX_TEXT])
 
 
 def one_line(text: str) -> str:

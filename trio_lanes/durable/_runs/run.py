@@ -16,6 +16,8 @@ from .._contract.protocol import Store
 from .._contract.records import Claim, QueuedJob
 from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode, small
+from ..acts.inspection import QueueOf
+from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Take
 from .deadlock import Wait
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class SendsHeaders(Protocol):
         """
 
 
-class Peers(Protocol):
+class OtherRuns(Protocol):
     """The instance that a run belongs to, as far as the run needs it."""
 
     @property
@@ -73,7 +75,7 @@ class DurableRun:
       headers: what the instruments of the submitter gave to the job: see `SendsHeaders`.
     """
 
-    def __init__(self, claim: Claim, store: Store, peers: Peers) -> None:
+    def __init__(self, claim: Claim, store: Store, peers: OtherRuns) -> None:
         self.id: Final = claim.id
         self.name: Final = claim.name
         self.session: Final = claim.session
@@ -107,7 +109,7 @@ class DurableRun:
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = encode("checkpoint data", data, self._store.max_payload)
-        if not await self._store.checkpoint(self.id, self.fence, text, new_ticket()):
+        if not await self._store.do(Checkpoint(self.id, self.fence, text), new_ticket()):
             await self._lost()
         self.checkpoint_data = decode(text)
 
@@ -125,7 +127,7 @@ class DurableRun:
         if self.session is None or limit < 1:
             await trio.lowlevel.checkpoint()
             return []
-        return await self._store.queue(self.session, limit)
+        return await self._store.look(QueueOf(self.session, limit))
 
     async def take(self, jobs: Mapping[int, str], data: object) -> bool:
         """Take jobs that wait in this run's session, and store ``data`` as `checkpoint` does.
@@ -152,7 +154,7 @@ class DurableRun:
             _check.whole("id", id): json.dumps({"by": self.id, "reason": reason})
             for id, reason in jobs.items()
         }
-        done = await self._store.take(self.id, self.fence, taken, text, new_ticket())
+        done = await self._store.do(Take(self.id, self.fence, text, taken), new_ticket())
         if done is None:
             await self._lost()
         if done:
@@ -174,7 +176,7 @@ class DurableRun:
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = small("an event", event)
-        number = await self._store.emit(self.id, self.fence, text, new_ticket())
+        number = await self._store.do(EmitEvent(self.id, self.fence, text), new_ticket())
         if number is None:
             await self._lost()
         return number
@@ -230,7 +232,7 @@ class DurableRun:
         self._lending += 1
         try:
             if self._lending == 1:
-                lent = await self._store.lend_slot(self.id, self.fence, new_ticket())
+                lent = await self._store.do(LendSlot(self.id, self.fence), new_ticket())
                 if not lent:
                     await self._lost()
             yield
@@ -249,7 +251,7 @@ class DurableRun:
                         stepped = self._peers.next_step()
 
     async def _regain(self) -> bool | None:
-        return await self._store.regain_slot(self.id, self.fence, new_ticket())
+        return await self._store.do(RegainSlot(self.id, self.fence), new_ticket())
 
     async def _lost(self) -> NoReturn:
         """Cancel this run, since the store may have given its job to another."""

@@ -50,9 +50,9 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
 
-MOST_JOBS: Final = 500
+MAX_JOBS: Final = 500
 """How many runs and claims one step has at most, so that the store can serve others soon."""
-MOST_ENDS_AHEAD: Final = 50
+MAX_ENDS_AHEAD: Final = 50
 """How many runs a step ends at most, if the next can be asked ahead: of runs that end at the same
 time, the store ends some while this process goes on with the others."""
 AGAIN_AFTER: Final = 0.5
@@ -272,12 +272,12 @@ class Worker:
 
     def _next_question(self) -> _Question:
         self._changed = trio.Event()
-        most = MOST_ENDS_AHEAD if self.steps_ahead else MOST_JOBS
+        most = MAX_ENDS_AHEAD if self.steps_ahead else MAX_JOBS
         finished, self._outbox = self._outbox[:most], self._outbox[most:]
         if self._outbox:
             self.look()
         self._steps_taken += 1
-        room = int(max(0, min(self._room(), MOST_JOBS - len(finished))))
+        room = int(max(0, min(self._room(), MAX_JOBS - len(finished))))
         if room and self._idle.is_set():
             self._idle = trio.Event()
         return _Question(self._steps_taken, tuple(finished), room, self.term, trio.current_time())
@@ -414,7 +414,7 @@ class Worker:
             try:
                 outcome = self._outcome(run, job)
             except BaseException as error:
-                outcome = Failed(self._told(run, error))
+                outcome = Failed(self._error_text(run, error))
             self._report(run, outcome)
             events.ended(run, job, outcome, self._warned)
         except BaseException as error:
@@ -462,17 +462,17 @@ class Worker:
             policy = policy.with_json(claim.retry)
         when = again(policy, error, run.attempt)
         if when is None:
-            return Failed(self._told(run, error))
+            return Failed(self._error_text(run, error))
         delay, counts, requeue = when
         if counts and run.attempt >= policy.max_attempts:
-            return Died(self._told(run, error))
+            return Died(self._error_text(run, error))
         return Postponed(delay, counts, requeue, error_line(error))
 
-    def _told(self, run: DurableRun, error: BaseException) -> str:
+    def _error_text(self, run: DurableRun, error: BaseException) -> str:
         """Return the JSON text of an error that ends a job, and give the error to its handles."""
-        told = encode_error(error)
-        self._failed(run.id, told, error)
-        return told
+        data = encode_error(error)
+        self._failed(run.id, data, error)
+        return data
 
     # ---- ending
 

@@ -60,7 +60,7 @@ Sent: TypeAlias = tuple[BaseConnection, Awaitable[Any]]
 
 
 @final
-class Act:
+class Pending:
     """One act, for which the task that made it waits.
 
     Attributes:
@@ -91,7 +91,7 @@ class Act:
         self.arguments: Final = [verb, str(len(arguments)), *arguments]
         self.weight: Final = weight
         self.due: Final = due
-        self.after: Act | None = None
+        self.after: Pending | None = None
         self.task: Final = trio.lowlevel.current_task()
         self.answer: outcome.Outcome[list[Any]] | None = None
         self.unknown = False
@@ -112,7 +112,7 @@ class Link:
       namespace: its keys begin with ``{namespace}:``.
       replicas: how many replicas must have a submission before it is accepted.
       header: gives the incarnation, and the rules that hold until a worker has written some.
-      told: is called with each message about jobs and requests of this client.
+      note: is called with each message about jobs and requests of this client.
       look: is called when the worker should take a step.
       claimed: gives the incarnation, and the fences of its runs whose ends are not recorded.
       lost: is called with the fences of runs that a restarted server does not know.
@@ -128,7 +128,7 @@ class Link:
         patience: float,
         replicas: int,
         header: Callable[[], tuple[str, ...]],
-        told: Callable[[str], None],
+        note: Callable[[str], None],
         look: Callable[[], None],
         claimed: Callable[[], tuple[str, ...]],
         lost: Callable[[Sequence[int]], None],
@@ -141,17 +141,17 @@ class Link:
         self._patience: Final = patience
         self._replicas: Final = replicas
         self._header: Final = header
-        self._told: Final = told
+        self._note: Final = note
         self._look: Final = look
         self._claimed: Final = claimed
         self._lost: Final = lost
-        self._acts: Final[deque[Act]] = deque()  # those that were not sent yet
-        self._unanswered: Final[deque[Act]] = deque()  # in order of `Act.due`; some have an answer
+        self._acts: Final[deque[Pending]] = deque()  # those that were not sent yet
+        self._unanswered: Final[deque[Pending]] = deque()  # in order of `due`; some have an answer
         self._came = trio.Event()
         self._idle = False  # whether the pump waits for acts
-        self._sent: tuple[list[Act], Sent] | None = None  # the call that a step's task has sent
-        self._step: Act | None = None  # the last step, until its task goes on
-        self._replied: tuple[list[Act], list[Any]] | None = None  # acts, and answers not given yet
+        self._sent: tuple[list[Pending], Sent] | None = None  # what a step's task has sent
+        self._step: Pending | None = None  # the last step, until its task goes on
+        self._replied: tuple[list[Pending], list[Any]] | None = None  # answers not given yet
         self._connection: BaseConnection | None = None
         self._connected = trio.Event()
         self._run_id = ""
@@ -178,7 +178,7 @@ class Link:
         await trio.lowlevel.checkpoint_if_cancelled()
         "".join(arguments).encode()
         due = trio.current_time() + self._patience
-        act = Act(verb, arguments, weight, due)
+        act = Pending(verb, arguments, weight, due)
         if self._broken is not None:
             raise StoreError(*self._broken.args)
         if act.is_step:
@@ -210,7 +210,7 @@ class Link:
                     self._cut("a call had no answer")
                 act.end(outcome.Error(self._unavailable(act)))
 
-    def _unavailable(self, act: Act) -> StoreUnavailableError:
+    def _unavailable(self, act: Pending) -> StoreUnavailableError:
         why = f": {self._explained(self._why)}" if self._why is not None else ""
         error = StoreUnavailableError(
             f"{self._name} gave no answer within {self._patience:g} s{why}"
@@ -232,7 +232,7 @@ class Link:
             self._connection.invalidate(reason)
 
     async def keep_connected(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Keep a connection; `task_status` is told when the first is made.
+        """Keep a connection; `task_status` hears when the first is made.
 
         Raises:
           StoreError: if the first connection is not made, or reaches a server that is refused.
@@ -285,9 +285,9 @@ class Link:
         with trio.fail_after(self._patience):
             if self._replicas:  # a user who may not ask for them is refused here, not at a job
                 await connection.create_request(b"WAIT", 0, 1)
-            told = await connection.create_request(b"INFO")
-        assert isinstance(told, str)
-        info = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+            lines = await connection.create_request(b"INFO")
+        assert isinstance(lines, str)
+        info = dict(line.split(":", 1) for line in lines.splitlines() if ":" in line)
         refused = refuse_server(self._name, info)
         if refused is None:
             self._resumes = self._resumes or self._run_id not in ("", info["run_id"])
@@ -301,7 +301,7 @@ class Link:
             if kind == "message" and text == "look":
                 self._look()
             elif kind == "message":
-                self._told(str(text))
+                self._note(str(text))
 
     # ---- calls
 
@@ -333,10 +333,10 @@ class Link:
         self._sent = batch, (connection, self._send(connection, batch))
         self._idle = False
 
-    def _next_batch(self) -> list[Act]:
+    def _next_batch(self) -> list[Pending]:
         """Take the acts of the next call. A step comes last: it claims what the others accept."""
-        batch: list[Act] = []
-        step: Act | None = None
+        batch: list[Pending] = []
+        step: Pending | None = None
         weight = 0
         while self._acts and (weight == 0 or weight + self._acts[0].weight <= MOST_WEIGHT):
             act = self._acts[0]
@@ -352,11 +352,11 @@ class Link:
                 step = act
         return batch if step is None else [*batch, step]
 
-    def _grows(self, act: Act) -> bool:
+    def _grows(self, act: Pending) -> bool:
         """Whether an act brings data."""
         return act.verb in self._script.grows
 
-    async def _ask(self, batch: list[Act], sent: Sent | None = None) -> None:
+    async def _ask(self, batch: list[Pending], sent: Sent | None = None) -> None:
         """Ask until there is an answer, or no caller waits any more.
 
         Args:
@@ -416,12 +416,12 @@ class Link:
         if self._connection is connection:
             await trio.sleep(BUSY)
 
-    def _refused(self, batch: list[Act], known: list[bool]) -> None:
+    def _refused(self, batch: list[Pending], known: list[bool]) -> None:
         """Note that the server has done nothing for this request."""
         for act, unknown in zip(batch, known, strict=True):
             act.unknown = unknown
 
-    def _send(self, connection: BaseConnection, batch: list[Act]) -> Awaitable[Any]:
+    def _send(self, connection: BaseConnection, batch: list[Pending]) -> Awaitable[Any]:
         """Have the connection send one call of the script."""
         now = self._sent_at = trio.current_time()
         away = 0.0 if self._away_since is None else now - self._away_since
@@ -441,7 +441,7 @@ class Link:
         return connection.create_request(command, name, 1, f"{self._root}meta", *arguments)
 
     async def _reply(
-        self, connection: BaseConnection, batch: list[Act], request: Awaitable[Any]
+        self, connection: BaseConnection, batch: list[Pending], request: Awaitable[Any]
     ) -> list[Any]:
         """Give the answers of the call before to their tasks; then return the server's answer."""
         if self._replied is not None:
@@ -453,7 +453,7 @@ class Link:
             self._why = self._away_since = None
             self._at = reply[3] / 1e6 - self._sent_at
             if reply[2]:
-                self._told(reply[2])
+                self._note(reply[2])
         if self._replicas and any(act.verb == "enqueue" for act in batch):
             await self._wait_for_replicas(connection)
         if self._resumes and reply[0] == "done":
@@ -467,7 +467,7 @@ class Link:
         Raises:
           NotReplicatedError: if no replica has it in time.
         """
-        # less than the patience, so that the caller is told which of the two gave no answer
+        # less than the patience, so that the caller learns which of the two gave no answer
         seconds = REPLICATED * self._patience
         millis = math.ceil(seconds * 1000)
         number = await connection.create_request(b"WAIT", self._replicas, millis)
@@ -521,7 +521,7 @@ class Link:
             " are lost; start the instances again to make a new store"
         )
 
-    def _fail(self, batch: Sequence[Act], error: StoreError) -> None:
+    def _fail(self, batch: Sequence[Pending], error: StoreError) -> None:
         for act in batch:
             act.end(outcome.Error(_with_unknown(error, act.unknown)))
 

@@ -22,7 +22,7 @@ ORDER: Final = (
     "limits",  # lanes, groups and rules
     "rates",  # rate limits
     "budget",  # slots and rates while jobs are claimed
-    "tell",  # what other processes are told
+    "tell",  # what other processes hear
     "queues",  # the rules of order
     "accept",  # enqueue
     "claims",  # which jobs an instance may run

@@ -10,53 +10,38 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
 import outcome
 import trio
 
-from ... import RateLimit
+from .._contract.act import Act, PortionedAct, Question
 from .._contract.errors import StoreUnavailableError
-from .._contract.protocol import PAGE
-from .._contract.records import (
-    CheckReport,
-    DurableBlocker,
-    DurableStatistics,
-    DurableStatus,
-    Ended,
-    Finish,
-    GroupLimit,
-    InstanceInfo,
-    LaneLimit,
-    Opening,
-    QueuedJob,
-    Selection,
-    Step,
-    StoreRules,
-    SubmittedJob,
-)
+from .._contract.protocol import PAGE, ServedAt
+from .._contract.records import CheckReport, DurableStatus, Ended, Finish, Opening, Step
 from .._contract.state import DurableState
-from .._rules.engine_store import MAX_PAYLOAD, PATIENCE
-from .._wire.outlast import outlast
+from .._contract.waiter import Waiters
+from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, PORTION
+from .._wire.run_past_cancel import run_past_cancel
+from ..acts.inspection import Check, JobsOf
 from . import text
 from .address import read_address
 from .link import Link
 from .script import Script, source
-from .waiters import Waiters
+
+T = TypeVar("T")
 
 LOOKS_EVERY: Final = (2.0, 5.0)
 """Between which numbers of seconds a slow look follows the one before: a message may be lost."""
 LONGEST_NAMESPACE: Final = 64
-PORTION: Final = 500
-"""How many jobs one call clears, requeues, purges, lists or checks at most."""
+SEPARATOR: Final = "\x1e"
+"""A character that no JSON text has."""
 
 
 @final
@@ -141,7 +126,7 @@ class ValkeyStore:
             patience=self.patience,
             replicas=self._replicas,
             header=self._header,
-            told=self._waiters.told,
+            note=self._hear,
             look=self._look_again,
             claimed=lambda: (self.instance, *map(str, self._runs)),
             lost=self._lose,
@@ -150,9 +135,9 @@ class ValkeyStore:
         serving = keeping, pumping, watching = [trio.CancelScope() for _ in range(3)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_slowly)
-            connect = partial(nursery.start, outlast, keeping, link.keep_connected)
-            nursery.start_soon(outlast, pumping, link.pump)
-            nursery.start_soon(outlast, watching, link.watch)
+            connect = partial(nursery.start, run_past_cancel, keeping, link.keep_connected)
+            nursery.start_soon(run_past_cancel, pumping, link.pump)
+            nursery.start_soon(run_past_cancel, watching, link.watch)
             begun = await outcome.acapture(self._begin, connect, serving, link, opening)
             try:
                 if isinstance(begun, outcome.Error):
@@ -165,7 +150,7 @@ class ValkeyStore:
                     scope.shield = False
                 self._link = None
                 link.close()
-                self._waiters.look_again()  # these tasks get StoreUnavailableError
+                self._waiters.all_changed()  # these tasks get StoreUnavailableError
             nursery.cancel_scope.cancel()
         if failed is not None:
             failed.unwrap()
@@ -208,11 +193,21 @@ class ValkeyStore:
         except trio.WouldBlock:
             pass  # a wake-up is pending already
 
+    def _hear(self, message: str) -> None:
+        """Note what the server says about jobs: ``ID`` has news, or ``ID STATE [OUTCOME]``."""
+        for about in message.split(SEPARATOR):
+            id, *rest = about.split(" ", 2)
+            if not rest:
+                self._waiters.wake(int(id), None)
+            else:
+                how = Ended(DurableState(rest[0]), rest[1]) if rest[1:] else None
+                self._waiters.changed(int(id), how)
+
     async def _look_slowly(self) -> None:
         while True:
             await trio.sleep(random.uniform(*LOOKS_EVERY))
             self._look_again()
-            self._waiters.look_again()
+            self._waiters.all_changed()
 
     async def wake(self) -> AsyncIterator[None]:
         async for poke in self._pokes:
@@ -250,34 +245,81 @@ class ValkeyStore:
     async def leave(self) -> None:
         await self._call("leave", self.instance)
 
-    async def bury(self, host: str, pid: int) -> None:
-        await self._call("bury", host, str(pid))
+    async def declare_dead(self, host: str, pid: int) -> None:
+        await self._call("declare_dead", host, str(pid))
 
     async def beat(self) -> bool:
         assert self._opening is not None
         (alive,) = await self._call("beat", self.instance, text.micros(self._opening.lease_ttl))
         return bool(alive)
 
-    # ---- jobs
+    # ---- acts and questions
 
-    async def enqueue(self, batch: Sequence[SubmittedJob], ticket: str) -> list[int]:
-        arguments: list[str] = []
-        for job in batch:
-            arguments += text.job_arguments(job)
-        told = await self._call("enqueue", ticket, *arguments, weight=len(batch))
-        ids = list(map(int, told))
-        self._waiters.accepted(ids)
-        return ids
+    async def do(self, act: Act[T], ticket: str) -> T:
+        if isinstance(act, PortionedAct):
+            return await self._in_portions(act, ticket)  # type: ignore[return-value]  # int is T
+        words, hints = text.words_of(act), act.hints
+        if act.leased:
+            words.insert(0, self.instance)
+        weight = max(1, len(hints.batch) + len(hints.ids))
+        answer = await self._call(act.name, ticket, *words, weight=weight)
+        result = text.answer_to(act, answer)
+        if hints.batch:
+            self._waiters.accepted(map(int, answer))
+        return result
+
+    async def _in_portions(self, act: PortionedAct, ticket: str) -> int:
+        """Do an act in portions, as a whole; other acts can come between two.
+
+        Each portion is an act of its own, which has the same ticket if it is asked again.
+        """
+        words = text.words_of(act)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True):
+            done, after = await self._call(act.name, ticket, *words, "", weight=PORTION)
+            while after is not None:
+                name = f"{ticket} {after}"
+                number, after = await self._call(act.name, name, *words, after, weight=PORTION)
+                done += number
+        self._waiters.all_changed()  # a task may wait for a job that is gone
+        return int(done)
+
+    async def look(self, question: Question[T]) -> T:
+        if isinstance(question, JobsOf):
+            return await self._jobs(question)  # type: ignore[return-value]  # a list is T
+        if isinstance(question, Check):
+            return await self._check()  # type: ignore[return-value]  # a report is T
+        weight = PORTION if question.long else 1
+        answer = await self._call(question.name, *text.words_of(question), weight=weight)
+        return text.answer_to(question, answer)
+
+    async def _jobs(self, asked: JobsOf) -> list[DurableStatus]:
+        limit = min(asked.limit, PAGE)
+        after: int | None = asked.after
+        found: list[DurableStatus] = []
+        while after is not None and len(found) < limit:
+            page = JobsOf(asked.of, after, limit - len(found))
+            data, after = await self._call(page.name, *text.words_of(page), weight=PORTION)
+            found += map(text.status_of, data)
+        return found
+
+    async def _check(self) -> CheckReport:
+        problems: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            found, after = await self._call(Check.name, after, weight=PORTION)
+            problems += found
+        return CheckReport(tuple(problems), 0)
 
     async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
-        arguments: list[str] = []
+        words: list[str] = []
         for one in finished:
-            arguments += text.finish_arguments(one)
+            words += text.finish_arguments(one)
         weight = len(finished) + room
-        told = await self._call(
-            "step", self.instance, str(number), str(room), *arguments, weight=weight
+        answer = await self._call(
+            "step", self.instance, str(number), str(room), *words, weight=weight
         )
-        step = text.step_of(told)
+        step = text.step_of(answer)
         for one in finished:
             self._runs.pop(one.fence, None)
         self._runs.update((claim.fence, claim.id) for claim in step.claims)
@@ -287,263 +329,42 @@ class ValkeyStore:
             step = attrs.evolve(step, cancels=step.cancels + lost)
         return step
 
-    async def checkpoint(self, id: int, fence: int, data: str, ticket: str) -> bool:
-        (done,) = await self._call("checkpoint", ticket, self.instance, str(id), str(fence), data)
-        return bool(done)
+    # ---- waits
 
-    async def take(
-        self, id: int, fence: int, taken: Mapping[int, str], data: str, ticket: str
-    ) -> bool | None:
-        run = self.instance, str(id), str(fence)
-        ends = [word for other, outcome in taken.items() for word in (str(other), outcome)]
-        (done,) = await self._call("take", ticket, *run, data, *ends, weight=len(taken))
-        return None if done is None else bool(done)
+    async def wait(self, id: int) -> Ended | None:
+        async def ask() -> tuple[Ended | None] | None:
+            answer = await self._call("wait", str(id))
+            if not answer:
+                return None
+            return (None if answer == [None] else Ended(DurableState(answer[0]), answer[1]),)
 
-    async def lend_slot(self, id: int, fence: int, ticket: str) -> bool:
-        (done,) = await self._call("lend_slot", ticket, self.instance, str(id), str(fence))
-        return bool(done)
+        return await self._waiters.end_of(id, ask)
 
-    async def regain_slot(self, id: int, fence: int, ticket: str) -> bool | None:
-        (done,) = await self._call("regain_slot", ticket, self.instance, str(id), str(fence))
-        return None if done is None else bool(done)
+    async def _until(self, id: int, verb: str, *words: str) -> list[Any]:
+        """Make a call that has no answer until there is news of a job."""
 
-    async def emit(self, id: int, fence: int, event: str, ticket: str) -> int | None:
-        (number,) = await self._call("emit", ticket, self.instance, str(id), str(fence), event)
-        assert number is None or isinstance(number, int)
-        return number
+        async def ask() -> tuple[list[Any]] | None:
+            answer = await self._call(verb, *words)
+            return (answer,) if answer else None
+
+        return await self._waiters.until(id, ask)
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
-        (found,) = await self._told_of(id, "events", str(id), str(after))
+        (found,) = await self._until(id, "events", str(id), str(after))
         return None if found is None else list(text.pairs_of(found))
 
-    async def send(
-        self, session: str | None, id: int | None, message: str, key: str | None, ticket: str
-    ) -> tuple[int, int] | str:
-        to = text.optional(session), "" if id is None else str(id)
-        told = await self._call("send", ticket, *to, message, text.optional(key))
-        return str(told[0]) if len(told) == 1 else (int(told[0]), int(told[1]))
-
     async def sent(self, id: int, number: int) -> bool:
-        (taken,) = await self._told_of(id, "sent", str(id), str(number))
+        (taken,) = await self._until(id, "sent", str(id), str(number))
         return bool(taken)
 
     async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:
-        arguments = self.instance, str(id), str(fence), str(after)
-        number, *message = await self._told_of(id, "receive", *arguments)
+        words = self.instance, str(id), str(fence), str(after)
+        number, *message = await self._until(id, "receive", *words)
         return None if number is None else (int(number), str(message[0]))
 
-    async def acquire(
-        self, key: str, shared: bool, ticket: str, job: int | None = None
-    ) -> tuple[int, float | None] | None:
-        of = "" if job is None else str(job)
-        told = await self._call("acquire", ticket, self.instance, key, str(int(shared)), of)
-        return None if told == [None] else (int(told[0]), float(told[1]) or None)
+    async def served(self, request: int) -> ServedAt | None:
+        async def ask() -> tuple[ServedAt | None, float | None] | None:
+            served, *due = await self._call("served", self.instance, str(request))
+            return None if served is None else (float(served) or None, text.seconds(*due or [None]))
 
-    async def spend(
-        self,
-        quota: str,
-        limits: Sequence[RateLimit],
-        costs: Mapping[str, int],
-        ticket: str,
-        job: int | None = None,
-    ) -> tuple[int, float | None] | None:
-        terms = *text.quota_arguments(limits), json.dumps(dict(costs))
-        of = "" if job is None else str(job)
-        told = await self._call("spend", ticket, self.instance, quota, *terms, of)
-        return None if told == [None] else (int(told[0]), float(told[1]) or None)
-
-    async def served(self, request: int) -> float | None:
-        while True:
-            waiter, asked_at = self._waiters.add(request), trio.current_time()
-            try:
-                served, *due = await self._call("served", self.instance, str(request))
-                if served is None or int(served):
-                    return None if served is None else float(served)
-                with trio.move_on_at(asked_at + float(due[0]) / 1e6 if due else math.inf):
-                    await waiter.wait()
-            finally:
-                self._waiters.remove(request, waiter)
-
-    async def release(self, request: int, used: bool, ticket: str) -> None:
-        await self._call("release", ticket, str(request), str(int(used)))
-
-    async def settle(
-        self,
-        quota: str,
-        limits: Sequence[RateLimit],
-        at: float,
-        change: Mapping[str, int],
-        ticket: str,
-    ) -> None:
-        less = {unit: -amount for unit, amount in change.items() if amount < 0}
-        more = {unit: amount for unit, amount in change.items() if amount > 0}
-        terms = text.quota_arguments(limits)
-        changes = json.dumps(less), json.dumps(more)
-        await self._call("settle", ticket, quota, *terms, f"{at:.0f}", *changes)
-
-    async def reset_quota(self, quota: str, ticket: str) -> bool:
-        (known,) = await self._call("reset_quota", ticket, quota)
-        return bool(known)
-
-    async def write_log(self, log: str, record: str, ticket: str) -> int | None:
-        (number,) = await self._call("write_log", ticket, self.instance, log, record)
-        return None if number is None else int(number)
-
-    async def read_log(self, log: str, after: int) -> list[tuple[int, str, str]]:
-        told = await self._call("read_log", log, str(after), weight=PORTION)
-        columns = told[::3], told[1::3], told[2::3]
-        return [(int(n), str(by), str(record)) for n, by, record in zip(*columns, strict=True)]
-
-    async def drop_log(self, log: str, ticket: str) -> bool:
-        (dropped,) = await self._call("drop_log", ticket, log)
-        return bool(dropped)
-
-    async def _told_of(self, id: int, verb: str, *arguments: str) -> Sequence[Any]:
-        """Make a call that has no answer until there is news of a job."""
-        while True:
-            waiter = self._waiters.add(id)
-            try:
-                told = await self._call(verb, *arguments)
-                if told:
-                    return told
-                await waiter.wait()
-            finally:
-                self._waiters.remove(id, waiter)
-
-    async def wait(self, id: int) -> Ended | None:
-        while True:
-            waiter = self._waiters.add(id)
-            try:
-                if not self._waiters.is_alive(id):
-                    told = await self._call("wait", str(id))
-                    if told == [None]:
-                        return None
-                    if told:
-                        state, outcome = told
-                        return Ended(DurableState(state), outcome)
-                await waiter.wait()
-            finally:
-                self._waiters.remove(id, waiter)
-            if waiter.how is not None:
-                return waiter.how
-
-    # ---- control
-
-    async def cancel(self, id: int, outcome: str, ticket: str, running: bool = True) -> bool:
-        (done,) = await self._call("cancel", ticket, str(id), outcome, str(int(running)))
-        return bool(done)
-
-    async def put_first(self, id: int, ticket: str) -> bool:
-        (done,) = await self._call("put_first", ticket, str(id))
-        return bool(done)
-
-    async def abort(self, session: str, outcome: str, ticket: str) -> bool:
-        (done,) = await self._call("abort", ticket, session, outcome)
-        return bool(done)
-
-    async def clear(self, lane: str | None, session: str | None, outcome: str, ticket: str) -> int:
-        names = text.optional(lane), text.optional(session)
-        return await self._in_portions("clear", ticket, *names, outcome, after="")
-
-    async def pause(
-        self, lane: str | None, session: str | None, seconds: float, ticket: str
-    ) -> None:
-        names = text.optional(lane), text.optional(session)
-        await self._call("pause", ticket, *names, text.micros(seconds))
-
-    async def resume(self, lane: str | None, session: str | None, ticket: str) -> None:
-        await self._call("resume", ticket, text.optional(lane), text.optional(session))
-
-    async def configure(
-        self,
-        lanes: Mapping[str, LaneLimit | int | float | None],
-        groups: Mapping[str, GroupLimit] | None,
-        rules: Mapping[str, Any],
-        ticket: str,
-    ) -> None:
-        await self._call("configure", ticket, text.configure_argument(lanes, groups, rules))
-
-    async def requeue(self, of: Selection, ticket: str) -> int:
-        return await self._in_portions("requeue", ticket, *text.selection_arguments(of))
-
-    async def purge(self, of: Selection, ticket: str) -> int:
-        purged = await self._in_portions("purge", ticket, *text.selection_arguments(of))
-        self._waiters.look_again()
-        return purged
-
-    async def _in_portions(self, verb: str, ticket: str, *arguments: str, after: str = "0") -> int:
-        """Do an act in portions, as a whole; other acts can come between two.
-
-        Each portion is an act of its own, which has the same ticket if it is asked again.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        done, first = 0, True
-        with trio.CancelScope(shield=True):
-            while first or after is not None:
-                name = ticket if first else f"{ticket} {after}"
-                number, after = await self._call(verb, name, *arguments, after, weight=PORTION)
-                done += number
-                first = False
-        return done
-
-    # ---- inspection
-
-    async def lanes(self) -> Mapping[str, LaneLimit]:
-        return text.lanes_of(await self._call("lanes"))
-
-    async def groups(self) -> Mapping[str, GroupLimit]:
-        return text.groups_of(await self._call("groups"))
-
-    async def rules(self) -> StoreRules:
-        result_ttl, max_crashes, hold = await self._call("rules")
-        most = float(max_crashes)
-        return StoreRules(
-            text.a_time(result_ttl), most if most == float("inf") else int(most), bool(hold)
-        )
-
-    async def queue(self, session: str, limit: int) -> list[QueuedJob]:
-        return text.queued_of(
-            await self._call("queue", session, str(min(limit, PAGE)), weight=PORTION)
-        )
-
-    async def status(self, id: int, texts: bool = False) -> DurableStatus | None:
-        told, *carried = await self._call("status", str(id), str(int(texts)))
-        if told is None:
-            return None
-        status = text.status_of(told)
-        return attrs.evolve(status, texts=text.texts_of(carried[0])) if texts else status
-
-    async def running(self, session: str) -> DurableStatus | None:
-        (told,) = await self._call("running", session)
-        return None if told is None else text.status_of(told)
-
-    async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...] | None:
-        (told,) = await self._call("blocked_by", str(id))
-        return None if told is None else text.blockers_of(told)
-
-    async def jobs(self, of: Selection, after: int, limit: int) -> list[DurableStatus]:
-        limit = min(limit, PAGE)
-        which = tuple(text.selection_arguments(of))
-        found: list[DurableStatus] = []
-        begin: str | None = str(after)
-        while begin is not None and len(found) < limit:
-            most = str(limit - len(found))
-            told, begin = await self._call("jobs", *which, begin, most, weight=PORTION)
-            found += map(text.status_of, told)
-        return found
-
-    async def statistics(self) -> DurableStatistics:
-        return text.statistics_of(await self._call("statistics"))
-
-    async def instances(self) -> list[InstanceInfo]:
-        return text.instances_of(await self._call("instances"))
-
-    async def check(self, repair: bool) -> CheckReport:
-        problems: list[str] = []
-        repaired = 0
-        after: str | None = "0"
-        while after is not None:
-            told, fixed, after = await self._call("check", str(int(repair)), after, weight=PORTION)
-            problems += told
-            repaired += fixed
-        return CheckReport(tuple(problems), repaired)
+        return await self._waiters.served(request, ask)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args
+
+import attrs
 
 from ... import LaneFullError, RateLimit, UnknownLaneError
 from ..._config.exact import bucket_shape
+from .._contract.act import Act, Question
 from .._contract.errors import KeyConflictError
-from .._contract.protocol import LISTED
+from .._contract.protocol import LISTED, ServedAt
 from .._contract.records import (
     Cancelled,
     Claim,
     Died,
     DurableAttempt,
     DurableBlocker,
-    DurableLaneStatistics,
     DurableStatistics,
     DurableStatus,
     Failed,
@@ -43,8 +46,11 @@ from .._contract.state import DurableState
 from .._rules import rates
 from .._rules.engine import digest
 from .._rules.history import LONGEST_ERROR, error_type, in_one_line
-from .._rules.inspection import locks_of, paused_of, quotas_of
 from .._rules.request import Request
+from ..acts import ALL
+from ..acts.inspection import statistics_of
+
+T = TypeVar("T")
 
 SECOND: Final = 1_000_000
 """The script's times are microseconds."""
@@ -134,8 +140,8 @@ def _short(line: str) -> str:
     return line[:LONGEST_ERROR].encode(errors="backslashreplace").decode()
 
 
-def _claim(told: Sequence[Any]) -> Claim:
-    id, fence, name, payload, session, lane, attempt, crashes, rest, checkpoint = told
+def _claim(data: Sequence[Any]) -> Claim:
+    id, fence, name, payload, session, lane, attempt, crashes, rest, checkpoint = data
     timeout, retry, *more = json.loads(rest) if rest else (None, None)
     return Claim(
         id=int(id),
@@ -165,10 +171,10 @@ def step_of(answer: Sequence[Any]) -> Step:
     )
 
 
-def status_of(told: Sequence[Any]) -> DurableStatus:
+def status_of(data: Sequence[Any]) -> DurableStatus:
     """Return the status of a job."""
-    id, name, session, lane, priority, key, state, why, until, attempt, crashes = told[:11]
-    instance, cancelling, error, submitted, runs = told[11:]
+    id, name, session, lane, priority, key, state, why, until, attempt, crashes = data[:11]
+    instance, cancelling, error, submitted, runs = data[11:]
     if error is not None:
         read = json.loads(error)
         error = f"{read['type']}: {read['message']}"
@@ -192,16 +198,15 @@ def status_of(told: Sequence[Any]) -> DurableStatus:
     )
 
 
-def _attempt(told: Sequence[Any]) -> DurableAttempt:
-    number, fence, host, pid, started, ended, how, error = told
+def _attempt(data: Sequence[Any]) -> DurableAttempt:
+    number, fence, host, pid, started, ended, how, error = data
     return DurableAttempt(
         number, fence, host, int(pid), a_time(started), seconds(ended), how, error
     )
 
 
-def texts_of(told: Sequence[Any]) -> JobTexts:
-    """Return what a job carries."""
-    payload, checkpoint, outcome, last, events, messages = told
+def _texts(data: Sequence[Any]) -> JobTexts:
+    payload, checkpoint, outcome, last, events, messages = data
     first = last - len(events) + 1
     return JobTexts(
         payload,
@@ -212,29 +217,22 @@ def texts_of(told: Sequence[Any]) -> JobTexts:
     )
 
 
-def queued_of(told: Sequence[Sequence[Any]]) -> list[QueuedJob]:
-    """Return the jobs of a session."""
-    return [
-        QueuedJob(int(id), name, key, DurableState(state), payload, bool(begun), a_time(age))
-        for id, name, key, state, payload, begun, age in told
-    ]
+def _queued(data: Sequence[Any]) -> QueuedJob:
+    id, name, key, state, payload, begun, age = data
+    return QueuedJob(int(id), name, key, DurableState(state), payload, bool(begun), a_time(age))
 
 
-def selection_arguments(of: Selection) -> Iterator[str]:
-    """The arguments of a selection."""
+def _blocker(data: Sequence[Any]) -> DurableBlocker:
+    kind, lane, job, until = data
+    return DurableBlocker(kind, lane, None if job is None else int(job), seconds(until))
+
+
+def _selection(of: Selection) -> Iterator[str]:
     yield "" if of.id is None else str(of.id)
     yield "".join(f" {state.value} " for state in of.states)
     yield from map(optional, (of.lane, of.session, of.name, of.error))
     for time in (of.since, of.until):
         yield "" if time is None else str(round(time * SECOND))
-
-
-def blockers_of(told: Sequence[Sequence[Any]]) -> tuple[DurableBlocker, ...]:
-    """Return the reasons why a job does not go on."""
-    return tuple(
-        DurableBlocker(kind, lane, None if job is None else int(job), seconds(until))
-        for kind, lane, job, until in told
-    )
 
 
 # ---- limits
@@ -256,26 +254,25 @@ def opening_argument(opening: Opening, identity: str) -> str:
     return json.dumps(asked)
 
 
-def configure_argument(
-    lanes: Mapping[str, LaneLimit | int | float | None],
-    groups: Mapping[str, GroupLimit] | None,
-    rules: Mapping[str, Any],
-) -> str:
-    """The argument of the verb ``configure``."""
-    asked: dict[str, Any] = {"lanes": [], "rules": {}}
+def _lanes(lanes: Mapping[str, LaneLimit | int | float | None]) -> str:
+    asked: list[dict[str, Any]] = []
     for name, value in lanes.items():
         if value is None:
-            asked["lanes"].append({"name": name, "gone": True})
+            asked.append({"name": name, "gone": True})
         elif isinstance(value, LaneLimit):
-            asked["lanes"].append(_lane(name, value))
+            asked.append(_lane(name, value))
         else:
-            asked["lanes"].append({"name": name, **_finite("c", value)})
-    if groups is not None:
-        asked["groups"] = [_group(name, group) for name, group in groups.items()]
-    for name, value in rules.items():
-        as_text = {"result_ttl": micros, "max_crashes": number}.get(name)
-        asked["rules"][name] = value if as_text is None else as_text(value)
+            asked.append({"name": name, **_finite("c", value)})
     return json.dumps(asked)
+
+
+def _groups(groups: Mapping[str, GroupLimit] | None) -> str:
+    return "" if groups is None else json.dumps([_group(*one) for one in groups.items()])
+
+
+def _rules(rules: Mapping[str, Any]) -> str:
+    as_text: Mapping[str, Callable[[Any], object]] = {"result_ttl": micros, "max_crashes": number}
+    return json.dumps({name: as_text.get(name, bool)(value) for name, value in rules.items()})
 
 
 def _finite(name: str, value: float) -> dict[str, int]:
@@ -283,12 +280,12 @@ def _finite(name: str, value: float) -> dict[str, int]:
 
 
 def _lane(name: str, limit: LaneLimit) -> dict[str, Any]:
-    told: dict[str, Any] = {"rates": rates.to_json(limit.rates), "meters": _meters(limit.rates)}
+    asked: dict[str, Any] = {"rates": rates.to_json(limit.rates), "meters": _meters(limit.rates)}
     if limit.paused_until is not None:  # JSON has no infinity
         forever = limit.paused_until == math.inf
-        told |= {"forever": True} if forever else {"paused": int(micros(limit.paused_until))}
-    told |= _finite("c", limit.concurrency) | _finite("m", limit.max_waiting)
-    return {"name": name, "limit": told}
+        asked |= {"forever": True} if forever else {"paused": int(micros(limit.paused_until))}
+    asked |= _finite("c", limit.concurrency) | _finite("m", limit.max_waiting)
+    return {"name": name, "limit": asked}
 
 
 def _group(name: str, group: GroupLimit) -> dict[str, Any]:
@@ -332,12 +329,7 @@ def _gcra(limit: RateLimit) -> dict[str, int]:
     return {"num": num, "den": den, "burst": math.floor(burst * num)}
 
 
-def quota_arguments(limits: Sequence[RateLimit]) -> tuple[str, str]:
-    """The limits of a quota: as the script keeps them, and as it reads them."""
-    return rates.to_json(limits), json.dumps(_meters(limits))
-
-
-def lanes_of(answer: Sequence[Any]) -> dict[str, LaneLimit]:
+def _lanes_of(answer: Sequence[Any]) -> dict[str, LaneLimit]:
     """Return lanes from the script's answer."""
     return {
         name: LaneLimit(
@@ -351,7 +343,7 @@ def lanes_of(answer: Sequence[Any]) -> dict[str, LaneLimit]:
     }
 
 
-def groups_of(answer: Sequence[Any]) -> dict[str, GroupLimit]:
+def _groups_of(answer: Sequence[Any]) -> dict[str, GroupLimit]:
     """Return groups from the script's answer."""
     return {
         name: GroupLimit(
@@ -361,8 +353,8 @@ def groups_of(answer: Sequence[Any]) -> dict[str, GroupLimit]:
     }
 
 
-def _number(told: str | None) -> int | float:
-    return math.inf if told is None else int(told)
+def _number(data: str | None) -> int | float:
+    return math.inf if data is None else int(data)
 
 
 def pairs_of(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
@@ -374,68 +366,133 @@ def pairs_of(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 # ---- inspection
 
 
-def statistics_of(answer: Sequence[Any]) -> DurableStatistics:
-    """Return the statistics of a store."""
-    identity, counts, in_all, by_lane, names, lanes, time, pauses, requests, quotas = answer
-    now, asked = a_time(time), sorted(map(_request, requests), key=attrgetter("id"))
-    handled = set(names)
-    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for state, lane, name, times in counts:
-        sums[lane][state] += times
-        if state in ("waiting", "parked") and name not in handled:
-            sums[lane]["unhandled"] += times
-    sessions = dict(pairs_of(by_lane))
-    told = {
-        name: DurableLaneStatistics(
-            waiting=sums[name]["waiting"],
-            parked=sums[name]["parked"],
-            running=sums[name]["running"],
-            dead=sums[name]["dead"],
-            unhandled=sums[name]["unhandled"],
-            sessions=sessions.get(name, 0),
-            concurrency=limit.concurrency,
-            max_waiting=limit.max_waiting,
-            paused=limit.paused_until is not None and limit.paused_until > now,
-        )
-        for name, limit in lanes_of(lanes).items()
-    }
-    return DurableStatistics(
-        waiting=sum(lane.waiting for lane in told.values()),
-        parked=sum(lane.parked for lane in told.values()),
-        running=sum(lane.running for lane in told.values()),
-        dead=sum(lane.dead for lane in told.values()),
-        unhandled=sum(lane.unhandled for lane in told.values()),
-        sessions=in_all,
-        lanes=told,
+def _statistics(answer: Sequence[Any]) -> DurableStatistics:
+    identity, counts, sessions, by_lane, names, lanes, time, pauses, requests, quotas = answer
+    return statistics_of(
+        a_time(time),
+        _lanes_of(lanes),
+        [(lane, state, name, number) for state, lane, name, number in counts],
+        names,
+        dict(pairs_of(by_lane)),
+        {session: a_time(until) for session, until in pairs_of(pauses)},
+        sorted(map(_request, requests), key=attrgetter("id")),
+        dict(sorted(map(_levels, quotas))[:LISTED]),
+        sessions=sessions,
         store=identity,
-        paused=paused_of({session: a_time(until) for session, until in pairs_of(pauses)}, now),
-        locks=locks_of(asked),
-        quotas=quotas_of(dict(sorted(map(_levels, quotas))[:LISTED]), asked),
     )
 
 
-def _levels(told: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
-    name, limits, levels = told
+def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
+    name, limits, levels = data
     return name, tuple(
         QuotaLevel(limit, int(used), seconds(as_new))
         for limit, (used, as_new) in zip(rates.from_json(limits), levels, strict=True)
     )
 
 
-def _request(told: Sequence[Any]) -> Request:
-    id, for_quota, name, instance, job, since, served = told
+def _request(data: Sequence[Any]) -> Request:
+    id, for_quota, name, instance, job, since, served = data
     line = f"{'quota' if for_quota else 'lock'} {name}"
     return Request(
         id, line, instance, "", 0.0 if served else None, int(job) if job else None, seconds(since)
     )
 
 
-def instances_of(answer: Sequence[Any]) -> list[InstanceInfo]:
+def _instances(answer: Sequence[Any]) -> list[InstanceInfo]:
     """Return the instances of a store."""
     return [
         InstanceInfo(id, host, int(pid), a_time(since), a_time(until), tuple(names), running)
         for id, host, pid, since, until, names, running in answer
     ]
+
+
+# ---- acts and questions: an encoding for each type of field, a decoding for each type of answer
+
+_WORDS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
+    "str": lambda value: (value,),
+    "str | None": lambda value: (optional(value),),
+    "int": lambda value: (str(value),),
+    "int | None": lambda value: ("" if value is None else str(value),),
+    "bool": lambda value: (str(int(value)),),
+    "float": lambda value: (micros(value),),
+    "ServedAt": lambda value: (f"{value:.0f}",),
+    "Selection": _selection,
+    "Sequence[SubmittedJob]": lambda value: chain.from_iterable(map(job_arguments, value)),
+    "Sequence[RateLimit]": lambda value: (rates.to_json(value), json.dumps(_meters(value))),
+    "Mapping[int, str]": lambda value: chain.from_iterable((str(n), s) for n, s in value.items()),
+    "Mapping[str, int]": lambda value: (json.dumps(dict(value)),),
+    "Mapping[str, LaneLimit | int | float | None]": lambda value: (_lanes(value),),
+    "Mapping[str, GroupLimit] | None": lambda value: (_groups(value),),
+    "Mapping[str, Any]": lambda value: (_rules(value),),
+}
+
+
+_ENCODINGS: Final = {
+    kind: [(field.name, _WORDS[str(field.type)]) for field in attrs.fields(kind)]
+    for kind in ALL.values()
+}
+
+
+def words_of(asked: Act[Any] | Question[Any]) -> list[str]:
+    """Return the fields of an act or question as words of the script."""
+    encodings = _ENCODINGS[type(asked)]
+    return [word for name, encode in encodings for word in encode(getattr(asked, name))]
+
+
+def _status_and_texts(answer: Sequence[Any]) -> DurableStatus | None:
+    data, *carried = answer
+    if data is None:
+        return None
+    status = status_of(data)
+    return attrs.evolve(status, texts=_texts(carried[0])) if carried else status
+
+
+def _request_made(answer: Sequence[Any]) -> tuple[int, ServedAt | None] | None:
+    return None if answer == [None] else (int(answer[0]), float(answer[1]) or None)
+
+
+def _rules_of(answer: Sequence[Any]) -> StoreRules:
+    result_ttl, max_crashes, hold = answer
+    most = float(max_crashes)
+    return StoreRules(a_time(result_ttl), most if most == math.inf else int(most), bool(hold))
+
+
+_ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
+    type(None): lambda answer: None,
+    bool: lambda answer: bool(answer[0]),
+    bool | None: lambda answer: None if answer[0] is None else bool(answer[0]),
+    int | None: lambda answer: answer[0],
+    tuple[int, ...]: lambda answer: tuple(map(int, answer)),
+    tuple[int, ServedAt | None] | None: _request_made,
+    tuple[int, int] | str: lambda answer: tuple(map(int, answer)) if answer[1:] else answer[0],
+    list[tuple[int, str, str]]: lambda answer: list(
+        zip(answer[::3], answer[1::3], answer[2::3], strict=True)
+    ),
+    Mapping[str, LaneLimit]: _lanes_of,
+    Mapping[str, GroupLimit]: _groups_of,
+    StoreRules: _rules_of,
+    list[InstanceInfo]: _instances,
+    list[QueuedJob]: lambda answer: list(map(_queued, answer)),
+    DurableStatus | None: _status_and_texts,
+    tuple[DurableBlocker, ...] | None: lambda answer: (
+        None if answer[0] is None else tuple(map(_blocker, answer[0]))
+    ),
+    DurableStatistics: _statistics,
+}
+
+
+_DECODINGS: Final = {
+    kind: _ANSWERS.get(get_args(kind.__orig_bases__[0])[0])  # None: it has answers in pages
+    for kind in ALL.values()
+}
+
+
+def answer_to(asked: Act[T] | Question[T], answer: list[Any]) -> T:
+    """Return the script's answer to an act or question."""
+    decode = _DECODINGS[type(asked)]
+    assert decode is not None
+    read: T = decode(answer)
+    return read
 
 
 # ---- refusals

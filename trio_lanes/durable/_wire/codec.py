@@ -1,7 +1,8 @@
-"""The text of messages: JSON, in which records, sets and errors are marked objects.
+"""The text of messages: JSON, in which records, lists, sets and errors are marked objects.
 
 Both ends run the same version of this library, so the fields of a record are written in their order
-and without names. An object ``{"": NAME, "v": VALUES}`` is a record, a set, a mapping or an error.
+and without names. An object ``{"": NAME, "v": VALUES}`` is a record, a list, a set, a mapping or an
+error; an array is a tuple.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 from ... import LaneError, LaneFullError, RateLimit, UnknownLaneError
+from .. import acts
 from .._contract import records
 from .._contract.errors import (
     KeyConflictError,
@@ -25,9 +27,10 @@ from .._contract.state import DurableState
 
 _RECORDS: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (*vars(records).values(), RateLimit)
+    for kind in (*vars(records).values(), RateLimit, *acts.ALL.values())
     if isinstance(kind, type) and attrs.has(kind)
 }
+"""All that a message can name."""
 _FIELDS: Final = {
     kind: tuple((field.name, field.alias) for field in attrs.fields(kind))
     for kind in _RECORDS.values()
@@ -49,38 +52,40 @@ _ERRORS: Final[Mapping[str, type[Exception]]] = {
 
 def encode(message: Any) -> str:
     """Return the text of a message."""
-    return json.dumps(_told(message), separators=(",", ":"))
+    return json.dumps(_data(message), separators=(",", ":"))
 
 
 def decode(text: str) -> Any:
-    """Return the message of a text from `encode`. Sequences become tuples."""
+    """Return the message of a text from `encode`."""
     return _read(json.loads(text))
 
 
-def _told(value: Any) -> Any:
+def _data(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, list | tuple):
-        return [_told(item) for item in value]
+    if isinstance(value, tuple):
+        return [_data(item) for item in value]
+    if isinstance(value, list):
+        return {"": "list", "v": [_data(item) for item in value]}
     if isinstance(value, DurableState):
         return {"": "state", "v": value.value}
     if isinstance(value, frozenset):
-        return {"": "set", "v": [_told(item) for item in value]}
+        return {"": "set", "v": [_data(item) for item in value]}
     if isinstance(value, Mapping):
-        return {"": "map", "v": [[_told(key), _told(item)] for key, item in value.items()]}
+        return {"": "map", "v": [[_data(key), _data(item)] for key, item in value.items()]}
     if isinstance(value, Exception):
-        return _told_error(value)
+        return _error_data(value)
     fields = _FIELDS[type(value)]
-    return {"": type(value).__name__, "v": [_told(getattr(value, name)) for name, _ in fields]}
+    return {"": type(value).__name__, "v": [_data(getattr(value, name)) for name, _ in fields]}
 
 
-def _told_error(error: Exception) -> dict[str, Any]:
+def _error_data(error: Exception) -> dict[str, Any]:
     kind = type(error)
     if _ERRORS.get(kind.__name__) is not kind:
         error = StoreError(f"the store failed: {kind.__name__}: {error}")
     unknown = isinstance(error, StoreUnavailableError) and error.unknown
-    arguments = [list(one) if isinstance(one, Mapping) else one for one in error.args]
-    return {"": "error", "v": [type(error).__name__, _told(arguments), unknown]}
+    arguments = tuple(list(one) if isinstance(one, Mapping) else one for one in error.args)
+    return {"": "error", "v": [type(error).__name__, _data(arguments), unknown]}
 
 
 def _read(value: Any) -> Any:
@@ -91,6 +96,8 @@ def _read(value: Any) -> Any:
     kind, values = value[""], value["v"]
     if kind == "state":
         return DurableState(values)
+    if kind == "list":
+        return [_read(item) for item in values]
     if kind == "set":
         return frozenset(_read(item) for item in values)
     if kind == "map":

@@ -8,7 +8,10 @@ its number or its ticket.
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, final
 
 import trio
@@ -24,26 +27,11 @@ WAITED_FOR: Final = 20.0
 """Seconds after which a wait for a job is answered, so that it is asked again."""
 NOT_YET: Final = "not yet"
 """The answer to a wait for a job that has not ended."""
-WAITS: Final = frozenset({"wait", "events", "sent", "receive", "served"})
-VERBS: Final = frozenset(
-    {
-        *("join", "leave", "bury", "beat", "enqueue", "step", "checkpoint"),
-        *("take", "lend_slot", "regain_slot", "queue", "put_first"),
-        *("cancel", "abort", "clear", "pause", "resume", "configure", "requeue", "purge"),
-        *("lanes", "groups", "rules", "status", "jobs", "statistics", "instances"),
-        *("blocked_by", "running", "check", "emit", "send", *WAITS),
-        *(
-            "acquire",
-            "spend",
-            "release",
-            "settle",
-            "reset_quota",
-            "write_log",
-            "read_log",
-            "drop_log",
-        ),
-    }
+CALLS: Final = frozenset(
+    name for name, call in vars(Store).items() if inspect.iscoroutinefunction(call)
 )
+"""The calls that a message can ask for; their arguments are records that the codec knows."""
+WAITS: Final = frozenset({"wait", "events", "sent", "receive", "served"})
 
 
 class ServedStore(Store, Protocol):
@@ -75,7 +63,7 @@ class _Connection:
     async def _open(self, number: int, opening: Any) -> None:
         try:
             async with self._store.open(opening):
-                await self._send([number, self._store.max_payload])
+                await self._send((number, self._store.max_payload))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._tell)
                     try:
@@ -90,7 +78,7 @@ class _Connection:
                     ):
                         nursery.cancel_scope.cancel()
         except Exception as error:
-            await self._send([number, _answer_for(error, "open")])
+            await self._send((number, _answer_for(error, "open")))
 
     async def _send(self, message: Any) -> None:
         try:
@@ -100,24 +88,24 @@ class _Connection:
 
     async def _tell(self) -> None:
         async for _ in self._store.wake():
-            await self._send([0, "look"])
+            await self._send((0, "look"))
 
-    async def _do(self, number: int, me: str, verb: str, arguments: tuple[Any, ...]) -> None:
+    async def _do(self, number: int, me: str, name: str, arguments: tuple[Any, ...]) -> None:
         try:
-            assert verb in VERBS, verb
+            assert name in CALLS, name
             self._store.instance = me  # a call reads it before it waits for anything
-            if verb in WAITS:
-                answer = await self._wait(verb, arguments)
-            else:
-                answer = await getattr(self._store, verb)(*arguments)
+            call = getattr(self._store, name)
+            answer: Any = NOT_YET
+            with trio.move_on_after(WAITED_FOR if name in WAITS else math.inf):
+                answer = await call(*arguments)
         except Exception as error:
-            answer = _answer_for(error, verb)
-        await self._send([number, answer])
+            answer = _answer_for(error, verb_of(name, arguments))
+        await self._send((number, answer))
 
-    async def _wait(self, verb: str, arguments: tuple[Any, ...]) -> Any:
-        with trio.move_on_after(WAITED_FOR):
-            return await getattr(self._store, verb)(*arguments)
-        return NOT_YET
+
+def verb_of(call: str, arguments: Sequence[Any]) -> str:
+    """Return what a call asks for, in one word."""
+    return str(arguments[0].name) if call in ("do", "look") else call
 
 
 def _answer_for(error: Exception, verb: str) -> Exception:

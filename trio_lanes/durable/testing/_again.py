@@ -9,6 +9,10 @@ import trio
 
 from ... import UnknownLaneError
 from .. import DurableState, Finish, Selection, Step, Submission, SubmittedJob, Succeeded
+from ..acts.inspection import AllInstances, AllLanes, AllStatistics, StatusOf
+from ..acts.jobs import Enqueue
+from ..acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
+from ..acts.runs import Checkpoint, LendSlot, RegainSlot
 from ..store import STEP_BYTES
 from ._bench import Bench, all_of, opening, story, ticket
 
@@ -43,7 +47,7 @@ class AgainStories:
             assert len(second.claims) == 2
             again = await store.store.step(2, finishes, 2)
             assert (again.claims, again.stale) == (second.claims, second.stale)
-            assert (await store.statistics()).running == 3
+            assert (await store.look(AllStatistics())).running == 3
             await store.leave()
 
     @story
@@ -76,7 +80,7 @@ class AgainStories:
             await ask_both(3, ends, 1)
             assert [claim.payload for claim in steps[3].claims] == ["4"]
             assert (steps[3].stale, steps[4].stale, steps[4].claims) == ((), (), ())
-            assert (await store.statistics()).running == 1
+            assert (await store.look(AllStatistics())).running == 1
             await store.leave()
 
     @story
@@ -89,7 +93,7 @@ class AgainStories:
             await store.step([], 0)
             late = await store.store.step(1, [Finish(id, claim.fence, Succeeded("1"))], 1)
             assert late == Step((), (), (), None)
-            status = await store.status(id)
+            status = await store.look(StatusOf(id))
             assert status is not None
             assert status.state is DurableState.RUNNING
             await store.leave()
@@ -103,7 +107,7 @@ class AgainStories:
             await store.join()
             ids = await store.enqueue([one(), one()])
             claims = (await store.store.step(1, [], 2)).claims
-            assert await store.cancel(ids[0], STOP)
+            assert await store.do(Cancel(ids[0], STOP))
             again = await store.store.step(1, [], 2)
             assert again.claims == claims
             assert again.cancels == ((ids[0], claims[0].fence),)
@@ -139,7 +143,7 @@ class AgainStories:
             end = await store.wait(ended)
             assert end is not None
             assert end.outcome == "7"
-            assert len(await store.instances()) == 1
+            assert len(await store.look(AllInstances())) == 1
             await store.leave()
 
     @story
@@ -170,7 +174,7 @@ class AgainStories:
             await store.enqueue([one()])
             (claim,) = (await store.store.step(1, [], 1)).claims
             await store.store.join(me, [(claim.id, claim.fence)])
-            (instance,) = await store.instances()
+            (instance,) = await store.look(AllInstances())
             assert (instance.id, instance.running) == (me, 1)
             assert (await store.store.step(1, [], 1)).claims == (claim,)
             await store.leave()
@@ -180,10 +184,10 @@ class AgainStories:
         store = bench.store()
         async with store.open(opening(names=())):
             batch, mine = [one("1"), one("2")], ticket()
-            ids = await store.enqueue(batch, mine)
-            assert await store.enqueue(batch, mine) == ids
-            assert (await store.statistics()).waiting == 2
-            assert await store.enqueue(batch, ticket()) != ids
+            ids = await store.do(Enqueue(batch), mine)
+            assert await store.do(Enqueue(batch), mine) == ids
+            assert (await store.look(AllStatistics())).waiting == 2
+            assert await store.do(Enqueue(batch), ticket()) != ids
 
     @story
     async def test_a_refused_act_can_be_asked_again(self, bench: Bench) -> None:
@@ -192,46 +196,45 @@ class AgainStories:
             mine = ticket()
             for _ in range(2):
                 with bench.raises(UnknownLaneError):
-                    await store.enqueue([one(lane="nowhere")], mine)
-            assert len(await store.enqueue([one()], mine)) == 1
+                    await store.do(Enqueue([one(lane="nowhere")]), mine)
+            assert len(await store.do(Enqueue([one()]), mine)) == 1
 
     @story
     async def test_every_order_with_the_same_ticket_is_done_once(self, bench: Bench) -> None:
         store = bench.played()
         async with store.open(opening()):
             await store.join()
-            inner = store.store
             (first,) = await store.enqueue([one()])
             mine = ticket()
-            assert await inner.cancel(first, STOP, mine)
-            assert await inner.cancel(first, STOP, mine)  # it has ended, and that was asked here
+            assert await store.do(Cancel(first, STOP), mine)
+            assert await store.do(Cancel(first, STOP), mine)  # it has ended: that was asked here
             mine = ticket()
             await store.enqueue([one(), one(session="s")])
-            assert await inner.clear("main", None, STOP, mine) == 2
+            assert await store.do(Clear("main", None, STOP), mine) == 2
             await store.enqueue([one()])
-            assert await inner.clear("main", None, STOP, mine) == 2
-            assert (await store.statistics()).waiting == 1
+            assert await store.do(Clear("main", None, STOP), mine) == 2
+            assert (await store.look(AllStatistics())).waiting == 1
             mine = ticket()
-            await inner.pause("main", None, 1e6, mine)
-            await inner.resume("main", None, ticket())
-            await inner.pause("main", None, 1e6, mine)
+            await store.do(Pause("main", None, 1e6), mine)
+            await store.do(Resume("main", None), ticket())
+            await store.do(Pause("main", None, 1e6), mine)
             mine = ticket()
-            await inner.configure({"main": 2}, None, {}, mine)
-            await inner.configure({"main": 4}, None, {}, ticket())
-            await inner.configure({"main": 2}, None, {}, mine)
-            lane = (await inner.lanes())["main"]
+            await store.do(Configure({"main": 2}, None, {}), mine)
+            await store.do(Configure({"main": 4}, None, {}), ticket())
+            await store.do(Configure({"main": 2}, None, {}), mine)
+            lane = (await store.look(AllLanes()))["main"]
             assert (lane.concurrency, lane.paused_until) == (4, None)
             (claim,) = (await store.step([], 1)).claims
             lend = ticket()
-            assert await inner.lend_slot(claim.id, claim.fence, lend)
-            assert await store.regain_slot(claim.id, claim.fence) is True
-            assert await inner.lend_slot(claim.id, claim.fence, lend)
+            assert await store.do(LendSlot(claim.id, claim.fence), lend)
+            assert await store.do(RegainSlot(claim.id, claim.fence)) is True
+            assert await store.do(LendSlot(claim.id, claim.fence), lend)
             others = await store.enqueue([one() for _ in range(4)])
             assert len((await store.step([], 9)).claims) == 3  # the run has its slot
             mine = ticket()
-            assert await inner.checkpoint(claim.id, claim.fence, "1", mine)
-            assert await store.checkpoint(claim.id, claim.fence, "2")
-            assert await inner.checkpoint(claim.id, claim.fence, "1", mine)
+            assert await store.do(Checkpoint(claim.id, claim.fence, "1"), mine)
+            assert await store.do(Checkpoint(claim.id, claim.fence, "2"))
+            assert await store.do(Checkpoint(claim.id, claim.fence, "1"), mine)
             await store.leave()
             await store.join()
             claims = (await store.step([], 9)).claims
@@ -248,14 +251,14 @@ class AgainStories:
             await store.join()
             id = claims[0].id
             mine, again = ticket(), ticket()
-            assert await store.store.requeue(Selection(id=id), mine) == 1
+            assert await store.do(Requeue(Selection(id=id)), mine) == 1
             (claim,) = (await store.step([], 1)).claims
             await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
-            assert await store.store.requeue(Selection(id=id), mine) == 1
-            status = await store.status(id)
+            assert await store.do(Requeue(Selection(id=id)), mine) == 1
+            status = await store.look(StatusOf(id))
             assert status is not None
             assert status.state is DurableState.SUCCEEDED
-            assert await store.store.purge(Selection(), again) == 0
+            assert await store.do(Purge(Selection()), again) == 0
             await store.leave()
 
     @story
@@ -268,7 +271,7 @@ class AgainStories:
             await store.enqueue(batch)
             claims = (await store.step([], 9)).claims
             assert [claim.payload for claim in claims] == ["1", "2", "4", "5"]
-            assert (await store.statistics()).unhandled == 2
+            assert (await store.look(AllStatistics())).unhandled == 2
             await store.leave()
 
     @story
@@ -297,7 +300,7 @@ class AgainStories:
         store = bench.played()
         async with store.open(opening()):
             await store.join()
-            await store.store.configure({"main": 30}, None, {}, ticket())
+            await store.do(Configure({"main": 30}, None, {}))
             await store.enqueue(
                 [one(str(priority), priority=priority) for priority in (1, 0, -1) * 20]
             )
@@ -318,7 +321,7 @@ class AgainStories:
             assert len((await store.step([], 9)).claims) == 2
             huge = '"' + "é" * (STEP_BYTES // 2) + '"'
             await store.join()
-            await store.store.clear("main", None, STOP, ticket())
+            await store.do(Clear("main", None, STOP))
             await store.enqueue([one(huge), one()])
             assert len((await store.step([], 9)).claims) == 1
             assert len((await store.step([], 9)).claims) == 1

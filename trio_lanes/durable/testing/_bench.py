@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 import trio
 import trio.testing
@@ -28,7 +28,10 @@ from .. import (
     SubmittedJob,
     open_durable_lanes,
 )
+from ..acts.jobs import Enqueue
+from ..store import Act
 
+T = TypeVar("T")
 MakeStore: TypeAlias = Callable[[Path], Store]
 LEASE: Final = 1.0
 """Seconds of the lease of instances that a test lets die."""
@@ -57,30 +60,18 @@ class Played:
         await self.store.join(ticket(), lost, held)
         self._steps = 0
 
+    async def do(self, act: Act[T], name: str | None = None) -> T:
+        """Do an act, with a new ticket unless one is given."""
+        return await self.store.do(act, ticket() if name is None else name)
+
     async def enqueue(self, batch: Sequence[SubmittedJob]) -> list[int]:
         """Accept jobs."""
-        return await self.store.enqueue(batch, ticket())
+        return list(await self.do(Enqueue(batch)))
 
     async def step(self, finished: Sequence[Finish], room: int) -> Step:
         """Take the next step."""
         self._steps += 1
         return await self.store.step(self._steps, finished, room)
-
-    async def checkpoint(self, id: int, fence: int, data: str) -> bool:
-        """Keep data for the next attempt."""
-        return await self.store.checkpoint(id, fence, data, ticket())
-
-    async def lend_slot(self, id: int, fence: int) -> bool:
-        """Free the slot of a run."""
-        return await self.store.lend_slot(id, fence, ticket())
-
-    async def regain_slot(self, id: int, fence: int) -> bool | None:
-        """Take the slot of a run back."""
-        return await self.store.regain_slot(id, fence, ticket())
-
-    async def cancel(self, id: int, outcome: str = '{"reason": null}') -> bool:
-        """Cancel a job."""
-        return await self.store.cancel(id, outcome, ticket())
 
 
 def ticket() -> str:

@@ -37,6 +37,8 @@ from .. import (
     UnknownHandlerError,
     current_job,
 )
+from ..acts.inspection import AllStatistics, JobsOf, StatusOf
+from ..acts.orders import Cancel, Clear, Configure, Purge, Requeue
 from ..store import LISTED, PAGE
 from ._bench import Bench, opening, story, ticket
 
@@ -359,7 +361,7 @@ class ControlStories:
             await store.join()
             ids = await store.enqueue([SubmittedJob(name="echo") for _ in range(4)])
             claims = list((await store.step([], 9)).claims)
-            assert await store.cancel(ids[3])
+            assert await store.do(Cancel(ids[3], STOP))
             outcomes: list[Any] = [Died(error), Failed(error), Released(), Cancelled()]
             finishes = [
                 Finish(claim.id, claim.fence, outcome)
@@ -370,7 +372,7 @@ class ControlStories:
                 outcome = Postponed(0.0, True, False, f"error {n}")
                 finishes = [Finish(claim.id, claim.fence, outcome)]
             await store.step(finishes, 0)
-            runs = [status.history for status in await store.store.jobs(Selection(), 0, 9)]
+            runs = [status.history for status in await store.look(JobsOf(Selection(), 0, 9))]
             assert [(run.how, run.error) for one in (0, 1, 3) for run in runs[one]] == [
                 ("dead", "ValueError: no"),
                 ("failed", "ValueError: no"),
@@ -390,10 +392,10 @@ class ControlStories:
             (id,) = await store.enqueue([SubmittedJob(name="echo")])
             (claim,) = (await store.step([], 1)).claims
             await store.leave()
-            status = await store.status(id)
+            status = await store.look(StatusOf(id))
             assert [run.how for run in status.history] == ["crashed"]
             await store.join([(id, claim.fence)])
-            status = await store.status(id)
+            status = await store.look(StatusOf(id))
             assert ([run.how for run in status.history], status.crashes) == (["released"], 0)
             await store.leave()
 
@@ -473,25 +475,25 @@ class ControlStories:
         many = PAGE + 1
         async with store.open(opening()):
             await store.join()
-            await store.store.configure({"main": many}, None, {}, ticket())
+            await store.do(Configure({"main": many}, None, {}))
             ids = await store.enqueue([SubmittedJob(name="echo") for _ in range(many)])
             claims = (await store.step([], many)).claims
             await store.step([Finish(one.id, one.fence, Died(error)) for one in claims], 0)
             of = Selection(error="ValueError")
-            page = await store.store.jobs(of, 0, many)
+            page = await store.look(JobsOf(of, 0, many))
             assert [status.id for status in page] == ids[:PAGE]
-            assert [one.id for one in await store.store.jobs(of, ids[-2], PAGE)] == ids[-1:]
+            assert [one.id for one in await store.look(JobsOf(of, ids[-2], PAGE))] == ids[-1:]
             mine = ticket()
-            assert await store.store.requeue(of, mine) == many
-            assert await store.store.requeue(of, mine) == many
-            assert (await store.statistics()).waiting == many
+            assert await store.do(Requeue(of), mine) == many
+            assert await store.do(Requeue(of), mine) == many
+            assert (await store.look(AllStatistics())).waiting == many
             claims = (await store.step([], many)).claims
             assert [claim.id for claim in claims] == ids
             await store.step([Finish(one.id, one.fence, Died(error)) for one in claims], 0)
             mine = ticket()
-            assert await store.store.purge(of, mine) == many
-            assert await store.store.purge(of, mine) == many
-            assert (await store.statistics()).dead == 0
+            assert await store.do(Purge(of), mine) == many
+            assert await store.do(Purge(of), mine) == many
+            assert (await store.look(AllStatistics())).dead == 0
             await store.leave()
 
     @story
@@ -501,8 +503,8 @@ class ControlStories:
             await store.join()
             many = PAGE + 1  # their ids follow one another
             await store.enqueue([SubmittedJob(name="echo", delay=50.0) for _ in range(many)])
-            assert await store.store.clear("main", None, STOP, ticket()) == many
-            assert (await store.statistics()).parked == 0
+            assert await store.do(Clear("main", None, STOP)) == many
+            assert (await store.look(AllStatistics())).parked == 0
             await store.leave()
 
     @story

@@ -15,6 +15,9 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
+from ..acts.inspection import AllInstances, StatusOf
+from ..acts.orders import Cancel
+from ..acts.runs import Checkpoint, LendSlot, RegainSlot
 from ._bench import LEASE, Bench, checked, opening, story
 
 
@@ -94,7 +97,7 @@ class CrashStories:
             await store.join()
             await store.enqueue([SubmittedJob(name="echo", payload=text) for text in "12"])
             lender, other = (await store.step([], 2)).claims
-            assert await store.lend_slot(lender.id, lender.fence)
+            assert await store.do(LendSlot(lender.id, lender.fence))
         await bench.lease_over()
         async with bench.lanes() as lanes:
             assert await lanes.job(lender.id).wait() == 1
@@ -196,9 +199,9 @@ class CrashStories:
             for outcome in (Succeeded("1"), Released(), Postponed(0, True, False)):
                 step = await store.step([Finish(old.id, old.fence, outcome)], 0)
                 assert step.stale == (old.fence,)
-            assert not await store.checkpoint(old.id, old.fence, "1")
-            assert not await store.lend_slot(old.id, old.fence)
-            assert await store.regain_slot(old.id, old.fence) is None
+            assert not await store.do(Checkpoint(old.id, old.fence, "1"))
+            assert not await store.do(LendSlot(old.id, old.fence))
+            assert await store.do(RegainSlot(old.id, old.fence)) is None
             step = await store.step([Finish(new.id, new.fence, Succeeded("2"))], 0)
             assert step.stale == ()
             step = await store.step([Finish(new.id, new.fence, Succeeded("3"))], 0)
@@ -225,9 +228,9 @@ class CrashStories:
             assert not await store.beat()
             step = await store.step([Finish(id, old.fence, Succeeded("1"))], 1)
             assert (step.claims, step.stale) == ((), (old.fence,))
-            assert not await store.checkpoint(id, old.fence, "1")
-            assert not await store.lend_slot(id, old.fence)
-            assert await store.regain_slot(id, old.fence) is None
+            assert not await store.do(Checkpoint(id, old.fence, "1"))
+            assert not await store.do(LendSlot(id, old.fence))
+            assert await store.do(RegainSlot(id, old.fence)) is None
             await store.join([(id, old.fence)])
             assert await store.beat()
             new = (await store.step([], 2)).claims
@@ -273,7 +276,7 @@ class CrashStories:
             assert await store.beat()
             (claim,) = (await store.step([], 1)).claims
             assert (claim.id, claim.crashes) == (id, 1)
-            assert len(await store.instances()) == 1
+            assert len(await store.look(AllInstances())) == 1
             await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
             await store.leave()
 
@@ -290,14 +293,14 @@ class CrashStories:
                 await dead.join()
                 (id,) = await dead.enqueue([checked(Submission(name="echo", payload="x"))])
                 assert (await dead.step([], 1)).claims
-            await store.bury("here", 8)
-            await store.bury("there", 7)
+            await store.declare_dead("here", 8)
+            await store.declare_dead("there", 7)
             assert (await store.step([], 1)).claims == ()
             for _ in range(2):
-                await store.bury("here", 7)
+                await store.declare_dead("here", 7)
             (claim,) = (await store.step([], 1)).claims
             assert (claim.id, claim.crashes) == (id, 1)
-            assert len(await store.instances()) == 1
+            assert len(await store.look(AllInstances())) == 1
             await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
             await store.leave()
 
@@ -335,11 +338,11 @@ class CrashStories:
             for outcome in (Released(), Postponed(0, True, False)):
                 (id,) = await store.enqueue([SubmittedJob(name="echo", payload="1")])
                 (claim,) = (await store.step([], 1)).claims
-                assert await store.cancel(id)
+                assert await store.do(Cancel(id, '{"reason": null}'))
                 step = await store.step([], 0)
                 assert step.cancels == ((id, claim.fence),)
                 await store.step([Finish(id, claim.fence, outcome)], 0)
-                status = await store.status(id)
+                status = await store.look(StatusOf(id))
                 assert status is not None
                 assert status.state is DurableState.CANCELLED
             await store.leave()
@@ -351,7 +354,7 @@ class CrashStories:
             await store.join()
             await store.enqueue([SubmittedJob(name="echo", payload="1", session="s")])
             (claim,) = (await store.step([], 1)).claims
-            assert await store.checkpoint(claim.id, claim.fence, "[7]")
+            assert await store.do(Checkpoint(claim.id, claim.fence, "[7]"))
         await bench.lease_over()
         async with bench.doomed() as claims:
             assert [claim.checkpoint for claim in claims] == ["[7]"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from ... import LaneConfig, LaneGroup, RateLimit
 from .. import LaneLimit, SubmittedJob, current_job
-from ._bench import Bench, opening, story, ticket
+from ..acts.orders import Configure
+from ._bench import Bench, opening, story
 
 TWO_IN_ONE_SECOND = RateLimit(2, per=1.0, algorithm="sliding")
 
@@ -74,7 +75,7 @@ class LimitStories:
         store = bench.played()
         async with store.open(opening()):
             await store.join()
-            await store.store.configure(lanes, None, {}, ticket())
+            await store.do(Configure(lanes, None, {}))
             await store.enqueue([SubmittedJob(name="echo", lane=lane) for lane in lanes] * 2)
             step = await store.step([], 9)
             assert len(step.claims) == 3

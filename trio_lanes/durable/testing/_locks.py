@@ -12,6 +12,9 @@ import trio
 
 from ... import RateLimit
 from .. import DurableLanes
+from ..acts.inspection import AllStatistics
+from ..acts.locks import Acquire, Release, ResetQuota, Settle, Spend
+from ..acts.logs import DropLog, LogPage, WriteLog
 from ..store import LISTED, REQUESTS_LISTED, STEP_BYTES
 from ._bench import Bench, opening, story, ticket
 
@@ -156,11 +159,11 @@ class LockStories:
         async with dead.store.open(opening()):
             await dead.join()
             mine = ticket()
-            request, first = await dead.acquire("k", False, mine)
-            assert first > 0
-            assert await dead.acquire("k", False, mine) == (request, first)
-            behind, waits = await dead.acquire("k", False, ticket())
-            assert waits is None
+            locked: Any = await dead.do(Acquire("k", False), mine)
+            assert locked[1] > 0
+            assert await dead.do(Acquire("k", False), mine) == locked
+            behind: Any = await dead.do(Acquire("k", False))
+            assert behind[1] is None
             async with (
                 bench.lanes() as lanes,
                 bench.lanes() as others,
@@ -176,11 +179,11 @@ class LockStories:
                 bench.gate("a").set()
                 await reaped(bench, lanes, lambda: bench.begun() == ["a", "b"])
                 bench.gate("b").set()
-                assert first < bench.fences[0] < bench.fences[1]
-            assert await dead.served(behind) is None
-            assert await dead.acquire("k", False, ticket()) is None
-            assert await dead.spend("q", [SLIDING], {"requests": 1}, ticket()) is None
-            await dead.release(behind, True, ticket())
+                assert locked[1] < bench.fences[0] < bench.fences[1]
+            assert await dead.served(behind[0]) is None
+            assert await dead.do(Acquire("k", False)) is None
+            assert await dead.do(Spend("q", [SLIDING], {"requests": 1})) is None
+            await dead.do(Release(behind[0], True))
 
     @story
     async def test_amounts_are_taken_in_order_as_the_limits_admit_them(self, bench: Bench) -> None:
@@ -315,24 +318,24 @@ class LockStories:
             store, name = bench.played(), limit.algorithm
             async with store.store.open(opening()):
                 await store.join()
-                spend = partial(store.spend, name, [limit], {"requests": 1})
+                spend: Any = partial(store.do, Spend(name, [limit], {"requests": 1}))
                 first, second = await spend(ticket()), await spend(ticket())
                 assert first[0] == second[0] == 0
                 waiting = await spend(ticket())
                 assert waiting[1] is None
                 mine = ticket()
                 for _ in range(2):  # the same act
-                    await store.settle(name, [limit], first[1], {"requests": -1}, mine)
+                    await store.do(Settle(name, [limit], first[1], {"requests": -1}), mine)
                 assert await store.served(waiting[0]) is not None
-                await store.release(waiting[0], False, ticket())
+                await store.do(Release(waiting[0], False))
                 again = await spend(ticket())
                 assert again[0] == 0
                 # a time at which nothing was taken changes nothing
-                await store.settle(name, [limit], -1.0, {"requests": -1}, ticket())
+                await store.do(Settle(name, [limit], -1.0, {"requests": -1}))
                 last = await spend(ticket())
                 assert last[1] is None
-                await store.release(last[0], False, ticket())
-                await store.release(last[0], False, ticket())
+                await store.do(Release(last[0], False))
+                await store.do(Release(last[0], False))
                 await store.leave()
 
     @story
@@ -348,7 +351,7 @@ class LockStories:
         longer = attrs.evolve(opening(), lease_ttl=100.0)
         async with store.open(longer), bench.lanes(worker=False) as lanes:
             await store.join()
-            spend = partial(store.spend, "q", limits, {"requests": 1})
+            spend: Any = partial(store.do, Spend("q", limits, {"requests": 1}))
             assert (await spend(ticket()))[0] == 0
             await spend(ticket())  # the task of this request waits no more, and has not ended it
             async with trio.open_nursery() as nursery:
@@ -400,11 +403,11 @@ class LockStories:
         async with store.store.open(opening()):
             await store.join()
             for n in range(LISTED + 1):
-                await store.acquire(f"{n:03}", False, ticket(), n + 1)
-                await store.spend(f"{n:03}", [SLIDING], {"requests": 1}, ticket())
+                await store.do(Acquire(f"{n:03}", False, n + 1))
+                await store.do(Spend(f"{n:03}", [SLIDING], {"requests": 1}))
             for n in range(REQUESTS_LISTED + 1):
-                await store.acquire(f"{LISTED:03}", False, ticket(), 1000 + n)
-            now = await store.statistics()
+                await store.do(Acquire(f"{LISTED:03}", False, 1000 + n))
+            now = await store.look(AllStatistics())
             assert len(now.locks) == LISTED
             assert [lock.key for lock in now.locks[:3]] == [f"{LISTED:03}", "000", "001"]
             wanted = now.locks[0]
@@ -464,11 +467,11 @@ class LockStories:
         store, mine = bench.played(), ticket()
         async with store.store.open(opening()):
             await store.join()
-            spend = partial(store.spend, "q", [SLIDING], {"requests": 2})
+            spend: Any = partial(store.do, Spend("q", [SLIDING], {"requests": 2}))
             assert (await spend(ticket()))[0] == 0
-            assert await store.reset_quota("q", mine)
+            assert await store.do(ResetQuota("q"), mine)
             assert (await spend(ticket()))[0] == 0
-            assert await store.reset_quota("q", mine)
+            assert await store.do(ResetQuota("q"), mine)
             waiting, at = await spend(ticket())
             assert (bool(waiting), at) == (True, None)
             await store.leave()
@@ -477,28 +480,28 @@ class LockStories:
     async def test_a_log_has_its_records_in_order_and_needs_a_lease(self, bench: Bench) -> None:
         store = bench.played()
         async with store.store.open(opening()):
-            assert await store.write_log("a", "[0]", ticket()) is None
+            assert await store.do(WriteLog("a", "[0]")) is None
             await store.join()
             mine = ticket()
             for _ in range(2):  # the same act
-                assert await store.write_log("a", "[1]", mine) == 1
+                assert await store.do(WriteLog("a", "[1]"), mine) == 1
             for n in range(2, 60):
-                assert await store.write_log("a", f"[{n}]", ticket()) == n
-            assert await store.write_log("b", "[9]", ticket()) == 1
-            found = await store.read_log("a", 0)
+                assert await store.do(WriteLog("a", f"[{n}]")) == n
+            assert await store.do(WriteLog("b", "[9]")) == 1
+            found = await store.look(LogPage("a", 0))
             me = found[0][1]
             assert found == [(n, me, f"[{n}]") for n in range(1, 60)]
-            assert await store.read_log("a", 57) == [(58, me, "[58]"), (59, me, "[59]")]
-            assert await store.read_log("a", 59) == await store.read_log("none", 0) == []
+            assert await store.look(LogPage("a", 57)) == [(58, me, "[58]"), (59, me, "[59]")]
+            assert await store.look(LogPage("a", 59)) == await store.look(LogPage("none", 0)) == []
             large = json.dumps("x" * (STEP_BYTES // 2))
             for n in (1, 2, 3):
-                assert await store.write_log("large", large, ticket()) == n
-            assert [number for number, *_ in await store.read_log("large", 0)] == [1]
-            assert [number for number, *_ in await store.read_log("large", 2)] == [3]
-            assert await store.drop_log("a", ticket())
-            assert not await store.drop_log("a", ticket())
-            assert await store.read_log("a", 0) == []
-            assert await store.read_log("b", 0) == [(1, me, "[9]")]
+                assert await store.do(WriteLog("large", large)) == n
+            assert [number for number, *_ in await store.look(LogPage("large", 0))] == [1]
+            assert [number for number, *_ in await store.look(LogPage("large", 2))] == [3]
+            assert await store.do(DropLog("a"))
+            assert not await store.do(DropLog("a"))
+            assert await store.look(LogPage("a", 0)) == []
+            assert await store.look(LogPage("b", 0)) == [(1, me, "[9]")]
             await store.leave()
 
     @story
@@ -514,8 +517,8 @@ class LockStories:
             return  # it has one instance
         async with dead.store.open(opening()):
             await dead.join()
-            await dead.spend("q", [TOKENS], {"tokens": 5}, ticket())
-            waiting = await dead.spend("q", [TOKENS], {"tokens": 10**6}, ticket())
+            await dead.do(Spend("q", [TOKENS], {"tokens": 5}))
+            waiting: Any = await dead.do(Spend("q", [TOKENS], {"tokens": 10**6}))
             assert waiting[1] is None
         async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
             nursery.start_soon(spend, lanes)

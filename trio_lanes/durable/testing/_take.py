@@ -18,6 +18,7 @@ from .. import (
     Succeeded,
     current_job,
 )
+from ..acts.runs import Checkpoint, Take
 from ..store import STEP_BYTES
 from ._bench import Bench, opening, story, ticket
 
@@ -70,7 +71,7 @@ class TakeStories:
             for session in "abcd":
                 await lanes.submit("echo", session=session)
             claims = (await store.step([], 4)).claims
-            await store.checkpoint(claims[0].id, claims[0].fence, "1")
+            await store.do(Checkpoint(claims[0].id, claims[0].fence, "1"))
             outcomes = [Postponed(9.0, n == 1, False) for n in range(3)]
             finishes = [
                 Finish(claim.id, claim.fence, outcome)
@@ -129,17 +130,17 @@ class TakeStories:
             await lanes.cancel(ids[2])
             for wrong in (ids[0], *ids[2:], 10**15):
                 taken = {ids[1]: TAKEN, wrong: TAKEN}
-                assert await store.store.take(run.id, run.fence, taken, "1", ticket()) is False
+                assert await store.do(Take(run.id, run.fence, "1", taken)) is False
             assert await bench.state(lanes, ids[1]) is WAITING
             assert not (await lanes.queue("s"))[0].begun
             mine = ticket()
             for _ in range(2):  # the second time it does nothing
-                assert await store.store.take(run.id, run.fence, {ids[1]: TAKEN}, "2", mine)
+                assert await store.do(Take(run.id, run.fence, "2", {ids[1]: TAKEN}), mine)
             assert await bench.state(lanes, ids[1]) is DurableState.CANCELLED
             assert (await lanes.queue("s"))[0].begun
             ends = [Finish(run.id, run.fence, Succeeded("1"))]
             assert (await store.step(ends, 9)).claims == ()
-            assert await store.store.take(run.id, run.fence, {}, "3", ticket()) is None
+            assert await store.do(Take(run.id, run.fence, "3", {})) is None
             await store.leave()
 
     @story

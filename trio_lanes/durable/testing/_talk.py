@@ -19,6 +19,9 @@ from .. import (
     Succeeded,
     current_job,
 )
+from ..acts.inspection import StatusOf
+from ..acts.orders import Cancel
+from ..acts.runs import Checkpoint, EmitEvent, Send
 from ..store import EVENT_BYTES, EVENTS_KEPT, LISTED
 from ._bench import Bench, opening, story, ticket
 
@@ -96,17 +99,17 @@ class TalkStories:
             await store.join()
             (id,) = await store.enqueue([SubmittedJob(name="echo")])
             (first,) = (await store.step([], 1)).claims
-            inner, mine = store.store, ticket()
-            assert await inner.emit(id, first.fence, '"a"', mine) == 1
-            assert await inner.emit(id, first.fence, '"a"', mine) == 1
+            mine = ticket()
+            assert await store.do(EmitEvent(id, first.fence, '"a"'), mine) == 1
+            assert await store.do(EmitEvent(id, first.fence, '"a"'), mine) == 1
             (second,) = (await store.step([Finish(id, first.fence, Released())], 1)).claims
-            assert await inner.emit(id, first.fence, '"lost"', ticket()) is None
-            assert await inner.emit(id, second.fence, '"b"', ticket()) == 2
-            assert list(await inner.events(id, 0) or ()) == [(1, '"a"'), (2, '"b"')]
-            assert list(await inner.events(id, 1) or ()) == [(2, '"b"')]
+            assert await store.do(EmitEvent(id, first.fence, '"lost"')) is None
+            assert await store.do(EmitEvent(id, second.fence, '"b"')) == 2
+            assert list(await store.events(id, 0) or ()) == [(1, '"a"'), (2, '"b"')]
+            assert list(await store.events(id, 1) or ()) == [(2, '"b"')]
             await store.step([Finish(id, second.fence, Succeeded("1"))], 0)
-            assert list(await inner.events(id, 2) or ()) == []
-            assert await inner.events(10**9, 0) is None
+            assert list(await store.events(id, 2) or ()) == []
+            assert await store.events(10**9, 0) is None
             await store.leave()
 
     @story
@@ -118,7 +121,7 @@ class TalkStories:
             (claim,) = (await store.step([], 1)).claims
 
             async def emit(n: int) -> None:
-                await store.store.emit(id, claim.fence, str(n), ticket())
+                await store.do(EmitEvent(id, claim.fence, str(n)))
 
             async with trio.open_nursery() as nursery:
                 for n in range(EVENTS_KEPT + 5):
@@ -181,28 +184,27 @@ class TalkStories:
         store = bench.played()
         async with store.open(opening()):
             await store.join()
-            inner = store.store
             ids = await store.enqueue([SubmittedJob(name="echo", payload=f"[{n}]") for n in "123"])
 
             async def texts_of(id: int) -> JobTexts:
-                status = await inner.status(id, True)
+                status = await store.store.look(StatusOf(id, True))
                 assert status is not None
                 assert status.texts is not None
                 return status.texts
 
             for n, id in enumerate(ids, 1):
-                status = await inner.status(id)
+                status = await store.look(StatusOf(id))
                 assert status is not None
                 assert status.texts is None
                 assert await texts_of(id) == JobTexts(f"[{n}]", None, None, (), ())
             claims = (await store.step([], 2)).claims
             for claim in claims:
                 for n in range(LISTED + 5):
-                    await inner.emit(claim.id, claim.fence, str(n), ticket())
-                    await inner.send(None, claim.id, f'"{n}"', None, ticket())
+                    await store.do(EmitEvent(claim.id, claim.fence, str(n)))
+                    await store.do(Send(None, claim.id, f'"{n}"', None))
                 for n in range(2):
-                    assert await inner.receive(claim.id, claim.fence, LISTED + n) is not None
-                await store.checkpoint(claim.id, claim.fence, '"half"')
+                    assert await store.receive(claim.id, claim.fence, LISTED + n) is not None
+                await store.do(Checkpoint(claim.id, claim.fence, '"half"'))
             texts, error = await texts_of(ids[0]), '{"type": "E", "message": "no", "traceback": ""}'
             assert (texts.payload, texts.checkpoint, texts.outcome) == ("[1]", '"half"', None)
             assert texts.events == tuple((n + 1, str(n)) for n in range(5, LISTED + 5))
@@ -215,13 +217,13 @@ class TalkStories:
                 Finish(failed.id, failed.fence, Failed(error)),
             ]
             await store.step(ends, 0)
-            assert await store.cancel(ids[2], '{"reason": "late"}')
+            assert await store.do(Cancel(ids[2], '{"reason": "late"}'))
             taken = tuple((n + 1, True, f'"{n}"') for n in (LISTED, LISTED + 1))
             events = texts.events
             assert await texts_of(ids[0]) == JobTexts(None, None, '"well"', events, taken)
             assert await texts_of(ids[1]) == JobTexts("[2]", '"half"', error, events, taken)
             assert await texts_of(ids[2]) == JobTexts(None, None, '{"reason": "late"}', (), ())
-            assert await inner.status(10**9, True) is None
+            assert await store.look(StatusOf(10**9, True)) is None
             await store.leave()
 
     @story
@@ -274,31 +276,30 @@ class TalkStories:
         async with store.open(opening()):
             await store.join()
             (id,) = await store.enqueue([SubmittedJob(name="echo", session="s")])
-            inner = store.store
-            assert await inner.send(None, id, "1", None, ticket()) == "no_active_run"
+            assert await store.do(Send(None, id, "1", None)) == "no_active_run"
             (first,) = (await store.step([], 1)).claims
             mine = ticket()
-            assert await inner.send("s", None, '"a"', None, mine) == (id, 1)
-            assert await inner.send("s", None, '"a"', None, mine) == (id, 1)
-            assert await inner.send(None, id, '"b"', "k", ticket()) == (id, 2)
-            assert await inner.send(None, id, '"b"', "k", ticket()) == (id, 2)
-            assert await inner.send(None, id, '"c"', None, ticket()) == (id, 3)
-            assert await inner.receive(id, first.fence + 1, 0) is None
-            assert await inner.receive(id, first.fence, 0) == (1, '"a"')
-            assert await inner.receive(id, first.fence, 0) == (1, '"a"')
-            assert await inner.receive(id, first.fence, 1) == (2, '"b"')
+            assert await store.do(Send("s", None, '"a"', None), mine) == (id, 1)
+            assert await store.do(Send("s", None, '"a"', None), mine) == (id, 1)
+            assert await store.do(Send(None, id, '"b"', "k")) == (id, 2)
+            assert await store.do(Send(None, id, '"b"', "k")) == (id, 2)
+            assert await store.do(Send(None, id, '"c"', None)) == (id, 3)
+            assert await store.receive(id, first.fence + 1, 0) is None
+            assert await store.receive(id, first.fence, 0) == (1, '"a"')
+            assert await store.receive(id, first.fence, 0) == (1, '"a"')
+            assert await store.receive(id, first.fence, 1) == (2, '"b"')
             (second,) = (await store.step([Finish(id, first.fence, Released())], 1)).claims
-            assert [await inner.sent(id, n) for n in (1, 2, 3)] == [True, True, False]
-            assert await inner.send(None, id, '"d"', None, ticket()) == (id, 4)
-            assert await inner.receive(id, first.fence, 0) is None
-            assert await inner.receive(id, second.fence, 0) == (1, '"a"')
-            assert await inner.receive(id, second.fence, 1) == (2, '"b"')
-            assert await inner.receive(id, second.fence, 2) == (4, '"d"')
-            assert await inner.send(None, id, '"e"', None, ticket()) == (id, 5)
+            assert [await store.sent(id, n) for n in (1, 2, 3)] == [True, True, False]
+            assert await store.do(Send(None, id, '"d"', None)) == (id, 4)
+            assert await store.receive(id, first.fence, 0) is None
+            assert await store.receive(id, second.fence, 0) == (1, '"a"')
+            assert await store.receive(id, second.fence, 1) == (2, '"b"')
+            assert await store.receive(id, second.fence, 2) == (4, '"d"')
+            assert await store.do(Send(None, id, '"e"', None)) == (id, 5)
             await store.step([Finish(id, second.fence, Succeeded("1"))], 0)
-            assert await inner.sent(id, 4)
-            assert not await inner.sent(id, 5)
-            assert not await inner.sent(10**9, 1)
+            assert await store.sent(id, 4)
+            assert not await store.sent(id, 5)
+            assert not await store.sent(10**9, 1)
             await store.leave()
 
 

@@ -40,8 +40,22 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
-from ..store import PAGE
-from ._bench import MakeStore, Played, ticket
+from ..acts import inspection
+from ..acts.locks import Acquire, Release, Settle, Spend
+from ..acts.orders import (
+    AbortRun,
+    Cancel,
+    Clear,
+    Configure,
+    Pause,
+    Purge,
+    PutFirst,
+    Requeue,
+    Resume,
+)
+from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
+from ..store import PAGE, Act
+from ._bench import MakeStore, Played
 
 ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 OUTCOMES: Final = (
@@ -111,13 +125,13 @@ class _Twin:
 
     async def time_of(self, job: int | None) -> float | None:
         """Return when a job was submitted; None if it is None, or forgotten."""
-        status = None if job is None else await self.played.store.status(self.ids[job])
+        status = None if job is None else await self.played.look(inspection.StatusOf(self.ids[job]))
         return None if status is None else status.submitted_at
 
-    def asked(self, told: tuple[int, float | None] | None) -> object:
+    def asked(self, answer: tuple[int, float | None] | None) -> object:
         """Return the answer to a request without the numbers of this store."""
-        assert told is not None  # the lease is long
-        request, served = told
+        assert answer is not None  # the lease is long
+        request, served = answer
         if request and request not in self.requests:
             self.requests.append(request)
         return self.requests.index(request) if request else "at once", served is None
@@ -155,7 +169,7 @@ class _Twin:
 
     async def blocked_by(self, status: DurableStatus) -> object:
         """Return the reasons why a job waits, without the numbers and times of this store."""
-        reasons = await self.played.store.blocked_by(status.id)
+        reasons = await self.played.look(inspection.BlockersOf(status.id))
         assert reasons is not None
         return [
             (
@@ -231,25 +245,25 @@ class _Life:
 
     async def look(self) -> None:
         async def all_of(twin: _Twin) -> object:
-            found = await twin.played.store.jobs(Selection(), 0, PAGE)
+            found = await twin.played.look(inspection.JobsOf(Selection(), 0, PAGE))
             return [twin.shown(status) for status in found]
 
         async def blocked(twin: _Twin) -> object:
-            found = await twin.played.store.jobs(Selection(), 0, PAGE)
+            found = await twin.played.look(inspection.JobsOf(Selection(), 0, PAGE))
             return [await twin.blocked_by(status) for status in found]
 
         async def sums(twin: _Twin) -> object:
-            now = await twin.played.store.statistics()
+            now = await twin.played.look(inspection.AllStatistics())
             return now.lanes, now.sessions
 
         async def check(twin: _Twin) -> object:
-            return (await twin.played.store.check(False)).problems
+            return (await twin.played.look(inspection.Check())).problems
 
         async def queues(twin: _Twin) -> object:
             return [
                 (twin.job(job.id), job.name, job.key, job.state, job.payload, job.begun)
                 for session in ("a", "b", "c")
-                for job in await twin.played.store.queue(session, 9)
+                for job in await twin.played.look(inspection.QueueOf(session, 9))
             ]
 
         await self.both("jobs", all_of)
@@ -263,7 +277,7 @@ class _Life:
             self.wrong.append(f"check: {problems}")
 
     async def _running(self, session: str, twin: _Twin) -> object:
-        status = await twin.played.store.running(session)
+        status = await twin.played.look(inspection.RunningIn(session))
         return None if status is None else twin.shown(status)
 
     # ---- a worker
@@ -329,72 +343,87 @@ class _Life:
         if self.last is not None and self.last[0] > 1:
             await self._step("late step", self.last[0] - 1, self.claims[:1], Succeeded("9"), 3)
 
-    async def _of_claim(self, what: str, ask: Callable[[Any, int, int], Awaitable[object]]) -> None:
+    async def _do(
+        self,
+        make: Callable[[_Twin], Act[Any]],
+        show: Callable[[_Twin, Any], object] = lambda twin, answer: answer,
+        *,
+        times: int = 1,
+    ) -> Any:
+        """Have both do an act, so many times: only the first time it does something."""
+        what = make(self.twins[0]).name
+        ticket = f"{what} {len(self.told)}"
+
+        async def do(twin: _Twin) -> object:
+            return show(twin, await twin.played.do(make(twin), ticket))
+
+        return [await self.both(what, do) for _ in range(times)][-1]
+
+    async def _order(self, make: Callable[[_Twin], Act[Any]]) -> None:
+        await self._do(make, times=self.chance.choice((1, 1, 2)))
+
+    async def _of_claim(self, make: Callable[[int, int], Act[Any]]) -> None:
         if self.claims:
             claim = self.chance.choice(self.claims)
             job = self.jobs[claim]
-            await self.both(what, lambda twin: ask(twin.played, twin.ids[job], twin.fences[claim]))
+            await self._do(lambda twin: make(twin.ids[job], twin.fences[claim]))
 
     async def do_lend(self) -> None:
-        await self._of_claim("lend", lambda store, id, fence: store.lend_slot(id, fence))
+        await self._of_claim(LendSlot)
 
     async def do_regain(self) -> None:
-        await self._of_claim("regain", lambda store, id, fence: store.regain_slot(id, fence))
+        await self._of_claim(RegainSlot)
 
     async def do_checkpoint(self) -> None:
         data = str(self.chance.randrange(9))
-        await self._of_claim(
-            "checkpoint", lambda store, id, fence: store.checkpoint(id, fence, data)
-        )
+        await self._of_claim(lambda id, fence: Checkpoint(id, fence, data))
 
     async def do_take(self) -> None:
         chance = self.chance
         most, data = chance.randrange(4), str(chance.randrange(9))
         wrong = chance.random() < 0.2
+        if not self.claims:
+            return
+        claim = chance.choice(self.claims)
+        job = self.jobs[claim]
 
-        async def take(store: Played, id: int, fence: int) -> object:
-            status = await store.status(id)
-            others = (
-                []
-                if status is None or status.session is None
-                else [job.id for job in await store.queue(status.session, 20) if job.id != id]
-            )
-            taken = dict.fromkeys(others[:most], STOP)
+        async def take(twin: _Twin) -> object:
+            store, id = twin.played, twin.ids[job]
+            status = await store.look(inspection.StatusOf(id))
+            waits = []
+            if status is not None and status.session is not None:
+                waits = [one.id for one in await store.look(inspection.QueueOf(status.session, 20))]
+            taken = dict.fromkeys([one for one in waits if one != id][:most], STOP)
             if wrong:
                 taken[id] = STOP  # it runs, or has ended: nothing is taken
-            return await store.store.take(id, fence, taken, data, ticket())
+            return await store.do(Take(id, twin.fences[claim], data, taken))
 
-        await self._of_claim("take", take)
+        await self.both("take", take)
 
     async def do_withdraw(self) -> None:
-        job = self._place()
-        if job is not None:
-            await self.both(
-                "withdraw",
-                lambda twin: twin.played.store.cancel(twin.ids[job], STOP, ticket(), False),
-            )
+        await self._of_job(lambda id: Cancel(id, STOP, False))
 
     async def do_emit(self) -> None:
         event = str(self.chance.randrange(9))
-        ticket = f"emit {len(self.told)}"
-        await self._of_claim("emit", lambda store, id, fence: store.emit(id, fence, event, ticket))
+        await self._of_claim(lambda id, fence: EmitEvent(id, fence, event))
 
     async def do_send(self) -> None:
         chance = self.chance
         message, key = str(chance.randrange(9)), chance.choice((None, "m1", "m2"))
-        ticket, to = f"send {len(self.told)}", chance.choice(("a", "b", "c"))
+        to = chance.choice(("a", "b", "c"))
         run = self.jobs[chance.choice(self.claims)] if self.claims else None
 
-        async def send(twin: _Twin) -> object:
+        def send(twin: _Twin) -> Send:
             session, id = (to, None) if run is None else (None, twin.ids[run])
-            told = await twin.played.store.send(session, id, message, key, ticket)
-            return told if isinstance(told, str) else (twin.job(told[0]), told[1])
+            return Send(session, id, message, key)
 
-        told: Any = await self.both("send", send)
-        if not isinstance(told, str):
-            self.messages.append(told)
+        sent = await self._do(
+            send, lambda twin, sent: sent if isinstance(sent, str) else (twin.job(sent[0]), sent[1])
+        )
+        if not isinstance(sent, str):
+            self.messages.append(sent)
             if chance.random() < 0.6:
-                await self._receive(*told)
+                await self._receive(*sent)
 
     async def _receive(self, job: int, number: int) -> None:
         """Have the run of a job take a message that was just sent, so that nothing waits."""
@@ -412,7 +441,7 @@ class _Life:
             job, number = self.chance.choice(self.messages)
 
             async def sent(twin: _Twin) -> object:
-                status = await twin.played.store.status(twin.ids[job])
+                status = await twin.played.look(inspection.StatusOf(twin.ids[job]))
                 waits = status is not None and status.state is DurableState.RUNNING
                 return None if waits else await twin.played.store.sent(twin.ids[job], number)
 
@@ -425,8 +454,8 @@ class _Life:
 
             async def events(twin: _Twin) -> object:
                 store, id = twin.played.store, twin.ids[job]
-                found = await store.jobs(Selection(id=id, states=OVER), 0, 1)
-                if not found and await store.status(id) is not None:
+                found = await store.look(inspection.JobsOf(Selection(id=id, states=OVER), 0, 1))
+                if not found and await store.look(inspection.StatusOf(id)) is not None:
                     return None  # it would wait
                 told = await store.events(id, after)
                 return None if told is None else list(map(tuple, told))
@@ -435,26 +464,20 @@ class _Life:
 
     async def do_acquire(self) -> None:
         key, shared = self.chance.choice(("k", "l")), self.chance.random() < 0.5
-        await self._request("acquire", lambda store, t: store.acquire(key, shared, t))
+        await self._do(lambda twin: Acquire(key, shared), _Twin.asked)
 
     async def do_spend(self) -> None:
         costs = {"requests": self.chance.randrange(3), "tokens": self.chance.randrange(5)}
-        told: Any = await self._request("spend", lambda store, t: store.spend("q", QUOTA, costs, t))
-        if told[0] == "at once":
+        at: dict[_Twin, float] = {}
+
+        def asked(twin: _Twin, answer: Any) -> object:
+            at[twin] = answer[1]
+            return twin.asked(answer)
+
+        if (await self._do(lambda twin: Spend("q", QUOTA, costs), asked))[0] == "at once":
             self.spent.append(costs)
-
-    async def _request(
-        self, what: str, ask: Callable[[Store, str], Awaitable[tuple[int, float | None] | None]]
-    ) -> object:
-        ticket = f"{what} {len(self.told)}"
-
-        async def request(twin: _Twin) -> object:
-            told = await ask(twin.played.store, ticket)
-            if told is not None and told[0] == 0:
-                twin.charges.append(told[1] or 0.0)
-            return twin.asked(told)
-
-        return await self.both(what, request)
+            for twin in self.twins:
+                twin.charges.append(at[twin])
 
     def _asked(self) -> int | None:
         requests = self.twins[0].requests
@@ -463,12 +486,7 @@ class _Life:
     async def do_release(self) -> None:
         place, used = self._asked(), self.chance.random() < 0.5
         if place is not None:
-            await self._order(
-                "release", lambda store, t: store.release(self._mine(store)[place], used, t)
-            )
-
-    def _mine(self, store: Store) -> list[int]:
-        return next(twin.requests for twin in self.twins if twin.played.store is store)
+            await self._order(lambda twin: Release(twin.requests[place], used))
 
     async def do_served(self) -> None:
         place = self._asked()
@@ -483,7 +501,7 @@ class _Life:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
                 for _ in range(3):
-                    await twin.played.store.rules()  # returns after the first answer
+                    await twin.played.look(inspection.AllRules())  # returns after the first answer
                 nursery.cancel_scope.cancel()
             return answers or "waits"
 
@@ -493,16 +511,11 @@ class _Life:
     async def do_settle(self) -> None:
         if self.spent:
             place = self.chance.randrange(len(self.spent))
-            costs, ticket = self.spent[place], f"settle {len(self.told)}"
+            costs = self.spent[place]
             change = {unit: self.chance.randint(-most, 2) for unit, most in costs.items()}
             for unit, by in change.items():
                 costs[unit] += by
-
-            async def settle(twin: _Twin) -> None:
-                at = twin.charges[place]
-                await twin.played.store.settle("q", QUOTA, at, change, ticket)
-
-            await self.both("settle", settle)
+            await self._do(lambda twin: Settle("q", QUOTA, twin.charges[place], change))
 
     async def do_crash(self) -> None:
         for twin in self.twins:
@@ -529,58 +542,49 @@ class _Life:
         ids = self.twins[0].ids
         return self.chance.randrange(len(ids)) if ids else None
 
-    async def do_cancel(self) -> None:
+    async def _of_job(self, make: Callable[[int], Act[Any]]) -> None:
         job = self._place()
         if job is not None:
-            await self.both("cancel", lambda twin: twin.played.cancel(twin.ids[job]))
+            await self._do(lambda twin: make(twin.ids[job]))
+
+    async def do_cancel(self) -> None:
+        await self._of_job(lambda id: Cancel(id, STOP))
 
     async def do_put_first(self) -> None:
-        job = self._place()
-        if job is not None:
-            ticket = f"put first {len(self.told)}"
-            await self.both(
-                "put first",
-                lambda twin: twin.played.store.put_first(twin.ids[job], ticket),
-            )
+        await self._of_job(PutFirst)
 
     async def do_abort(self) -> None:
         session = self.chance.choice(("a", "b", "c"))
-        await self._order("abort", lambda store, t: store.abort(session, "{}", t))
+        await self._order(lambda twin: AbortRun(session, "{}"))
 
     async def do_clear(self) -> None:
         lane, session = self._name()
-        await self._order("clear", lambda store, t: store.clear(lane, session, "{}", t))
+        await self._order(lambda twin: Clear(lane, session, "{}"))
 
     async def do_pause(self) -> None:
         lane, session = self._name()
         seconds = self.chance.choice((1.0, 10.0))
-        await self._order("pause", lambda store, t: store.pause(lane, session, seconds, t))
+        await self._order(lambda twin: Pause(lane, session, seconds))
 
     async def do_resume(self) -> None:
         lane, session = self._name()
-        await self._order("resume", lambda store, t: store.resume(lane, session, t))
+        await self._order(lambda twin: Resume(lane, session))
 
     async def do_configure(self) -> None:
         limit = self.chance.choice((1, 2, 3, 4, 4, None, RATED))
         lane = self.chance.choice(("main", "cron", "tenant:*", "tenant:a", "tenant:*"))
-        await self._order("configure", lambda store, t: store.configure({lane: limit}, None, {}, t))
+        await self._order(lambda twin: Configure({lane: limit}, None, {}))
 
     async def do_requeue(self) -> None:
-        job = self._place()
-        if job is not None:
-            ticket = f"requeue {len(self.told)}"
-            await self.both(
-                "requeue",
-                lambda twin: twin.played.store.requeue(Selection(id=twin.ids[job]), ticket),
-            )
+        await self._of_job(lambda id: Requeue(Selection(id=id)))
 
     async def do_requeue_many(self) -> None:
         of = self._letters()
-        await self._order("requeue many", lambda store, t: store.requeue(of, t))
+        await self._order(lambda twin: Requeue(of))
 
     async def do_purge(self) -> None:
         of = self._letters()
-        await self._order("purge", lambda store, t: store.purge(of, t))
+        await self._order(lambda twin: Purge(of))
 
     def _letters(self) -> Selection:
         chance = self.chance
@@ -614,15 +618,12 @@ class _Life:
                 since=await twin.time_of(first),
                 until=await twin.time_of(last),
             )
-            found = await twin.played.store.jobs(of, 0 if after is None else twin.ids[after], limit)
+            found = await twin.played.look(
+                inspection.JobsOf(of, 0 if after is None else twin.ids[after], limit)
+            )
             return [twin.shown(status) for status in found]
 
         await self.both("list", listed)
-
-    async def _order(self, what: str, ask: Callable[[Store, str], Awaitable[object]]) -> None:
-        ticket = f"{what} {len(self.told)}"
-        for _ in range(self.chance.choice((1, 1, 2))):  # the second time it does nothing
-            await self.both(what, lambda twin: ask(twin.played.store, ticket))
 
 
 def compare_stores(

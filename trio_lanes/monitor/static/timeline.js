@@ -10,7 +10,7 @@ import { called, choice, h, tell } from "./tools.js";
 /** @typedef {{job: Job, forwarded: number | null, seen: number}} Known */
 /** @typedef {{from: number, to: number, state: string}} Piece */
 
-const ROW = 20, BAR = 12, LEFT = 100, TOP = 22, MOST_ROWS = 30, MOST_JOBS = 4000;
+const ROW = 20, BAR = 12, LEFT = 100, TOP = 22, MOST_ROWS = 30, MAX_JOBS = 4000;
 
 /** @type {Record<string, [string, string]>} */
 const STATES = {
@@ -88,7 +88,7 @@ class Timeline extends HTMLElement {
       const gone = known.job.finished === null && known.seen < frame.at - 3; // out of the window
       if (gone || (known.job.finished !== null && known.job.finished < frame.at - 3600)) this.jobs.delete(id);
     }
-    while (this.jobs.size > MOST_JOBS) this.jobs.delete(/** @type {number} */ (this.jobs.keys().next().value));
+    while (this.jobs.size > MAX_JOBS) this.jobs.delete(/** @type {number} */ (this.jobs.keys().next().value));
     if (this.frozen) return;
     this.notes = frame.notes;
     this.now = frame.at;

@@ -121,7 +121,7 @@ local function of_waiting(job)
   return found
 end
 
-local function blocked_by(arguments)
+local function blockers_of(arguments)
   local job = known(arguments[1])
   if not job then
     return { 0, false }
@@ -133,4 +133,4 @@ local function blocked_by(arguments)
   return { 0, {} }
 end
 
-WRITES.blocked_by = blocked_by
+WRITES.blockers_of = blockers_of

@@ -95,11 +95,11 @@ local function check_index(key, repair, problems)
   return fixed
 end
 
--- Arguments: whether to repair, the id after which. Answer: the problems, how many were repaired, the
--- id after which the next page begins; false: it is the end.
-local function check(arguments)
-  local repair, problems, fixed = arguments[1] == '1', {}, 0
-  local after = '(' .. arguments[2]
+-- The problems of a page that begins after an id, or the first with ''; how many were repaired; and the
+-- id after which the next begins; false: it is the end.
+local function check_page(after, repair)
+  local problems, fixed, is_first = {}, 0, after == ''
+  after = '(' .. (is_first and '0' or after)
   local ids = ask_all('ZRANGEBYSCORE', ROOT .. 'all', after, '+inf', 'LIMIT', 0, PAGE)
   for _, id in ipairs(ids) do
     local job = find(id)
@@ -113,7 +113,7 @@ local function check(arguments)
       end
     end
   end
-  if arguments[2] == '0' then
+  if is_first then
     local keys = { ROOT .. 'due', ROOT .. 'at', ROOT .. 'wants', ROOT .. 'dead', ROOT .. 'failed' }
     local all = lanes_in_use()
     for _, count in ipairs(all_counts()) do
@@ -134,7 +134,20 @@ local function check(arguments)
       fixed = fixed + check_index(key, repair, problems)
     end
   end
-  return { 0, problems, fixed, #ids == PAGE and ids[#ids] }
+  return problems, fixed, #ids == PAGE and ids[#ids]
+end
+
+-- Arguments: the id after which. Answer: the problems, the id after which the next page begins.
+local function check(arguments)
+  local problems, _, after = check_page(arguments[1], false)
+  return { 0, problems, after }
+end
+
+-- The same; the answer begins with how many were repaired.
+local function repair(arguments)
+  local _, fixed, after = check_page(arguments[1], true)
+  return { 0, fixed, after }
 end
 
 WRITES.check = check
+WITH_TICKET.repair = repair

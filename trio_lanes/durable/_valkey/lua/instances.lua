@@ -231,7 +231,7 @@ local function leave(arguments)
 end
 
 -- Arguments: the host and the pid of a process that has ended.
-local function bury(arguments)
+local function declare_dead(arguments)
   for _, id in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
     local info = instance_of(id)
     if info.host == arguments[1] and info.pid == arguments[2] then
@@ -243,6 +243,6 @@ end
 
 WRITES.beat = beat
 WRITES.leave = leave
-WRITES.bury = bury
+WRITES.declare_dead = declare_dead
 WRITES.compare_runs = compare_runs
 WITH_TICKET.join = join

@@ -71,13 +71,21 @@ local function release(arguments)
   return { 0 }
 end
 
--- Arguments: the quota, JSON of its limits and of its meters, the time, JSON of what is given back and
--- of what is taken.
+-- Arguments: the quota, JSON of its limits and of its meters, the time, JSON of the change: less than 0
+-- is given back.
 local function settle(arguments)
+  local less, more = {}, {}
+  for unit, amount in pairs(cjson.decode(arguments[5])) do
+    if amount < 0 then
+      less[unit] = -amount
+    elseif amount > 0 then
+      more[unit] = amount
+    end
+  end
   remember(arguments[1], arguments[2], arguments[3])
   local line, meters = 'quota:' .. named(arguments[1]), cjson.decode(arguments[3])
-  give_back_to(line, meters, tonumber(arguments[4]), cjson.decode(arguments[5]))
-  charge_meters(line, meters, cjson.decode(arguments[6]))
+  give_back_to(line, meters, tonumber(arguments[4]), less)
+  charge_meters(line, meters, more)
   LINES.tell(LINES.first(line))
   return { 0 }
 end

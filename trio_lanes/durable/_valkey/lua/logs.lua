@@ -14,7 +14,7 @@ local function write_log(arguments)
 end
 
 -- Arguments: the log, the number after which. Answer: numbers, incarnations and texts.
-local function read_log(arguments)
+local function log_page(arguments)
   local key, number, found, size = ROOT .. 'x:' .. arguments[1], tonumber(arguments[2]), { 0 }, 0
   local last = number + RECORDS_AT_ONCE
   while number < last do
@@ -44,5 +44,5 @@ end
 
 WITH_TICKET.write_log = write_log
 GROWS.write_log = true
-READS.read_log = read_log
+READS.log_page = log_page
 WITH_TICKET.drop_log = drop_log

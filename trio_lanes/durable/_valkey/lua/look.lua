@@ -38,12 +38,12 @@ local function texts_of(job)
 end
 
 -- Arguments: the id, whether to answer what the job carries as well.
-local function status(arguments)
+local function status_and_texts(arguments)
   local job = known(arguments[1])
   if not job then
     return { 0, false }
   end
-  return { 0, status_of(job), arguments[2] == '1' and texts_of(job) }
+  return { 0, status_of(job), arguments[2] == '1' and texts_of(job) or nil }
 end
 
 -- Answer: the state and the outcome of a job that has ended or is dead; only 0 if it has not, and the
@@ -61,14 +61,14 @@ local function wait(arguments)
 end
 
 -- The status of the job that runs in a session.
-local function running(arguments)
+local function running_in(arguments)
   local head = head_of(arguments[1])
   return { 0, head and head.state == 'running' and status_of(head) or false }
 end
 
 -- Arguments: a selection, the id after which, how many at most. Answer: the statuses, and the id
 -- after which the next page begins; false: there are no more.
-local function jobs(arguments)
+local function jobs_of(arguments)
   local most = tonumber(arguments[SELECTION + 2])
   local found, after = page_of(read_selection(arguments), arguments[SELECTION + 1], most)
   for at, job in ipairs(found) do
@@ -79,10 +79,11 @@ end
 
 -- Arguments: the session, how many at most. Answer: the oldest jobs that have not ended, with their
 -- payloads, of which there are at most STEP_BYTES.
-local function queue(arguments)
+local function queue_of(arguments)
   local of = { states = ' waiting  parked  running ', session = arguments[1] }
   local answer, size = { 0 }, 0
-  for _, job in ipairs(tonumber(arguments[2]) > 0 and page_of(of, '0', tonumber(arguments[2])) or {}) do
+  local most = math.min(tonumber(arguments[2]), PAGE)
+  for _, job in ipairs(most > 0 and page_of(of, '0', most) or {}) do
     size = size + call('STRLEN', ROOT .. 'p:' .. job.id) + call('STRLEN', ROOT .. 'c:' .. job.id)
     if #answer > 1 and size > STEP_BYTES then
       break
@@ -195,7 +196,7 @@ end
 -- Answer: the identity; counts of {state, lane, name, number}; sessions; sessions by lane; the names
 -- of live instances' handlers; the lanes that are there; the time; paused sessions and until when; the
 -- requests for locks and quotas; the quotas.
-local function statistics()
+local function all_statistics()
   local counts, by_lane, handled = all_counts(), {}, {}
   local present = present_lanes(counts)
   for _, limit in ipairs(present) do
@@ -214,7 +215,7 @@ local function statistics()
   }
 end
 
-local function instances()
+local function all_instances()
   local answer = { 0 }
   local flat = call('ZRANGE', ROOT .. 'in', 0, -1, 'WITHSCORES')
   for at = 1, #flat, 2 do
@@ -228,12 +229,12 @@ local function instances()
 end
 
 WRITES.wait = wait
-READS.status = status
-READS.running = running
-READS.jobs = jobs
-READS.queue = queue
-READS.lanes = all_lanes
-READS.groups = all_groups
-READS.rules = all_rules
-READS.statistics = statistics
-READS.instances = instances
+READS.status_of = status_and_texts
+READS.running_in = running_in
+READS.jobs_of = jobs_of
+READS.queue_of = queue_of
+READS.all_lanes = all_lanes
+READS.all_groups = all_groups
+READS.all_rules = all_rules
+READS.all_statistics = all_statistics
+READS.all_instances = all_instances

@@ -46,7 +46,7 @@ local function put_first(arguments)
 end
 
 -- Arguments: the session, the outcome. Cancel the job that runs there.
-local function abort(arguments)
+local function abort_run(arguments)
   local head = head_of(arguments[1])
   if not head or head.state ~= 'running' then
     return { 0, 0 }
@@ -287,18 +287,18 @@ local function put_lanes(before, after)
   end
 end
 
--- Arguments: JSON {lanes: [{name, limit}, {name, c}, {name, gone}...], groups: [...] or absent, rules}.
+-- Arguments: JSON of lanes, [{name, limit}, {name, c}, {name, gone}...]; of groups, [...], or ''; of rules.
 -- A lane with `c`, or with neither, gets another concurrency alone; `gone` removes it.
 local function configure(arguments)
-  local asked = cjson.decode(arguments[1])
-  local before = lanes()
-  local after, refused = changed_lanes(before, asked.lanes)
+  local before, changed_rules = lanes(), cjson.decode(arguments[3])
+  local after, refused = changed_lanes(before, cjson.decode(arguments[1]))
   if refused then
     return refused
   end
   local groups_before = groups()
-  local list = asked.groups
-  if not list then
+  local list = arguments[2] ~= '' and cjson.decode(arguments[2]) or nil
+  local replaces = list ~= nil
+  if not replaces then
     list = {}
     for _, group in pairs(groups_before) do
       list[#list + 1] = group
@@ -309,12 +309,12 @@ local function configure(arguments)
     return refused
   end
   put_lanes(before, after)
-  if asked.groups then
+  if replaces then
     put_groups(groups_before, list)
   end
-  if next(asked.rules) then
+  if next(changed_rules) then
     local all = copied(rules())
-    for name, value in pairs(asked.rules) do
+    for name, value in pairs(changed_rules) do
       all[name] = name == 'hold' and value or number_of(value)
     end
     put_rules(all)
@@ -335,7 +335,8 @@ local function letters(arguments)
     end
   end
   of.states = states
-  return page_of(of, arguments[SELECTION + 1], AT_ONCE)
+  local after = arguments[SELECTION + 1]
+  return page_of(of, after == '' and '0' or after, AT_ONCE)
 end
 
 local function requeue(arguments)
@@ -359,7 +360,7 @@ end
 
 WITH_TICKET.cancel = cancel
 WITH_TICKET.put_first = put_first
-WITH_TICKET.abort = abort
+WITH_TICKET.abort_run = abort_run
 WITH_TICKET.clear = clear
 WITH_TICKET.pause = pause
 WITH_TICKET.resume = resume

@@ -87,7 +87,7 @@ end
 
 -- Arguments: the instance, the id, the fence, the event. Answer: its number; false: the fence is not
 -- the run's.
-local function emit(arguments)
+local function emit_event(arguments)
   local job = run_of(arguments)
   if not job then
     return { 0, false }
@@ -125,8 +125,8 @@ local function events(arguments)
   return { 0, found }
 end
 
-WITH_TICKET.emit = emit
-GROWS.emit = true
+WITH_TICKET.emit_event = emit_event
+GROWS.emit_event = true
 WRITES.events = events
 WITH_TICKET.send = send
 GROWS.send = true

@@ -1,4 +1,4 @@
-"""`outlast`: a task of a connection, which goes on while its block is being cancelled."""
+"""`run_past_cancel`: a task of a connection, which goes on while its block is being cancelled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 
-async def outlast(
+async def run_past_cancel(
     scope: trio.CancelScope, task: Callable[..., Awaitable[None]], *args: Any, **options: Any
 ) -> None:
     """Run a task in a scope of its own.

@@ -1,0 +1,410 @@
+"""Inspection: limits and rules, the status of jobs, statistics, and the check of consistency."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TypeAlias
+
+import attrs
+
+from ... import RateLimit
+from .._contract.act import PortionedAct, Question
+from .._contract.protocol import LISTED, PAGE, REQUESTS_LISTED, STEP_BYTES
+from .._contract.records import (
+    CheckReport,
+    DurableBlocker,
+    DurableLaneStatistics,
+    DurableStatistics,
+    DurableStatus,
+    GroupLimit,
+    InstanceInfo,
+    JobTexts,
+    LaneLimit,
+    LineRequest,
+    LockStatistics,
+    QueuedJob,
+    QuotaLevel,
+    QuotaStatistics,
+    Selection,
+    StoreRules,
+)
+from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
+from .._rules.blockers import blockers
+from .._rules.claims import bytes_of, is_paused
+from .._rules.history import attempts
+from .._rules.job_record import ON_LIST, JobRecord
+from .._rules.lane_limits import configured, label_of, limit_of
+from .._rules.queues import Queues
+from .._rules.rates import Meter, quota_meters
+from .._rules.request import Request
+from .._rules.tables import Tables
+
+_COUNTED = ("waiting", "parked", "running", "dead", "unhandled")
+_ENDED = {state.value for state in ENDED}
+_ByName: TypeAlias = defaultdict[str, list[Request]]
+
+
+class AllLanes(Question[Mapping[str, LaneLimit]]):
+    """The limits of lanes and templates, by name."""
+
+    def answer(self, queues: Queues) -> Mapping[str, LaneLimit]:
+        return configured(queues.tables.lanes())
+
+
+class AllGroups(Question[Mapping[str, GroupLimit]]):
+    """The groups and their limits, by name."""
+
+    def answer(self, queues: Queues) -> Mapping[str, GroupLimit]:
+        return queues.tables.groups()
+
+
+class AllRules(Question[StoreRules]):
+    """The rules that hold for all instances."""
+
+    def answer(self, queues: Queues) -> StoreRules:
+        return queues.rules
+
+
+class AllInstances(Question[list[InstanceInfo]]):
+    """The instances that claim from the store, each with the number of its running jobs."""
+
+    def answer(self, queues: Queues) -> list[InstanceInfo]:
+        tables = queues.tables
+        return [
+            attrs.evolve(info, running=len(tables.running(info.id))) for info in tables.instances()
+        ]
+
+
+class QueueOf(Question[list[QueuedJob]], long=True):
+    """The oldest waiting, parked and running jobs of a session, in order of their ids.
+
+    They are at most ``PAGE``, and have at most ``STEP_BYTES`` of payloads, or are a single job.
+    """
+
+    session: str
+    limit: int
+
+    def answer(self, queues: Queues) -> list[QueuedJob]:
+        unended = Selection(states=frozenset({WAITING, PARKED, RUNNING}), session=self.session)
+        found = queues.tables.select(unended, 0, min(self.limit, PAGE), queues.now)
+        jobs: list[QueuedJob] = []
+        size = 0
+        for job in found:
+            size += bytes_of(job)
+            if jobs and size > STEP_BYTES:
+                break
+            jobs.append(
+                QueuedJob(
+                    id=job.id,
+                    name=job.name,
+                    key=job.key,
+                    state=job.state,
+                    payload=job.payload,
+                    begun=bool(job.attempts or job.crashes or job.checkpoint is not None),
+                    age=max(0.0, queues.now - job.submitted_at),
+                )
+            )
+        return jobs
+
+
+class StatusOf(Question[DurableStatus | None]):
+    """The state of a job, with what it carries if ``texts``; None if it is unknown."""
+
+    id: int
+    texts: bool = False
+
+    @property
+    def long(self) -> bool:
+        return self.texts
+
+    def answer(self, queues: Queues) -> DurableStatus | None:
+        job = queues.known(self.id)
+        if job is None:
+            return None
+        status = _status_of(job)
+        return attrs.evolve(status, texts=_texts_of(queues, job)) if self.texts else status
+
+
+class RunningIn(Question[DurableStatus | None]):
+    """The job that runs in a session; None if none runs."""
+
+    session: str
+
+    def answer(self, queues: Queues) -> DurableStatus | None:
+        job = queues.running_in(self.session)
+        return None if job is None else _status_of(job)
+
+
+class BlockersOf(Question[tuple[DurableBlocker, ...] | None]):
+    """Why a job does not go on; None if it is unknown.
+
+    The answer is empty if the job has ended, or runs and has its slot, and waits for no lock and no
+    quota; or if the next step that has room for it claims it. A store reads no more than the head
+    of the session, the fronts of the lane's ready lists, the limits and runs of the lanes of its
+    group, and the requests of the instance that runs it.
+    """
+
+    id: int
+
+    def answer(self, queues: Queues) -> tuple[DurableBlocker, ...] | None:
+        return blockers(queues, self.id)
+
+
+class JobsOf(Question[list[DurableStatus]], long=True):
+    """The first ``limit`` jobs of a selection with ids above ``after``, in order of their ids."""
+
+    of: Selection
+    after: int
+    limit: int
+    """At most ``PAGE``; fewer jobs mean that there are no more."""
+
+    def answer(self, queues: Queues) -> list[DurableStatus]:
+        limit = min(self.limit, PAGE)
+        return list(map(_status_of, queues.tables.select(self.of, self.after, limit, queues.now)))
+
+
+class AllStatistics(Question[DurableStatistics], long=True):
+    """The numbers of jobs and sessions, by lane and in all; and who has and who waits for locks and
+    quotas, with the levels of these; and the paused sessions."""
+
+    def answer(self, queues: Queues) -> DurableStatistics:
+        tables, now = queues.tables, queues.now
+        counts = [(*key, n) for key, n in tables.counts().items() if key[1] not in _ENDED]
+        used, known = {lane for lane, *_ in counts}, tables.lanes()
+        lanes: dict[str, LaneLimit] = {}
+        for name in sorted({*known, *used}):
+            limit = limit_of(known, name)
+            if limit is None:  # a template
+                continue
+            if name not in used and known[name].pause_only and not is_paused(limit, now):
+                continue  # a lane of a template whose pause is over
+            lanes[name] = limit
+        return statistics_of(
+            now,
+            lanes,
+            counts,
+            {name for info in tables.instances() for name in info.names},
+            tables.sessions_of_lanes(),
+            tables.pauses(),
+            tables.requests_of(None),
+            _levels(tables, now),
+            sessions=tables.sessions(),
+            store=tables.identity(),
+        )
+
+
+class Check(Question[CheckReport], long=True):
+    """All jobs, compared with the rules; nothing is repaired."""
+
+    def answer(self, queues: Queues) -> CheckReport:
+        return _checked(queues, repair=False)
+
+
+class Repair(PortionedAct, long=True):
+    """Repair what a `Check` finds. The answer is how many problems were repaired."""
+
+    def portion(self, queues: Queues, limit: int, after: int | None) -> tuple[int, int | None]:
+        return _checked(queues, repair=True).repaired, None
+
+
+def _status_of(job: JobRecord) -> DurableStatus:
+    """Return the public status of a job."""
+    error = None
+    if job.state in (DEAD, FAILED) and job.outcome is not None:
+        failure = json.loads(job.outcome)
+        error = f"{failure['type']}: {failure['message']}"
+    return DurableStatus(
+        id=job.id,
+        name=job.name,
+        session=job.session,
+        lane=job.lane,
+        priority=job.priority,
+        key=job.key,
+        state=job.state,
+        why=job.why,
+        until=job.due if job.state is PARKED else None,
+        attempt=job.attempts + (job.state is RUNNING),
+        crashes=job.crashes,
+        instance=job.instance if job.state is RUNNING else None,
+        cancelling=job.state is RUNNING and job.cancel is not None,
+        error=error,
+        submitted_at=job.submitted_at,
+        history=attempts(job.history),
+    )
+
+
+def _texts_of(queues: Queues, job: JobRecord) -> JobTexts:
+    tables = queues.tables
+    messages = tables.messages(job.id, job.sent - LISTED, LISTED)
+    return JobTexts(
+        payload=job.payload or None,
+        checkpoint=job.checkpoint,
+        outcome=job.outcome,
+        events=tuple(tables.events(job.id, job.emitted - LISTED, LISTED)),
+        messages=tuple((number, bool(taken), text) for number, _, taken, text in messages),
+    )
+
+
+def statistics_of(
+    now: float,
+    lanes: Mapping[str, LaneLimit],
+    counts: Iterable[tuple[str, str, str, int]],
+    handled: Collection[str],
+    sessions_of_lanes: Mapping[str, int],
+    pauses: Mapping[str, float],
+    requests: Sequence[Request],
+    levels: Mapping[str, tuple[QuotaLevel, ...]],
+    *,
+    sessions: int,
+    store: str,
+) -> DurableStatistics:
+    """Return statistics of what a store has read.
+
+    Args:
+      lanes: the lanes that are there.
+      counts: (lane, state, handler's name, how many jobs).
+      handled: the names of handlers of which an instance lives.
+      requests: all, in order.
+    """
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for lane, state, name, count in counts:
+        sums[lane][state] += count
+        if state in (WAITING.value, PARKED.value) and name not in handled:
+            sums[lane]["unhandled"] += count
+    by_lane = {
+        name: DurableLaneStatistics(
+            **{field: sums[name][field] for field in _COUNTED},
+            sessions=sessions_of_lanes.get(name, 0),
+            concurrency=limit.concurrency,
+            max_waiting=limit.max_waiting,
+            paused=is_paused(limit, now),
+        )
+        for name, limit in lanes.items()
+    }
+    return DurableStatistics(
+        **{field: sum(getattr(lane, field) for lane in by_lane.values()) for field in _COUNTED},
+        sessions=sessions,
+        lanes=by_lane,
+        store=store,
+        paused=_paused_of(pauses, now),
+        locks=_locks_of(requests),
+        quotas=_quotas_of(levels, requests),
+    )
+
+
+def _paused_of(pauses: Mapping[str, float], now: float) -> dict[str, float | None]:
+    """Return the first paused sessions; None: until it is resumed."""
+    paused = sorted((session, until) for session, until in pauses.items() if until > now)
+    return {session: None if until == math.inf else until for session, until in paused[:LISTED]}
+
+
+def _locks_of(requests: Iterable[Request]) -> tuple[LockStatistics, ...]:
+    """Return the locks of requests, which are in order: the most wanted first."""
+    held, waits = _by_name(one for one in requests if not one.is_for_quota)
+    most_wanted = sorted({*held, *waits}, key=lambda key: (-len(waits[key]), key))[:LISTED]
+    return tuple(
+        LockStatistics(key, len(held[key]), len(waits[key]), _shown(held[key]), _shown(waits[key]))
+        for key in most_wanted
+    )
+
+
+def _quotas_of(
+    levels: Mapping[str, tuple[QuotaLevel, ...]], requests: Iterable[Request]
+) -> tuple[QuotaStatistics, ...]:
+    """Return the quotas by their levels, and the requests that wait for them."""
+    _, waits = _by_name(one for one in requests if one.is_for_quota)
+    return tuple(
+        QuotaStatistics(name, level, len(waits[name]), _shown(waits[name]))
+        for name, level in levels.items()
+    )
+
+
+def _by_name(requests: Iterable[Request]) -> tuple[_ByName, _ByName]:
+    """Return the requests that were served, and those that wait."""
+    held, waits = _ByName(list), _ByName(list)
+    for request in requests:
+        (waits if request.served is None else held)[request.name].append(request)
+    return held, waits
+
+
+def _shown(requests: Sequence[Request]) -> tuple[LineRequest, ...]:
+    first = requests[:REQUESTS_LISTED]
+    return tuple(LineRequest(one.instance, one.job, one.since) for one in first)
+
+
+def _levels(tables: Tables, now: float) -> dict[str, tuple[QuotaLevel, ...]]:
+    return {
+        name: tuple(
+            _level(tables, meter, limit, now)
+            for meter, limit in zip(quota_meters(f"quota {name}", limits), limits, strict=True)
+        )
+        for name, limits in sorted(tables.quotas().items())[:LISTED]
+    }
+
+
+def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaLevel:
+    marks = tables.marks(meter.key)
+    used = math.ceil(meter.of.used(marks, now))
+    return QuotaLevel(limit, used, meter.of.refilled_at(marks) if used else None)
+
+
+def _checked(queues: Queues, *, repair: bool) -> CheckReport:
+    """Compare every job with the invariants of the engine; repair the differences, if asked."""
+    tables = queues.tables
+    problems = list(tables.inspect())
+    repaired = 0
+    known = {info.id for info in tables.instances()}
+    lanes = tables.lanes()
+    lost: defaultdict[str | None, list[JobRecord]] = defaultdict(list)  # runs of no instance
+    wrong: list[tuple[str, JobRecord, bool]] = []  # (problem, job, whether it should be ready)
+    for session, in_session in groupby(tables.all_live(), key=lambda job: job.session):
+        queue = _with_heads(session, in_session)
+        for job, is_head in queue:
+            problem = _wrong_with(job, is_head)
+            if problem is not None:
+                wrong.append((problem, job, is_head and job.state is WAITING))
+            if job.state is RUNNING and job.instance not in known:
+                problems.append(f"job {job.id} runs on an instance that is not in the store")
+                if is_head:
+                    lost[job.instance].append(job)
+            if label_of(lanes, job.lane) is None:
+                problems.append(f"job {job.id} is for lane {job.lane!r}, which is not in the store")
+    for problem, job, on_list in wrong:
+        problems.append(f"job {job.id} {problem}")
+        if repair:
+            repaired += 1
+            tables.update(job, ready=None, shelf=ON_LIST)
+            if on_list:
+                queues.list_ready(job)
+    if repair:
+        for runs in lost.values():
+            repaired += len(runs)
+            queues.crash(runs)
+        repaired += tables.recount()
+    return CheckReport(tuple(problems), repaired)
+
+
+def _with_heads(
+    session: str | None, queue: Iterable[JobRecord]
+) -> Iterable[tuple[JobRecord, bool]]:
+    """Yield each job of a queue, and whether it is the head, or has no session."""
+    behind = False
+    for job in queue:
+        yield job, session is None or (job.place is not None and not behind)
+        behind = behind or job.place is not None
+
+
+def _wrong_with(job: JobRecord, is_head: bool) -> str | None:
+    if job.state is WAITING and is_head and job.ready is None:
+        return "is a waiting head, and is on no ready list"
+    if job.ready is not None and job.state is not WAITING:
+        return f"is on a ready list, though it is {job.state.value}"
+    if job.ready is not None and not is_head:
+        return "is on a ready list, though other jobs of its session are before it"
+    if job.state is RUNNING and not is_head:
+        return "runs, though other jobs of its session are before it"
+    return None

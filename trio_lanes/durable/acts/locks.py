@@ -1,0 +1,111 @@
+"""Requests for locks and quotas, which wait in lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from ... import RateLimit
+from .._contract.act import Act
+from .._contract.protocol import ServedAt
+from .._rules import lines, rates
+from .._rules.queues import Queues
+
+
+class Acquire(Act[tuple[int, ServedAt | None] | None], leased=True):
+    """Ask for a lock. The answer is the number of the request, and its fence, or None if it waits.
+
+    Requests have a lock in the order in which they came; those that are shared have it together.
+    The fence is greater than every earlier one of the lock. A request ends with `Release`, or with
+    the incarnation of this instance. None: the incarnation has ended.
+    """
+
+    key: str
+    shared: bool
+    job: int | None = None
+    """The job whose run asks, for `BlockersOf` and `AllStatistics`."""
+
+    def apply(self, queues: Queues) -> tuple[int, ServedAt | None] | None:
+        if not queues.is_alive(queues.caller):
+            return None
+        request = lines.make_request(queues, f"lock {self.key}", json.dumps(self.shared), self.job)
+        queues.tables.put_request(request)
+        lines.serve_lock(queues, request.line)
+        return lines.answer_of(queues, request.id)
+
+
+class Spend(Act[tuple[int, ServedAt | None] | None], leased=True):
+    """Take costs, by unit, from a quota. The answer is the number of the request, and the time.
+
+    That is the store's time at which they were taken; None if the request waits. They are taken
+    when all limits admit them, in the order of the requests. The number is 0 if they were taken at
+    once: there is no request then. None: the incarnation has ended.
+    """
+
+    quota: str
+    limits: Sequence[RateLimit]
+    """The same of all instances. What they remember is kept under the quota's name."""
+    costs: Mapping[str, int]
+    job: int | None = None
+
+    def apply(self, queues: Queues) -> tuple[int, ServedAt | None] | None:
+        if not queues.is_alive(queues.caller):
+            return None
+        lines.remember(queues, self.quota, self.limits)
+        data = json.dumps([rates.to_json(self.limits), dict(self.costs)])
+        request = lines.make_request(queues, f"quota {self.quota}", data, self.job)
+        first = lines.first_of(queues, request.line)
+        if first is None and lines.charged(queues, request):
+            return 0, queues.now
+        queues.tables.put_request(request)
+        if first is not None:
+            lines.serve_quota(queues, request.line)  # its time may have come
+        return lines.answer_of(queues, request.id)
+
+
+class Release(Act[None]):
+    """End a request, whether it waits or was served."""
+
+    request: int
+    used: bool
+    """False gives back what was taken from the quota."""
+
+    def apply(self, queues: Queues) -> None:
+        lines.release(queues, self.request, self.used)
+
+
+class Settle(Act[None]):
+    """Change the costs that were taken at a time: less than 0 gives back, more takes now."""
+
+    quota: str
+    limits: Sequence[RateLimit]
+    at: ServedAt
+    change: Mapping[str, int]
+
+    def apply(self, queues: Queues) -> None:
+        lines.remember(queues, self.quota, self.limits)
+        line = f"quota {self.quota}"
+        less = {unit: -amount for unit, amount in self.change.items() if amount < 0}
+        more = {unit: amount for unit, amount in self.change.items() if amount > 0}
+        meters = rates.quota_meters(line, self.limits)
+        rates.give_back(queues.tables, meters, less, queues.now, self.at)
+        rates.charge(queues.tables, meters, more, queues.now)
+        lines.wake_first(queues, line)
+
+
+class ResetQuota(Act[bool]):
+    """Forget what was spent from a quota; the first request that waits is served again.
+
+    The answer is False if the store knows no such quota.
+    """
+
+    quota: str
+
+    def apply(self, queues: Queues) -> bool:
+        limits, line = queues.tables.quotas().get(self.quota), f"quota {self.quota}"
+        if limits is None:
+            return False
+        for meter in rates.quota_meters(line, limits):
+            queues.tables.forget_marks(meter.key)
+        lines.wake_first(queues, line)
+        return True

@@ -1,0 +1,156 @@
+"""Acts of a run, under its fence, and messages to runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .._contract.act import Act, Hints
+from .._contract.protocol import EVENTS_KEPT, MESSAGES_KEPT
+from .._contract.state import CANCELLED, PARKED, RUNNING, WAITING
+from .._rules.budget import Budget
+from .._rules.job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT
+from .._rules.queues import Queues
+
+
+class Checkpoint(Act[bool], leased=True):
+    """Keep data for the next attempt; False if the fence is no longer the run's."""
+
+    id: int
+    fence: int
+    data: str
+
+    def apply(self, queues: Queues) -> bool:
+        job = queues.run_of(self.id, self.fence)
+        if job is not None:
+            queues.tables.update(job, checkpoint=self.data)
+        return job is not None
+
+
+class Take(Act[bool | None], leased=True):
+    """Keep data for the next attempt, and end jobs of the run's session; all or nothing.
+
+    The answer is True if it is done; False if one of the jobs neither waits nor is parked in the
+    session; None if the fence is no longer the run's.
+    """
+
+    id: int
+    fence: int
+    data: str
+    taken: Mapping[int, str]
+    """The outcome, as JSON text, of each job that ends, by its id."""
+
+    @property
+    def hints(self) -> Hints:
+        return Hints(ids=[self.id, *self.taken])
+
+    def apply(self, queues: Queues) -> bool | None:
+        job = queues.run_of(self.id, self.fence)
+        if job is None:
+            return None
+        others = [queues.tables.get(other) for other in self.taken]
+        for other in others:
+            if (
+                other is None
+                or other.session is None
+                or other.session != job.session
+                or other.state not in (WAITING, PARKED)
+            ):
+                return False
+        queues.tables.update(job, checkpoint=self.data)
+        for other in others:
+            assert other is not None
+            queues.end(other, CANCELLED, self.taken[other.id])
+        return True
+
+
+class LendSlot(Act[bool], leased=True):
+    """Free the slot of a run; False if the fence is no longer the run's."""
+
+    id: int
+    fence: int
+
+    def apply(self, queues: Queues) -> bool:
+        job = queues.run_of(self.id, self.fence)
+        if job is not None:
+            queues.tables.update(job, lent=LENT_SLOT)
+            queues.look = True
+        return job is not None
+
+
+class RegainSlot(Act[bool | None], leased=True):
+    """Take the slot back: False if no slot is free; None if the fence is not the run's.
+
+    A run that got False goes ahead of every claim; the caller tries again after each step.
+    """
+
+    id: int
+    fence: int
+
+    def apply(self, queues: Queues) -> bool | None:
+        job = queues.run_of(self.id, self.fence)
+        if job is None:
+            return None
+        if job.lent == HOLDS_SLOT:
+            return True
+        if job.lent == LENT_SLOT:
+            queues.tables.update(job, lent=WANTS_SLOT)
+        if not Budget(queues.tables, queues.now).may_return(job):
+            return False
+        queues.tables.update(job, lent=HOLDS_SLOT)
+        return True
+
+
+class EmitEvent(Act[int | None], leased=True):
+    """Keep an event of a run (JSON text), for tasks that read the events of its job.
+
+    The answer is its number: a job's events are counted from 1, over all attempts. None: the fence
+    is no longer the run's. The last ``EVENTS_KEPT`` events are kept, as long as the job.
+    """
+
+    id: int
+    fence: int
+    event: str
+
+    def apply(self, queues: Queues) -> int | None:
+        job = queues.run_of(self.id, self.fence)
+        if job is None:
+            return None
+        number = job.emitted + 1
+        queues.tables.update(job, emitted=number)
+        queues.tables.put_event(job, number, self.event, EVENTS_KEPT)
+        queues.ended.append((job.id, None))
+        return number
+
+
+class Send(Act[tuple[int, int] | str]):
+    """Keep a message (JSON text) for the run of a job, or for the job that runs in a session.
+
+    The answer is the job and the message's number; a message with the same key is the same message.
+    Else it is why not: ``"no_active_run"``, or ``"not_streaming"`` if the job has ``MESSAGES_KEPT``
+    messages already.
+    """
+
+    session: str | None
+    id: int | None
+    message: str
+    key: str | None
+
+    def apply(self, queues: Queues) -> tuple[int, int] | str:
+        if self.session is not None:
+            job = queues.tables.head(self.session)
+        else:
+            job = None if self.id is None else queues.known(self.id)
+        if job is None or job.state is not RUNNING:
+            return "no_active_run"
+        tables = queues.tables
+        if self.key is not None:
+            for number, known, _, _ in tables.messages(job.id, 0, MESSAGES_KEPT):
+                if known == self.key:
+                    return job.id, number
+        if job.sent >= MESSAGES_KEPT:
+            return "not_streaming"
+        number = job.sent + 1
+        tables.update(job, sent=number)
+        tables.put_message(job.id, number, self.key, False, self.message)
+        queues.ended.append((job.id, None))
+        return job.id, number
