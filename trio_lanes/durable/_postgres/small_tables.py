@@ -414,9 +414,8 @@ class SmallTables:
 
 
 def _lane(name: str, told: str) -> LaneLimit:
-    # an older version wrote no `pause_only`
-    most, room, paused_until, rates, proposed, *pause_only = json.loads(told)
-    return LaneLimit(most, room, paused_until, from_json(rates), proposed, *pause_only)
+    most, room, paused_until, rates, proposed, pause_only = json.loads(told)
+    return LaneLimit(most, room, paused_until, from_json(rates), proposed, pause_only)
 
 
 def _instance(id: str, told: str) -> InstanceInfo:

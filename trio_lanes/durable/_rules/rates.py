@@ -145,9 +145,8 @@ def to_json(rates: Sequence[RateLimit]) -> str:
 def from_json(text: str) -> tuple[RateLimit, ...]:
     """Return the rate limits of a text from `to_json`."""
     return tuple(
-        # in a store of an earlier version a rate has no unit: it counts requests
-        RateLimit(limit, per, algorithm=algorithm, burst=burst, unit=(*unit, REQUESTS)[0])
-        for limit, per, algorithm, burst, *unit in json.loads(text)
+        RateLimit(limit, per, algorithm=algorithm, burst=burst, unit=unit)
+        for limit, per, algorithm, burst, unit in json.loads(text)
     )
 
 

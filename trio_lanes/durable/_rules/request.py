@@ -23,8 +23,8 @@ class Request:
     """The fence of a lock; when the costs were taken; None while it waits."""
     job: int | None = None
     """The job whose run made it; None: a task outside of a run."""
-    since: float | None = None
-    """Since when it waits, or was served; None: an earlier version made it."""
+    since: float = 0.0
+    """Since when it waits, or was served."""
 
     @property
     def name(self) -> str:

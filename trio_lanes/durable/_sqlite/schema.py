@@ -21,10 +21,15 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Final
 
-from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
+from .._contract.errors import (
+    StoreError,
+    StoreUnavailableError,
+    StoreVersionError,
+    other_schema,
+)
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 11
+SCHEMA_VERSION: Final = 1
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -187,100 +192,7 @@ CREATE TABLE logs (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: Final = {
-    1: """
-ALTER TABLE meta ADD COLUMN store TEXT NOT NULL DEFAULT '';
-ALTER TABLE meta ADD COLUMN result_ttl REAL;
-ALTER TABLE meta ADD COLUMN max_crashes;
-ALTER TABLE meta ADD COLUMN hold INTEGER;
-UPDATE meta SET store = lower(hex(randomblob(16)));
-ALTER TABLE lanes ADD COLUMN proposed INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN company INTEGER NOT NULL DEFAULT 0;
-""",
-    2: """
-UPDATE jobs SET shelf = 0 WHERE shelf = 1;
-DROP INDEX jobs_ready;
-DROP INDEX jobs_unhandled;
-CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
-    WHERE ready IS NOT NULL AND shelf = 0;
-CREATE TABLE turns (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-""",
-    3: """
-ALTER TABLE jobs ADD COLUMN cost TEXT;
-CREATE TEMP TABLE sums AS
-    SELECT meter, number, row_number() OVER (PARTITION BY meter ORDER BY number) AS n FROM marks
-    WHERE meter GLOB '* sliding [0-9]' OR meter GLOB '* sliding [0-9][0-9]';
-UPDATE marks SET starts = sums.n FROM sums
-    WHERE marks.meter = sums.meter AND marks.number = sums.number;
-DROP TABLE sums;
-""",
-    4: """
-ALTER TABLE jobs ADD COLUMN error TEXT;
-UPDATE jobs SET error = coalesce(json_extract(outcome, '$.type'), 'crash')
-    WHERE state = 'dead' OR state = 'failed';
-DROP INDEX jobs_dead;
-CREATE INDEX jobs_name ON jobs (name);
-CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
-CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
-""",
-    5: "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '';\n",
-    6: """
-ALTER TABLE lanes ADD COLUMN pause_only INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE marks ADD COLUMN until REAL NOT NULL DEFAULT 9e999;
-""",
-    7: """
-ALTER TABLE jobs ADD COLUMN emitted INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE events (
-    job INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (job, number)
-) WITHOUT ROWID;
-CREATE TRIGGER forget_events AFTER DELETE ON jobs WHEN old.emitted > 0 BEGIN
-    DELETE FROM events WHERE job = old.id;
-END;
-""",
-    8: """
-ALTER TABLE jobs ADD COLUMN sent INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE messages (
-    job INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    key TEXT,
-    taken INTEGER NOT NULL,     -- 1: a run of the job has taken it
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (job, number)
-) WITHOUT ROWID;
-CREATE TRIGGER forget_messages AFTER DELETE ON jobs WHEN old.sent > 0 BEGIN
-    DELETE FROM messages WHERE job = old.id;
-END;
-""",
-    9: """
-CREATE TABLE requests (         -- for locks and quotas
-    id INTEGER PRIMARY KEY,
-    line TEXT NOT NULL,
-    instance TEXT NOT NULL,
-    told TEXT NOT NULL,         -- JSON; see `Request`
-    served REAL                 -- NULL: it waits
-);
-CREATE INDEX requests_line ON requests (line, served);
-CREATE INDEX requests_instance ON requests (instance);
-CREATE TABLE logs (
-    log TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    author TEXT NOT NULL,       -- the incarnation that added the record
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (log, number)
-) WITHOUT ROWID;
-""",
-    10: """
-ALTER TABLE jobs ADD COLUMN headers TEXT;
-ALTER TABLE jobs ADD COLUMN run_at REAL;
-ALTER TABLE requests ADD COLUMN job INTEGER;
-ALTER TABLE requests ADD COLUMN since REAL;
-CREATE TABLE quotas (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
-""",
-}
+MIGRATIONS: Final[dict[int, str]] = {}
 """By schema version, the script that makes the next version."""
 
 
@@ -343,14 +255,14 @@ def examine(path: Path) -> int:
     filled or migrated the file.
 
     Raises:
-      StoreVersionError: if the file has a newer schema, or belongs to another program.
+      StoreVersionError: if the file has another schema, or belongs to another program.
       StoreError: if the file is damaged, or ``path`` is not a file.
       StoreUnavailableError: if the file cannot be read now.
     """
     if not _size(path):
         return 0
     header = _header(path)
-    if isinstance(header, sqlite3.Error) or header in _OURS:
+    if isinstance(header, sqlite3.Error) or header[0] == APPLICATION_ID:
         _let_it_be_made(path)
         if not _size(path):
             return 0
@@ -361,16 +273,10 @@ def examine(path: Path) -> int:
     if application != APPLICATION_ID:
         raise StoreVersionError(f"{path} belongs to another program (application_id {application})")
     if version != SCHEMA_VERSION and version not in MIGRATIONS:
-        raise StoreVersionError(
-            f"{path} has schema {version}; this version of trio_lanes reads schemas up to "
-            f"{SCHEMA_VERSION}: install a newer version"
-        )
+        raise other_schema(str(path), version, SCHEMA_VERSION)
     if _size(path) <= CHECKED_UP_TO:
         _look_through(path)
     return version
-
-
-_OURS: Final = {(APPLICATION_ID, version) for version in (*MIGRATIONS, SCHEMA_VERSION)}
 
 
 def _size(path: Path) -> int:

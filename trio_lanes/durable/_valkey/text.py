@@ -426,7 +426,7 @@ def _request(told: Sequence[Any]) -> Request:
     id, for_quota, name, instance, job, since, served = told
     line = f"{'quota' if for_quota else 'lock'} {name}"
     return Request(
-        id, line, instance, "", 0.0 if served else None, int(job) if job else None, seconds(since)
+        id, line, instance, "", 0.0 if served else None, int(job) if job else None, a_time(since)
     )
 
 
