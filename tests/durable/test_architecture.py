@@ -20,7 +20,7 @@ ORDER = (
     "_options",  # values that users give, checked and made into records
     "_wire",  # the calls of a store as messages
     "_rules",  # the rules of scheduling, over tables
-    "_tables",  # what stores of tables in a database share
+    "_sql",  # what the stores in SQL databases share
     "_memory",  # the store in memory
     "_sqlite",  # the store in a SQLite file
     "_postgres",  # the store in a schema of a PostgreSQL database

@@ -28,13 +28,13 @@ MAX_LINES = {
     "durable": 200,
     "durable/_contract": 1_350,
     "durable/_lanes": 1_600,
-    "durable/_memory": 500,
+    "durable/_memory": 400,
     "durable/_options": 600,
-    "durable/_postgres": 2_700,
-    "durable/_rules": 3_700,
+    "durable/_postgres": 1_700,
+    "durable/_rules": 3_850,  # 100 of them are settings, which each of three tables had
     "durable/_runs": 1_250,
-    "durable/_sqlite": 2_300,
-    "durable/_tables": 750,
+    "durable/_sqlite": 1_350,
+    "durable/_sql": 1_900,
     "durable/_valkey": 2_050,
     "durable/_valkey/lua": 4_500,
     "durable/_wire": 850,
@@ -52,7 +52,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 54_250
+MAX_IN_ALL = 53_300
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 

@@ -49,7 +49,7 @@ from .._options.retry import RetryPolicy
 from .._options.submission import Submission, checked_priority
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
-from .._tables.weak_values import WeakValues
+from .._sql.weak_values import WeakValues
 from .ending import Endable
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from .._contract.protocol import REMEMBERED_FOR
 from .tables import LastStep
 
-MOST: Final = 100_000
+MAX_ANSWERS: Final = 100_000
 """How many answers are kept at most: with more, the oldest are dropped before their time.
 
 Callers that wait for an answer are far fewer, and they stop asking after the store's patience.
@@ -27,7 +27,7 @@ class Answers:
       steps: the last step of each instance.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_ANSWERS) -> None:
         self._most: Final = most
         self._by_ticket: Final[dict[str, tuple[float, Any]]] = {}  # {ticket: (time, answer)}
         self._next_over = 0.0  # before this time, the time of no answer is over
@@ -77,3 +77,21 @@ class Answers:
         for ticket in self._new:
             self._by_ticket.pop(ticket, None)
         self._new.clear()
+
+
+class RemembersAnswers:
+    """The part of `Tables` for answers and steps."""
+
+    _answers: Answers
+
+    def answer(self, ticket: str, now: float) -> tuple[Any] | None:
+        return self._answers.get(ticket, now)
+
+    def put_answer(self, ticket: str, answer: Any, now: float) -> None:
+        self._answers.put(ticket, answer, now)
+
+    def last_step(self, instance: str) -> LastStep | None:
+        return self._answers.steps.get(instance)
+
+    def put_last_step(self, instance: str, step: LastStep | None) -> None:
+        self._answers.put_step(instance, step)

@@ -77,7 +77,7 @@ from .job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
 from .lane_limits import configured, limit_of
 from .orders import revive
 from .queues import Queues
-from .tables import LastStep, Tables
+from .tables import Item, LastStep, Tables
 
 T = TypeVar("T")
 
@@ -460,7 +460,12 @@ class Engine(Queues):
 
     def write_log(self, instance: str, log: str, record: str) -> int | None:
         """Add a record to a log; None: the instance has no lease."""
-        return self.tables.write_log(log, instance, record) if self.is_alive(instance) else None
+        if not self.is_alive(instance):
+            return None
+        name = f"log {log}"
+        number = self.tables.last_item(name) + 1
+        self.tables.append(name, Item(number, record, instance))
+        return number
 
     def lend_slot(self, instance: str, id: int, fence: int) -> bool:
         """Free the slot of a run; False if the fence is no longer the run's."""

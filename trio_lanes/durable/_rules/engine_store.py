@@ -334,11 +334,14 @@ class EngineStore(ABC):
 
     async def read_log(self, log: str, after: int) -> list[tuple[int, str, str]]:
         return await self._read(
-            lambda queues: inspection.page_of(queues.tables.read_log(log, after, PAGE)), long=True
+            lambda queues: inspection.page_of(queues.tables.items(f"log {log}", after, PAGE)),
+            long=True,
         )
 
     async def drop_log(self, log: str, ticket: str) -> bool:
-        return await self._transact(lambda engine: engine.tables.drop_log(log), ticket)
+        return await self._transact(
+            lambda engine: engine.tables.drop_items(f"log {log}", taken=True), ticket
+        )
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         while True:

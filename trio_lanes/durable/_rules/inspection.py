@@ -36,7 +36,7 @@ from .lane_limits import label_of, limit_of
 from .queues import Queues
 from .rates import Meter, quota_meters
 from .request import Request
-from .tables import Tables
+from .tables import Item, Tables
 
 _ENDED = {state.value for state in ENDED}
 _ByName: TypeAlias = defaultdict[str, list[Request]]
@@ -73,26 +73,31 @@ def with_texts(queues: Queues, id: int) -> DurableStatus | None:
     job, tables = queues.known(id), queues.tables
     if job is None:
         return None
-    messages = tables.messages(id, job.sent - LISTED, LISTED)
+    events = tables.items(job.event_list, job.emitted - LISTED, LISTED)
+    messages = tables.items(job.message_list, job.sent - LISTED, LISTED)
     texts = JobTexts(
         payload=job.payload or None,
         checkpoint=job.checkpoint,
         outcome=job.outcome,
-        events=tuple(tables.events(id, job.emitted - LISTED, LISTED)),
-        messages=tuple((number, bool(taken), text) for number, _, taken, text in messages),
+        events=tuple((item.number, item.data) for item in events),
+        messages=tuple((item.number, item.taken, item.data) for item in messages),
     )
     return attrs.evolve(status_of(job), texts=texts)
 
 
-def page_of(records: Iterable[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
-    """Return the first records that have at most ``STEP_BYTES`` of text, or a single one."""
+def page_of(records: Iterable[Item]) -> list[tuple[int, str, str]]:
+    """Return the first records of a log that have at most ``STEP_BYTES`` of text, or a single one.
+
+    Each is (number, incarnation that added it, text).
+    """
     page: list[tuple[int, str, str]] = []
     size = 0
-    for record in records:
-        size += len(record[2].encode())
+    for number, text, author, _ in records:
+        size += len(text.encode())
         if page and size > STEP_BYTES:
             break
-        page.append(record)
+        assert author is not None
+        page.append((number, author, text))
     return page
 
 

@@ -38,9 +38,9 @@ def acquire(
     return _answer(queues, request.id)
 
 
-def _request(queues: Queues, line: str, instance: str, told: str, job: int | None) -> Request:
+def _request(queues: Queues, line: str, instance: str, data: str, job: int | None) -> Request:
     number = queues.tables.next_number()
-    return Request(number, line, instance, told, job=job, since=queues.now)
+    return Request(number, line, instance, data, job=job, since=queues.now)
 
 
 def spend(
@@ -56,8 +56,8 @@ def spend(
     The time is None if it waits. The number is 0 if it was charged at once: it is not kept.
     """
     _remember(queues, quota, limits)
-    told = json.dumps([rates.to_json(limits), dict(costs)])
-    request = _request(queues, f"quota {quota}", instance, told, job)
+    data = json.dumps([rates.to_json(limits), dict(costs)])
+    request = _request(queues, f"quota {quota}", instance, data, job)
     first = _first(queues, request.line)
     if first is None and _charged(queues, request):
         return 0, queues.now
@@ -156,7 +156,7 @@ def _serve_lock(queues: Queues, line: str) -> None:
     tables = queues.tables
     while (request := _first(queues, line)) is not None:
         holder = tables.first_request(line, served=True)
-        if holder is not None and "false" in (holder.told, request.told):
+        if holder is not None and "false" in (holder.data, request.data):
             return
         request.served, request.since = tables.next_number(), queues.now
         tables.put_request(request)
@@ -213,5 +213,5 @@ def ready_at(queues: Queues, request: Request) -> float:
 
 
 def _terms(request: Request) -> tuple[Sequence[RateLimit], Mapping[str, int]]:
-    limits, costs = json.loads(request.told)
+    limits, costs = json.loads(request.data)
     return rates.from_json(limits), costs

@@ -17,7 +17,7 @@ class Request:
     """``lock KEY`` or ``quota NAME``."""
     instance: str
     """The incarnation that made it, and whose end ends it."""
-    told: str
+    data: str
     """JSON: of a lock, whether it is shared; of a quota, its rates and the costs."""
     served: float | None = None
     """The fence of a lock; when the costs were taken; None while it waits."""

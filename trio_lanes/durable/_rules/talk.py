@@ -13,8 +13,9 @@ from .._contract.protocol import EVENTS_KEPT, MESSAGES_KEPT
 from .._contract.state import DEAD, ENDED, RUNNING
 from .job_record import JobRecord
 from .queues import Queues
+from .tables import Item
 
-AT_ONCE: Final = 100
+BATCH: Final = 100
 """How many events one call returns at most."""
 
 
@@ -22,7 +23,7 @@ def emit(queues: Queues, job: JobRecord, event: str) -> int:
     """Keep an event of a job; return its number. Tasks that read the job's events are woken."""
     number = job.emitted + 1
     queues.tables.update(job, emitted=number)
-    queues.tables.put_event(job, number, event, EVENTS_KEPT)
+    queues.tables.append(job.event_list, Item(number, event), EVENTS_KEPT)
     queues.ended.append((job.id, None))
     return number
 
@@ -36,7 +37,8 @@ def events(queues: Queues, id: int, after: int) -> list[tuple[int, str]] | None:
     job = queues.known(id)
     if job is None:
         raise LookupError(id)
-    found = queues.tables.events(id, after, AT_ONCE) if job.emitted > after else []
+    items = queues.tables.items(job.event_list, after, BATCH) if job.emitted > after else ()
+    found = [(item.number, item.data) for item in items]
     over = job.state in ENDED or job.state is DEAD
     return found if found or over else None
 
@@ -49,14 +51,14 @@ def send(
         return "no_active_run"
     tables = queues.tables
     if key is not None:
-        for number, known, _, _ in tables.messages(job.id, 0, MESSAGES_KEPT):
-            if known == key:
-                return job.id, number
+        for item in tables.items(job.message_list, 0, MESSAGES_KEPT):
+            if item.tag == key:
+                return job.id, item.number
     if job.sent >= MESSAGES_KEPT:
         return "not_streaming"
     number = job.sent + 1
     tables.update(job, sent=number)
-    tables.put_message(job.id, number, key, False, message)
+    tables.append(job.message_list, Item(number, message, key, taken=False))
     queues.ended.append((job.id, None))
     return job.id, number
 
@@ -64,17 +66,18 @@ def send(
 def sent(queues: Queues, id: int, number: int) -> bool | None:
     """Return whether a message was taken; None: it may be taken yet."""
     job = queues.known(id)
-    found = [] if job is None else queues.tables.messages(id, number - 1, 1)
-    if not found or found[0][0] != number:
-        return False
-    return True if found[0][2] else None
+    items = () if job is None else queues.tables.items(job.message_list, number - 1, 1)
+    for item in items:
+        if item.number == number:
+            return True if item.taken else None
+    return False
 
 
 def receive(queues: Queues, job: JobRecord, after: int) -> tuple[int, str] | None:
     """Take the next message to a run; None: there is none yet."""
-    for number, key, taken, message in queues.tables.messages(job.id, after, 1):
-        if not taken:
-            queues.tables.put_message(job.id, number, key, True, message)
+    for item in queues.tables.items(job.message_list, after, 1):
+        if not item.taken:
+            queues.tables.append(job.message_list, Item(item.number, item.data, item.tag))
             queues.ended.append((job.id, None))
-        return number, message
+        return item.number, item.data
     return None
