@@ -31,7 +31,9 @@ class MemoryTables(RemembersAnswers, Settings):
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
         self._settings: Final[dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
-        self._refilled_at: Final[dict[str, float]] = {}  # {meter with marks: when it is as new}
+        self._refilled_at: Final[
+            dict[str, float]
+        ] = {}  # {meter with marks: when it is replenished}
         self._number = 0
         self._identity: Final = uuid.uuid4().hex
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
@@ -127,7 +129,7 @@ class MemoryTables(RemembersAnswers, Settings):
             job for job in self._jobs.values() if job.state is RUNNING and job.instance == instance
         ]
 
-    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         runs = [job for job in self.running(instance) if job.lent != LENT_SLOT]
         return len(runs), [job for job in runs if job.company]
 
@@ -147,7 +149,7 @@ class MemoryTables(RemembersAnswers, Settings):
             if job.state is RUNNING and job.lent != LENT_SLOT
         }
 
-    def wanting(self, lane: str) -> list[JobRecord]:
+    def slot_requests(self, lane: str) -> list[JobRecord]:
         wanting = (
             job
             for job in self._jobs.values()

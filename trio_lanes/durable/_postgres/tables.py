@@ -127,9 +127,7 @@ _FORGET: Final = (
 _PUT_ANSWERS: Final = Many(
     "INSERT INTO main.answers SELECT v.ticket, v.until, v.data FROM v"
     " ON CONFLICT (ticket) DO UPDATE SET until = excluded.until, data = excluded.data",
-    ticket="text",
-    until="float8",
-    data="text",
+    "ticket text, until float8, data text",
 )
 
 Given: TypeAlias = tuple[SubmittedJob, float, Exception | None]

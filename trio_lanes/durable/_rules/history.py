@@ -45,8 +45,8 @@ def begun(history: str, number: int, fence: int, where: str, now: float) -> str:
 
 def ended(history: str, how: str, now: float, error: str | None) -> str:
     """Complete the last run, which ends now."""
-    told = "null" if error is None else json.dumps(error[:LONGEST_ERROR])
-    return f'{history.removesuffix(_OPEN)},{_text_of(now)},"{how}",{told}]'
+    short = "null" if error is None else json.dumps(error[:LONGEST_ERROR])
+    return f'{history.removesuffix(_OPEN)},{_text_of(now)},"{how}",{short}]'
 
 
 def forgiven(history: str, fence: int) -> str:
@@ -71,5 +71,5 @@ def error_type(outcome: str) -> str:
 
 def in_one_line(outcome: str) -> str:
     """Return the JSON text of an error as one line."""
-    told = json.loads(outcome)
-    return " ".join(f"{told['type']}: {told['message']}".split())
+    error = json.loads(outcome)
+    return " ".join(f"{error['type']}: {error['message']}".split())

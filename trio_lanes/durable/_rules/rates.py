@@ -130,7 +130,7 @@ def _counted(meters: Iterable[Meter], costs: Costs) -> Iterator[tuple[Meter, int
 
 def _put(tables: Tables, meter: Meter, added: Marks, keep: int) -> None:
     marks = tables.marks(meter.key)
-    # when it is as new follows from the first and the last mark alone
+    # when it is replenished follows from the first and the last mark alone
     ends = [marks[0], *added] if keep > len(added) else added
     tables.put_marks(meter.key, added, keep, meter.of.refilled_at(ends))
 

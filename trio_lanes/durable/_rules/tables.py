@@ -102,7 +102,7 @@ class Tables(Protocol):
 
     # ---- runs
     def running(self, instance: str) -> list[JobRecord]: ...
-    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         """Return how many runs of an instance have not lent their slots, and its suspects.
 
         A suspect is a run of a job that has run in a crash: its ``company`` is not 0.
@@ -115,7 +115,7 @@ class Tables(Protocol):
     def running_lanes(self) -> Iterable[str]:
         """Return the lanes of which a run holds a slot or wants it back."""
 
-    def wanting(self, lane: str) -> list[JobRecord]:
+    def slot_requests(self, lane: str) -> list[JobRecord]:
         """Return the runs of a lane that want their slots back, in order of their fences."""
 
     # ---- selections

@@ -350,7 +350,7 @@ class ActThread(ABC):
         """Note that the commit of all acts begins.
 
         Raises:
-          OverdueError: if the caller of an act has been told that it has not happened.
+          OverdueError: if the caller of an act knows by now that it has not happened.
         """
         with self._lock:
             if any(act.overdue for act in acts):

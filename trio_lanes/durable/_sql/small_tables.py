@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
@@ -28,45 +28,32 @@ SETTINGS: Final = "SELECT kind, name, data FROM main.settings"
 _PUT_SETTINGS: Final = Many(
     "INSERT INTO main.settings SELECT v.kind, v.name, v.data FROM v WHERE true"
     " ON CONFLICT (kind, [name]) DO UPDATE SET data = excluded.data",
-    kind="text",
-    name="text",
-    data="text",
+    "kind text, name text, data text",
 )
 _DROP_SETTINGS: Final = Many(
     "DELETE FROM main.settings USING v WHERE settings.kind = v.kind AND settings.[name] = v.name",
-    kind="text",
-    name="text",
+    "kind text, name text",
 )
 _PUT_ITEMS: Final = Many(
     "INSERT INTO main.lists SELECT v.list, v.number, v.tag, v.taken, v.data FROM v WHERE true"
     " ON CONFLICT ([list], number) DO UPDATE SET taken = excluded.taken",
-    list="text",
-    number="bigint",
-    tag="text",
-    taken="int",
-    data="text",
+    "list text, number bigint, tag text, taken int, data text",
 )
 _CUT_LISTS: Final = Many(
     "DELETE FROM main.lists USING v WHERE lists.[list] = v.list AND lists.number <= v.last",
-    list="text",
-    last="bigint",
+    "list text, last bigint",
 )
 _ADD_MARKS: Final = Many(
-    "INSERT INTO main.marks SELECT v.meter, v.n + coalesce("
-    "(SELECT max(number) FROM main.marks AS m WHERE m.[meter] = v.meter), 0),"
-    " v.time, v.starts, v.until FROM v",
-    meter="text",
-    n="bigint",
-    time="float8",
-    starts="bigint",
-    until="float8",
+    "INSERT INTO main.marks SELECT v.meter, v.number, v.time, v.starts, v.until FROM v",
+    "meter text, number bigint, time float8, starts bigint, until float8",
 )
 _CUT_MARKS: Final = Many(
-    "DELETE FROM main.marks USING v WHERE marks.[meter] = v.meter AND marks.number <="
-    " (SELECT max(number) FROM main.marks AS m WHERE m.[meter] = v.meter) - v.keep",
-    meter="text",
-    keep="bigint",
+    "DELETE FROM main.marks USING v WHERE marks.[meter] = v.meter AND marks.number <= v.last",
+    "meter text, last bigint",
 )
+_LISTS: Final = (_PUT_ITEMS, _CUT_LISTS)
+_MARKS: Final = (_ADD_MARKS, _CUT_MARKS)
+_WRITES: Final = (*_LISTS, *_MARKS, _DROP_SETTINGS, _PUT_SETTINGS)
 _FIELDS: Final = [field.name for field in attrs.fields(Request)]
 _REQUESTS: Final = f"SELECT {', '.join(_FIELDS)} FROM main.requests WHERE "
 _PUT_REQUEST: Final = (
@@ -82,11 +69,8 @@ class SmallTables(Settings, ABC):
     def __init__(self) -> None:
         self._small_writes = 0
         self._parsed: dict[tuple[str, str], tuple[str, Any]] = {}  # JSON that was read before
-        self._unwritten: Final[dict[tuple[str, str], Any]] = {}  # {(kind, name): setting}
-        self._items: Final[dict[tuple[str, int], Item]] = {}  # {(list, number): unwritten item}
-        self._cuts: Final[dict[str, int]] = {}  # {list: the last number to be deleted}
-        self._new_marks: Final[list[tuple[str, Mark, float]]] = []
-        self._kept: Final[dict[str, int]] = {}  # {meter of a new mark: how many marks it keeps}
+        # {statement: {key: row}}, in the order in which they are written
+        self._unwritten: Final[dict[Many, dict[Any, Row]]] = {many: {} for many in _WRITES}
         self._forget_small()
 
     @abstractmethod
@@ -101,24 +85,22 @@ class SmallTables(Settings, ABC):
         """Drop all cached rows: another process may have written, or a rollback came."""
         self._settings: dict[str, dict[str, Any]] | None = None
         self._marks: dict[str, deque[Mark]] = {}
-        for unwritten in (self._unwritten, self._items, self._cuts, self._new_marks, self._kept):
-            unwritten.clear()
+        self._last_marks: dict[str, int] = {}  # {meter of known marks: the last number}
+        for rows in self._unwritten.values():
+            rows.clear()
 
-    def _flush_small(self) -> None:
-        """Write all that waits."""
-        self._flush_marks()
-        self._flush_lists()
-        gone = [key for key, value in self._unwritten.items() if value is None]
-        if gone:
-            self._execute_many(_DROP_SETTINGS, gone)
-        there = [
-            (kind, name, _CODECS[kind][0](value))
-            for (kind, name), value in self._unwritten.items()
-            if value is not None
-        ]
-        if there:
-            self._execute_many(_PUT_SETTINGS, there)
-        self._unwritten.clear()
+    def _write(self, many: Many, key: Any, row: Row) -> None:
+        """Write a row before the next query of its table, or at the end of the transaction."""
+        self._unwritten[many][key] = row
+        self._small_writes += 1
+
+    def _flush_small(self, statements: Iterable[Many] = _WRITES) -> None:
+        """Write the rows that wait for some statements."""
+        for many in statements:
+            rows = self._unwritten[many]
+            if rows:
+                self._execute_many(many, list(rows.values()))
+                rows.clear()
 
     # ---- settings
 
@@ -142,8 +124,13 @@ class SmallTables(Settings, ABC):
     def _put(self, kind: str, name: str, value: Any) -> bool:
         changed = super()._put(kind, name, value)
         if changed:
-            self._unwritten[kind, name] = value
-            self._small_writes += 1
+            key = kind, name
+            for many in (_PUT_SETTINGS, _DROP_SETTINGS):
+                self._unwritten[many].pop(key, None)
+            if value is None:
+                self._write(_DROP_SETTINGS, key, key)
+            else:
+                self._write(_PUT_SETTINGS, key, (*key, _CODECS[kind][0](value)))
         return changed
 
     def identity(self) -> str:
@@ -152,13 +139,13 @@ class SmallTables(Settings, ABC):
     # ---- lists
 
     def append(self, name: str, item: Item, keep: int | None = None) -> None:
-        self._items[name, item.number] = item
+        row = name, item.number, item.tag, int(item.taken), item.data
+        self._write(_PUT_ITEMS, (name, item.number), row)
         if keep is not None and item.number > keep:
-            self._cuts[name] = item.number - keep
-        self._small_writes += 1
+            self._write(_CUT_LISTS, name, (name, item.number - keep))
 
     def items(self, name: str, after: int, limit: int) -> Iterable[Item]:
-        self._flush_lists()
+        self._flush_small(_LISTS)
         rows = self._execute(
             "SELECT number, data, tag, taken FROM main.lists"
             " WHERE [list] = :list AND number > :after ORDER BY number LIMIT :limit",
@@ -167,27 +154,15 @@ class SmallTables(Settings, ABC):
         return (Item(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
 
     def last_item(self, name: str) -> int:
-        self._flush_lists()
+        self._flush_small(_LISTS)
         statement = "SELECT coalesce(max(number), 0) FROM main.lists WHERE [list] = :list"
         return int(self._execute(statement, {"list": name}).fetchone()[0])
 
     def drop_items(self, name: str, *, taken: bool) -> bool:
-        self._flush_lists()
+        self._flush_small(_LISTS)
         self._small_writes += 1
         statement = "DELETE FROM main.lists WHERE [list] = :list AND taken <= :taken"
         return self._execute(statement, {"list": name, "taken": int(taken)}).rowcount > 0
-
-    def _flush_lists(self) -> None:
-        if self._items:
-            rows = [
-                (name, number, item.tag, int(item.taken), item.data)
-                for (name, number), item in self._items.items()
-            ]
-            self._execute_many(_PUT_ITEMS, rows)
-        if self._cuts:
-            self._execute_many(_CUT_LISTS, list(self._cuts.items()))
-        self._items.clear()
-        self._cuts.clear()
 
     # ---- requests for locks and quotas
 
@@ -222,44 +197,38 @@ class SmallTables(Settings, ABC):
     def marks(self, meter: str) -> Marks:
         marks = self._marks.get(meter)
         if marks is None:
-            self._flush_marks()
-            statement = "SELECT time, starts FROM main.marks WHERE [meter] = :meter ORDER BY number"
-            marks = self._marks[meter] = deque(self._execute(statement, {"meter": meter}))
+            self._flush_small(_MARKS)
+            rows = self._execute(
+                "SELECT number, time, starts FROM main.marks WHERE [meter] = :meter"
+                " ORDER BY number",
+                {"meter": meter},
+            ).fetchall()
+            marks = self._marks[meter] = deque((time, starts) for _, time, starts in rows)
+            self._last_marks[meter] = rows[-1][0] if rows else 0
         return marks
 
     def meters(self) -> Collection[str]:
-        self._flush_marks()
+        self._flush_small(_MARKS)
         return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM main.marks")]
 
     def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
         marks = self.marks(meter)
         assert isinstance(marks, deque)
         put(marks, added, keep)
-        self._new_marks.extend((meter, mark, until) for mark in added)
-        self._kept[meter] = keep
-        self._small_writes += 1
-
-    def _flush_marks(self) -> None:
-        if not self._kept:
-            return
-        order = Counter[str]()  # of the new marks of a meter
-        rows = []
-        for meter, mark, until in self._new_marks:
-            order[meter] += 1
-            rows.append((meter, order[meter], *mark, until))
-        self._execute_many(_ADD_MARKS, rows)
-        self._execute_many(_CUT_MARKS, list(self._kept.items()))
-        self._new_marks.clear()
-        self._kept.clear()
+        for mark in added:
+            number = self._last_marks[meter] = self._last_marks[meter] + 1
+            self._write(_ADD_MARKS, (meter, number), (meter, number, *mark, until))
+        if self._last_marks[meter] > keep:
+            self._write(_CUT_MARKS, meter, (meter, self._last_marks[meter] - keep))
 
     def forget_marks(self, meter: str) -> None:
-        self._flush_marks()
+        self._flush_small(_MARKS)
         self._marks.pop(meter, None)
         self._small_writes += 1
         self._execute("DELETE FROM main.marks WHERE [meter] = :meter", {"meter": meter})
 
     def forget_unused(self, now: float) -> None:
-        self._flush_marks()
+        self._flush_small(_MARKS)
         self._marks.clear()  # read again when they are needed
         self._small_writes += 1
         self._execute(

@@ -29,18 +29,19 @@ class Many:
 
     Args:
       text: the statement; its rows are those of the table ``v``.
-      columns: the columns of a row, in their order, and their types.
+      columns: the columns of a row, in their order, each with its type.
 
     Attributes:
       for_each: SQLite's statement, which is executed for each row.
       at_once: PostgreSQL's statement, whose parameters are arrays, one for each column.
     """
 
-    def __init__(self, text: str, **columns: str) -> None:
-        places = {column: f"?{place}" for place, column in enumerate(columns, 1)}
+    def __init__(self, text: str, columns: str) -> None:
+        types = dict(column.split() for column in columns.split(", "))
+        places = {column: f"?{place}" for place, column in enumerate(types, 1)}
         self.for_each: Final = _COLUMN.sub(lambda found: places[found[1]], _SOURCE.sub("", text))
-        arrays = ", ".join(f"%s::{kind}[]" for kind in columns.values())
-        rows = f"unnest({arrays}) AS v({', '.join(columns)})"
+        arrays = ", ".join(f"%s::{kind}[]" for kind in types.values())
+        rows = f"unnest({arrays}) AS v({', '.join(types)})"
         self.at_once: Final = _SOURCE.sub(lambda found: f" {found[1]} {rows}", text)
 
 

@@ -41,10 +41,7 @@ DUE: Final = "SELECT min(due) FROM main.jobs WHERE state = 'parked' AND due IS N
 _ADD_COUNTS: Final = Many(
     "INSERT INTO main.counts AS c SELECT v.lane, v.state, v.name, v.n FROM v WHERE true"
     " ON CONFLICT ([lane], state, [name]) DO UPDATE SET n = c.n + excluded.n",
-    lane="text",
-    state="text",
-    name="text",
-    n="bigint",
+    "lane text, state text, name text, n bigint",
 )
 
 
@@ -247,7 +244,7 @@ class SqlTables(SmallTables):
         where = "state = 'running' AND instance = :instance"
         return self._rows.select(where, {"instance": instance})
 
-    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         runs = self._runs()
         ids = runs.beside.get(instance, ())
         return len(ids), [job for id, job in runs.special.items() if job.company and id in ids]
@@ -264,7 +261,7 @@ class SqlTables(SmallTables):
         holding = (lane for lane, ids in runs.holding.items() if ids)
         return {*holding, *(job.lane for job in runs.wanting())}
 
-    def wanting(self, lane: str) -> list[JobRecord]:
+    def slot_requests(self, lane: str) -> list[JobRecord]:
         return [job for job in self._runs().wanting() if job.lane == lane]
 
     # ---- selections
