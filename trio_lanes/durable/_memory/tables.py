@@ -29,7 +29,7 @@ class MemoryTables(RemembersAnswers, Settings):
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
         self._lists: Final[dict[str, dict[int, Item]]] = {}
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
-        self._settings: Final[dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
+        self._settings = {kind: {} for kind in KINDS}
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
         self._refilled_at: Final[
             dict[str, float]
@@ -39,8 +39,8 @@ class MemoryTables(RemembersAnswers, Settings):
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
         self._answers = Answers()
 
-    def _all(self) -> dict[str, dict[str, Any]]:
-        return self._settings
+    def _read_all(self) -> dict[str, dict[str, Any]]:
+        raise AssertionError  # they are in memory from the beginning
 
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job

@@ -155,7 +155,8 @@ class PostgresTables(SqlTables):
         names: Collection[str],
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(PostgresRows(self._execute))
+        self._execute = self._run
+        super().__init__(PostgresRows(self._run))
         self._connection = connection
         self._named: Final = named
         self._names: Final = sorted(names)
@@ -172,7 +173,7 @@ class PostgresTables(SqlTables):
         self._answers: Final[dict[str, tuple[float, str]]] = {}  # those that were looked up
         self._new_answers: Final[dict[str, tuple[float, Any]]] = {}
 
-    def _execute(self, statement: str, values: Values = ()) -> Cursor:
+    def _run(self, statement: str, values: Values = ()) -> Cursor:
         return self._connection.execute(self._named(statement), values)
 
     def _execute_many(self, many: Many, rows: Collection[Row]) -> None:

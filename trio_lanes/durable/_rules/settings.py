@@ -18,20 +18,22 @@ _COPIED: Final = frozenset({"lane", "group"})
 class Settings(ABC):
     """The part of `Tables` for settings, the same for all tables."""
 
+    _settings: dict[str, dict[str, Any]] | None  # {kind: {name: setting}}; None: they are not read
+
     @abstractmethod
-    def _all(self) -> dict[str, dict[str, Any]]:
-        """Return {kind: {name: setting}}, the lanes in the order of their names."""
+    def _read_all(self) -> dict[str, dict[str, Any]]:
+        """Read the settings into `_settings`, the lanes in the order of their names."""
 
     @abstractmethod
     def put_last_step(self, instance: str, step: LastStep | None) -> None: ...
 
     def _of(self, kind: str) -> dict[str, Any]:
-        return self._all()[kind]
+        settings = self._settings
+        return (self._read_all() if settings is None else settings)[kind]
 
     def _put(self, kind: str, name: str, value: Any) -> bool:
         """Set a setting, or with None delete it; return whether there is a change to write."""
-        settings = self._all()
-        of = settings[kind]
+        of = self._of(kind)
         if value is None and name not in of:
             return False
         if kind in _COPIED:
@@ -41,7 +43,8 @@ class Settings(ABC):
         else:
             of[name] = value
         if kind in _COPIED:
-            settings[kind] = dict(sorted(of.items()))
+            assert self._settings is not None
+            self._settings[kind] = dict(sorted(of.items()))
         return True
 
     def rules(self) -> StoreRules | None:

@@ -84,9 +84,9 @@ class Cache:
                 self.runs.put(job)
             elif before is RUNNING:
                 self.runs.drop(job)
-        if "place" in changes:
+        if job.place is not None and "place" in changes:
             self._changed_place(job)
-        if "ready" in changes or "shelf" in changes:
+        if job.ready is not None and ("ready" in changes or "shelf" in changes):
             self._changed_ready(job)
 
     def disappeared(self, job: JobRecord) -> None:

@@ -44,7 +44,7 @@ class Cursor(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
 
-Execute: TypeAlias = Callable[[str, Values], Cursor]
+Execute: TypeAlias = Callable[..., Cursor]
 
 
 def values_of(columns: Iterable[str]) -> Callable[[JobRecord], Row]:

@@ -42,7 +42,8 @@ class Running:
 
     def put(self, job: JobRecord) -> None:
         """Add a running job, or update the state of its slot and its cancellation."""
-        self.drop(job)
+        if job.id in self._records or job.lent != HOLDS_SLOT:
+            self.drop(job)
         self._records[job.id] = job
         assert job.instance is not None
         if job.lent == HOLDS_SLOT:

@@ -21,7 +21,7 @@ from .._rules.rates import from_json, group_from_json, group_to_json, to_json
 from .._rules.request import Request
 from .._rules.settings import KINDS, Settings
 from .._rules.tables import Item, LastStep
-from .rows import Cursor, Row, Values
+from .rows import Execute, Row, Values
 from .statements import Many
 
 SETTINGS: Final = "SELECT kind, name, data FROM main.settings"
@@ -73,9 +73,7 @@ class SmallTables(Settings, ABC):
         self._unwritten: Final[dict[Many, dict[Any, Row]]] = {many: {} for many in _WRITES}
         self._forget_small()
 
-    @abstractmethod
-    def _execute(self, statement: str, values: Values = ()) -> Cursor:
-        """Execute a statement of the common dialect."""
+    _execute: Execute  # a statement of the common dialect, with its values if it has some
 
     @abstractmethod
     def _execute_many(self, many: Many, rows: Collection[Row]) -> None:
@@ -83,7 +81,7 @@ class SmallTables(Settings, ABC):
 
     def _forget_small(self) -> None:
         """Drop all cached rows: another process may have written, or a rollback came."""
-        self._settings: dict[str, dict[str, Any]] | None = None
+        self._settings = None
         self._marks: dict[str, deque[Mark]] = {}
         self._last_marks: dict[str, int] = {}  # {meter of known marks: the last number}
         for rows in self._unwritten.values():
@@ -116,10 +114,8 @@ class SmallTables(Settings, ABC):
         self._parsed, self._settings = parsed, settings
         return settings
 
-    def _all(self) -> dict[str, dict[str, Any]]:
-        if self._settings is None:
-            return self._read_settings(self._execute(SETTINGS))
-        return self._settings
+    def _read_all(self) -> dict[str, dict[str, Any]]:
+        return self._read_settings(self._execute(SETTINGS))
 
     def _put(self, kind: str, name: str, value: Any) -> bool:
         changed = super()._put(kind, name, value)

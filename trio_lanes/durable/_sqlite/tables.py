@@ -16,7 +16,7 @@ from .._contract.errors import StoreLockedError
 from .._contract.state import ENDED, DurableState
 from .._rules.answers import Answers, RemembersAnswers
 from .._sql.cache import NEVER
-from .._sql.rows import Cursor, Row, Values
+from .._sql.rows import Row
 from .._sql.statements import Many
 from .._sql.tables import SqlTables, number_at
 from .machine_time import Moment
@@ -43,6 +43,7 @@ class SqliteTables(RemembersAnswers, SqlTables):
     _joined_ids = "group_concat(id)"
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        self._execute = connection.execute
         super().__init__(SqliteRows(connection.execute))
         self._answers = Answers()
         self._connection: Final = connection
@@ -50,9 +51,6 @@ class SqliteTables(RemembersAnswers, SqlTables):
         self.epoch: int | None = None  # of a worker; None: this is no worker
         self._number_before = 0
         self._in_doubt = False  # the log may hold a failed commit that is not written over yet
-
-    def _execute(self, statement: str, values: Values = ()) -> Cursor:
-        return self._connection.execute(statement, values)
 
     def _execute_many(self, many: Many, rows: Collection[Row]) -> None:
         self._connection.executemany(many.for_each, rows)
