@@ -39,9 +39,6 @@ class MemoryTables(RemembersAnswers, Settings):
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
         self._answers = Answers()
 
-    def _read_all(self) -> dict[str, dict[str, Any]]:
-        raise AssertionError  # they are in memory from the beginning
-
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
 

@@ -18,18 +18,13 @@ _COPIED: Final = frozenset({"lane", "group"})
 class Settings(ABC):
     """The part of `Tables` for settings, the same for all tables."""
 
-    _settings: dict[str, dict[str, Any]] | None  # {kind: {name: setting}}; None: they are not read
-
-    @abstractmethod
-    def _read_all(self) -> dict[str, dict[str, Any]]:
-        """Read the settings into `_settings`, the lanes in the order of their names."""
+    _settings: dict[str, dict[str, Any]]  # {kind: {name: setting}}, lanes in order of their names
 
     @abstractmethod
     def put_last_step(self, instance: str, step: LastStep | None) -> None: ...
 
     def _of(self, kind: str) -> dict[str, Any]:
-        settings = self._settings
-        return (self._read_all() if settings is None else settings)[kind]
+        return self._settings[kind]
 
     def _put(self, kind: str, name: str, value: Any) -> bool:
         """Set a setting, or with None delete it; return whether there is a change to write."""
@@ -43,7 +38,6 @@ class Settings(ABC):
         else:
             of[name] = value
         if kind in _COPIED:
-            assert self._settings is not None
             self._settings[kind] = dict(sorted(of.items()))
         return True
 

@@ -67,10 +67,7 @@ def sent(queues: Queues, id: int, number: int) -> bool | None:
     """Return whether a message was taken; None: it may be taken yet."""
     job = queues.known(id)
     items = () if job is None else queues.tables.items(job.message_list, number - 1, 1)
-    for item in items:
-        if item.number == number:
-            return True if item.taken else None
-    return False
+    return next((item.taken or None for item in items if item.number == number), False)
 
 
 def receive(queues: Queues, job: JobRecord, after: int) -> tuple[int, str] | None:

@@ -81,7 +81,7 @@ class SmallTables(Settings, ABC):
 
     def _forget_small(self) -> None:
         """Drop all cached rows: another process may have written, or a rollback came."""
-        self._settings = None
+        self._settings = {}
         self._marks: dict[str, deque[Mark]] = {}
         self._last_marks: dict[str, int] = {}  # {meter of known marks: the last number}
         for rows in self._unwritten.values():
@@ -114,8 +114,9 @@ class SmallTables(Settings, ABC):
         self._parsed, self._settings = parsed, settings
         return settings
 
-    def _read_all(self) -> dict[str, dict[str, Any]]:
-        return self._read_settings(self._execute(SETTINGS))
+    def _of(self, kind: str) -> dict[str, Any]:
+        of = self._settings.get(kind)
+        return self._read_settings(self._execute(SETTINGS))[kind] if of is None else of
 
     def _put(self, kind: str, name: str, value: Any) -> bool:
         changed = super()._put(kind, name, value)
