@@ -254,8 +254,8 @@ async def test_the_connection_for_notices_is_made_again(
         own_server.stop()
         await logged(caplog, "connection for notices is lost")
         await trio.sleep(1.2)  # one more try fails, which is not logged
-        await trio.to_thread.run_sync(own_server.start)
         caplog.set_level("INFO")
+        await trio.to_thread.run_sync(own_server.start)
         await logged(caplog, "connection for notices is back")
     assert caplog.text.count("is lost") == 1
 
