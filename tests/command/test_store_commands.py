@@ -162,7 +162,8 @@ def test_status_says_when_a_worker_is_gone(shop: Shop, monkeypatch: pytest.Monke
     rows = [("a", host, 2**22 + 5), ("b", "elsewhere", 1), ("c", host, 1)]
     for id, where, pid in rows:
         connection.execute(
-            "INSERT INTO instances VALUES (?, ?, ?, 0.0, 9e999, '[]')", (id, where, pid)
+            "INSERT INTO settings VALUES ('instance', ?, ?)",
+            (id, f'["{where}", {pid}, 0.0, Infinity, []]'),
         )
     connection.commit()
     connection.close()

@@ -19,8 +19,8 @@ import trio
 
 from trio_lanes.durable import SqliteStore
 from trio_lanes.durable._rules.engine_store import EngineStore
+from trio_lanes.durable._sql.act_thread import Act, ActThread
 from trio_lanes.durable._sqlite.guest import host
-from trio_lanes.durable._tables.act_thread import Act, ActThread
 
 
 class AtOnce:

@@ -296,7 +296,7 @@ FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
     ),
     "each claim begins with the first lane": (
         suite("test_lanes_of_templates_take_turns_and_serve_every_priority"),
-        _replaced("_rules.claims:Turns.served", _first_lane_always),
+        _replaced("_rules.claims:FairTurns.served", _first_lane_always),
     ),
     "a rate is no reason to wait": (
         suite("test_a_job_is_blocked_by_rates_until_a_time_that_is_known"),

@@ -21,7 +21,7 @@ ORDER = (
     "_rules",  # the rules of scheduling, over tables
     "acts",  # what a store is asked: acts and questions, each with its rule
     "_wire",  # the calls of a store as messages
-    "_tables",  # what stores of tables in a database share
+    "_sql",  # what the stores in SQL databases share
     "_memory",  # the store in memory
     "_sqlite",  # the store in a SQLite file
     "_postgres",  # the store in a schema of a PostgreSQL database

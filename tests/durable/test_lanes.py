@@ -732,7 +732,10 @@ async def test_check_gives_back_a_job_that_runs_on_no_instance(tmp_path: Path) -
     async with open_durable_lanes(SqliteStore(path), {"echo": echo}, worker=False) as lanes:
         lost = await lanes.submit("echo", session="s")
         connection = sqlite3.connect(path)
-        connection.execute("UPDATE jobs SET state = 'running', instance = 'x', ready = NULL")
+        connection.execute(
+            "UPDATE jobs SET state = 'running', instance = 'x', ready = NULL,"
+            """ history = '[1,0,"host",1,0.0,null,null,null]'"""
+        )
         connection.execute("UPDATE counts SET state = 'running'")
         connection.commit()
         connection.close()

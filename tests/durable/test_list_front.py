@@ -14,9 +14,9 @@ from trio_lanes.durable import LaneLimit, Opening, SubmittedJob
 from trio_lanes.durable._contract.state import WAITING
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._rules.job_record import JobRecord
+from trio_lanes.durable._sql.list_front import ListFront
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
-from trio_lanes.durable._tables.list_front import ListFront
 
 
 def job(id: int) -> JobRecord:
@@ -116,7 +116,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         lease_ttl=100.0,
         worker=True,
     )
-    with mock.patch.multiple("trio_lanes.durable._sqlite.tables", QUEUE_FRONT=2, LIST_FRONT=2):
+    with mock.patch.multiple(SqliteTables, _queue_front=2, _list_front=2):
         tables.begin()
         engine = Engine(tables, opening)
         engine.join("me", lease_until=float("inf"), alone=True)

@@ -502,11 +502,12 @@ class OverSqliteAsked(OverSqlite):
     """Somebody else writes to the file as well; and hardly anything fits into memory."""
 
     def __init__(self) -> None:
-        module = "trio_lanes.durable._sqlite.tables"
-        self.patch = mock.patch.multiple(
-            module, QUEUE_FRONT=2, LIST_FRONT=2, QUEUES_KEPT=2, PAYLOADS=9
+        self.patches = (
+            mock.patch.multiple(SqliteTables, _queue_front=2, _list_front=2),
+            mock.patch.multiple("trio_lanes.durable._sql.tables", QUEUES_KEPT=2, PAYLOADS=9),
         )
-        self.patch.start()
+        for patch in self.patches:
+            patch.start()
         super().__init__()
 
     @contextmanager
@@ -528,7 +529,8 @@ class OverSqliteAsked(OverSqlite):
             self.tables.begin()
 
     def teardown(self) -> None:
-        self.patch.stop()
+        for patch in self.patches:
+            patch.stop()
         super().teardown()
 
 

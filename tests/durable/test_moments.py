@@ -178,7 +178,7 @@ async def test_a_task_that_waits_for_a_job_gets_an_error_when_lanes_close(store:
 async def test_a_task_that_waits_to_hand_over_a_call_gets_an_error_when_lanes_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._tables.act_thread.OUTSTANDING", 1)
+    monkeypatch.setattr("trio_lanes.durable._sql.act_thread.OUTSTANDING", 1)
     accepted = refused = 0
 
     async def submit(lanes: DurableLanes) -> None:

@@ -1,5 +1,7 @@
 """The rate limits of a store, beside those of the core that they are to agree with."""
 
+import sqlite3
+from contextlib import closing
 from typing import Final, TypeAlias
 
 import hypothesis.strategies as st
@@ -21,6 +23,8 @@ from trio_lanes.durable._rules.rates import (
     replace,
     to_json,
 )
+from trio_lanes.durable._sqlite import schema
+from trio_lanes.durable._sqlite.tables import SqliteTables
 
 AMOUNTS = st.sampled_from([0.5, 1, 1.5, 2, 3, 4.5, 7, 10, 30])
 PERS = st.sampled_from([0.1, 1.0, 3.0, 7.7, 60.0])
@@ -145,7 +149,19 @@ def test_a_limit_that_replaces_another_goes_on_with_its_past(
 def test_limits_are_written_down_and_read_back() -> None:
     rates = (RateLimit(5, 1.5, algorithm="sliding"), RateLimit(7, burst=0.5, unit="tokens"))
     assert from_json(to_json(rates)) == rates
-    assert from_json('[[5, 1.5, "sliding", null]]') == rates[:1]  # of an earlier version
     for group in (GroupLimit(("a", "b"), 3, {"a": 1}, rates), GroupLimit(())):
         assert group_from_json(group_to_json(group)) == group
     assert LaneGroup(["a"]).concurrency == GroupLimit(("a",)).concurrency
+
+
+def test_the_marks_of_one_transaction_are_read_back_as_if_each_had_its_own() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        schema.fill(connection)
+        tables = SqliteTables(connection, "of a test")
+        tables.begin()
+        for added in ([(1.0, 1), (2.0, 2)], [(3.0, 3)], [(4.0, 4)]):
+            tables.put_marks("a meter", added, 3, 9.0)
+        tables.commit(0.0)
+        kept = [(2.0, 2), (3.0, 3), (4.0, 4)]
+        assert list(tables.marks("a meter")) == kept
+        assert list(SqliteTables(connection, "anew").marks("a meter")) == kept

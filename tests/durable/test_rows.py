@@ -11,7 +11,7 @@ import pytest
 from trio_lanes.durable import DurableState
 from trio_lanes.durable._rules.job_record import JobRecord
 from trio_lanes.durable._sqlite import schema
-from trio_lanes.durable._sqlite.rows import Rows
+from trio_lanes.durable._sqlite.rows import SqliteRows
 
 PLAIN: dict[str, Any] = {
     "name": "echo",
@@ -52,7 +52,7 @@ def test_a_job_is_read_as_it_was_inserted_and_changed(
     def changes(number: int) -> dict[str, Any]:
         return {} if column is None else {column: other_value(column, number)}
 
-    rows = Rows(connection)
+    rows = SqliteRows(connection.execute)
     jobs = [JobRecord(**{"id": id, **PLAIN}) for id in range(1, MANY + 1)]
     for job in jobs[::2]:
         for name, value in changes(job.id).items():
@@ -64,7 +64,7 @@ def test_a_job_is_read_as_it_was_inserted_and_changed(
             setattr(job, name, PLAIN.get(name, COLUMNS[name].default))
             rows.change(job, [name])
     rows.flush()
-    assert Rows(connection).select("id ORDER BY id") == jobs
+    assert SqliteRows(connection.execute).select("id ORDER BY id") == jobs
 
     for job in jobs:
         changed = {"history": "ran", **changes(MANY + job.id)}
@@ -72,7 +72,7 @@ def test_a_job_is_read_as_it_was_inserted_and_changed(
             setattr(job, name, value)
         rows.change(job, changed)
     rows.flush()
-    assert Rows(connection).select("id ORDER BY id") == jobs
+    assert SqliteRows(connection.execute).select("id ORDER BY id") == jobs
 
 
 def test_a_default_of_a_column_is_false_so_that_a_value_that_is_true_is_written() -> None:
@@ -81,7 +81,7 @@ def test_a_default_of_a_column_is_false_so_that_a_value_that_is_true_is_written(
 
 
 def test_a_change_of_many_jobs_finds_each_by_its_number(connection: sqlite3.Connection) -> None:
-    rows = Rows(connection)
+    rows = SqliteRows(connection.execute)
     jobs = [JobRecord(**{"id": id, **PLAIN}) for id in range(1, MANY + 1)]
     for job in jobs:
         rows.insert(job)

@@ -78,10 +78,6 @@ async def test_a_reader_of_events_that_are_not_kept_gets_an_error_and_no_gap(
         assert [number async for number, _ in job.events(after=10)] == []
 
 
-def test_the_end_of_a_run_that_an_older_version_claimed_leaves_the_history_alone() -> None:
-    assert ended("", "succeeded", 2.0, None) == ""
-
-
 def test_a_run_is_forgiven_by_its_fence() -> None:
     history = ended(begun("", 1, 7, process_key("host", 1), 1.0), "crashed", 2.0, None)
     assert forgiven(history, 8) == history

@@ -112,8 +112,11 @@ async def test_a_file_forgets_lanes_without_jobs(tmp_path: Path, autojump_clock:
         await forget(store)
         assert ask("SELECT lane FROM counts") == set()
         assert ask("SELECT meter FROM marks") == set()
-        assert ask("SELECT name FROM turns WHERE name LIKE 'passed%tenant%'") == set()
-        assert ask("SELECT name FROM lanes") == {"main", "tenant:*"}
+        assert (
+            ask("SELECT name FROM settings WHERE kind = 'turn' AND name LIKE 'passed%tenant%'")
+            == set()
+        )
+        assert ask("SELECT name FROM settings WHERE kind = 'lane'") == {"main", "tenant:*"}
         await run_all(store)
         assert (await file.look(Check())).problems == ()
 
@@ -133,7 +136,7 @@ async def test_jobs_of_a_lane_that_is_gone_are_a_problem_and_change_nothing_else
     async with open_durable_lanes(SqliteStore(path), {}, {"main": 1}, worker=False) as lanes:
         job = await lanes.submit("echo")
     connection = sqlite3.connect(path)
-    connection.execute("UPDATE lanes SET name = 'other'")
+    connection.execute("UPDATE settings SET name = 'other' WHERE kind = 'lane'")
     connection.commit()
     connection.close()
     async with open_durable_lanes(SqliteStore(path), {}, {}, worker=False) as lanes:

@@ -32,13 +32,13 @@ MAX_LINES = {
     "durable/acts": 1_150,
     "durable/_contract": 1_350,
     "durable/_lanes": 1_600,
-    "durable/_memory": 500,
+    "durable/_memory": 400,
     "durable/_options": 600,
-    "durable/_postgres": 2_800,
-    "durable/_rules": 2_700,
+    "durable/_postgres": 1_700,
+    "durable/_rules": 2_850,  # 100 of them are settings, which each of three tables had
     "durable/_runs": 1_250,
-    "durable/_sqlite": 2_350,
-    "durable/_tables": 750,
+    "durable/_sqlite": 1_350,
+    "durable/_sql": 1_900,
     "durable/_valkey": 1_850,
     "durable/_valkey/lua": 4_500,
     "durable/_wire": 700,
@@ -56,7 +56,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 54_000
+MAX_IN_ALL = 53_300
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

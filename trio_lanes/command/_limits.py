@@ -109,7 +109,7 @@ def _where(instances: Sequence[InstanceInfo]) -> dict[str, str]:
 def _requests(requests: Sequence[LineRequest], count: int, where: Mapping[str, str]) -> str:
     shown = [
         (where.get(one.instance, one.instance) if one.job is None else f"job {one.job}")
-        + ("" if one.since is None else f" since {moment(one.since)}")
+        + f" since {moment(one.since)}"
         for one in requests
     ]
     more = [] if count == len(requests) else [f"{count - len(requests):,} more"]

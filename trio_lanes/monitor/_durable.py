@@ -201,7 +201,7 @@ def _requests(requests: Sequence[LineRequest], where: Mapping[str, str]) -> list
         {
             "job": one.job,
             "where": where.get(one.instance, "an instance that is gone"),
-            "age": None if one.since is None else round(max(0.0, time.time() - one.since)),
+            "age": round(max(0.0, time.time() - one.since)),
         }
         for one in requests
     ]

@@ -278,9 +278,9 @@ async def test_an_error_of_the_program_is_not_taken_for_one_of_the_server(
     store = PostgresStore(server.dsn(), namespace=namespace)
     async with open_durable_lanes(store, {}, worker=False):
         with pytest.raises(psycopg.errors.SyntaxError):
-            await store._transact(lambda engine: engine.tables._run("SELEC"))
+            await store._transact(lambda engine: engine.tables._execute("SELEC"))
         with pytest.raises(psycopg.errors.SyntaxError):
-            await store._read(lambda queues: queues.tables._run("SELEC"), long=True)  # type: ignore[attr-defined]
+            await store._read(lambda queues: queues.tables._execute("SELEC"), long=True)  # type: ignore[attr-defined]
 
 
 async def test_check_finds_and_repairs_changes_from_outside(server: Server, namespace: str) -> None:

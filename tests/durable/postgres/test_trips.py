@@ -152,10 +152,25 @@ async def test_ended_jobs_are_forgotten_and_more_of_them_at_once(
         await store.leave()
 
 
+async def test_answers_are_forgotten_when_they_cannot_be_asked_for_any_more(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._rules.engine.FORGET_LANES_EVERY", 0.0)
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening()):
+        await store.join("me")
+        await store.enqueue([SubmittedJob(name="b")], "t")
+        server.run(f"UPDATE {namespace}.answers SET until = 0 WHERE ticket = 't'")
+        for number in (1, 2):
+            await store.step(number, [], 0)
+        assert server.run(f"SELECT ticket FROM {namespace}.answers WHERE until = 0") == []
+        await store.leave()
+
+
 async def test_the_cache_is_dropped_when_it_has_grown(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._postgres.tables.QUEUES_KEPT", 2)
+    monkeypatch.setattr("trio_lanes.durable._sql.tables.QUEUES_KEPT", 2)
     ran = []
 
     async def run(payload: Any) -> None:
@@ -243,8 +258,8 @@ async def test_the_connection_for_notices_is_made_again(
         own_server.stop()
         await logged(caplog, "connection for notices is lost")
         await trio.sleep(1.2)  # one more try fails, which is not logged
-        await trio.to_thread.run_sync(own_server.start)
         caplog.set_level("INFO")
+        await trio.to_thread.run_sync(own_server.start)
         await logged(caplog, "connection for notices is back")
     assert caplog.text.count("is lost") == 1
 

@@ -96,10 +96,6 @@ def test_every_line_of_the_script_is_run(lines: Lines) -> None:
     lines.of(
         test_opening.test_only_a_worker_migrates_and_no_worker_of_the_older_version_may_live, server
     )
-    trio.run(
-        test_opening.test_a_namespace_of_the_former_schema_goes_on_with_higher_numbers,
-        *(server, "former"),
-    )
     as_script = test_script.limited(server, "-fcall")
     trio.run(test_script.run_jobs, as_script, "as-script", server, "SCRIPT")
     lines.of(test_faults.test_a_restart_that_loses_nothing_cancels_nothing, server)

@@ -194,3 +194,11 @@ def older_schema(what: str, schema: int, wanted: int, living: str, *, works: boo
         f"{what} has schema {schema}, of an older version of this library: {first}start {start}, "
         f"which migrates it to schema {wanted}"
     )
+
+
+def other_schema(what: str, schema: int, wanted: int) -> StoreVersionError:
+    """Return the error for a store of a schema that this version neither reads nor migrates."""
+    return StoreVersionError(
+        f"{what} has schema {schema}, and this version of trio_lanes reads schema {wanted} alone: "
+        "let the version that wrote it do all its jobs, and make a new store"
+    )

@@ -447,8 +447,8 @@ class LineRequest:
     """The incarnation whose task made it."""
     job: int | None
     """The job whose run made it; None: a task outside of a run."""
-    since: float | None
-    """Since when it has the lock, or waits, in Unix time; None: an earlier version made it."""
+    since: float
+    """Since when it has the lock, or waits, in Unix time."""
 
 
 @final

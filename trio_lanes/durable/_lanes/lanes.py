@@ -50,7 +50,7 @@ from .._options.retry import RetryPolicy
 from .._options.submission import Submission, checked_priority
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
-from .._tables.weak_values import WeakValues
+from .._sql.weak_values import WeakValues
 from ..acts import inspection, orders
 from ..acts.jobs import Enqueue
 from ..acts.locks import ResetQuota

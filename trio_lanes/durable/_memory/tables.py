@@ -11,39 +11,33 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, final
 
-from ... import RateLimit
 from ..._limits.meters import Mark, Marks, put
-from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
+from .._contract.records import Selection
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING
-from .._rules.answers import Answers
+from .._rules.answers import Answers, RemembersAnswers
 from .._rules.job_record import LENT_SLOT, ON_LIST, WANTS_SLOT, JobRecord
 from .._rules.request import Request
-from .._rules.tables import LastStep
+from .._rules.settings import KINDS, Settings
+from .._rules.tables import Item
 
 
 @final
-class MemoryTables:
+class MemoryTables(RemembersAnswers, Settings):
     """An implementation of `Tables` over a dict."""
 
     def __init__(self) -> None:
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
-        self._events: Final[dict[int, list[tuple[int, str]]]] = {}  # by job
-        self._messages: Final[dict[int, dict[int, tuple[int, str | None, bool, str]]]] = {}
+        self._lists: Final[dict[str, dict[int, Item]]] = {}
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
-        self._quotas: Final[dict[str, tuple[RateLimit, ...]]] = {}
-        self._logs: Final[dict[str, list[tuple[int, str, str]]]] = {}
-        self._lanes: Final[dict[str, LaneLimit]] = {}
-        self._groups: Final[dict[str, GroupLimit]] = {}
+        self._settings = {kind: {} for kind in KINDS}
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
-        self._refilled_at: Final[dict[str, float]] = {}  # {meter with marks: when it is as new}
-        self._pauses: Final[dict[str, float]] = {}
-        self._instances: Final[dict[str, InstanceInfo]] = {}
+        self._refilled_at: Final[
+            dict[str, float]
+        ] = {}  # {meter with marks: when it is replenished}
         self._number = 0
         self._identity: Final = uuid.uuid4().hex
-        self._rules: StoreRules | None = None
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
-        self._turns: Final[dict[str, str | int]] = {}
-        self._answers: Final = Answers()
+        self._answers = Answers()
 
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
@@ -54,8 +48,8 @@ class MemoryTables:
 
     def delete(self, job: JobRecord) -> None:
         del self._jobs[job.id]
-        self._events.pop(job.id, None)
-        self._messages.pop(job.id, None)
+        self._lists.pop(job.event_list, None)
+        self._lists.pop(job.message_list, None)
 
     def get(self, id: int) -> JobRecord | None:
         return self._jobs.get(id)
@@ -103,15 +97,6 @@ class MemoryTables:
             job.lane for job in self._jobs.values() if job.state is WAITING and job.name in names
         }
 
-    def turns(self) -> Mapping[str, str | int]:
-        return dict(self._turns)
-
-    def put_turn(self, key: str, value: str | int | None) -> None:
-        if value is None:
-            del self._turns[key]
-        else:
-            self._turns[key] = value
-
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         due = [
             job
@@ -128,12 +113,9 @@ class MemoryTables:
             self.delete(job)
         return len(due[:limit])
 
-    def pauses_due(self, now: float) -> list[str]:
-        return [session for session, until in self._pauses.items() if until <= now]
-
     def next_due(self) -> float | None:
         parked = (_due(job) for job in self._jobs.values() if job.state is PARKED)
-        pauses = (until for until in self._pauses.values() if until < float("inf"))
+        pauses = (until for until in self.pauses().values() if until < float("inf"))
         return min((*parked, *pauses), default=None)
 
     def next_over(self) -> float | None:
@@ -144,7 +126,7 @@ class MemoryTables:
             job for job in self._jobs.values() if job.state is RUNNING and job.instance == instance
         ]
 
-    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         runs = [job for job in self.running(instance) if job.lent != LENT_SLOT]
         return len(runs), [job for job in runs if job.company]
 
@@ -164,7 +146,7 @@ class MemoryTables:
             if job.state is RUNNING and job.lent != LENT_SLOT
         }
 
-    def wanting(self, lane: str) -> list[JobRecord]:
+    def slot_requests(self, lane: str) -> list[JobRecord]:
         wanting = (
             job
             for job in self._jobs.values()
@@ -199,23 +181,25 @@ class MemoryTables:
         ]
         return jobs if limit < 0 else jobs[:limit]
 
-    def put_event(self, job: JobRecord, number: int, event: str, keep: int) -> None:
-        self._events[job.id] = [*self._events.get(job.id, ()), (number, event)][-keep:]
+    def append(self, name: str, item: Item, keep: int | None = None) -> None:
+        items = self._lists.setdefault(name, {})
+        items[item.number] = item
+        if keep is not None:
+            items.pop(item.number - keep, None)
 
-    def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
-        events = self._events.get(id, ())
-        return [(number, event) for number, event in events if number > after][:limit]
+    def items(self, name: str, after: int, limit: int) -> Iterable[Item]:
+        items = self._lists.get(name, {}).values()
+        return [item for item in items if item.number > after][:limit]
 
-    def put_message(self, id: int, number: int, key: str | None, taken: bool, message: str) -> None:
-        self._messages.setdefault(id, {})[number] = number, key, taken, message
+    def last_item(self, name: str) -> int:
+        return max(self._lists.get(name, (0,)))
 
-    def messages(self, id: int, after: int, limit: int) -> list[tuple[int, str | None, bool, str]]:
-        messages = self._messages.get(id, {}).values()
-        return [message for message in messages if message[0] > after][:limit]
-
-    def drop_untaken(self, id: int) -> None:
-        messages = self._messages.get(id, {}).values()
-        self._messages[id] = {message[0]: message for message in messages if message[2]}
+    def drop_items(self, name: str, *, taken: bool) -> bool:
+        before = self._lists.pop(name, {})
+        kept = {} if taken else {n: item for n, item in before.items() if item.taken}
+        if kept:
+            self._lists[name] = kept
+        return kept != before
 
     def all_live(self) -> Iterable[JobRecord]:
         alive = [job for job in self._jobs.values() if job.state not in ENDED]
@@ -237,23 +221,6 @@ class MemoryTables:
     def requests_of(self, instance: str | None) -> list[Request]:
         return [one for one in self._requests.values() if instance in (None, one.instance)]
 
-    def quotas(self) -> Mapping[str, tuple[RateLimit, ...]]:
-        return self._quotas
-
-    def put_quota(self, name: str, limits: tuple[RateLimit, ...]) -> None:
-        self._quotas[name] = limits
-
-    def write_log(self, log: str, author: str, record: str) -> int:
-        records = self._logs.setdefault(log, [])
-        records.append((len(records) + 1, author, record))
-        return len(records)
-
-    def read_log(self, log: str, after: int, limit: int) -> list[tuple[int, str, str]]:
-        return self._logs.get(log, [])[after : after + limit]
-
-    def drop_log(self, log: str) -> bool:
-        return self._logs.pop(log, None) is not None
-
     def waiting_for(self, lane: str) -> int:
         return sum(
             job.state in (WAITING, PARKED) and job.lane == lane for job in self._jobs.values()
@@ -272,30 +239,6 @@ class MemoryTables:
     def identity(self) -> str:
         return self._identity
 
-    def rules(self) -> StoreRules | None:
-        return self._rules
-
-    def put_rules(self, rules: StoreRules) -> None:
-        self._rules = rules
-
-    def lanes(self) -> dict[str, LaneLimit]:
-        return dict(sorted(self._lanes.items()))
-
-    def put_lane(self, name: str, limit: LaneLimit | None) -> None:
-        if limit is None:
-            del self._lanes[name]
-        else:
-            self._lanes[name] = limit
-
-    def groups(self) -> dict[str, GroupLimit]:
-        return dict(self._groups)
-
-    def put_group(self, name: str, group: GroupLimit | None) -> None:
-        if group is None:
-            del self._groups[name]
-        else:
-            self._groups[name] = group
-
     def marks(self, meter: str) -> Marks:
         return self._marks[meter]
 
@@ -310,47 +253,9 @@ class MemoryTables:
         self._marks.pop(meter, None)
         self._refilled_at.pop(meter, None)
 
-    def pauses(self) -> Mapping[str, float]:
-        return self._pauses
-
-    def pause_of(self, session: str) -> float | None:
-        return self._pauses.get(session)
-
-    def put_pause(self, session: str, until: float | None) -> None:
-        if until is None:
-            self._pauses.pop(session, None)
-        else:
-            self._pauses[session] = until
-
-    def instances(self) -> list[InstanceInfo]:
-        return list(self._instances.values())
-
-    def lease_of(self, instance: str) -> float | None:
-        info = self._instances.get(instance)
-        return None if info is None else info.lease_until
-
-    def put_instance(self, info: InstanceInfo) -> None:
-        self._instances[info.id] = info
-
-    def drop_instance(self, id: str) -> None:
-        self._instances.pop(id, None)
-        self._answers.put_step(id, None)
-
-    def last_step(self, instance: str) -> LastStep | None:
-        return self._answers.steps.get(instance)
-
-    def put_last_step(self, instance: str, step: LastStep) -> None:
-        self._answers.put_step(instance, step)
-
-    def answer(self, ticket: str, now: float) -> tuple[Any] | None:
-        return self._answers.get(ticket, now)
-
     def commit(self) -> None:
         """End a transaction, which cannot be undone."""
         self._answers.commit()
-
-    def put_answer(self, ticket: str, answer: Any, now: float) -> None:
-        self._answers.put(ticket, answer, now)
 
     def forget_unused(self, now: float) -> None:
         for meter in [meter for meter, until in self._refilled_at.items() if until <= now]:

@@ -89,8 +89,8 @@ def connect(
 def check_sessions(one: psycopg.Connection, other: psycopg.Connection, name: str) -> None:
     """Refuse a pooler in transaction mode: a connection gets no notice there.
 
-    Each transaction may have another session of the server. What an idle connection listens for is
-    told to a session that no client has.
+    Each transaction may have another session of the server. An idle connection would listen
+    in a session that no client has.
 
     Raises:
       StoreError: if ``one`` does not get the notice that ``other`` sends.

@@ -90,20 +90,20 @@ class Listener:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         self._seen = self._slow_look()
         # wait for a transaction that began before the registration: it sends no notice to this one
-        connection.execute(self._named("SELECT FROM @meta FOR SHARE"))
+        connection.execute(self._named("SELECT FROM main.meta FOR SHARE"))
 
     def _slow_look(self) -> tuple[int, bool]:
         """Register for some time more; return what changes with every notice. Runs in a thread."""
         connection = self._link.connected()
         row = connection.execute(
             self._named(
-                "WITH me AS (INSERT INTO @listeners VALUES (%s, @server_time() + %s)"
+                "WITH me AS (INSERT INTO main.listeners VALUES (%s, main.server_time() + %s)"
                 " ON CONFLICT (id) DO UPDATE SET until = excluded.until"
                 " WHERE listeners.until < excluded.until - %s),"
-                " gone AS (DELETE FROM @listeners WHERE until < @server_time())"
-                " SELECT notices, EXISTS (SELECT FROM @submissions) OR EXISTS (SELECT FROM @jobs"
-                " WHERE state IN ('succeeded', 'failed', 'cancelled')"
-                " AND due <= (SELECT @store_time())) FROM @meta"
+                " gone AS (DELETE FROM main.listeners WHERE until < main.server_time())"
+                " SELECT notices, EXISTS (SELECT FROM main.submissions) OR EXISTS ("
+                "SELECT FROM main.jobs WHERE state IN ('succeeded', 'failed', 'cancelled')"
+                " AND due <= (SELECT main.store_time())) FROM main.meta"
             ),
             (self._me, REGISTERED_FOR, REGISTERED_FOR / 3),
         ).fetchone()
@@ -149,5 +149,7 @@ class Listener:
         with suppress(psycopg.Error):  # the registration ends by itself
             connection = self._link.connection
             if connection is not None and not connection.closed:
-                connection.execute(self._named("DELETE FROM @listeners WHERE id = %s"), (self._me,))
+                connection.execute(
+                    self._named("DELETE FROM main.listeners WHERE id = %s"), (self._me,)
+                )
         self._link.close()

@@ -17,22 +17,25 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Final, LiteralString
 
 import psycopg
 from psycopg import sql
 
-from .._contract.errors import StoreError, StoreVersionError, older_schema
+from .._contract.errors import StoreError, StoreVersionError, older_schema, other_schema
 from .._options.names import LONGEST_NAME
+from .._sql.schema import KEYED, TABLES
+from .._sql.statements import hashed, of_postgres
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 1
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
-CREATE OR REPLACE FUNCTION submit(
+CREATE FUNCTION submit(
     name text,
     payload json DEFAULT 'null',
     session text DEFAULT NULL,
@@ -118,11 +121,12 @@ END $$;
 TIME: Final = """
 CREATE FUNCTION server_time() RETURNS double precision LANGUAGE sql VOLATILE AS
     $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
-CREATE OR REPLACE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
+CREATE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
     $$ SELECT greatest(clock, {schema}.server_time() + ahead) FROM {schema}.meta $$;
 """
 
-SCHEMA: Final = """
+SCHEMA: Final = (
+    """
 CREATE TABLE meta (
     id integer PRIMARY KEY CHECK (id = 1),
     program text NOT NULL,
@@ -137,42 +141,19 @@ CREATE TABLE meta (
 INSERT INTO meta VALUES
     (1, '{program}', {version}, replace(gen_random_uuid()::text, '-', ''), 0, 0, 0, 0, 0);
 
-CREATE TABLE jobs (
-    id bigint PRIMARY KEY,
-    name text NOT NULL,
-    lane text NOT NULL,
-    session text,
-    priority integer NOT NULL,
-    payload text NOT NULL,
-    key text,
-    digest text,
-    timeout double precision NOT NULL,
-    retry text,
-    cost text,
-    headers text,
-    run_at double precision,
-    state text NOT NULL,
-    place bigint,
-    ready bigint,
-    shelf integer NOT NULL,
-    due double precision,
-    why text,
-    attempts integer NOT NULL,
-    crashes integer NOT NULL,
-    alone integer NOT NULL,
-    company integer NOT NULL,
-    fence bigint NOT NULL,
-    instance text,
-    lent integer NOT NULL,
-    cancel text,
-    checkpoint text,
-    outcome text,
-    error text,                     -- the type of the error of a dead or failed job
-    sent bigint NOT NULL DEFAULT 0,    -- the number of the last message
-    emitted bigint NOT NULL DEFAULT 0, -- the number of the last event
-    history text NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
-    submitted_at double precision NOT NULL
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+"""
+    + hashed(TABLES.format(id="bigint"))
+    + "".join(
+        f"CREATE TABLE {name} ({columns});\n"
+        f"CREATE UNIQUE INDEX {name}_key ON {name} ({hashed(key)});\n"
+        # where all tables are published for logical replication, one without a primary key needs it
+        f"ALTER TABLE {name} REPLICA IDENTITY FULL;\n"
+        for name, (columns, key) in KEYED.items()
+    )
+    + """
+ALTER TABLE jobs SET (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+ALTER TABLE counts SET (fillfactor = 50);
+ALTER TABLE settings SET (fillfactor = 50);
 CREATE INDEX jobs_key ON jobs USING hash (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_queue ON jobs (md5(session), place) WHERE place IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (md5(session)) WHERE state = 'parked' AND place IS NULL;
@@ -184,89 +165,19 @@ CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_name ON jobs (md5(name), id);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
-
-CREATE TABLE events (
-    job bigint NOT NULL,
-    number bigint NOT NULL,
-    told text NOT NULL,                 -- JSON
-    PRIMARY KEY (job, number)
-);
-CREATE FUNCTION forget_events() RETURNS trigger LANGUAGE plpgsql
+CREATE FUNCTION forget_lists() RETURNS trigger LANGUAGE plpgsql
     SET search_path = {schema}, pg_temp AS $$
 BEGIN
-    DELETE FROM events WHERE job = OLD.id;
+    DELETE FROM lists WHERE md5(list) IN (md5('events ' || OLD.id), md5('messages ' || OLD.id));
     RETURN NULL;
 END $$;
-CREATE TRIGGER forget_events AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.emitted > 0)
-    EXECUTE FUNCTION forget_events();
-
-CREATE TABLE messages (
-    job bigint NOT NULL,
-    number bigint NOT NULL,
-    key text,
-    taken boolean NOT NULL,             -- whether a run of the job has taken it
-    told text NOT NULL,                 -- JSON
-    PRIMARY KEY (job, number)
-);
-CREATE FUNCTION forget_messages() RETURNS trigger LANGUAGE plpgsql
-    SET search_path = {schema}, pg_temp AS $$
-BEGIN
-    DELETE FROM messages WHERE job = OLD.id;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER forget_messages AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.sent > 0)
-    EXECUTE FUNCTION forget_messages();
-
-CREATE TABLE counts (               -- of jobs that have not ended
-    lane text NOT NULL,
-    state text NOT NULL,
-    name text NOT NULL,
-    n bigint NOT NULL
-) WITH (fillfactor = 50);
-CREATE UNIQUE INDEX counts_key ON counts (md5(lane), state, md5(name));
-CREATE TABLE settings (             -- lanes, groups, rules, pauses, quotas, turns, instances, steps
-    kind text NOT NULL,
-    name text NOT NULL,
-    told text NOT NULL              -- JSON
-) WITH (fillfactor = 50);
-CREATE UNIQUE INDEX settings_key ON settings (kind, md5(name));
-CREATE TABLE marks (                -- past starts, for rate limits
-    meter text NOT NULL,
-    number bigint NOT NULL,
-    time double precision NOT NULL,
-    starts bigint NOT NULL,         -- a sum of what they have cost; see `Meter`
-    until double precision NOT NULL   -- when the limit is as new
-);
-CREATE UNIQUE INDEX marks_key ON marks (md5(meter), number);
+CREATE TRIGGER forget_lists AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.emitted > 0 OR OLD.sent > 0)
+    EXECUTE FUNCTION forget_lists();
 CREATE TABLE answers (              -- of acts that may be asked for again
     ticket text PRIMARY KEY,
     until double precision NOT NULL,
-    told text NOT NULL              -- JSON
+    data text NOT NULL              -- JSON
 );
-CREATE INDEX answers_until ON answers (until);
-CREATE TABLE requests (             -- for locks and quotas
-    id bigint PRIMARY KEY,
-    line text NOT NULL,
-    instance text NOT NULL,
-    told text NOT NULL,             -- JSON; see `Request`
-    served double precision,        -- NULL: it waits
-    job bigint,                     -- NULL: a task outside of a run made it
-    since double precision          -- when it was made or served
-);
-CREATE INDEX requests_line ON requests (md5(line), served, id);
-CREATE INDEX requests_instance ON requests (instance);
-CREATE TABLE logs (
-    log text NOT NULL,
-    number bigint NOT NULL,
-    author text NOT NULL,           -- the incarnation that added the record
-    told text NOT NULL              -- JSON
-);
-CREATE UNIQUE INDEX logs_key ON logs (md5(log), number);
--- where all tables are published for logical replication, one without a primary key needs it
-ALTER TABLE counts REPLICA IDENTITY FULL;
-ALTER TABLE settings REPLICA IDENTITY FULL;
-ALTER TABLE marks REPLICA IDENTITY FULL;
-ALTER TABLE logs REPLICA IDENTITY FULL;
 CREATE TABLE listeners (id text PRIMARY KEY, until double precision NOT NULL);
 CREATE TABLE submissions (          -- committed by their submitters, and not taken in yet
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -283,125 +194,19 @@ CREATE TABLE submissions (          -- committed by their submitters, and not ta
     delay double precision NOT NULL -- it is due after no more seconds than these
 );
 """
+)
 
-MIGRATIONS: Final[dict[int, LiteralString]] = {
-    1: """
-ALTER TABLE jobs ADD COLUMN error text;
-UPDATE jobs SET error = coalesce(outcome::json ->> 'type', 'crash')
-    WHERE state IN ('dead', 'failed');
-DROP INDEX jobs_dead;
-CREATE INDEX jobs_name ON jobs (md5(name), id);
-CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
-CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;
-""",
-    2: "ALTER TABLE jobs ADD COLUMN history text NOT NULL DEFAULT '';",
-    3: """
-ALTER TABLE jobs ADD COLUMN IF NOT EXISTS cost text;
-ALTER TABLE submissions ADD COLUMN IF NOT EXISTS cost text;
-ALTER TABLE marks ADD COLUMN until double precision NOT NULL DEFAULT 'Infinity';
-UPDATE marks SET starts = sums.n FROM (
-    SELECT meter, number, row_number() OVER (PARTITION BY meter ORDER BY number) AS n,
-        max(starts) OVER (PARTITION BY meter) AS most
-    FROM marks WHERE meter ~ ' sliding [0-9]+$'
-) AS sums WHERE marks.meter = sums.meter AND marks.number = sums.number AND sums.most = 1;
-DROP FUNCTION IF EXISTS submit(
-    text, json, text, text, integer, text, double precision, double precision, json
-);
-"""
-    + SUBMIT,
-    4: """
-ALTER TABLE jobs ADD COLUMN emitted bigint NOT NULL DEFAULT 0;
-CREATE TABLE events (
-    job bigint NOT NULL,
-    number bigint NOT NULL,
-    told text NOT NULL,                 -- JSON
-    PRIMARY KEY (job, number)
-);
-CREATE FUNCTION forget_events() RETURNS trigger LANGUAGE plpgsql
-    SET search_path = {schema}, pg_temp AS $$
-BEGIN
-    DELETE FROM events WHERE job = OLD.id;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER forget_events AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.emitted > 0)
-    EXECUTE FUNCTION forget_events();
-""",
-    5: """
-ALTER TABLE jobs ADD COLUMN sent bigint NOT NULL DEFAULT 0;
-CREATE TABLE messages (
-    job bigint NOT NULL,
-    number bigint NOT NULL,
-    key text,
-    taken boolean NOT NULL,             -- whether a run of the job has taken it
-    told text NOT NULL,                 -- JSON
-    PRIMARY KEY (job, number)
-);
-CREATE FUNCTION forget_messages() RETURNS trigger LANGUAGE plpgsql
-    SET search_path = {schema}, pg_temp AS $$
-BEGIN
-    DELETE FROM messages WHERE job = OLD.id;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER forget_messages AFTER DELETE ON jobs FOR EACH ROW WHEN (OLD.sent > 0)
-    EXECUTE FUNCTION forget_messages();
-""",
-    6: """
-CREATE TABLE requests (             -- for locks and quotas
-    id bigint PRIMARY KEY,
-    line text NOT NULL,
-    instance text NOT NULL,
-    told text NOT NULL,             -- JSON; see `Request`
-    served double precision         -- NULL: it waits
-);
--- a hash, since the name of a line may be longer than the entry of an index
-CREATE INDEX requests_line ON requests (md5(line), served, id);
-CREATE INDEX requests_instance ON requests (instance);
-CREATE TABLE logs (
-    log text NOT NULL,
-    number bigint NOT NULL,
-    author text NOT NULL,           -- the incarnation that added the record
-    told text NOT NULL,             -- JSON
-    PRIMARY KEY (log, number)
-);
-""",
-    7: """
-ALTER TABLE jobs ADD COLUMN headers text;
-ALTER TABLE jobs ADD COLUMN run_at double precision;
-ALTER TABLE requests ADD COLUMN job bigint;
-ALTER TABLE requests ADD COLUMN since double precision;
-ALTER TABLE meta ADD COLUMN ahead double precision NOT NULL DEFAULT 0;
-ALTER TABLE submissions ADD COLUMN delay double precision NOT NULL DEFAULT 'Infinity';
-DROP INDEX jobs_ready;
-CREATE INDEX jobs_ready ON jobs (md5(lane), priority, md5(name), ready)
-    WHERE ready IS NOT NULL AND shelf = 0;
-ALTER TABLE counts DROP CONSTRAINT counts_pkey;
-CREATE UNIQUE INDEX counts_key ON counts (md5(lane), state, md5(name));
-ALTER TABLE settings DROP CONSTRAINT settings_pkey;
-CREATE UNIQUE INDEX settings_key ON settings (kind, md5(name));
-ALTER TABLE marks DROP CONSTRAINT marks_pkey;
-CREATE UNIQUE INDEX marks_key ON marks (md5(meter), number);
-ALTER TABLE logs DROP CONSTRAINT logs_pkey;
-CREATE UNIQUE INDEX logs_key ON logs (md5(log), number);
--- where all tables are published for logical replication, one without a primary key needs it
-ALTER TABLE counts REPLICA IDENTITY FULL;
-ALTER TABLE settings REPLICA IDENTITY FULL;
-ALTER TABLE marks REPLICA IDENTITY FULL;
-ALTER TABLE logs REPLICA IDENTITY FULL;
-"""
-    + TIME
-    + SUBMIT,
-}
+MIGRATIONS: Final[dict[int, LiteralString]] = {}
 """By schema version, the script that makes the next version."""
 
 
 def naming(namespace: str) -> Callable[[str], bytes]:
-    """Return a function that puts the schema into a statement, for each ``@``.
+    """Return a function that makes a statement of the common dialect one of this schema.
 
     No statement relies on a setting of the session: a pooler may give the next transaction to a
     session with another setting, of another namespace.
     """
-    before = f'"{namespace}".'
-    return lambda statement: statement.replace("@", before).encode()
+    return lru_cache(1024)(partial(of_postgres, schema=namespace))
 
 
 def channel_of(namespace: str) -> str:
@@ -469,8 +274,8 @@ def prepare(
     Raises:
       StoreError: if they do not exist, and ``make`` is False.
       StoreUnavailableError: if they have an older version, of which a worker has a lease.
-      StoreVersionError: if the schema has a newer version, or belongs to another program; or if it
-        has an older version, and this is no worker.
+      StoreVersionError: if the schema has another version, or belongs to another program; or if it
+        has an older version that a worker migrates, and this is no worker.
     """
     if not make and not _version(connection, namespace, name):
         raise StoreError(
@@ -512,10 +317,10 @@ def prepare(
 def _living(connection: psycopg.Connection) -> str:
     """Return the processes that have a lease."""
     found = connection.execute(
-        "SELECT told FROM settings, meta WHERE kind = 'instance'"
-        " AND (told::json ->> 3)::double precision > greatest(clock, store_time()) ORDER BY told"
+        "SELECT data FROM settings, meta WHERE kind = 'instance'"
+        " AND (data::json ->> 3)::double precision > greatest(clock, store_time()) ORDER BY data"
     )
-    instances = [json.loads(told) for (told,) in found]
+    instances = [json.loads(data) for (data,) in found]
     return ", ".join(f"process {pid} on {host}" for host, pid, *_ in instances)
 
 
@@ -553,8 +358,6 @@ def _version(connection: psycopg.Connection, namespace: str, name: str) -> int:
             "choose another namespace"
         )
     if row[1] != SCHEMA_VERSION and row[1] not in MIGRATIONS:
-        raise StoreVersionError(
-            f"the schema {namespace!r} of {name} has version {row[1]}; this version of trio_lanes "
-            f"reads versions up to {SCHEMA_VERSION}: install a newer version"
-        )
+        what = f"{name}: the store in the schema {namespace!r}"
+        raise other_schema(what, row[1], SCHEMA_VERSION)
     return int(row[1])

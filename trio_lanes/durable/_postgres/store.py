@@ -194,13 +194,13 @@ class PostgresStore(EngineStore):
     def _transact(
         self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
     ) -> Awaitable[T]:
-        return self._opened().act(act, 0.0, ticket, hints=hints)
+        return self._opened().act(act, None, ticket, hints=hints)
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         writer = self._opened()
         if long:  # on a connection of its own, so that the writer does not wait for it
             return await trio.to_thread.run_sync(self._look, look, limiter=self._one_reader)
-        return await writer.act(look, 0.0, write=False)
+        return await writer.act(look, None, write=False)
 
     def _look(self, look: Callable[[Queues], T]) -> T:
         """Call ``look`` on one snapshot of the store, however long it takes. Runs in a thread."""

@@ -77,3 +77,21 @@ class Answers:
         for ticket in self._new:
             self._by_ticket.pop(ticket, None)
         self._new.clear()
+
+
+class RemembersAnswers:
+    """The part of `Tables` for answers and steps."""
+
+    _answers: Answers
+
+    def answer(self, ticket: str, now: float) -> tuple[Any] | None:
+        return self._answers.get(ticket, now)
+
+    def put_answer(self, ticket: str, answer: Any, now: float) -> None:
+        self._answers.put(ticket, answer, now)
+
+    def last_step(self, instance: str) -> LastStep | None:
+        return self._answers.steps.get(instance)
+
+    def put_last_step(self, instance: str, step: LastStep | None) -> None:
+        self._answers.put_step(instance, step)

@@ -18,7 +18,7 @@ from .._contract.records import DurableBlocker
 from .._contract.state import DEAD, PARKED, RUNNING, WAITING
 from . import lines
 from .budget import Budget
-from .claims import LaneTurn, Turns, is_paused
+from .claims import FairTurns, LaneTurn, is_paused
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, JobRecord
 from .queues import Queues
 from .request import Request
@@ -92,12 +92,12 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     if not live:
         yield DurableBlocker("handler", lane)
     most = queues.max_runs_with(job)
-    if live and all(tables.beside(info.id)[0] >= most for info in live):
+    if live and all(tables.run_count_and_suspects(info.id)[0] >= most for info in live):
         yield DurableBlocker("suspect", lane)
     is_next = True
     if job.ready is not None and job.shelf == ON_LIST:
         names = {name for info in live for name in info.names}
-        first = LaneTurn(queues, lane, names, Turns(tables), budget, 1).first()
+        first = LaneTurn(queues, lane, names, FairTurns(tables), budget, 1).first()
         if first is not None and first.id != job.id:
             is_next = False
             yield DurableBlocker("order", lane, first.id)

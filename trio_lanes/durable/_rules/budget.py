@@ -63,7 +63,7 @@ class Budget:
         """Return how many slots of a lane are used."""
         used = self._used.get(lane)
         if used is None:
-            used = self._tables.slots_used(lane) + len(self._tables.wanting(lane))
+            used = self._tables.slots_used(lane) + len(self._tables.slot_requests(lane))
             self._used[lane] = used
         return used
 
@@ -171,7 +171,7 @@ class Budget:
 
     def return_refused_by(self, job: JobRecord) -> list[tuple[Refusal, str]]:
         """Return what keeps a run from the slot that it wants back, as `refused_by` does."""
-        mine = self._tables.wanting(job.lane)
+        mine = self._tables.slot_requests(job.lane)
         # runs that want a slot are counted as used, so they are added to the free slots again
         lane_free = self._limit(job.lane).concurrency - self._use(job.lane) + len(mine)
         if sum(other.fence < job.fence for other in mine) >= lane_free:
@@ -180,7 +180,7 @@ class Budget:
         if found is None:
             return []
         group, _ = found
-        all_wanting = [other for lane in group.lanes for other in self._tables.wanting(lane)]
+        all_wanting = [other for lane in group.lanes for other in self._tables.slot_requests(lane)]
         ahead = sum(other.fence < job.fence for other in all_wanting)
         return [] if ahead < group.left + len(all_wanting) else [("group", group.name)]
 

@@ -80,7 +80,7 @@ def _size(text: str) -> int:
 
 
 @final
-class Turns:
+class FairTurns:
     """Whose turn it is: {lane and priority: how often it was passed over in a row}."""
 
     def __init__(self, tables: Tables) -> None:
@@ -150,7 +150,7 @@ class Claims:
             self.due = isolation.due
             return []
         budget = Budget(queues.tables, queues.now)
-        turns = Turns(queues.tables)
+        turns = FairTurns(queues.tables)
         after = bisect_right(lanes, turns.served)  # lanes come and go, also the one served last
         waiting = []
         for lane in lanes[after:] + lanes[:after]:
@@ -220,7 +220,7 @@ class _Isolation:
 
     def begin(self, instance: str) -> None:
         """Count the runs of ``instance``."""
-        self._running, suspects = self._queues.tables.beside(instance)
+        self._running, suspects = self._queues.tables.run_count_and_suspects(instance)
         self._most, self.due = math.inf, None
         for job in suspects:
             self._restrict(job)
@@ -314,7 +314,7 @@ class LaneTurn:
         queues: Queues,
         lane: str,
         names: Collection[str],
-        turns: Turns,
+        turns: FairTurns,
         budget: Budget,
         at_once: int,
     ) -> None:

@@ -95,11 +95,7 @@ def digest(payload: str) -> str:
         payload = json.dumps(json.loads(payload), sort_keys=True)
     except (RecursionError, ValueError):  # nor can the worker read it
         pass
-    return _digest(payload)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(payload.encode(), digest_size=16).hexdigest()
 
 
 @final
@@ -421,8 +417,7 @@ def _compare(item: SubmittedJob, known: JobRecord) -> None:
         ("name", item.name == known.name),
         ("session", item.session == known.session),
         ("lane", item.lane == known.lane),
-        # the second hash: of a job from a version whose hash depended on the order of fields
-        ("payload", known.digest in (digest(item.payload), _digest(item.payload))),
+        ("payload", known.digest == digest(item.payload)),
     ):
         if not same:
             raise KeyConflictError(item.key, known.id, field)

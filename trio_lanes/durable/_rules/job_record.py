@@ -72,6 +72,16 @@ class JobRecord:
     history: str = ""
     """The last runs; see `history`."""
 
+    @property
+    def event_list(self) -> str:
+        """The name of the list of its events."""
+        return f"events {self.id}"
+
+    @property
+    def message_list(self) -> str:
+        """The name of the list of the messages to it."""
+        return f"messages {self.id}"
+
 
 ON_LIST, SESSION_PAUSED = 0, 2
 """The values of `JobRecord.shelf`: not set aside; the session is paused."""

@@ -100,7 +100,7 @@ def serve_lock(queues: Queues, line: str) -> None:
     tables = queues.tables
     while (request := first_of(queues, line)) is not None:
         holder = tables.first_request(line, served=True)
-        if holder is not None and "false" in (holder.told, request.told):
+        if holder is not None and "false" in (holder.data, request.data):
             return
         request.served, request.since = tables.next_number(), queues.now
         tables.put_request(request)
@@ -157,5 +157,5 @@ def ready_at(queues: Queues, request: Request) -> float:
 
 
 def _terms(request: Request) -> tuple[Sequence[RateLimit], Mapping[str, int]]:
-    limits, costs = json.loads(request.told)
+    limits, costs = json.loads(request.data)
     return rates.from_json(limits), costs

@@ -116,7 +116,7 @@ class Queues:
 
     def _drop_untaken(self, job: JobRecord) -> None:
         """Delete the messages to a job that its run, which ends, has not taken; see `talk`."""
-        self.tables.drop_untaken(job.id)
+        self.tables.drop_items(job.message_list, taken=False)
         self.ended.append((job.id, None))
 
     def leave(

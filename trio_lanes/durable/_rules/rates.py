@@ -130,7 +130,7 @@ def _counted(meters: Iterable[Meter], costs: Costs) -> Iterator[tuple[Meter, int
 
 def _put(tables: Tables, meter: Meter, added: Marks, keep: int) -> None:
     marks = tables.marks(meter.key)
-    # when it is as new follows from the first and the last mark alone
+    # when it is replenished follows from the first and the last mark alone
     ends = [marks[0], *added] if keep > len(added) else added
     tables.put_marks(meter.key, added, keep, meter.of.refilled_at(ends))
 
@@ -145,9 +145,8 @@ def to_json(rates: Sequence[RateLimit]) -> str:
 def from_json(text: str) -> tuple[RateLimit, ...]:
     """Return the rate limits of a text from `to_json`."""
     return tuple(
-        # in a store of an earlier version a rate has no unit: it counts requests
-        RateLimit(limit, per, algorithm=algorithm, burst=burst, unit=(*unit, REQUESTS)[0])
-        for limit, per, algorithm, burst, *unit in json.loads(text)
+        RateLimit(limit, per, algorithm=algorithm, burst=burst, unit=unit)
+        for limit, per, algorithm, burst, unit in json.loads(text)
     )
 
 

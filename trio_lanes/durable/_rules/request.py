@@ -17,14 +17,14 @@ class Request:
     """``lock KEY`` or ``quota NAME``."""
     instance: str
     """The incarnation that made it, and whose end ends it."""
-    told: str
+    data: str
     """JSON: of a lock, whether it is shared; of a quota, its rates and the costs."""
     served: float | None = None
     """The fence of a lock; when the costs were taken; None while it waits."""
     job: int | None = None
     """The job whose run made it; None: a task outside of a run."""
-    since: float | None = None
-    """Since when it waits, or was served; None: an earlier version made it."""
+    since: float = 0.0
+    """Since when it waits, or was served."""
 
     @property
     def name(self) -> str:

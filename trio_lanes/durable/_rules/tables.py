@@ -8,7 +8,7 @@ Tables decide nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import attrs
 
@@ -17,6 +17,18 @@ from ..._limits.meters import Marks
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
 from .job_record import JobRecord
 from .request import Request
+
+
+class Item(NamedTuple):
+    """An item of a list."""
+
+    number: int
+    data: str
+    """JSON."""
+    tag: str | None = None
+    """Of a message, its key; of a record of a log, the incarnation that added it."""
+    taken: bool = True
+    """Of a message, whether a run of the job has taken it."""
 
 
 @final
@@ -90,7 +102,7 @@ class Tables(Protocol):
 
     # ---- runs
     def running(self, instance: str) -> list[JobRecord]: ...
-    def beside(self, instance: str) -> tuple[int, list[JobRecord]]:
+    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         """Return how many runs of an instance have not lent their slots, and its suspects.
 
         A suspect is a run of a job that has run in a crash: its ``company`` is not 0.
@@ -103,7 +115,7 @@ class Tables(Protocol):
     def running_lanes(self) -> Iterable[str]:
         """Return the lanes of which a run holds a slot or wants it back."""
 
-    def wanting(self, lane: str) -> list[JobRecord]:
+    def slot_requests(self, lane: str) -> list[JobRecord]:
         """Return the runs of a lane that want their slots back, in order of their fences."""
 
     # ---- selections
@@ -125,21 +137,21 @@ class Tables(Protocol):
     def all_live(self) -> Iterable[JobRecord]:
         """Return every job that has not ended, by session and place."""
 
-    # ---- events
-    def put_event(self, job: JobRecord, number: int, event: str, keep: int) -> None:
-        """Add an event to a job, and keep only its last ``keep``; they are deleted with the job."""
+    # ---- lists: the events of a job, the messages to it, and logs
+    def append(self, name: str, item: Item, keep: int | None = None) -> None:
+        """Add an item to a list, or replace it; then keep only the last ``keep`` numbers."""
 
-    def events(self, id: int, after: int, limit: int) -> list[tuple[int, str]]:
-        """Return the first events of a job with numbers above ``after``, in order."""
+    def items(self, name: str, after: int, limit: int) -> Iterable[Item]:
+        """Return the first items of a list with numbers above ``after``, in order."""
 
-    # ---- messages
-    def put_message(self, id: int, number: int, key: str | None, taken: bool, message: str) -> None:
-        """Add or change a message to a job; messages are deleted with the job."""
+    def last_item(self, name: str) -> int:
+        """Return the number of the last item of a list; 0: it has none."""
 
-    def messages(self, id: int, after: int, limit: int) -> list[tuple[int, str | None, bool, str]]:
-        """Return messages to a job with numbers above ``after``: (number, key, taken, message)."""
+    def drop_items(self, name: str, *, taken: bool) -> bool:
+        """Delete the items of a list, those that were taken only with ``taken``.
 
-    def drop_untaken(self, id: int) -> None: ...
+        Return whether there were any. The lists of a job are deleted with it.
+        """
 
     # ---- requests for locks and quotas
     def request(self, id: int) -> Request | None: ...
@@ -155,15 +167,6 @@ class Tables(Protocol):
         """Return the quotas from which something was spent, with the limits applied last."""
 
     def put_quota(self, name: str, limits: tuple[RateLimit, ...]) -> None: ...
-
-    # ---- logs
-    def write_log(self, log: str, author: str, record: str) -> int:
-        """Add a record to a log; return its number, from 1 up without gaps."""
-
-    def read_log(self, log: str, after: int, limit: int) -> Iterable[tuple[int, str, str]]:
-        """Return the first records of a log above a number: (number, author, text)."""
-
-    def drop_log(self, log: str) -> bool: ...
 
     # ---- sums
     def waiting_for(self, lane: str) -> int:
@@ -182,7 +185,7 @@ class Tables(Protocol):
     def last_step(self, instance: str) -> LastStep | None:
         """Return the last step of an instance; None: it has taken none."""
 
-    def put_last_step(self, instance: str, step: LastStep) -> None: ...
+    def put_last_step(self, instance: str, step: LastStep | None) -> None: ...
     def answer(self, ticket: str, now: float) -> tuple[Any] | None:
         """Return the answer of the act with a ticket, in a tuple; None: it is not known."""
 
@@ -213,8 +216,8 @@ class Tables(Protocol):
         """Add marks to a rate limit, and keep only its last ``keep`` marks.
 
         Args:
-          until: when the limit is as new, if nothing more is charged to it. From then on the store
-            may forget its marks.
+          until: when the limit is fully replenished, if nothing more is charged to it. From then
+            on the store may forget its marks.
         """
 
     def forget_marks(self, meter: str) -> None: ...
@@ -228,7 +231,7 @@ class Tables(Protocol):
     def put_instance(self, info: InstanceInfo) -> None: ...
     def drop_instance(self, id: str) -> None: ...
     def forget_unused(self, now: float) -> None:
-        """Forget the marks of rate limits that are as new, and counts of 0.
+        """Forget the marks of rate limits that are replenished, and counts of 0.
 
         Lanes of templates leave them behind. To forget them changes no answer.
         """

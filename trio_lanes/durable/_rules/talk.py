@@ -11,6 +11,7 @@ from typing import Final
 
 from .._contract.state import DEAD, ENDED
 from .queues import Queues
+from .tables import Item
 
 BATCH: Final = 100
 """How many events one call returns at most."""
@@ -21,7 +22,8 @@ def events(queues: Queues, id: int, after: int) -> tuple[list[tuple[int, str]] |
     job = queues.known(id)
     if job is None:
         return (None,)
-    found = queues.tables.events(id, after, BATCH) if job.emitted > after else []
+    items = queues.tables.items(job.event_list, after, BATCH) if job.emitted > after else ()
+    found = [(item.number, item.data) for item in items]
     over = job.state in ENDED or job.state is DEAD
     return (found,) if found or over else None
 
@@ -29,10 +31,11 @@ def events(queues: Queues, id: int, after: int) -> tuple[list[tuple[int, str]] |
 def sent(queues: Queues, id: int, number: int) -> tuple[bool] | None:
     """Return whether a message was taken, in a tuple; None: it may be taken yet."""
     job = queues.known(id)
-    found = [] if job is None else queues.tables.messages(id, number - 1, 1)
-    if not found or found[0][0] != number:
-        return (False,)
-    return (True,) if found[0][2] else None
+    items = () if job is None else queues.tables.items(job.message_list, number - 1, 1)
+    for item in items:
+        if item.number == number:
+            return (True,) if item.taken else None
+    return (False,)
 
 
 def receive(
@@ -42,9 +45,9 @@ def receive(
     job = queues.run_of(id, fence)
     if job is None:
         return (None,)
-    for number, key, taken, message in queues.tables.messages(job.id, after, 1):
-        if not taken:
-            queues.tables.put_message(job.id, number, key, True, message)
+    for item in queues.tables.items(job.message_list, after, 1):
+        if not item.taken:
+            queues.tables.append(job.message_list, Item(item.number, item.data, item.tag))
             queues.ended.append((job.id, None))
-        return ((number, message),)
+        return ((item.number, item.data),)
     return None

@@ -21,10 +21,16 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Final
 
-from .._contract.errors import StoreError, StoreUnavailableError, StoreVersionError
+from .._contract.errors import (
+    StoreError,
+    StoreUnavailableError,
+    StoreVersionError,
+    other_schema,
+)
+from .._sql.schema import KEYED, TABLES
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 11
+SCHEMA_VERSION: Final = 1
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -45,7 +51,8 @@ _UNAVAILABLE: Final = frozenset(
     }
 )
 
-SCHEMA: Final = """
+SCHEMA: Final = (
+    """
 CREATE TABLE meta (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     epoch INTEGER NOT NULL,     -- +1 whenever a worker opens the file
@@ -53,50 +60,16 @@ CREATE TABLE meta (
     clock REAL NOT NULL,        -- a recent value of the store's time
     boot TEXT NOT NULL,         -- the id of the machine's start for which `ahead` holds
     ahead REAL NOT NULL,        -- the store's time less the machine's monotonic clock
-    store TEXT NOT NULL DEFAULT '',  -- the identity of the store, which a copy of it shares
-    result_ttl REAL,            -- the rules of the store; NULL: no worker has set them
-    max_crashes,
-    hold INTEGER
+    store TEXT NOT NULL         -- the identity of the store, which a copy of it shares
 );
-INSERT INTO meta (id, epoch, sequence, clock, boot, ahead) VALUES (1, 0, 0, 0.0, '', 0.0);
-UPDATE meta SET store = lower(hex(randomblob(16)));
-
-CREATE TABLE jobs (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL,
-    lane TEXT NOT NULL,
-    session TEXT,
-    priority INTEGER NOT NULL,
-    payload TEXT NOT NULL,
-    key TEXT,
-    digest TEXT,
-    timeout REAL NOT NULL,
-    retry TEXT,
-    cost TEXT,
-    headers TEXT,
-    run_at REAL,
-    state TEXT NOT NULL,
-    place INTEGER,
-    ready INTEGER,
-    shelf INTEGER NOT NULL,
-    due REAL,
-    why TEXT,
-    attempts INTEGER NOT NULL,
-    crashes INTEGER NOT NULL,
-    alone INTEGER NOT NULL DEFAULT 0,
-    company INTEGER NOT NULL DEFAULT 0,
-    fence INTEGER NOT NULL,
-    instance TEXT,
-    lent INTEGER NOT NULL,
-    cancel TEXT,
-    checkpoint TEXT,
-    outcome TEXT,
-    error TEXT,                 -- the type of the error of a dead or failed job
-    sent INTEGER NOT NULL DEFAULT 0,     -- the number of the last message
-    emitted INTEGER NOT NULL DEFAULT 0,  -- the number of the last event
-    history TEXT NOT NULL DEFAULT '',  -- the last runs, a line of JSON each
-    submitted_at REAL NOT NULL
-);
+INSERT INTO meta VALUES (1, 0, 0, 0.0, '', 0.0, lower(hex(randomblob(16))));
+"""
+    + TABLES.format(id="INTEGER")
+    + "".join(
+        f"CREATE TABLE {name} ({columns}, PRIMARY KEY ({key})) WITHOUT ROWID;\n"
+        for name, (columns, key) in KEYED.items()
+    )
+    + """
 CREATE UNIQUE INDEX jobs_key ON jobs (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_line ON jobs (session, place, lane) WHERE place IS NOT NULL;
 CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
@@ -107,180 +80,13 @@ CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_name ON jobs (name);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
-
-CREATE TABLE events (
-    job INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (job, number)
-) WITHOUT ROWID;
-CREATE TRIGGER forget_events AFTER DELETE ON jobs WHEN old.emitted > 0 BEGIN
-    DELETE FROM events WHERE job = old.id;
+CREATE TRIGGER forget_lists AFTER DELETE ON jobs WHEN old.emitted > 0 OR old.sent > 0 BEGIN
+    DELETE FROM lists WHERE list IN ('events ' || old.id, 'messages ' || old.id);
 END;
-
-CREATE TABLE messages (
-    job INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    key TEXT,
-    taken INTEGER NOT NULL,     -- 1: a run of the job has taken it
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (job, number)
-) WITHOUT ROWID;
-CREATE TRIGGER forget_messages AFTER DELETE ON jobs WHEN old.sent > 0 BEGIN
-    DELETE FROM messages WHERE job = old.id;
-END;
-
-CREATE TABLE counts (           -- of jobs that have not ended
-    lane TEXT NOT NULL,
-    state TEXT NOT NULL,
-    name TEXT NOT NULL,
-    n INTEGER NOT NULL,
-    PRIMARY KEY (lane, state, name)
-) WITHOUT ROWID;
-
-CREATE TABLE lanes (
-    name TEXT PRIMARY KEY,
-    concurrency NOT NULL,
-    max_waiting NOT NULL,
-    paused_until REAL,
-    rates TEXT NOT NULL,
-    proposed INTEGER NOT NULL DEFAULT 0,  -- 1: a worker that has this lane replaces the limits
-    pause_only INTEGER NOT NULL DEFAULT 0  -- 1: a template has the limits
-) WITHOUT ROWID;
-CREATE TABLE groups (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE marks (            -- past starts, for rate limits
-    meter TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    time REAL NOT NULL,
-    starts INTEGER NOT NULL,    -- a sum of what they have cost; see `Meter`
-    until REAL NOT NULL DEFAULT 9e999,  -- when the limit is as new
-    PRIMARY KEY (meter, number)
-) WITHOUT ROWID;
-CREATE TABLE pauses (session TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE instances (
-    id TEXT PRIMARY KEY,
-    host TEXT NOT NULL,
-    pid INTEGER NOT NULL,
-    since REAL NOT NULL,
-    lease_until REAL NOT NULL,
-    names TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE turns (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-CREATE TABLE requests (         -- for locks and quotas
-    id INTEGER PRIMARY KEY,
-    line TEXT NOT NULL,
-    instance TEXT NOT NULL,
-    told TEXT NOT NULL,         -- JSON; see `Request`
-    served REAL,                -- NULL: it waits
-    job INTEGER,                -- NULL: a task outside of a run made it
-    since REAL                  -- when it was made or served
-);
-CREATE INDEX requests_line ON requests (line, served);
-CREATE INDEX requests_instance ON requests (instance);
-CREATE TABLE quotas (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE logs (
-    log TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    author TEXT NOT NULL,       -- the incarnation that added the record
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (log, number)
-) WITHOUT ROWID;
 """
+)
 
-MIGRATIONS: Final = {
-    1: """
-ALTER TABLE meta ADD COLUMN store TEXT NOT NULL DEFAULT '';
-ALTER TABLE meta ADD COLUMN result_ttl REAL;
-ALTER TABLE meta ADD COLUMN max_crashes;
-ALTER TABLE meta ADD COLUMN hold INTEGER;
-UPDATE meta SET store = lower(hex(randomblob(16)));
-ALTER TABLE lanes ADD COLUMN proposed INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN company INTEGER NOT NULL DEFAULT 0;
-""",
-    2: """
-UPDATE jobs SET shelf = 0 WHERE shelf = 1;
-DROP INDEX jobs_ready;
-DROP INDEX jobs_unhandled;
-CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
-    WHERE ready IS NOT NULL AND shelf = 0;
-CREATE TABLE turns (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-""",
-    3: """
-ALTER TABLE jobs ADD COLUMN cost TEXT;
-CREATE TEMP TABLE sums AS
-    SELECT meter, number, row_number() OVER (PARTITION BY meter ORDER BY number) AS n FROM marks
-    WHERE meter GLOB '* sliding [0-9]' OR meter GLOB '* sliding [0-9][0-9]';
-UPDATE marks SET starts = sums.n FROM sums
-    WHERE marks.meter = sums.meter AND marks.number = sums.number;
-DROP TABLE sums;
-""",
-    4: """
-ALTER TABLE jobs ADD COLUMN error TEXT;
-UPDATE jobs SET error = coalesce(json_extract(outcome, '$.type'), 'crash')
-    WHERE state = 'dead' OR state = 'failed';
-DROP INDEX jobs_dead;
-CREATE INDEX jobs_name ON jobs (name);
-CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
-CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;
-""",
-    5: "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '';\n",
-    6: """
-ALTER TABLE lanes ADD COLUMN pause_only INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE marks ADD COLUMN until REAL NOT NULL DEFAULT 9e999;
-""",
-    7: """
-ALTER TABLE jobs ADD COLUMN emitted INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE events (
-    job INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (job, number)
-) WITHOUT ROWID;
-CREATE TRIGGER forget_events AFTER DELETE ON jobs WHEN old.emitted > 0 BEGIN
-    DELETE FROM events WHERE job = old.id;
-END;
-""",
-    8: """
-ALTER TABLE jobs ADD COLUMN sent INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE messages (
-    job INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    key TEXT,
-    taken INTEGER NOT NULL,     -- 1: a run of the job has taken it
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (job, number)
-) WITHOUT ROWID;
-CREATE TRIGGER forget_messages AFTER DELETE ON jobs WHEN old.sent > 0 BEGIN
-    DELETE FROM messages WHERE job = old.id;
-END;
-""",
-    9: """
-CREATE TABLE requests (         -- for locks and quotas
-    id INTEGER PRIMARY KEY,
-    line TEXT NOT NULL,
-    instance TEXT NOT NULL,
-    told TEXT NOT NULL,         -- JSON; see `Request`
-    served REAL                 -- NULL: it waits
-);
-CREATE INDEX requests_line ON requests (line, served);
-CREATE INDEX requests_instance ON requests (instance);
-CREATE TABLE logs (
-    log TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    author TEXT NOT NULL,       -- the incarnation that added the record
-    told TEXT NOT NULL,         -- JSON
-    PRIMARY KEY (log, number)
-) WITHOUT ROWID;
-""",
-    10: """
-ALTER TABLE jobs ADD COLUMN headers TEXT;
-ALTER TABLE jobs ADD COLUMN run_at REAL;
-ALTER TABLE requests ADD COLUMN job INTEGER;
-ALTER TABLE requests ADD COLUMN since REAL;
-CREATE TABLE quotas (name TEXT PRIMARY KEY, told TEXT NOT NULL) WITHOUT ROWID;
-""",
-}
+MIGRATIONS: Final[dict[int, str]] = {}
 """By schema version, the script that makes the next version."""
 
 
@@ -300,7 +106,7 @@ def is_damage(error: sqlite3.Error) -> bool:
     return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def looked_at_again(path: Path, error: sqlite3.Error) -> Exception:
+def confirmed_error(path: Path, error: sqlite3.Error) -> Exception:
     """Return the `StoreError` for an error of a file that was sound when it was opened.
 
     SQLite reports a read that failed with EIO as a damaged file. So a file counts as damaged only
@@ -343,14 +149,14 @@ def examine(path: Path) -> int:
     filled or migrated the file.
 
     Raises:
-      StoreVersionError: if the file has a newer schema, or belongs to another program.
+      StoreVersionError: if the file has another schema, or belongs to another program.
       StoreError: if the file is damaged, or ``path`` is not a file.
       StoreUnavailableError: if the file cannot be read now.
     """
     if not _size(path):
         return 0
     header = _header(path)
-    if isinstance(header, sqlite3.Error) or header in _OURS:
+    if isinstance(header, sqlite3.Error) or header[0] == APPLICATION_ID:
         _let_it_be_made(path)
         if not _size(path):
             return 0
@@ -361,16 +167,10 @@ def examine(path: Path) -> int:
     if application != APPLICATION_ID:
         raise StoreVersionError(f"{path} belongs to another program (application_id {application})")
     if version != SCHEMA_VERSION and version not in MIGRATIONS:
-        raise StoreVersionError(
-            f"{path} has schema {version}; this version of trio_lanes reads schemas up to "
-            f"{SCHEMA_VERSION}: install a newer version"
-        )
+        raise other_schema(str(path), version, SCHEMA_VERSION)
     if _size(path) <= CHECKED_UP_TO:
         _look_through(path)
     return version
-
-
-_OURS: Final = {(APPLICATION_ID, version) for version in (*MIGRATIONS, SCHEMA_VERSION)}
 
 
 def _size(path: Path) -> int:

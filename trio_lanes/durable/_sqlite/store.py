@@ -39,9 +39,9 @@ from .owner_lock import OwnerLock
 from .schema import (
     SCHEMA_VERSION,
     check_place,
+    confirmed_error,
     examine,
     fill,
-    looked_at_again,
     migrate,
     translated,
 )
@@ -303,7 +303,7 @@ class SqliteStore(EngineStore):
         try:
             if owner:
                 now = tables.enter_epoch(moment)
-                tables.begin()
+                tables.begin(now)
             else:
                 tables.begin()
                 now = tables.set_clock(moment)
@@ -315,10 +315,10 @@ class SqliteStore(EngineStore):
             self._files = self._present_files()
             return engine, tables.version(), now
         except sqlite3.Error as error:
-            told = translated(self._path, error)
-            if told is error:
-                told = StoreError(f"{self._path} does not have the tables of a store: {error}")
-            raise told from error
+            failed = translated(self._path, error)
+            if failed is error:
+                failed = StoreError(f"{self._path} does not have the tables of a store: {error}")
+            raise failed from error
 
     def _present_files(self) -> list[tuple[int, int] | None]:
         """Return (device, inode) of the files at the path and at the path of the log."""
@@ -395,7 +395,7 @@ class SqliteStore(EngineStore):
             finally:
                 reader.tables.rollback()
         except sqlite3.Error as error:
-            raise looked_at_again(self._path, error) from error
+            raise confirmed_error(self._path, error) from error
 
     async def _look_out(self, works: bool) -> None:
         """Poll for changes by other processes: a worker always, a client while a task waits."""

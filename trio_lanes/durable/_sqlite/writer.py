@@ -1,29 +1,33 @@
-"""The writer: the only thread that changes a SQLite store, with group commit.
+"""The writer: the only thread that changes a SQLite store.
 
-* The rules refuse an act before they write, so a refused act fails alone.
-* If the disk refuses the transaction, or an act fails halfway, the transaction is rolled back and
-  each act is repeated in a transaction of its own. So an act that is too large for a nearly full
-  disk fails alone. A transaction that cannot begin, since another process writes, is not repeated;
-  but the acts in it that only look are done in a transaction of their own, which needs no lock.
+A transaction that cannot begin, since another process writes, is not repeated; but the acts in it
+that only look are done in a transaction of their own, which needs no lock. An act that is too large
+for a nearly full disk fails alone.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from .._contract.errors import StoreUnavailableError
 from .._rules.engine import Engine
-from .._tables.act_thread import Act, ActThread, OverdueError, Tell
-from .schema import is_damage, looked_at_again
+from .._sql.act_thread import Act, ActThread, Tell
+from .schema import confirmed_error, is_damage
 from .tables import SqliteTables
 
 
 @final
 class Writer(ActThread):
-    """A thread that makes calls in transactions of one SQLite connection."""
+    """A thread that makes calls in transactions of one SQLite connection.
+
+    Args:
+      check: raises if the file of that path was removed or replaced.
+    """
+
+    _errors = sqlite3.Error
+    _tables: SqliteTables
 
     def __init__(
         self,
@@ -34,66 +38,38 @@ class Writer(ActThread):
         patience: float,
         tell: Tell,
     ) -> None:
-        super().__init__(str(path), engine, patience, tell)
+        super().__init__(str(path), tables, engine, patience, tell)
         self._path: Final = path
-        self._tables: Final = tables
-        self._check: Final = check  # raises if the file of that path was removed or replaced
+        self._check: Final = check
         self._begun = False  # whether the present transaction has begun
 
     def _lose_patience(self) -> None:
         """Do nothing: only the disk itself ends a call of the disk."""
 
-    def _do(self, acts: list[Act[Any]]) -> None:
-        """Do all acts in one transaction; if that fails, do each in a transaction of its own."""
-        acts = self._not_overdue(acts)
-        if not acts:
-            return
-        try:
-            self._transact(acts)
-        except OverdueError:
-            self._tables.rollback()
-            self._engine.forget_effects()
-            self._do(acts)
-        except BaseException as error:
-            certain = self._tables.rollback()
-            self._engine.forget_effects()
-            failed: BaseException = error
-            damaged = isinstance(error, sqlite3.Error) and is_damage(error)
-            if len(acts) > 1 and self._begun and not damaged:
-                for act in acts:
-                    self._do([act])
-                return
-            looks = [act for act in acts if not act.write]
-            if looks and len(looks) < len(acts) and not damaged:
-                self._do(looks)  # these need no lock that another process could hold
-                acts = [act for act in acts if act.write]
-            if isinstance(error, sqlite3.Error):
-                failed = looked_at_again(self._path, error)  # once for all acts
-            for act in acts:
-                self._refuse(act, failed if len(acts) == 1 else type(failed)(*failed.args), certain)
-
-    def _refuse(self, act: Act[Any], error: BaseException, certain: bool) -> None:
-        if not certain and isinstance(error, StoreUnavailableError):
-            error.unknown = True
-        act.refuse(error)
-
-    def _transact(self, acts: list[Act[Any]]) -> None:
+    def _begin(self, acts: Sequence[Act[Any]]) -> None:
         self._begun = False
         self._check()
-        tables = self._tables
-        tables.begin(write=any(act.write for act in acts))
+        self._tables.begin(_now(acts), write=any(act.write for act in acts))
         self._begun = True
-        for act in acts:
-            before = tables.writes
-            try:
-                self._engine.now = act.now
-                act.perform(self._engine)
-            except sqlite3.Error:
-                raise  # an error of the disk concerns all acts
-            except Exception as error:
-                if len(acts) == 1 or tables.writes != before:
-                    raise  # the act is half done: undo all, and do each act by itself
-                act.refuse(error)
-        self._seal(acts)
-        tables.commit(acts[-1].now)
-        self._keep_effects()
+
+    def _commit(self, acts: Sequence[Act[Any]]) -> None:
+        self._tables.commit(_now(acts))
+
+    def _undo(
+        self, acts: list[Act[Any]], error: BaseException
+    ) -> tuple[list[list[Act[Any]]], BaseException, bool]:
+        unknown = not self._tables.rollback()
+        again: list[list[Act[Any]]] = []
+        if not (isinstance(error, sqlite3.Error) and is_damage(error)):
+            looks = [act for act in acts if not act.write]
+            if len(acts) > 1 and self._begun:
+                again = [[act] for act in acts]
+            elif looks and len(looks) < len(acts):
+                again = [looks]  # these need no lock that another process could hold
+        if isinstance(error, sqlite3.Error) and len(again) < len(acts):
+            error = confirmed_error(self._path, error)
+        return again, error, unknown
+
+
+def _now(acts: Sequence[Act[Any]]) -> float:
+    return acts[-1].now or 0.0

@@ -35,6 +35,7 @@ from .._contract.errors import (
     StoreUnavailableError,
     StoreVersionError,
     older_schema,
+    other_schema,
 )
 from .address import Address
 from .errors import NotReplicatedError, explained, is_full, is_passing, refuse_server
@@ -495,21 +496,13 @@ class Link:
             self._look()
 
     def _gone(self, kind: str, rest: Sequence[Any]) -> StoreError:
-        where = f"{self._name}: the keys {self._root}*"
+        where, what = (f"{self._name}: the {one} {self._root}*" for one in ("keys", "store under"))
         if kind == "version":
-            return StoreVersionError(
-                f"{where} have schema {rest[0]}, of a newer version of this library; update it here"
-            )
+            return other_schema(what, rest[0], rest[1])
         if kind == "older":
             schema, wanted, works, living = rest
             who = ", ".join(f"process {pid} on {host}" for host, pid in pairs_of(living))
-            return older_schema(
-                f"{self._name}: the store under the keys {self._root}*",
-                schema,
-                wanted,
-                who,
-                works=bool(works),
-            )
+            return older_schema(what, schema, wanted, who, works=bool(works))
         if kind == "foreign":
             return StoreVersionError(
                 f"{where} belong to another program; choose another namespace or database"

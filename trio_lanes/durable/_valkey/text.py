@@ -394,7 +394,7 @@ def _request(data: Sequence[Any]) -> Request:
     id, for_quota, name, instance, job, since, served = data
     line = f"{'quota' if for_quota else 'lock'} {name}"
     return Request(
-        id, line, instance, "", 0.0 if served else None, int(job) if job else None, seconds(since)
+        id, line, instance, "", 0.0 if served else None, int(job) if job else None, a_time(since)
     )
 
 

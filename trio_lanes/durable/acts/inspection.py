@@ -239,13 +239,14 @@ def _status_of(job: JobRecord) -> DurableStatus:
 
 def _texts_of(queues: Queues, job: JobRecord) -> JobTexts:
     tables = queues.tables
-    messages = tables.messages(job.id, job.sent - LISTED, LISTED)
+    events = tables.items(job.event_list, job.emitted - LISTED, LISTED)
+    messages = tables.items(job.message_list, job.sent - LISTED, LISTED)
     return JobTexts(
         payload=job.payload or None,
         checkpoint=job.checkpoint,
         outcome=job.outcome,
-        events=tuple(tables.events(job.id, job.emitted - LISTED, LISTED)),
-        messages=tuple((number, bool(taken), text) for number, _, taken, text in messages),
+        events=tuple((item.number, item.data) for item in events),
+        messages=tuple((item.number, item.taken, item.data) for item in messages),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .._contract.act import Act, Question
 from .._contract.protocol import PAGE, STEP_BYTES
 from .._rules.queues import Queues
+from .._rules.tables import Item
 
 
 class WriteLog(Act[int | None], leased=True):
@@ -20,7 +21,10 @@ class WriteLog(Act[int | None], leased=True):
     def apply(self, queues: Queues) -> int | None:
         if not queues.is_alive(queues.caller):
             return None
-        return queues.tables.write_log(self.log, queues.caller, self.record)
+        name = f"log {self.log}"
+        number = queues.tables.last_item(name) + 1
+        queues.tables.append(name, Item(number, self.record, queues.caller))
+        return number
 
 
 class DropLog(Act[bool]):
@@ -29,7 +33,7 @@ class DropLog(Act[bool]):
     log: str
 
     def apply(self, queues: Queues) -> bool:
-        return queues.tables.drop_log(self.log)
+        return queues.tables.drop_items(f"log {self.log}", taken=True)
 
 
 class LogPage(Question[list[tuple[int, str, str]]], long=True):
@@ -45,9 +49,10 @@ class LogPage(Question[list[tuple[int, str, str]]], long=True):
     def answer(self, queues: Queues) -> list[tuple[int, str, str]]:
         page: list[tuple[int, str, str]] = []
         size = 0
-        for record in queues.tables.read_log(self.log, self.after, PAGE):
-            size += len(record[2].encode())
+        for number, text, author, _ in queues.tables.items(f"log {self.log}", self.after, PAGE):
+            size += len(text.encode())
             if page and size > STEP_BYTES:
                 break
-            page.append(record)
+            assert author is not None
+            page.append((number, author, text))
         return page

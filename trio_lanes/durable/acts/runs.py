@@ -10,6 +10,7 @@ from .._contract.state import CANCELLED, PARKED, RUNNING, WAITING
 from .._rules.budget import Budget
 from .._rules.job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT
 from .._rules.queues import Queues
+from .._rules.tables import Item
 
 
 class Checkpoint(Act[bool], leased=True):
@@ -117,7 +118,7 @@ class EmitEvent(Act[int | None], leased=True):
             return None
         number = job.emitted + 1
         queues.tables.update(job, emitted=number)
-        queues.tables.put_event(job, number, self.event, EVENTS_KEPT)
+        queues.tables.append(job.event_list, Item(number, self.event), EVENTS_KEPT)
         queues.ended.append((job.id, None))
         return number
 
@@ -144,13 +145,13 @@ class Send(Act[tuple[int, int] | str]):
             return "no_active_run"
         tables = queues.tables
         if self.key is not None:
-            for number, known, _, _ in tables.messages(job.id, 0, MESSAGES_KEPT):
-                if known == self.key:
-                    return job.id, number
+            for item in tables.items(job.message_list, 0, MESSAGES_KEPT):
+                if item.tag == self.key:
+                    return job.id, item.number
         if job.sent >= MESSAGES_KEPT:
             return "not_streaming"
         number = job.sent + 1
         tables.update(job, sent=number)
-        tables.put_message(job.id, number, self.key, False, self.message)
+        tables.append(job.message_list, Item(number, self.message, self.key, taken=False))
         queues.ended.append((job.id, None))
         return job.id, number

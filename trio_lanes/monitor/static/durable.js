@@ -60,7 +60,7 @@ class Durable extends HTMLElement {
   /** Requests for a lock or a quota, of which there are more than are listed. @param {import("./types").Asked[]} requests @param {number} all */
   #asked(requests, all) {
     const listed = requests.flatMap((one, at) => [at ? ", " : "", one.job === null ? `a task on ${one.where}` : this.#link(one.job, `job ${one.job}`),
-      one.age === null ? "" : ` for ${seconds(one.age)}`]);
+      ` for ${seconds(one.age)}`]);
     return all > requests.length ? [...listed, ` and ${all - requests.length} more`] : listed;
   }
 

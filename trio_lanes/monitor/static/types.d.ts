@@ -25,7 +25,7 @@ export type Frame = {n: number, at: number, wall: number, pid: number, totals: T
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
   why_parked: string | null, left: number | null, attempt: number, crashes: number,
   error: string | null, age: number};
-export type Asked = {job: number | null, where: string, age: number | null};
+export type Asked = {job: number | null, where: string, age: number};
 export type View = {error?: string, totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
   unhandled: number, limit: number | null, paused: boolean}[],

@@ -15,7 +15,8 @@
 -- has set some; then acts: verb, number of arguments, arguments.
 
 local huge = 1 / 0  -- a library may not use `math` while it is loaded
-local SCHEMA = 2       -- 1: the sequence of numbers had a key of its own
+local SCHEMA = 1
+local MIGRATIONS = {}  -- by schema: the function that makes the next schema of it
 local SECOND = 1000000
 local FIRST = 9       -- the place of the first act
 local AHEAD = SECOND  -- the clock was set if it has gone on by so much more than that of the caller

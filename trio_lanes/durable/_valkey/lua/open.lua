@@ -1,11 +1,6 @@
 -- Opening a namespace: it is made if it is missing, or migrated, and the lanes, groups and rules that
 -- it lacks are written. What is there wins.
 
--- By schema: the function that makes the next schema of it.
-local MIGRATIONS = {
-  function() end,  -- `begin_writing` lets the numbers go on at the present time
-}
-
 local function add_lane(name, limit, worker)
   local there = lanes()[name]
   if not there or there.pause_only or (there.proposed and worker) then

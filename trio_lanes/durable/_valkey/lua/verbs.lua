@@ -109,15 +109,15 @@ return function(keys, arguments, is_script)
   end
   if not meta.schema and call('EXISTS', META) == 1 then
     return { 'foreign' }
-  elseif meta.schema and meta.schema > SCHEMA then
-    return { 'version', meta.schema }
+  elseif meta.schema and meta.schema ~= SCHEMA and not MIGRATIONS[meta.schema] then
+    return { 'version', meta.schema, SCHEMA }
   elseif not meta.schema and arguments[FIRST] ~= 'open' then
     return { 'gone' }
   elseif not meta.schema and arguments[FIRST + 3] == '0' then
     return { 'missing' }
   end
 
-  local refused = meta.schema and meta.schema < SCHEMA and refuse_older(arguments)
+  local refused = meta.schema and meta.schema ~= SCHEMA and refuse_older(arguments)
   if refused then
     return refused
   end

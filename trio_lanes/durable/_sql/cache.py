@@ -13,18 +13,15 @@ itself. So they are cached here.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from typing import Final, TypeAlias, final
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias, final
 
 from .._contract.state import DEAD, ENDED, PARKED, RUNNING, WAITING, DurableState
-from .._rules.job_record import HOLDS_SLOT, ON_LIST, WANTS_SLOT, JobRecord
+from .._rules.job_record import ON_LIST, JobRecord
 from .counts import Counts, Key
 from .list_front import ListFront
+from .running import Running
 
-QUEUE_FRONT: Final = 16
-"""How many jobs of a session's queue are cached."""
-LIST_FRONT: Final = 256
-"""How many jobs of a ready list are cached."""
 QUEUES_KEPT: Final = 2_000
 """How many queues are cached; with more, all fronts are dropped."""
 PAYLOADS: Final = 32 * 1024 * 1024
@@ -47,51 +44,13 @@ def ready_of(job: JobRecord) -> int | None:
 
 
 @final
-class Runs:
-    """The running jobs, in sets by the state of their slots; never counters."""
-
-    def __init__(self) -> None:
-        self.all: Final[dict[int, JobRecord]] = {}
-        self.holding: Final[defaultdict[str, set[int]]] = defaultdict(set)  # {lane: ids}
-        self.wanting: Final[dict[int, JobRecord]] = {}
-        self.cancelled: Final[dict[int, JobRecord]] = {}
-
-    def put(self, job: JobRecord) -> None:
-        """Add a running job, or note the state of its slot and that it is cancelled."""
-        self.all[job.id] = job
-        if job.lent == HOLDS_SLOT:
-            self.holding[job.lane].add(job.id)
-        else:
-            self._free(job)
-        if job.lent == WANTS_SLOT:
-            self.wanting[job.id] = job
-        else:
-            self.wanting.pop(job.id, None)
-        if job.cancel is not None:
-            self.cancelled[job.id] = job
-
-    def drop(self, job: JobRecord) -> None:
-        """Remove a job that runs no longer."""
-        self.all.pop(job.id, None)
-        self._free(job)
-        self.wanting.pop(job.id, None)
-        self.cancelled.pop(job.id, None)
-
-    def _free(self, job: JobRecord) -> None:
-        holding = self.holding.get(job.lane)
-        if holding is not None:
-            holding.discard(job.id)
-            if not holding:
-                del self.holding[job.lane]
-
-
-@final
 class Cache:
     """The cached state of a store's tables. An attribute that is None must be read from them.
 
     Attributes:
       queues: by session, the front of its queue.
       lists: by lane, priority and handler's name, the front of the ready list.
+      runs: the running jobs.
       counts: how many jobs there are, by lane, state and handler's name. Call `count` before.
       uncounted: {the same: the difference of this number from that in the table}. The same holds.
       parked_until: the first time at which a parked job is due, or an earlier one.
@@ -101,7 +60,7 @@ class Cache:
     def __init__(self) -> None:
         self.queues: Final[dict[str, ListFront]] = {}
         self.lists: Final[dict[tuple[str, int, str], ListFront]] = {}
-        self.runs: Runs | None = None
+        self.runs: Running | None = None
         self.counts: Counts | None = None
         self.uncounted: Final[dict[Key, int]] = {}
         self._moves: Final[dict[_Move, int]] = {}  # {move: of how many jobs}, not counted yet
@@ -112,18 +71,23 @@ class Cache:
         """Record a new job."""
         self._moved(job, None, job.state)
         self._changed_due(job)
-        self.changed_place(job)
-        self.changed_ready(job)
+        self._changed_place(job)
+        self._changed_ready(job)
 
-    def changed_state(self, job: JobRecord, before: DurableState) -> None:
-        """Record that a job has changed its state."""
-        self._moved(job, before, job.state)
+    def changed(self, job: JobRecord, before: DurableState, changes: Mapping[str, Any]) -> None:
+        """Record that some fields of a job have changed, which was in the state ``before``."""
+        if "state" in changes:
+            self._moved(job, before, job.state)
+            self._changed_due(job)
         if self.runs is not None:
             if job.state is RUNNING:
                 self.runs.put(job)
             elif before is RUNNING:
                 self.runs.drop(job)
-        self._changed_due(job)
+        if job.place is not None and "place" in changes:
+            self._changed_place(job)
+        if job.ready is not None and ("ready" in changes or "shelf" in changes):
+            self._changed_ready(job)
 
     def disappeared(self, job: JobRecord) -> None:
         """Record that a job was deleted that did not run."""
@@ -159,19 +123,14 @@ class Cache:
         elif job.state in ENDED and self.kept_until is not None:
             self.kept_until = min(self.kept_until, job.due)
 
-    def changed_run(self, job: JobRecord) -> None:
-        """Record that a run has lent its slot, wants it back, or is cancelled."""
-        if self.runs is not None and job.state is RUNNING:
-            self.runs.put(job)
-
-    def changed_place(self, job: JobRecord) -> None:
+    def _changed_place(self, job: JobRecord) -> None:
         """Record that a job has another place in its session's queue, or none."""
         if job.session is not None and job.place is not None:
             queue = self.queues.get(job.session)
             if queue is not None:
                 queue.add(job.place, job)
 
-    def changed_ready(self, job: JobRecord) -> None:
+    def _changed_ready(self, job: JobRecord) -> None:
         """Record that a job has another place on its ready list, or none, or is shelved."""
         ready = ready_of(job)
         if ready is not None:

@@ -1,8 +1,8 @@
-"""`Running`: the running jobs of a PostgreSQL store, in sets by instance and by lane.
+"""`Running`: the running jobs of a store, in sets by instance and by lane; never counters.
 
 The sets hold ids, so an instance never reads the payloads of jobs that other instances run. Records
-are kept of the runs that the rules look at: runs that want a slot back, are cancelled, or have run
-in a crash.
+are kept of the runs that this process has started, and of those that the rules look at: runs that
+want a slot back, are cancelled, or have run in a crash.
 """
 
 from __future__ import annotations
@@ -13,31 +13,28 @@ from typing import Final, final
 
 from .._rules.job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
 
-SETS: Final = (
-    "SELECT lane, instance, lent, array_agg(id) FROM @jobs WHERE state = 'running' GROUP BY 1, 2, 3"
-)
-SPECIAL: Final = "j.state = 'running' AND (j.lent = 2 OR j.cancel IS NOT NULL OR j.company > 0)"
+SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR company > 0)"
 
 
 @final
 class Running:
-    """The running jobs, in sets; never counters.
+    """The running jobs, in sets.
 
     Attributes:
       holding: {lane: the ids of runs that hold a slot of it}
       beside: {instance: the ids of its runs that have not lent their slots}
       special: the runs that want a slot back, are cancelled, or have run in a crash, by id.
-      records: the runs whose records this process has, by id.
     """
 
     def __init__(
-        self, sets: Iterable[tuple[str, str, int, list[int]]], special: Iterable[JobRecord]
+        self, sets: Iterable[tuple[str, str, int, str]], special: Iterable[JobRecord]
     ) -> None:
         self.holding: Final[defaultdict[str, set[int]]] = defaultdict(set)
         self.beside: Final[defaultdict[str, set[int]]] = defaultdict(set)
         self.special: Final[dict[int, JobRecord]] = {job.id: job for job in special}
-        self.records: Final[dict[int, JobRecord]] = dict(self.special)
-        for lane, instance, lent, ids in sets:
+        self._records: Final[dict[int, JobRecord]] = dict(self.special)  # a reference keeps them
+        for lane, instance, lent, joined in sets:
+            ids = [int(id) for id in joined.split(",")]
             if lent == HOLDS_SLOT:
                 self.holding[lane].update(ids)
             if lent != LENT_SLOT:
@@ -45,8 +42,9 @@ class Running:
 
     def put(self, job: JobRecord) -> None:
         """Add a running job, or update the state of its slot and its cancellation."""
-        self.drop(job)
-        self.records[job.id] = job
+        if job.id in self._records or job.lent != HOLDS_SLOT:
+            self.drop(job)
+        self._records[job.id] = job
         assert job.instance is not None
         if job.lent == HOLDS_SLOT:
             self.holding[job.lane].add(job.id)
@@ -57,8 +55,13 @@ class Running:
 
     def drop(self, job: JobRecord) -> None:
         """Remove a job that runs no longer."""
-        self.records.pop(job.id, None)
+        self._records.pop(job.id, None)
         self.special.pop(job.id, None)
         self.holding[job.lane].discard(job.id)
         for ids in self.beside.values():  # it may have come from another incarnation
             ids.discard(job.id)
+
+    def wanting(self) -> list[JobRecord]:
+        """Return the runs that want their slots back, in order of their fences."""
+        wanting = [job for job in self.special.values() if job.lent == WANTS_SLOT]
+        return sorted(wanting, key=lambda job: job.fence)

@@ -1,9 +1,12 @@
-"""`ActThread`: a thread that makes acts in transactions, with group commit.
+"""`ActThread`: the only thread of a store that changes its tables, with group commit.
 
 Theory of operation:
 
 * Tasks hand acts over to the thread. All acts that have piled up during one transaction go into
   the next transaction together.
+* The rules refuse an act before they write, so a refused act fails alone. If the database refuses
+  the transaction, or an act fails halfway, the transaction is undone and each act is repeated in a
+  transaction of its own, unless `ActThread._undo` sees no use in that.
 * The effects of a transaction are announced as a whole. A worker's step has seen what the acts
   before it have changed, so these do not wake that worker (`Engine.step`).
 * A caller gets its answer when the transaction is on the disk. It cannot be cancelled between
@@ -21,11 +24,11 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Condition, Lock, Thread
 from time import monotonic
-from typing import Any, Final, Generic, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, final
 
 import outcome
 import trio
@@ -35,12 +38,13 @@ from .._contract.errors import StoreUnavailableError
 from .._contract.records import Ended
 from .._rules.engine import Engine
 from .._rules.engine_store import NO_HINTS, Hints
+from .tables import SqlTables
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 500
+BATCH: Final = 500
 """How many acts one transaction takes at most."""
 OUTSTANDING: Final = 2000
 """How many acts may be handed over and not done; the callers of more wait, and can be cancelled."""
@@ -52,7 +56,7 @@ Tell: TypeAlias = Callable[[list[int], list[tuple[int, Ended | None]], bool], No
 
 
 class OverdueError(Exception):
-    """An act of the transaction is overdue, and its caller has been told that it has not happened.
+    """An act of the transaction is overdue, and its caller knows by now that it has not happened.
 
     So the transaction must be undone.
     """
@@ -67,7 +71,7 @@ class Act(Generic[T]):
     """A call to be made in a transaction, and its outcome.
 
     Attributes:
-      now: the store's time, if the caller knows it.
+      now: the store's time; None: the beginning of the transaction finds it out.
       ticket: the ticket of the act; empty: it has none.
       write: whether the call may change the tables.
       hints: what the call will look up.
@@ -95,7 +99,7 @@ class Act(Generic[T]):
     def __init__(
         self,
         call: Callable[[Engine], T],
-        now: float,
+        now: float | None,
         ticket: str,
         write: bool,
         hints: Hints,
@@ -126,13 +130,19 @@ class ActThread(ABC):
 
     Args:
       name: describes the store.
+      tables: the tables of the store.
       engine: makes the calls.
       patience: seconds after which a caller that got no answer gets an error.
       tell: announces the effects of transactions.
     """
 
-    def __init__(self, name: str, engine: Engine, patience: float, tell: Tell) -> None:
+    _errors: ClassVar[type[Exception]]  # the errors of the database, which concern all acts
+
+    def __init__(
+        self, name: str, tables: SqlTables, engine: Engine, patience: float, tell: Tell
+    ) -> None:
         self._name: Final = name
+        self._tables = tables
         self._engine: Final = engine
         self._patience: Final = patience
         self._tell: Final = tell
@@ -196,7 +206,7 @@ class ActThread(ABC):
     async def act(
         self,
         call: Callable[[Engine], T],
-        now: float,
+        now: float | None,
         ticket: str = "",
         *,
         write: bool = True,
@@ -297,7 +307,7 @@ class ActThread(ABC):
         while not closing:
             following.append(self._handed_over.get())
             try:
-                while len(following) < AT_ONCE:
+                while len(following) < BATCH:
                     following.append(self._handed_over.get_nowait())
             except Empty:
                 pass
@@ -340,7 +350,7 @@ class ActThread(ABC):
         """Note that the commit of all acts begins.
 
         Raises:
-          OverdueError: if the caller of an act has been told that it has not happened.
+          OverdueError: if the caller of an act knows by now that it has not happened.
         """
         with self._lock:
             if any(act.overdue for act in acts):
@@ -348,17 +358,65 @@ class ActThread(ABC):
             for act in acts:
                 act.sealed = True
 
-    def _keep_effects(self) -> None:
-        """Keep the effects of a transaction that is on the disk, to be announced."""
-        engine = self._engine
+    def _do(self, acts: list[Act[Any]]) -> None:
+        """Do all acts, in as few transactions as possible; give each its outcome."""
+        acts = self._not_overdue(acts)
+        if not acts:
+            return
+        try:
+            self._transact(acts)
+        except BaseException as error:
+            self._engine.forget_effects()
+            again, refused, unknown = self._undo(acts, error)
+            if isinstance(error, OverdueError):
+                again = [acts]
+            for some in again:
+                self._do(some)
+            repeated = {act for some in again for act in some}
+            for act in acts:
+                if act not in repeated:
+                    # an error for each, since a caller adds to its traceback
+                    one = refused if len(acts) == 1 else type(refused)(*refused.args)
+                    if isinstance(one, StoreUnavailableError):
+                        one.unknown = unknown and act.write
+                    act.refuse(one)
+
+    def _transact(self, acts: list[Act[Any]]) -> None:
+        engine, tables = self._engine, self._tables
+        self._begin(acts)
+        for act in acts:
+            before = tables.writes
+            try:
+                if act.now is not None:
+                    engine.now = act.now
+                act.perform(engine)
+            except self._errors:
+                raise
+            except Exception as error:
+                if len(acts) == 1 or tables.writes != before:
+                    raise  # the act is half done: undo all, and do each act by itself
+                act.refuse(error)
+        self._seal(acts)
+        self._commit(acts)
         self._accepted += engine.accepted
         self._ended += engine.ended
         self._look = self._look or engine.look
         engine.forget_effects()
 
     @abstractmethod
-    def _do(self, acts: list[Act[Any]]) -> None:
-        """Do all acts, in as few transactions as possible; give each its outcome.
+    def _begin(self, acts: Sequence[Act[Any]]) -> None:
+        """Begin a transaction for these acts."""
 
-        It refuses overdue acts, calls `_seal` before it commits, and `_keep_effects` after.
+    @abstractmethod
+    def _commit(self, acts: Sequence[Act[Any]]) -> None:
+        """Commit the transaction of these acts."""
+
+    @abstractmethod
+    def _undo(
+        self, acts: list[Act[Any]], error: BaseException
+    ) -> tuple[list[list[Act[Any]]], BaseException, bool]:
+        """Undo the transaction of these acts, which has failed.
+
+        Return the acts that are to be done again, by transaction; the error of all others; and
+        whether these may have happened.
         """

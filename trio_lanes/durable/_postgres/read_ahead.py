@@ -1,0 +1,238 @@
+"""`ReadAhead`: what a transaction on PostgreSQL will look up, asked for in one trip at its start.
+
+* By name: the tickets, ids, keys and sessions of its acts (`Hints`).
+* If the cache was dropped, the image: all that a claim looks at. These are the settings, the
+  counts, the sets of running jobs, and the fronts of the ready lists.
+
+A lookup that finds nothing in memory is a statement of its own, after the unwritten changes are
+written. So this only saves trips: without it every answer would be the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, Final, final
+
+from .._contract.protocol import STEP_BYTES
+from .._rules.claims import PRIORITIES, bytes_of
+from .._rules.engine_store import Hints
+from .._rules.job_record import JobRecord
+from .._sql.cache import place_of, ready_of
+from .._sql.counts import Counts
+from .._sql.list_front import ListFront
+from .._sql.rows import COLUMNS, SELECT, Cursor, Rows
+from .._sql.running import SPECIAL, Running
+from .._sql.small_tables import SETTINGS
+from .._sql.tables import COUNTS, DUE, SqlTables
+
+QUEUE_FRONT: Final = 4
+"""How many jobs of a session's queue are read at once."""
+LIST_FRONT: Final = 128
+"""How many jobs of a ready list are read at once, at most."""
+IMAGE: Final = 2_000
+"""How many jobs of all ready lists are read at once, besides the first of each."""
+
+_JOBS: Final = ", ".join(f"j.{column}" for column in COLUMNS)
+_HEADS: Final = (
+    f"SELECT {_JOBS} FROM ({{}}) s CROSS JOIN LATERAL"
+    " (SELECT * FROM main.jobs WHERE jobs.[session] = s.session"
+    f" AND place IS NOT NULL ORDER BY place LIMIT {QUEUE_FRONT}) j"
+)
+_HEADS_OF: Final = _HEADS.format("SELECT DISTINCT unnest(%s::text[]) AS session")
+_HEADS_BEHIND: Final = _HEADS.format(
+    "SELECT DISTINCT session FROM main.jobs WHERE id = ANY(%s) AND session IS NOT NULL"
+)
+# what would not fit into a claim is not read; the length of a text is known without reading it
+_FRONT: Final = (
+    "(SELECT * FROM (SELECT f.*, sum(octet_length(payload) + coalesce(octet_length(checkpoint), 0))"
+    " OVER (ORDER BY ready ROWS UNBOUNDED PRECEDING)"
+    " - octet_length(payload) - coalesce(octet_length(checkpoint), 0) AS before FROM ("
+    "SELECT * FROM main.jobs WHERE jobs.[lane] = c.lane AND jobs.priority = c.priority"
+    " AND jobs.[name] = c.name AND ready IS NOT NULL AND ready > c.after AND shelf = 0"
+    " ORDER BY ready LIMIT {}) f) g"
+    f" WHERE g.before < {STEP_BYTES})"
+)
+_LISTS: Final = (
+    "main.counts, (VALUES (1), (0), (-1)) p(priority)"
+    " WHERE state = 'waiting' AND n > 0 AND name = ANY(%(names)s)"
+)
+_OF_ALL_LISTS: Final = (
+    f"least(%(limit)s, 1 + %(image)s / (SELECT greatest(1, count(*)) FROM {_LISTS}))"
+)
+_FRONTS: Final = (
+    f"SELECT {_JOBS} FROM (SELECT counts.lane, counts.name, p.priority,"
+    f" -9223372036854775808 AS after FROM {_LISTS}) c"
+    f" CROSS JOIN LATERAL {_FRONT.format(_OF_ALL_LISTS)} j ORDER BY j.ready"
+)
+_MORE: Final = (
+    f"SELECT {_JOBS} FROM (SELECT %(lane)s::text AS lane, %(name)s::text AS name,"
+    " %(priority)s::int AS priority, %(after)s::bigint AS after) c"
+    f" CROSS JOIN LATERAL {_FRONT.format('%(limit)s')} j ORDER BY j.ready"
+)
+
+
+class ReadAhead(SqlTables):
+    """The part of `PostgresTables` that looks up.
+
+    Args:
+      names: the handlers for which the instance claims jobs.
+    """
+
+    _queue_front = QUEUE_FRONT
+    _list_front = LIST_FRONT
+    _joined_ids = "string_agg(id::text, ',')"
+
+    def __init__(self, rows: Rows, names: Collection[str]) -> None:
+        super().__init__(rows)
+        self._names: Final = sorted(names)
+        self._asked = _Asked(())
+        self._answers: Final[dict[str, tuple[float, str]]] = {}  # {ticket: (until, JSON)}
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._asked = _Asked(())
+
+    def _ask(self, hints: Sequence[Hints], tickets: Sequence[str], *, fresh: bool) -> _Asked:
+        """Ask for what acts look up by name, without waiting for the answers.
+
+        Args:
+          fresh: whether to ask for what is in the cache, too.
+        """
+        execute, queues = self._execute, self._cache.queues
+        asked = _Asked(tickets)
+        unknown: list[int] = []
+        for hint in hints:
+            for job in hint.batch:
+                if job.key is not None:
+                    asked.keys.add(job.key)
+                if job.session is not None and (fresh or job.session not in queues):
+                    asked.sessions.add(job.session)
+            for id in hint.ids:
+                run = None if fresh else self._rows.known(id)
+                if run is None:
+                    unknown.append(id)
+                elif run.session is not None and run.session not in queues:
+                    asked.sessions.add(run.session)
+        asked.ids.update(unknown)
+        if asked.tickets:
+            statement = "SELECT ticket, until, data FROM main.answers WHERE ticket = ANY(%s)"
+            asked.answers = execute(statement, (asked.tickets,))
+        if unknown:
+            asked.jobs.append(execute(f"{SELECT}id = ANY(%s)", (unknown,)))
+            asked.heads.append(execute(_HEADS_BEHIND, (unknown,)))
+        if asked.keys:
+            asked.jobs.append(execute(f"{SELECT}key = ANY(%s)", (list(asked.keys),)))
+        if asked.sessions:
+            asked.heads.append(execute(_HEADS_OF, (list(asked.sessions),)))
+        return asked
+
+    def _read(self, asked: _Asked) -> None:
+        """Read the answers to `_ask` into the cache."""
+        self._answers.clear()
+        self._answers.update(dict.fromkeys(asked.tickets, (-math.inf, "null")))
+        if asked.answers is not None:
+            self._answers.update((ticket, (until, data)) for ticket, until, data in asked.answers)
+        self._asked = asked
+        for cursor in asked.jobs:
+            asked.records += self._rows.records(cursor)
+        asked.sessions |= {
+            job.session for job in asked.records if job.id in asked.ids and job.session is not None
+        }
+        fronts: dict[str, list[JobRecord]] = {session: [] for session in asked.sessions}
+        for cursor in asked.heads:
+            found: dict[str, list[JobRecord]] = {}
+            for job in self._rows.records(cursor):
+                assert job.session is not None
+                found.setdefault(job.session, []).append(job)
+            fronts.update(found)
+        for session, jobs in fronts.items():
+            front = self._cache.queues[session] = ListFront(place_of, self._queue_front)
+            front.extend(jobs, complete=len(jobs) < QUEUE_FRONT)
+
+    def _ask_image(self, room: int) -> tuple[Any, ...]:
+        execute = self._execute
+        limit = min(room + 1, LIST_FRONT)  # one more, so that it is known what follows
+        fronts = None
+        if room and self._names:
+            of = {"names": self._names, "limit": limit, "image": IMAGE}
+            fronts = execute(_FRONTS, of)
+        return (
+            execute(SETTINGS),
+            execute(COUNTS),
+            execute(self._sets()),
+            execute(SELECT + SPECIAL),
+            execute(DUE),
+            fronts,
+            limit,
+        )
+
+    def _read_image(
+        self, settings: Any, counts: Any, sets: Any, special: Any, due: Any, fronts: Any, limit: int
+    ) -> None:
+        cache = self._cache
+        self._read_settings(settings.fetchall())
+        cache.counts = Counts(((lane, state, name), n) for lane, state, name, n in counts)
+        cache.runs = Running(sets.fetchall(), self._rows.records(special.fetchall()))
+        self._read_parked_until(due)
+        if fronts is None:
+            return
+        lists: dict[tuple[str, int, str], list[JobRecord]] = {
+            (lane, priority, name): []
+            for lane, name in cache.counts.waiting
+            if name in self._names
+            for priority in PRIORITIES
+        }
+        limit = min(limit, 1 + IMAGE // max(1, len(lists)))  # as in `_OF_ALL_LISTS`
+        for job in self._rows.records(fronts.fetchall()):
+            lists[job.lane, job.priority, job.name].append(job)
+        for key, jobs in lists.items():
+            front = cache.lists[key] = ListFront(ready_of, LIST_FRONT)
+            front.extend(jobs, complete=_is_all(jobs, limit))
+
+    # ---- jobs
+
+    def keyed(self, key: str) -> JobRecord | None:
+        new = self._rows.new_with(key)
+        if new is not None:
+            return new
+        if key not in self._asked.keys:
+            return super().keyed(key)
+        for job in self._asked.records:
+            if job.key == key and self._rows.known(job.id) is job:  # it is not deleted
+                return job
+        return None
+
+    # ---- ready lists
+
+    def _first(self, known: ListFront, after: int | None, limit: int) -> list[JobRecord] | None:
+        # fewer than are asked for will do: the caller asks again
+        return known.first(after, limit) or known.first(after, 1)
+
+    def _read_ready(
+        self, lane: str, priority: int, name: str, after: int, limit: int
+    ) -> tuple[list[JobRecord], bool]:
+        of = {"lane": lane, "priority": priority, "name": name, "after": after}
+        rows = self._execute(_MORE, {**of, "limit": LIST_FRONT})
+        jobs = list(self._rows.records(rows))
+        return jobs, _is_all(jobs, LIST_FRONT)
+
+
+@final
+class _Asked:
+    """What a transaction has asked for by name, and the records that it got."""
+
+    def __init__(self, tickets: Sequence[str]) -> None:
+        self.tickets: Final = tickets
+        self.ids: set[int] = set()
+        self.keys: set[str] = set()
+        self.sessions: set[str] = set()
+        self.answers: Cursor | None = None
+        self.jobs: list[Cursor] = []
+        self.heads: list[Cursor] = []
+        self.records: list[JobRecord] = []
+
+
+def _is_all(jobs: Sequence[JobRecord], limit: int) -> bool:
+    """Whether a query for the front of a ready list has returned the whole list."""
+    return len(jobs) < limit and sum(map(bytes_of, jobs)) < STEP_BYTES

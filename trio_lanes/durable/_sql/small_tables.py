@@ -1,0 +1,275 @@
+"""`SmallTables`: all tables but that of jobs: settings, lists, requests, marks of rates.
+
+* The settings are read in one query at the first use of one, and kept.
+* What is written waits for the end of the transaction, so a transaction makes few trips to a
+  server. A query of a table writes before what waits for that table.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from ..._limits.meters import Mark, Marks, put
+from .._contract.records import InstanceInfo, LaneLimit, StoreRules
+from .._rules.rates import from_json, group_from_json, group_to_json, to_json
+from .._rules.request import Request
+from .._rules.settings import KINDS, Settings
+from .._rules.tables import Item, LastStep
+from .rows import Execute, Row, Values
+from .statements import Many
+
+SETTINGS: Final = "SELECT kind, name, data FROM main.settings"
+_PUT_SETTINGS: Final = Many(
+    "INSERT INTO main.settings SELECT v.kind, v.name, v.data FROM v WHERE true"
+    " ON CONFLICT (kind, [name]) DO UPDATE SET data = excluded.data",
+    "kind text, name text, data text",
+)
+_DROP_SETTINGS: Final = Many(
+    "DELETE FROM main.settings USING v WHERE settings.kind = v.kind AND settings.[name] = v.name",
+    "kind text, name text",
+)
+_PUT_ITEMS: Final = Many(
+    "INSERT INTO main.lists SELECT v.list, v.number, v.tag, v.taken, v.data FROM v WHERE true"
+    " ON CONFLICT ([list], number) DO UPDATE SET taken = excluded.taken",
+    "list text, number bigint, tag text, taken int, data text",
+)
+_CUT_LISTS: Final = Many(
+    "DELETE FROM main.lists USING v WHERE lists.[list] = v.list AND lists.number <= v.last",
+    "list text, last bigint",
+)
+_ADD_MARKS: Final = Many(
+    "INSERT INTO main.marks SELECT v.meter, v.number, v.time, v.starts, v.until FROM v",
+    "meter text, number bigint, time float8, starts bigint, until float8",
+)
+_CUT_MARKS: Final = Many(
+    "DELETE FROM main.marks USING v WHERE marks.[meter] = v.meter AND marks.number <= v.last",
+    "meter text, last bigint",
+)
+_LISTS: Final = (_PUT_ITEMS, _CUT_LISTS)
+_MARKS: Final = (_ADD_MARKS, _CUT_MARKS)
+_WRITES: Final = (*_LISTS, *_MARKS, _DROP_SETTINGS, _PUT_SETTINGS)
+_FIELDS: Final = [field.name for field in attrs.fields(Request)]
+_REQUESTS: Final = f"SELECT {', '.join(_FIELDS)} FROM main.requests WHERE "
+_PUT_REQUEST: Final = (
+    f"INSERT INTO main.requests ({', '.join(_FIELDS)})"
+    f" VALUES ({', '.join(f':{field}' for field in _FIELDS)})"
+    " ON CONFLICT (id) DO UPDATE SET served = excluded.served, since = excluded.since"
+)
+
+
+class SmallTables(Settings, ABC):
+    """The part of `SqlTables` for the small tables."""
+
+    def __init__(self) -> None:
+        self._small_writes = 0
+        self._parsed: dict[tuple[str, str], tuple[str, Any]] = {}  # JSON that was read before
+        # {statement: {key: row}}, in the order in which they are written
+        self._unwritten: Final[dict[Many, dict[Any, Row]]] = {many: {} for many in _WRITES}
+        self._forget_small()
+
+    _execute: Execute  # a statement of the common dialect, with its values if it has some
+
+    @abstractmethod
+    def _execute_many(self, many: Many, rows: Collection[Row]) -> None:
+        """Execute a statement over rows, of which there is one at least."""
+
+    def _forget_small(self) -> None:
+        """Drop all cached rows: another process may have written, or a rollback came."""
+        self._settings = {}
+        self._marks: dict[str, deque[Mark]] = {}
+        self._last_marks: dict[str, int] = {}  # {meter of known marks: the last number}
+        for rows in self._unwritten.values():
+            rows.clear()
+
+    def _write(self, many: Many, key: Any, row: Row) -> None:
+        """Write a row before the next query of its table, or at the end of the transaction."""
+        self._unwritten[many][key] = row
+        self._small_writes += 1
+
+    def _flush_small(self, statements: Iterable[Many] = _WRITES) -> None:
+        """Write the rows that wait for some statements."""
+        for many in statements:
+            rows = self._unwritten[many]
+            if rows:
+                self._execute_many(many, list(rows.values()))
+                rows.clear()
+
+    # ---- settings
+
+    def _read_settings(self, rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
+        settings: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+        parsed = {}
+        for kind, name, data in sorted(rows):  # lanes take turns in the order of their names
+            before = self._parsed.get((kind, name))
+            if before is None or before[0] != data:
+                before = data, _CODECS[kind][1](name, data)
+            parsed[kind, name] = before
+            settings[kind][name] = before[1]
+        self._parsed, self._settings = parsed, settings
+        return settings
+
+    def _of(self, kind: str) -> dict[str, Any]:
+        of = self._settings.get(kind)
+        return self._read_settings(self._execute(SETTINGS))[kind] if of is None else of
+
+    def _put(self, kind: str, name: str, value: Any) -> bool:
+        changed = super()._put(kind, name, value)
+        if changed:
+            key = kind, name
+            for many in (_PUT_SETTINGS, _DROP_SETTINGS):
+                self._unwritten[many].pop(key, None)
+            if value is None:
+                self._write(_DROP_SETTINGS, key, key)
+            else:
+                self._write(_PUT_SETTINGS, key, (*key, _CODECS[kind][0](value)))
+        return changed
+
+    def identity(self) -> str:
+        return str(self._execute("SELECT store FROM main.meta").fetchone()[0])
+
+    # ---- lists
+
+    def append(self, name: str, item: Item, keep: int | None = None) -> None:
+        row = name, item.number, item.tag, int(item.taken), item.data
+        self._write(_PUT_ITEMS, (name, item.number), row)
+        if keep is not None and item.number > keep:
+            self._write(_CUT_LISTS, name, (name, item.number - keep))
+
+    def items(self, name: str, after: int, limit: int) -> Iterable[Item]:
+        self._flush_small(_LISTS)
+        rows = self._execute(
+            "SELECT number, data, tag, taken FROM main.lists"
+            " WHERE [list] = :list AND number > :after ORDER BY number LIMIT :limit",
+            {"list": name, "after": after, "limit": limit},
+        )
+        return (Item(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
+
+    def last_item(self, name: str) -> int:
+        self._flush_small(_LISTS)
+        statement = "SELECT coalesce(max(number), 0) FROM main.lists WHERE [list] = :list"
+        return int(self._execute(statement, {"list": name}).fetchone()[0])
+
+    def drop_items(self, name: str, *, taken: bool) -> bool:
+        self._flush_small(_LISTS)
+        self._small_writes += 1
+        statement = "DELETE FROM main.lists WHERE [list] = :list AND taken <= :taken"
+        return self._execute(statement, {"list": name, "taken": int(taken)}).rowcount > 0
+
+    # ---- requests for locks and quotas
+
+    def request(self, id: int) -> Request | None:
+        return self._request("id = :id", {"id": id})
+
+    def _request(self, where: str, values: Values) -> Request | None:
+        row = self._execute(_REQUESTS + where, values).fetchone()
+        return None if row is None else Request(*row)
+
+    def put_request(self, request: Request) -> None:
+        self._small_writes += 1
+        self._execute(_PUT_REQUEST, attrs.asdict(request))
+
+    def drop_request(self, id: int) -> None:
+        self._small_writes += 1
+        self._execute("DELETE FROM main.requests WHERE id = :id", {"id": id})
+
+    def first_request(self, line: str, served: bool) -> Request | None:
+        of = "[line] = :line AND served IS "
+        if served:
+            return self._request(of + "NOT NULL LIMIT 1", {"line": line})
+        return self._request(of + "NULL ORDER BY id LIMIT 1", {"line": line})
+
+    def requests_of(self, instance: str | None) -> list[Request]:
+        where = "true" if instance is None else "instance = :instance"
+        rows = self._execute(f"{_REQUESTS}{where} ORDER BY id", {"instance": instance})
+        return [Request(*row) for row in rows]
+
+    # ---- marks of rates
+
+    def marks(self, meter: str) -> Marks:
+        marks = self._marks.get(meter)
+        if marks is None:
+            self._flush_small(_MARKS)
+            rows = self._execute(
+                "SELECT number, time, starts FROM main.marks WHERE [meter] = :meter"
+                " ORDER BY number",
+                {"meter": meter},
+            ).fetchall()
+            marks = self._marks[meter] = deque((time, starts) for _, time, starts in rows)
+            self._last_marks[meter] = rows[-1][0] if rows else 0
+        return marks
+
+    def meters(self) -> Collection[str]:
+        self._flush_small(_MARKS)
+        return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM main.marks")]
+
+    def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
+        marks = self.marks(meter)
+        assert isinstance(marks, deque)
+        put(marks, added, keep)
+        for mark in added:
+            number = self._last_marks[meter] = self._last_marks[meter] + 1
+            self._write(_ADD_MARKS, (meter, number), (meter, number, *mark, until))
+        if self._last_marks[meter] > keep:
+            self._write(_CUT_MARKS, meter, (meter, self._last_marks[meter] - keep))
+
+    def forget_marks(self, meter: str) -> None:
+        self._flush_small(_MARKS)
+        self._marks.pop(meter, None)
+        self._small_writes += 1
+        self._execute("DELETE FROM main.marks WHERE [meter] = :meter", {"meter": meter})
+
+    def forget_unused(self, now: float) -> None:
+        self._flush_small(_MARKS)
+        self._marks.clear()  # read again when they are needed
+        self._small_writes += 1
+        self._execute(
+            "DELETE FROM main.marks WHERE meter IN"
+            " (SELECT meter FROM main.marks GROUP BY meter HAVING max(until) <= :now)",
+            {"now": now},
+        )
+
+
+def _lane(name: str, data: str) -> LaneLimit:
+    most, room, paused_until, rates, *others = json.loads(data)
+    return LaneLimit(most, room, paused_until, from_json(rates), *others)
+
+
+def _lane_to_json(limit: LaneLimit) -> str:
+    most, room, paused_until, rates, *others = attrs.astuple(limit, recurse=False)
+    return json.dumps([most, room, paused_until, to_json(rates), *others])
+
+
+def _instance(id: str, data: str) -> InstanceInfo:
+    host, pid, since, lease_until, names = json.loads(data)
+    return InstanceInfo(id, host, pid, since, lease_until, tuple(names), 0)
+
+
+def _step(instance: str, data: str) -> LastStep:
+    number, fences_after, stale = json.loads(data)
+    return LastStep(number, fences_after, tuple(stale))
+
+
+def _fields_to_json(record: Any) -> str:
+    return json.dumps(attrs.astuple(record))
+
+
+_CODECS: Final[Mapping[str, tuple[Callable[[Any], str], Callable[[str, str], Any]]]] = {
+    "group": (group_to_json, lambda name, data: group_from_json(data)),
+    "instance": (
+        lambda info: json.dumps([info.host, info.pid, info.since, info.lease_until, info.names]),
+        _instance,
+    ),
+    "lane": (_lane_to_json, _lane),
+    "pause": (json.dumps, lambda name, data: json.loads(data)),
+    "quota": (to_json, lambda name, data: from_json(data)),
+    "rules": (_fields_to_json, lambda name, data: StoreRules(*json.loads(data))),
+    "step": (_fields_to_json, _step),
+    "turn": (json.dumps, lambda name, data: json.loads(data)),
+}
+"""By kind of a setting: what makes its JSON text, and what makes it from its name and this text."""

@@ -1,0 +1,395 @@
+"""`SqlTables`: each lookup of `Tables`, from the cache or as one statement of the common dialect.
+
+No statement may read the jobs behind a head: their number is the one that grows. `cache` says which
+values are cached and when they are dropped; `rows` reads and writes jobs; `small_tables` has the
+other tables.
+
+Numbers (ids, places, fences) are counted in memory inside of a transaction, and written at its end.
+Each transaction begins with a number above the store's time in microseconds, and a store gives out
+fewer than a million in a second. So numbers do not come again if a store goes back in time, since a
+backup was restored or the last moments were lost; and the id of a job says when it was submitted.
+They stay below 2**53, which JSON and JavaScript keep exact, until the year 2255.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+from .._contract.records import Selection
+from .._contract.state import DEAD, ENDED, FAILED
+from .._rules.job_record import JobRecord
+from .cache import COUNTED, NEVER, PAYLOADS, QUEUES_KEPT, Cache, place_of, ready_of
+from .counts import Counts
+from .list_front import ListFront
+from .rows import SELECT, Cursor, Rows
+from .running import SPECIAL, Running
+from .small_tables import SmallTables
+from .statements import Many
+
+OUT_OF_ORDER: Final = 60.0
+"""Seconds by which an id may be ahead of the time of its submission.
+
+A process reads the time, and may then wait for the transaction of another.
+"""
+FIRST: Final = -(2**63)
+_LETTERS: Final = frozenset({DEAD, FAILED})
+LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
+COUNTS: Final = "SELECT lane, state, name, n FROM main.counts WHERE n <> 0"
+DUE: Final = "SELECT min(due) FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
+_ADD_COUNTS: Final = Many(
+    "INSERT INTO main.counts AS c SELECT v.lane, v.state, v.name, v.n FROM v WHERE true"
+    " ON CONFLICT ([lane], state, [name]) DO UPDATE SET n = c.n + excluded.n",
+    "lane text, state text, name text, n bigint",
+)
+
+
+def number_at(time: float) -> int:
+    """Return the least number that a store gives out at a time, within the range of numbers."""
+    return int(max(0.0, min(time, 9e12)) * 1_000_000)
+
+
+def last_of(front: ListFront) -> int:
+    """Return the place of the last known job of a list, or one before all places."""
+    last = front.last()
+    return FIRST if last is None else last
+
+
+class SqlTables(SmallTables):
+    """An implementation of `Tables` over one connection to a database, with a cache."""
+
+    _queue_front: ClassVar[int]  # how many jobs of a session's queue are read at once
+    _list_front: ClassVar[int]  # how many jobs of a ready list are read at once, at most
+    _joined_ids: ClassVar[str]  # a function of SQL that joins the ids of a group by commas
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self._rows: Final = rows
+        self._cache = Cache()
+        self._version: int | None = None  # the version of the tables that is cached; or None
+        self._number = 0
+        self._clock = 0.0
+
+    @abstractmethod
+    def _stream(self, statement: str) -> Iterable[Any]:
+        """Execute a statement; yield its rows, which may be more than fit into memory."""
+
+    def _forget(self) -> None:
+        """Drop all that is known of the tables."""
+        self._version = None
+        self._rows.forget()
+        self._cache = Cache()
+        self._forget_small()
+
+    def _flush(self) -> None:
+        """Write all changes: at the end of a transaction."""
+        self._rows.flush()
+        self._flush_small()
+        self._flush_counts()
+
+    def _flush_counts(self) -> None:
+        self._cache.count()
+        uncounted = [(*sums, n) for sums, n in self._cache.uncounted.items() if n]
+        if uncounted:
+            self._execute_many(_ADD_COUNTS, uncounted)
+        self._cache.uncounted.clear()
+
+    def _end(self) -> None:
+        """End a transaction that was committed."""
+        self._rows.end()
+        if len(self._cache.queues) > QUEUES_KEPT or self._rows.payloads > PAYLOADS:
+            self._cache.forget_fronts()
+            self._rows.payloads = 0
+
+    @property
+    def writes(self) -> int:
+        """The number of changes so far: a caller compares it with an earlier value."""
+        return self._small_writes + self._rows.writes
+
+    # ---- jobs
+
+    def insert(self, job: JobRecord) -> None:
+        self._rows.insert(job)
+        self._cache.appeared(job)
+
+    def update(self, job: JobRecord, **changes: Any) -> None:
+        before = job.state
+        for column, value in changes.items():
+            setattr(job, column, value)
+        self._rows.change(job, changes)
+        self._cache.changed(job, before, changes)
+
+    def delete(self, job: JobRecord) -> None:
+        self._rows.delete(job)
+        self._cache.disappeared(job)
+
+    def get(self, id: int) -> JobRecord | None:
+        return self._rows.get(id)
+
+    def keyed(self, key: str) -> JobRecord | None:
+        return self._rows.keyed(key)
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def last_number(self) -> int:
+        return self._number
+
+    # ---- queues and ready lists
+
+    def head(self, session: str) -> JobRecord | None:
+        size = self._queue_front
+        front = self._cache.queues.get(session)
+        if front is None:
+            front = self._cache.queues[session] = ListFront(place_of, size)
+        while (head := front.head()) is None and not front.complete:
+            if session in self._rows.touched:
+                self._rows.flush()
+            jobs = self._rows.select(
+                "[session] = :session AND place > :after AND place IS NOT NULL"
+                " ORDER BY place LIMIT :limit",
+                {"session": session, "after": last_of(front), "limit": size},
+            )
+            front.extend(jobs, complete=len(jobs) < size)
+        return head
+
+    def ready(
+        self, lane: str, priority: int, name: str, after: int | None, limit: int
+    ) -> list[JobRecord]:
+        key = lane, priority, name
+        known = self._cache.lists.get(key)
+        if known is None:
+            known = self._cache.lists[key] = ListFront(ready_of, self._list_front)
+        while (found := self._first(known, after, limit)) is None:
+            self._rows.flush()
+            jobs, complete = self._read_ready(*key, last_of(known), limit)
+            known.extend(jobs, complete=complete)
+        return found
+
+    def _first(self, known: ListFront, after: int | None, limit: int) -> list[JobRecord] | None:
+        return known.first(after, limit)
+
+    def _read_ready(
+        self, lane: str, priority: int, name: str, after: int, limit: int
+    ) -> tuple[list[JobRecord], bool]:
+        """Read the next jobs of a ready list; return whether they are all that follow, too."""
+        most = max(limit, self._list_front)
+        jobs = self._rows.select(
+            "[lane] = :lane AND priority = :priority AND [name] = :name AND ready > :after"
+            " AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT :limit",
+            {"lane": lane, "priority": priority, "name": name, "after": after, "limit": most},
+        )
+        return jobs, len(jobs) < most
+
+    def has_waiting(self, lane: str, name: str) -> bool:
+        return (lane, name) in self._counts().waiting
+
+    def waiting_lanes(self, names: Collection[str]) -> Collection[str]:
+        return {lane for lane, name in self._counts().waiting if name in names}
+
+    # ---- times
+
+    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+        if self._parked_until() > now:
+            return []
+        self._rows.flush()
+        of = {"session": session, "now": now, "limit": limit}
+        if session is not None:
+            return self._rows.select(
+                "[session] = :session AND state = 'parked' AND place IS NULL AND due <= :now"
+                " ORDER BY due, id LIMIT :limit",
+                of,
+            )
+        self._cache.parked_until = None
+        return self._rows.select(
+            "state = 'parked' AND due <= :now ORDER BY due, id LIMIT :limit", of
+        )
+
+    def _parked_until(self) -> float:
+        until = self._cache.parked_until
+        if until is None:
+            self._rows.flush()
+            until = self._read_parked_until(self._execute(DUE))
+        return until
+
+    def _read_parked_until(self, due: Cursor) -> float:
+        (first,) = due.fetchone()
+        until = self._cache.parked_until = NEVER if first is None else float(first)
+        return until
+
+    def next_due(self) -> float | None:
+        until = min([self._parked_until(), *self.pauses().values()])
+        return until if until < NEVER else None
+
+    # ---- runs
+
+    def _sets(self) -> str:
+        return (
+            f"SELECT lane, instance, lent, {self._joined_ids} FROM main.jobs"
+            " WHERE state = 'running' GROUP BY 1, 2, 3"
+        )
+
+    def _runs(self) -> Running:
+        runs = self._cache.runs
+        if runs is None:
+            self._rows.flush()
+            sets, special = self._execute(self._sets()), self._rows.select(SPECIAL)
+            runs = self._cache.runs = Running(sets, special)
+        return runs
+
+    def running(self, instance: str) -> list[JobRecord]:
+        self._rows.flush()
+        where = "state = 'running' AND instance = :instance"
+        return self._rows.select(where, {"instance": instance})
+
+    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
+        runs = self._runs()
+        ids = runs.beside.get(instance, ())
+        return len(ids), [job for id, job in runs.special.items() if job.company and id in ids]
+
+    def cancelled_running(self, instance: str) -> list[JobRecord]:
+        special = self._runs().special.values()
+        return [job for job in special if job.cancel is not None and job.instance == instance]
+
+    def slots_used(self, lane: str) -> int:
+        return len(self._runs().holding.get(lane, ()))
+
+    def running_lanes(self) -> Collection[str]:
+        runs = self._runs()
+        holding = (lane for lane, ids in runs.holding.items() if ids)
+        return {*holding, *(job.lane for job in runs.wanting())}
+
+    def slot_requests(self, lane: str) -> list[JobRecord]:
+        return [job for job in self._runs().wanting() if job.lane == lane]
+
+    # ---- selections
+
+    def clearable(
+        self, lane: str | None, session: str | None, before: int, limit: int
+    ) -> list[JobRecord]:
+        self._rows.flush()
+        of = {"lane": lane, "session": session, "before": before, "limit": limit}
+        if session is None:
+            return self._rows.select(
+                "state IN ('waiting', 'parked') AND lane = :lane AND id < :before"
+                " ORDER BY id DESC LIMIT :limit",
+                of,
+            )
+        queued = self._rows.select(
+            "[session] = :session AND place IS NOT NULL AND state IN ('waiting', 'parked')"
+            " AND id < :before ORDER BY place DESC LIMIT :limit",
+            of,
+        )
+        delayed = self._rows.select(
+            "[session] = :session AND place IS NULL AND state = 'parked' AND id < :before"
+            " LIMIT :limit",
+            {**of, "limit": limit - len(queued)},
+        )
+        return queued + delayed
+
+    def select(self, of: Selection, after: int, limit: int, now: float) -> list[JobRecord]:
+        if not of.states:
+            return []
+        self._rows.flush()
+        letters = of.states <= _LETTERS
+        conditions = {
+            "id": "id = :id",
+            "lane": "lane = :lane",
+            "session": "session = :session",
+            # not by an index: there are fewer dead jobs than of a name
+            "name": "name || '' = :name" if letters else "[name] = :name",
+            "error": "[error] = :error",
+            "since": "submitted_at >= :since",
+            "until": "submitted_at < :until",
+        }
+        values = {field: getattr(of, field) for field in conditions}
+        where = [text for field, text in conditions.items() if values[field] is not None]
+        last = -FIRST - 1
+        # an id is greater than the microseconds of the time of its submission, by little
+        if of.since is not None:
+            after = max(after, number_at(of.since) - 1)
+        if of.until is not None:
+            last = number_at(of.until + OUT_OF_ORDER)
+        # written out, so that the index of one state can be used
+        named = [repr(state.value) for state in of.states]
+        where.append(f"state IN ({', '.join(named)})" if len(named) != 1 else f"state = {named[0]}")
+        if letters:
+            where.append("error IS NOT NULL")
+        if not ENDED.isdisjoint(of.states):
+            where.append(f"(due > :now OR {LIVE})")
+        return self._rows.select(
+            f"{' AND '.join(where)} AND id > :after AND id <= :last ORDER BY id"
+            + ("" if limit < 0 else " LIMIT :limit"),
+            {**values, "after": after, "last": last, "now": now, "limit": limit},
+        )
+
+    def all_live(self) -> Iterable[JobRecord]:
+        self._rows.flush()
+        order = "session NULLS FIRST, place NULLS FIRST, id"
+        return self._rows.records(self._stream(f"{SELECT}{LIVE} ORDER BY {order}"))
+
+    # ---- sums
+
+    def waiting_for(self, lane: str) -> int:
+        return self._counts().bound.get(lane, 0)
+
+    def counts(self) -> Mapping[tuple[str, str, str], int]:
+        return self._counts().all()
+
+    def _counts(self) -> Counts:
+        self._cache.count()
+        counts = self._cache.counts
+        if counts is None:
+            self._flush_counts()
+            counts = self._cache.counts = Counts(self._live_counts().items())
+        return counts
+
+    def sessions(self) -> int:
+        self._rows.flush()
+        statement = "SELECT count(DISTINCT session) FROM main.jobs WHERE place IS NOT NULL"
+        return int(self._execute(statement).fetchone()[0])
+
+    def sessions_of_lanes(self) -> Mapping[str, int]:
+        self._rows.flush()
+        rows = self._execute(
+            "SELECT lane, count(*) FROM (SELECT DISTINCT session, lane FROM main.jobs"
+            " WHERE place IS NOT NULL) AS pairs GROUP BY lane"
+        )
+        return dict(rows.fetchall())
+
+    # ---- consistency
+
+    def forget_unused(self, now: float) -> None:
+        self._flush_counts()
+        self._counts().forget_zeros()
+        self._execute("DELETE FROM main.counts WHERE n = 0")
+        super().forget_unused(now)
+
+    def inspect(self) -> list[str]:
+        self._rows.flush()
+        self._flush_counts()
+        right = self._true_counts() == self._live_counts()
+        return [] if right else ["the stored counts of jobs are wrong"]
+
+    def recount(self) -> bool:
+        self._rows.flush()
+        self._flush_counts()
+        true = self._true_counts()
+        if true == self._live_counts():
+            return False
+        self._cache.counts = Counts(true.items())
+        self._cache.uncounted.update(true)
+        self._small_writes += 1
+        self._execute("DELETE FROM main.counts")
+        return True
+
+    def _true_counts(self) -> dict[tuple[str, str, str], int]:
+        rows = self._execute(
+            f"SELECT lane, state, name, count(*) FROM main.jobs WHERE {LIVE} GROUP BY 1, 2, 3"
+        )
+        return {(lane, state, name): n for lane, state, name, n in rows}
+
+    def _live_counts(self) -> dict[tuple[str, str, str], int]:
+        return {(lane, state, name): n for lane, state, name, n in self._execute(COUNTS)}

@@ -1,1 +1,0 @@
-"""What stores of tables in a database share: a cache of lookups, and the thread that writes."""
