@@ -38,7 +38,7 @@ MAX_LINES = {
     "durable/_rules": 2_850,  # 100 of them are settings, which each of three tables had
     "durable/_runs": 1_250,
     "durable/_sqlite": 1_350,
-    "durable/_sql": 1_900,
+    "durable/_sql": 1_850,
     "durable/_valkey": 1_850,
     "durable/_valkey/lua": 4_500,
     "durable/_wire": 700,
@@ -56,7 +56,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 53_300
+MAX_IN_ALL = 53_250
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {
