@@ -24,7 +24,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._wire.codec import decode, encode
-from trio_lanes.durable.acts import ALL
+from trio_lanes.durable.acts import VERBS
 from trio_lanes.durable.acts.inspection import AllStatistics, JobsOf
 from trio_lanes.durable.acts.orders import Clear
 from trio_lanes.durable.store import Act
@@ -106,7 +106,7 @@ def example(kind: type[Any]) -> Any:
 
 def files_by_name() -> dict[str, set[str]]:
     """The files of trio_lanes whose code names an act or question, without the suite."""
-    found: dict[str, set[str]] = {name: set() for name in ALL}
+    found: dict[str, set[str]] = {name: set() for name in VERBS}
     for path in ROOT.rglob("*.py"):
         if path.parent == ROOT / "durable/testing":
             continue
@@ -118,7 +118,7 @@ def files_by_name() -> dict[str, set[str]]:
                 found[name].add(str(path.relative_to(ROOT)))
     for path in (ROOT / "durable/_valkey/lua").iterdir():
         verbs = re.findall(r"^(?:READS|WRITES|WITH_TICKET)\.(\w+) = ", path.read_text(), re.M)
-        for name, kind in ALL.items():
+        for name, kind in VERBS.items():
             if kind.name in verbs:
                 found[name].add(path.name)
     return found
@@ -132,9 +132,9 @@ def test_an_act_is_named_by_its_record_its_lua_and_its_doors_and_by_no_other_fil
     assert files_by_name() == expected
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", VERBS)
 def test_an_act_is_a_frozen_value_that_says_what_it_is_and_goes_over_a_wire(name: str) -> None:
-    asked = example(ALL[name])
+    asked = example(VERBS[name])
     assert repr(asked).startswith(f"{name}(")
     assert decode(encode(asked)) == asked == attrs.evolve(asked)
     for field in attrs.fields(type(asked)):

@@ -33,7 +33,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
-from trio_lanes.durable._runs.worker import MAX_JOBS
+from trio_lanes.durable._runs.worker import MAX_STEP
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.runs import RegainSlot
 from trio_lanes.durable.store import Act
@@ -72,7 +72,7 @@ async def test_more_jobs_than_one_step_takes_begin_at_once_if_there_is_room(
         begun += 1
         await trio.sleep_forever()
 
-    number = 2 * MAX_JOBS + 1
+    number = 2 * MAX_STEP + 1
     async with open_durable_lanes(
         MemoryStore(), {"note": note}, {"main": number}, capacity=number, grace=0
     ) as lanes:

@@ -79,7 +79,7 @@ OF_DURABLE_LANES = {
     # waits of lanes, and of locks over a store
     "Wait",
     # the same values as in the core
-    *("DEFAULT_LANES", "REQUESTS", "ONE_REQUEST"),
+    *("REQUESTS", "ONE_REQUEST"),
 }
 """Names that durable lanes still have twice, or share with a layer above or below them."""
 

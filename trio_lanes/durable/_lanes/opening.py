@@ -14,7 +14,7 @@ import trio
 
 from ... import LaneConfig, LaneGroup, LaneInstrument, RateLimit, open_lanes
 from ..._config import check as _check
-from ..._config.names import TEMPLATE_MARK
+from ..._config.names import DEFAULT_LANES, TEMPLATE_MARK
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
@@ -38,8 +38,6 @@ from .locks import Quota, Requests
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 DEFAULT_RETRY: Final = RetryPolicy()
-DEFAULT_LANES: Final[Mapping[str, int]] = MappingProxyType({"main": 4, "cron": 1, "subagent": 8})
-"""The lanes of an application that names none, as in the core."""
 NO_GROUPS: Final[Mapping[str, LaneGroup]] = MappingProxyType({})
 NO_QUOTAS: Final[Mapping[str, RateLimit]] = MappingProxyType({})
 

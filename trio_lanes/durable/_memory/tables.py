@@ -17,8 +17,8 @@ from .._contract.state import ENDED, PARKED, RUNNING, WAITING
 from .._rules.answers import Answers, RemembersAnswers
 from .._rules.job_record import LENT_SLOT, ON_LIST, WANTS_SLOT, JobRecord
 from .._rules.request import Request
-from .._rules.settings import KINDS, Settings
-from .._rules.tables import Item
+from .._rules.settings import SETTING_KINDS, Settings
+from .._rules.tables import ListItem
 
 
 @final
@@ -27,9 +27,9 @@ class MemoryTables(RemembersAnswers, Settings):
 
     def __init__(self) -> None:
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
-        self._lists: Final[dict[str, dict[int, Item]]] = {}
+        self._lists: Final[dict[str, dict[int, ListItem]]] = {}
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
-        self._settings = {kind: {} for kind in KINDS}
+        self._settings = {kind: {} for kind in SETTING_KINDS}
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
         self._refilled_at: Final[
             dict[str, float]
@@ -181,13 +181,13 @@ class MemoryTables(RemembersAnswers, Settings):
         ]
         return jobs if limit < 0 else jobs[:limit]
 
-    def append(self, name: str, item: Item, keep: int | None = None) -> None:
+    def append(self, name: str, item: ListItem, keep: int | None = None) -> None:
         items = self._lists.setdefault(name, {})
         items[item.number] = item
         if keep is not None:
             items.pop(item.number - keep, None)
 
-    def items(self, name: str, after: int, limit: int) -> Iterable[Item]:
+    def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
         items = self._lists.get(name, {}).values()
         return [item for item in items if item.number > after][:limit]
 

@@ -257,6 +257,11 @@ class PostgresTables(ReadAhead):
             self._execute_many(_PUT_ANSWERS, rows)
             self._new_answers.clear()
 
+    # ---- selections
+
+    def _least_id(self, time: float) -> int:
+        return number_at(time)
+
     # ---- times
 
     def forget_due(self, now: float, limit: int) -> int:

@@ -10,7 +10,7 @@ from ... import RateLimit
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, StoreRules
 from .tables import LastStep
 
-KINDS: Final = ("group", "instance", "lane", "pause", "quota", "rules", "step", "turn")
+SETTING_KINDS: Final = ("group", "instance", "lane", "pause", "quota", "rules", "step", "turn")
 _COPIED: Final = frozenset({"lane", "group"})
 """The kinds of which callers keep the mapping that they have got while they put others."""
 

@@ -19,7 +19,7 @@ from .job_record import JobRecord
 from .request import Request
 
 
-class Item(NamedTuple):
+class ListItem(NamedTuple):
     """An item of a list."""
 
     number: int
@@ -138,10 +138,10 @@ class Tables(Protocol):
         """Return every job that has not ended, by session and place."""
 
     # ---- lists: the events of a job, the messages to it, and logs
-    def append(self, name: str, item: Item, keep: int | None = None) -> None:
+    def append(self, name: str, item: ListItem, keep: int | None = None) -> None:
         """Add an item to a list, or replace it; then keep only the last ``keep`` numbers."""
 
-    def items(self, name: str, after: int, limit: int) -> Iterable[Item]:
+    def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
         """Return the first items of a list with numbers above ``after``, in order."""
 
     def last_item(self, name: str) -> int:

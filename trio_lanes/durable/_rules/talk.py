@@ -11,7 +11,7 @@ from typing import Final
 
 from .._contract.state import DEAD, ENDED
 from .queues import Queues
-from .tables import Item
+from .tables import ListItem
 
 BATCH: Final = 100
 """How many events one call returns at most."""
@@ -47,7 +47,7 @@ def receive(
         return (None,)
     for item in queues.tables.items(job.message_list, after, 1):
         if not item.taken:
-            queues.tables.append(job.message_list, Item(item.number, item.data, item.tag))
+            queues.tables.append(job.message_list, ListItem(item.number, item.data, item.tag))
             queues.ended.append((job.id, None))
         return ((item.number, item.data),)
     return None

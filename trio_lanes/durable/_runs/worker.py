@@ -50,7 +50,7 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
 
-MAX_JOBS: Final = 500
+MAX_STEP: Final = 500
 """How many runs and claims one step has at most, so that the store can serve others soon."""
 MAX_ENDS_AHEAD: Final = 50
 """How many runs a step ends at most, if the next can be asked ahead: of runs that end at the same
@@ -272,12 +272,12 @@ class Worker:
 
     def _next_question(self) -> _Question:
         self._changed = trio.Event()
-        most = MAX_ENDS_AHEAD if self.steps_ahead else MAX_JOBS
+        most = MAX_ENDS_AHEAD if self.steps_ahead else MAX_STEP
         finished, self._outbox = self._outbox[:most], self._outbox[most:]
         if self._outbox:
             self.look()
         self._steps_taken += 1
-        room = int(max(0, min(self._room(), MAX_JOBS - len(finished))))
+        room = int(max(0, min(self._room(), MAX_STEP - len(finished))))
         if room and self._idle.is_set():
             self._idle = trio.Event()
         return _Question(self._steps_taken, tuple(finished), room, self.term, trio.current_time())

@@ -59,7 +59,7 @@ CREATE INDEX requests_instance ON requests (instance);
 """The tables whose key is a number, of the type ``id``."""
 
 KEYED: Final = {
-    "lists": (  # events and messages of a job, and logs; see `Item`
+    "lists": (  # events and messages of a job, and logs; see `ListItem`
         "list text NOT NULL, number bigint NOT NULL, tag text, taken int NOT NULL,"
         " data text NOT NULL",
         "[list], number",

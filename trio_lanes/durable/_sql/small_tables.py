@@ -19,8 +19,8 @@ from ..._limits.meters import Mark, Marks, put
 from .._contract.records import InstanceInfo, LaneLimit, StoreRules
 from .._rules.rates import from_json, group_from_json, group_to_json, to_json
 from .._rules.request import Request
-from .._rules.settings import KINDS, Settings
-from .._rules.tables import Item, LastStep
+from .._rules.settings import SETTING_KINDS, Settings
+from .._rules.tables import LastStep, ListItem
 from .rows import Execute, Row, Values
 from .statements import Many
 
@@ -52,8 +52,8 @@ _CUT_MARKS: Final = Many(
     "meter text, last bigint",
 )
 _LISTS: Final = (_PUT_ITEMS, _CUT_LISTS)
-_MARKS: Final = (_ADD_MARKS, _CUT_MARKS)
-_WRITES: Final = (*_LISTS, *_MARKS, _DROP_SETTINGS, _PUT_SETTINGS)
+_MARK_WRITES: Final = (_ADD_MARKS, _CUT_MARKS)
+_WRITES: Final = (*_LISTS, *_MARK_WRITES, _DROP_SETTINGS, _PUT_SETTINGS)
 _FIELDS: Final = [field.name for field in attrs.fields(Request)]
 _REQUESTS: Final = f"SELECT {', '.join(_FIELDS)} FROM main.requests WHERE "
 _PUT_REQUEST: Final = (
@@ -103,7 +103,7 @@ class SmallTables(Settings, ABC):
     # ---- settings
 
     def _read_settings(self, rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
-        settings: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+        settings: dict[str, dict[str, Any]] = {kind: {} for kind in SETTING_KINDS}
         parsed = {}
         for kind, name, data in sorted(rows):  # lanes take turns in the order of their names
             before = self._parsed.get((kind, name))
@@ -135,20 +135,20 @@ class SmallTables(Settings, ABC):
 
     # ---- lists
 
-    def append(self, name: str, item: Item, keep: int | None = None) -> None:
+    def append(self, name: str, item: ListItem, keep: int | None = None) -> None:
         row = name, item.number, item.tag, int(item.taken), item.data
         self._write(_PUT_ITEMS, (name, item.number), row)
         if keep is not None and item.number > keep:
             self._write(_CUT_LISTS, name, (name, item.number - keep))
 
-    def items(self, name: str, after: int, limit: int) -> Iterable[Item]:
+    def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
         self._flush_small(_LISTS)
         rows = self._execute(
             "SELECT number, data, tag, taken FROM main.lists"
             " WHERE [list] = :list AND number > :after ORDER BY number LIMIT :limit",
             {"list": name, "after": after, "limit": limit},
         )
-        return (Item(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
+        return (ListItem(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
 
     def last_item(self, name: str) -> int:
         self._flush_small(_LISTS)
@@ -194,7 +194,7 @@ class SmallTables(Settings, ABC):
     def marks(self, meter: str) -> Marks:
         marks = self._marks.get(meter)
         if marks is None:
-            self._flush_small(_MARKS)
+            self._flush_small(_MARK_WRITES)
             rows = self._execute(
                 "SELECT number, time, starts FROM main.marks WHERE [meter] = :meter"
                 " ORDER BY number",
@@ -205,7 +205,7 @@ class SmallTables(Settings, ABC):
         return marks
 
     def meters(self) -> Collection[str]:
-        self._flush_small(_MARKS)
+        self._flush_small(_MARK_WRITES)
         return [meter for (meter,) in self._execute("SELECT DISTINCT meter FROM main.marks")]
 
     def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
@@ -219,13 +219,13 @@ class SmallTables(Settings, ABC):
             self._write(_CUT_MARKS, meter, (meter, self._last_marks[meter] - keep))
 
     def forget_marks(self, meter: str) -> None:
-        self._flush_small(_MARKS)
+        self._flush_small(_MARK_WRITES)
         self._marks.pop(meter, None)
         self._small_writes += 1
         self._execute("DELETE FROM main.marks WHERE [meter] = :meter", {"meter": meter})
 
     def forget_unused(self, now: float) -> None:
-        self._flush_small(_MARKS)
+        self._flush_small(_MARK_WRITES)
         self._marks.clear()  # read again when they are needed
         self._small_writes += 1
         self._execute(

@@ -33,7 +33,7 @@ OUT_OF_ORDER: Final = 60.0
 
 A process reads the time, and may then wait for the transaction of another.
 """
-FIRST: Final = -(2**63)
+LEAST_PLACE: Final = -(2**63)
 _LETTERS: Final = frozenset({DEAD, FAILED})
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
 COUNTS: Final = "SELECT lane, state, name, n FROM main.counts WHERE n <> 0"
@@ -53,7 +53,7 @@ def number_at(time: float) -> int:
 def last_of(front: ListFront) -> int:
     """Return the place of the last known job of a list, or one before all places."""
     last = front.last()
-    return FIRST if last is None else last
+    return LEAST_PLACE if last is None else last
 
 
 class SqlTables(SmallTables):
@@ -306,12 +306,11 @@ class SqlTables(SmallTables):
         }
         values = {field: getattr(of, field) for field in conditions}
         where = [text for field, text in conditions.items() if values[field] is not None]
-        last = -FIRST - 1
-        # an id is greater than the microseconds of the time of its submission, by little
+        last = -LEAST_PLACE - 1
         if of.since is not None:
-            after = max(after, number_at(of.since) - 1)
+            after = max(after, self._least_id(of.since - OUT_OF_ORDER) - 1)
         if of.until is not None:
-            last = number_at(of.until + OUT_OF_ORDER)
+            last = self._least_id(of.until + OUT_OF_ORDER)
         # written out, so that the index of one state can be used
         named = [repr(state.value) for state in of.states]
         where.append(f"state IN ({', '.join(named)})" if len(named) != 1 else f"state = {named[0]}")
@@ -324,6 +323,10 @@ class SqlTables(SmallTables):
             + ("" if limit < 0 else " LIMIT :limit"),
             {**values, "after": after, "last": last, "now": now, "limit": limit},
         )
+
+    @abstractmethod
+    def _least_id(self, time: float) -> int:
+        """Return the least id of the jobs submitted at a time or later, but for ``OUT_OF_ORDER``."""
 
     def all_live(self) -> Iterable[JobRecord]:
         self._rows.flush()

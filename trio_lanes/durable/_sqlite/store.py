@@ -303,7 +303,7 @@ class SqliteStore(EngineStore):
         try:
             if owner:
                 now = tables.enter_epoch(moment)
-                tables.begin(now)
+                tables.begin()
             else:
                 tables.begin()
                 now = tables.set_clock(moment)

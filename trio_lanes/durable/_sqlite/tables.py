@@ -1,8 +1,9 @@
 """`SqliteTables`: the tables of a store in a SQLite file.
 
-Numbers are greater than the store's time in microseconds; see `SqlTables`. Besides, a worker leaves
-a gap after the last number in the file, and writes it to the disk before it gives out a number. So
-numbers that were lost do not come again if the machine starts with a clock that has gone back.
+Numbers begin with the store's time in microseconds when the file is opened, and then count. Besides,
+a worker leaves a gap after the last number in the file, and writes it to the disk before it gives
+out a number. So numbers that were lost do not come again if the machine starts with a clock that
+has gone back: they were counted, however long it took.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class SqliteTables(RemembersAnswers, SqlTables):
         self._name: Final = name
         self.epoch: int | None = None  # of a worker; None: this is no worker
         self._number_before = 0
+        self._least_number = 0  # all numbers that this connection gives out are greater
         self._in_doubt = False  # the log may hold a failed commit that is not written over yet
 
     def _execute_many(self, many: Many, rows: Collection[Row]) -> None:
@@ -60,8 +62,8 @@ class SqliteTables(RemembersAnswers, SqlTables):
 
     # ---- transactions
 
-    def begin(self, now: float = 0.0, *, write: bool = True) -> None:
-        """Begin a transaction, at a time of the store.
+    def begin(self, *, write: bool = True) -> None:
+        """Begin a transaction.
 
         Raises:
           StoreLockedError: if another worker has opened the file since.
@@ -75,7 +77,8 @@ class SqliteTables(RemembersAnswers, SqlTables):
             if self.epoch is not None and self.epoch != epoch:
                 raise StoreLockedError(self._name, owner_of(self))
             self._version = version
-        self._number = self._number_before = max(self._number, number_at(now))
+            self._number = max(self._number, self._least_number)
+        self._number_before = self._number
 
     def commit(self, now: float) -> None:
         """Commit the transaction; its changes are on the disk when this returns."""
@@ -129,7 +132,7 @@ class SqliteTables(RemembersAnswers, SqlTables):
         self._execute("UPDATE meta SET epoch = epoch + 1")
         beyond_gap = self._number + GAP
         now = self.set_clock(moment)
-        self._number = max(beyond_gap, number_at(now))
+        self._number = max(self._number, beyond_gap)
         self._number_before = 0  # so that the number is written in any case
         self.commit(now)
         self.epoch = self._execute("SELECT epoch FROM meta").fetchone()[0]
@@ -140,7 +143,13 @@ class SqliteTables(RemembersAnswers, SqlTables):
         self._execute(f"PRAGMA synchronous = {mode}")
 
     def set_clock(self, moment: Moment) -> float:
-        """Return the store's time at a moment."""
+        """Return the store's time at a moment; numbers continue from it in microseconds."""
+        now = self._time_at(moment)
+        self._least_number = number_at(now)
+        self._number = self._number_before = max(self._number, self._least_number)
+        return now
+
+    def _time_at(self, moment: Moment) -> float:
         clock: float
         boot: str
         ahead: float
@@ -154,6 +163,24 @@ class SqliteTables(RemembersAnswers, SqlTables):
     def version(self) -> int:
         """Return a number that changes when another connection has written."""
         return int(self._execute("PRAGMA data_version").fetchone()[0])
+
+    # ---- selections
+
+    def _least_id(self, time: float) -> int:
+        # Ids are in the order of submission, so this is a binary search on the primary key.
+        least, most = self._execute(
+            "SELECT coalesce(min(id), 0), coalesce(max(id) + 1, 0) FROM jobs"
+        ).fetchone()
+        while least < most:
+            middle = (least + most) // 2
+            id, submitted_at = self._execute(
+                "SELECT id, submitted_at FROM jobs WHERE id >= ? ORDER BY id LIMIT 1", (middle,)
+            ).fetchone()
+            if submitted_at < time:
+                least = id + 1
+            else:
+                most = middle
+        return int(least)
 
     # ---- times
 

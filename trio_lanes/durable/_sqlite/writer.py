@@ -49,7 +49,7 @@ class Writer(ActThread):
     def _begin(self, acts: Sequence[Act[Any]]) -> None:
         self._begun = False
         self._check()
-        self._tables.begin(_now(acts), write=any(act.write for act in acts))
+        self._tables.begin(write=any(act.write for act in acts))
         self._begun = True
 
     def _commit(self, acts: Sequence[Act[Any]]) -> None:

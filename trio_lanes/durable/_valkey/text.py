@@ -47,7 +47,7 @@ from .._rules import rates
 from .._rules.engine import digest
 from .._rules.history import LONGEST_ERROR, error_type, in_one_line
 from .._rules.request import Request
-from ..acts import ALL
+from ..acts import VERBS
 from ..acts.inspection import statistics_of
 
 T = TypeVar("T")
@@ -429,7 +429,7 @@ _WORDS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
 
 _ENCODINGS: Final = {
     kind: [(field.name, _WORDS[str(field.type)]) for field in attrs.fields(kind)]
-    for kind in ALL.values()
+    for kind in VERBS.values()
 }
 
 
@@ -483,7 +483,7 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
 
 _DECODINGS: Final = {
     kind: _ANSWERS.get(get_args(kind.__orig_bases__[0])[0])  # None: it has answers in pages
-    for kind in ALL.values()
+    for kind in VERBS.values()
 }
 
 

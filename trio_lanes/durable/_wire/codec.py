@@ -27,7 +27,7 @@ from .._contract.state import DurableState
 
 _RECORDS: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (*vars(records).values(), RateLimit, *acts.ALL.values())
+    for kind in (*vars(records).values(), RateLimit, *acts.VERBS.values())
     if isinstance(kind, type) and attrs.has(kind)
 }
 """All that a message can name."""

@@ -15,7 +15,7 @@ from . import logs as logs
 from . import orders as orders
 from . import runs as runs
 
-ALL: Final[Mapping[str, type[Any]]] = {
+VERBS: Final[Mapping[str, type[Any]]] = {
     name: kind
     for module in (inspection, jobs, locks, logs, orders, runs)
     for name, kind in vars(module).items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .._contract.act import Act, Question
 from .._contract.protocol import PAGE, STEP_BYTES
 from .._rules.queues import Queues
-from .._rules.tables import Item
+from .._rules.tables import ListItem
 
 
 class WriteLog(Act[int | None], leased=True):
@@ -23,7 +23,7 @@ class WriteLog(Act[int | None], leased=True):
             return None
         name = f"log {self.log}"
         number = queues.tables.last_item(name) + 1
-        queues.tables.append(name, Item(number, self.record, queues.caller))
+        queues.tables.append(name, ListItem(number, self.record, queues.caller))
         return number
 
 

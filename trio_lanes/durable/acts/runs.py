@@ -10,7 +10,7 @@ from .._contract.state import CANCELLED, PARKED, RUNNING, WAITING
 from .._rules.budget import Budget
 from .._rules.job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT
 from .._rules.queues import Queues
-from .._rules.tables import Item
+from .._rules.tables import ListItem
 
 
 class Checkpoint(Act[bool], leased=True):
@@ -118,7 +118,7 @@ class EmitEvent(Act[int | None], leased=True):
             return None
         number = job.emitted + 1
         queues.tables.update(job, emitted=number)
-        queues.tables.append(job.event_list, Item(number, self.event), EVENTS_KEPT)
+        queues.tables.append(job.event_list, ListItem(number, self.event), EVENTS_KEPT)
         queues.ended.append((job.id, None))
         return number
 
@@ -152,6 +152,6 @@ class Send(Act[tuple[int, int] | str]):
             return "not_streaming"
         number = job.sent + 1
         tables.update(job, sent=number)
-        tables.append(job.message_list, Item(number, self.message, self.key, taken=False))
+        tables.append(job.message_list, ListItem(number, self.message, self.key, taken=False))
         queues.ended.append((job.id, None))
         return job.id, number
