@@ -326,7 +326,7 @@ class SqlTables(SmallTables):
 
     @abstractmethod
     def _least_id(self, time: float) -> int:
-        """Return the least id of the jobs submitted at a time or later, but for ``OUT_OF_ORDER``."""
+        """Return the least id of the jobs submitted then or later, but for ``OUT_OF_ORDER``."""
 
     def all_live(self) -> Iterable[JobRecord]:
         self._rows.flush()

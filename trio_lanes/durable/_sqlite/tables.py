@@ -1,9 +1,9 @@
 """`SqliteTables`: the tables of a store in a SQLite file.
 
-Numbers begin with the store's time in microseconds when the file is opened, and then count. Besides,
-a worker leaves a gap after the last number in the file, and writes it to the disk before it gives
-out a number. So numbers that were lost do not come again if the machine starts with a clock that
-has gone back: they were counted, however long it took.
+Numbers begin with the store's time in microseconds when the file is opened, and then count.
+Besides, a worker leaves a gap after the last number in the file, and writes it to the disk before
+it gives out a number. So numbers that were lost do not come again if the machine starts with a
+clock that has gone back: they were counted, however long it took.
 """
 
 from __future__ import annotations
