@@ -122,7 +122,7 @@ def test_stop_timeouts_are_longer_than_the_worker_may_take() -> None:
         >= most(service["ExecStart"].replace("/srv/letters/.venv/bin/", "")) + 10
     )
     prevented = {int(code) for code in service["RestartPreventExitStatus"].split()}
-    assert prevented == {_exits.USAGE, _exits.STORE}
+    assert prevented == {_exits.USAGE, _exits.STORE_UNUSABLE}
 
     (command,) = re.findall(r"^CMD (.*)$", (EXAMPLE / "Dockerfile").read_text(), re.M)
     words = ast.literal_eval(command)  # the exec form is a list of strings

@@ -159,7 +159,7 @@ async def test_answers_are_forgotten_when_they_cannot_be_asked_for_any_more(
     store = PostgresStore(server.dsn(), namespace=namespace)
     async with store.open(opening()):
         await store.join("me")
-        await store.enqueue([SubmittedJob(name="b")], "t")
+        await store.do(Enqueue([SubmittedJob(name="b")]), "t")
         server.run(f"UPDATE {namespace}.answers SET until = 0 WHERE ticket = 't'")
         for number in (1, 2):
             await store.step(number, [], 0)
