@@ -58,6 +58,7 @@ nitpick_ignore_regex = [
     (r"py:.*", "|".join(dir(builtins))),
     (r"py:obj", r"[a-z_]+"),  # an argument
     (r"py:class", r"(trio_lanes(\._\w+|\.\w+)*\.)?(T|T_co|Ts|F|Item)|Any|\.\.\.|BlockerKind|Wrap"),
+    (r"py:class", "ServedAt"),  # a time
 ]
 
 MADE_BY_USERS: Final = (
@@ -118,8 +119,12 @@ def _read_docstring(
 def _find_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
     """Lead to where a public name is documented, also from where it is defined or imported."""
     name = re.sub(r"^trio_lanes\._\w+\.([a-z]\w*\.)?", "", node.get("reftarget", ""))
-    public = "trio_lanes." + name.replace("AnyJob", "Job")
     domain = env.domains["py"]
+    public = "trio_lanes." + name.replace("AnyJob", "Job")
+    if public not in domain.objects and node["refdoc"] == "reference/durable":
+        # acts are written below `durable`, and name each other and what is documented there
+        last = "." + name.rpartition("_contract.act.")[2]
+        public = next((known for known in domain.objects if known.endswith(last)), public)
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
 
 
