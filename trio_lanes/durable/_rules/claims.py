@@ -134,7 +134,7 @@ class Claims:
         self._here: Final = process_key(queues.opening.host, queues.opening.pid)
         self.due: float | None = None
         """When a job may start that a rate or a suspect kept out of the last `take`; or None."""
-        self.unfinished = False
+        self.unfinished: bool = False
         """Whether the last `take` stopped early, since its claims had `STEP_BYTES`."""
 
     def take(self, instance: str, room: int) -> list[Claim]:

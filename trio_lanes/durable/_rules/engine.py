@@ -335,8 +335,8 @@ class Engine(Queues):
         claims = self._claims.take(instance, room)
         self.tables.put_last_step(instance, LastStep(number, fences_after, stale))
         # this instance has seen what the transaction has changed, but another may use it
-        self.look_elsewhere = self.look_elsewhere or self.look or bool(finished)
-        self.look = self._claims.unfinished
+        self.look_elsewhere: bool = self.look_elsewhere or self.look or bool(finished)
+        self.look: bool = self._claims.unfinished
         due = self.next_due(also=self._claims.due)
         return Step(tuple(claims), stale, self._cancels(instance), due)
 

@@ -53,12 +53,12 @@ class Queues:
     def __init__(self, tables: Tables, opening: Opening) -> None:
         self.tables: Final = tables
         self.opening: Final = opening
-        self.now = 0.0
-        self.caller = ""
+        self.now: float = 0.0
+        self.caller: str = ""
         self.accepted: list[int] = []
         self.ended: list[tuple[int, Ended | None]] = []
-        self.look = False
-        self.look_elsewhere = False
+        self.look: bool = False
+        self.look_elsewhere: bool = False
 
     @property
     def rules(self) -> StoreRules:
