@@ -88,6 +88,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+def is_model(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(MODELS)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests and their order; give tests of real processes a second chance in CI.
 
@@ -99,13 +103,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
     # Files whose tests wait come first: where workers share the tests, by the file, the others fill
-    # the time, and no worker waits alone at the end.
-    items.sort(key=lambda item: not item.get_closest_marker("real_processes"))
+    # the time. Then the models, whose files are long: no worker is to be left alone with one.
+    items.sort(key=lambda item: (not item.get_closest_marker("real_processes"), not is_model(item)))
     for item in items:
         if IN_CI and item.get_closest_marker("real_processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
         # What a model reaches by chance is no line that a test is about, and measuring is dear.
-        if item.path.is_relative_to(MODELS) or item.get_closest_marker("thorough"):
+        if is_model(item) or item.get_closest_marker("thorough"):
             item.add_marker(pytest.mark.no_cover)
 
 
