@@ -19,7 +19,7 @@ import trio
 
 from trio_lanes.durable import SqliteStore
 from trio_lanes.durable._rules.engine_store import EngineStore
-from trio_lanes.durable._sql.act_thread import Act, ActThread
+from trio_lanes.durable._sql.act_thread import ActThread, HandedAct
 from trio_lanes.durable._sqlite.guest import host
 
 
@@ -29,7 +29,7 @@ class AtOnce:
     def __init__(self, writer: ActThread) -> None:
         self.writer = writer
 
-    def put(self, act: Act[Any] | None) -> None:
+    def put(self, act: HandedAct[Any] | None) -> None:
         if act is not None:
             self.writer._do_and_deliver([act])
 

@@ -296,7 +296,7 @@ class Story:
             together = most_at_once(run for run in self.log.runs.values() if run.lane == lane)
             assert together <= limit, (lane, together)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         return (
             f"{self.kills} kills, {self.kills_that_hit} of them of processes that ran jobs "
             f"({self.runs_hit} runs), {self.stops} stops; {self.submitted} jobs"

@@ -117,7 +117,7 @@ def _no_ticket(before: Any) -> Any:
 
 
 def _asks_another_step(before: Any) -> Any:
-    return lambda self, question, unknown: before(self, question, False)
+    return lambda self, call, unknown: before(self, call, False)
 
 
 def _incarnation_not_compared(before: Any) -> Any:

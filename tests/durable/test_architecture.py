@@ -163,7 +163,7 @@ def test_a_name_that_the_door_does_not_have_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("store", "lacks", "told"),
+    ("store", "lacks", "message"),
     [
         ("PostgresStore", "psycopg", r"pip install 'trio-lanes\[postgres\]'"),
         ("ValkeyStore", "coredis.connection", r"pip install 'trio-lanes\[valkey\]'"),
@@ -171,11 +171,11 @@ def test_a_name_that_the_door_does_not_have_is_an_attribute_error() -> None:
     ],
 )
 def test_a_store_whose_extra_is_missing_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, store: str, lacks: str, told: str
+    monkeypatch: pytest.MonkeyPatch, store: str, lacks: str, message: str
 ) -> None:
     def import_module(name: str, package: str) -> None:
         raise ModuleNotFoundError("lost", name=lacks)
 
     monkeypatch.setattr(trio_lanes.durable, "import_module", import_module)
-    with pytest.raises(ImportError, match=told):
+    with pytest.raises(ImportError, match=message):
         trio_lanes.durable.__getattr__(store)

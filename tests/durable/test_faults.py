@@ -412,16 +412,16 @@ def test_a_file_that_is_read_only_is_refused_and_untouched(tmp_path: Path) -> No
             file.chmod(file.stat().st_mode | 0o755)
     if os.getuid() != 0:
         tmp_path.chmod(0o555)
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(READ_ONLY), path],
         capture_output=True,
         text=True,
         check=True,
     )
     tmp_path.chmod(0o755)
-    assert str(path) in told.stdout
-    assert told.stdout.startswith("StoreError ")
-    assert "this user has no right to write" in told.stdout
+    assert str(path) in ran.stdout
+    assert ran.stdout.startswith("StoreError ")
+    assert "this user has no right to write" in ran.stdout
     assert path.read_bytes() == before
 
 
@@ -464,13 +464,13 @@ async def test_a_submission_that_was_refused_since_a_sync_failed_is_not_there_af
     (tmp_path / "shim.c").write_text(NO_SYNC)
     shim = tmp_path / "shim.so"
     await trio.run_process([compiler, "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c"])
-    told = await trio.run_process(
+    ran = await trio.run_process(
         [sys.executable, "-c", textwrap.dedent(REFUSED), str(tmp_path / "jobs.db")],
         env=dict(os.environ, LD_PRELOAD=str(shim), NO_SYNC=str(tmp_path / "no_sync")),
         capture_stdout=True,
         check=False,
     )
-    id, refused = told.stdout.split(maxsplit=1)
+    id, refused = ran.stdout.split(maxsplit=1)
     assert refused == b"refused False\n"
     async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as lanes:
         assert [job.id for job in await lanes.jobs()] == [int(id)]
@@ -945,7 +945,7 @@ async def test_who_finds_the_line_too_long_waits_and_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._sql.act_thread.OUTSTANDING", 3)
-    monkeypatch.setattr("trio_lanes.durable._sql.act_thread.BATCH", 2)
+    monkeypatch.setattr("trio_lanes.durable._sql.act_thread.MAX_ACTS", 2)
     async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {}, worker=False) as lanes:
         async with trio.open_nursery() as nursery:
             for _ in range(50):
@@ -1203,13 +1203,13 @@ async def test_a_file_that_a_check_finds_damaged_ends_the_worker(
 async def test_commits_wait_for_the_disk_as_was_said_and_the_epoch_always_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synchronous: Any, number: int
 ) -> None:
-    told: list[tuple[str, int]] = []  # (a statement that changes something, how it is synced)
+    synced: list[tuple[str, int]] = []  # (a statement that changes something, how it is synced)
 
     class Connection(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> Any:
             if statement.startswith(("UPDATE meta SET epoch", "INSERT INTO jobs", "COMMIT")):
                 (level,) = super().execute("PRAGMA synchronous").fetchone()
-                told.append((statement.split()[0], level))
+                synced.append((statement.split()[0], level))
             return super().execute(statement, *values)
 
     connect = sqlite3.connect
@@ -1220,11 +1220,11 @@ async def test_commits_wait_for_the_disk_as_was_said_and_the_epoch_always_does(
     monkeypatch.setattr(sqlite3, "connect", connects)
     store = SqliteStore(tmp_path / "jobs.db", synchronous=synchronous)
     async with open_durable_lanes(store, {}) as lanes:
-        (epoch,) = [level for what, level in told if what == "UPDATE"]
+        (epoch,) = [level for what, level in synced if what == "UPDATE"]
         assert epoch == 2
-        told.clear()
+        synced.clear()
         await lanes.submit("echo")
-        assert {level for _, level in told} == {number}
+        assert {level for _, level in synced} == {number}
 
 
 async def test_of_an_act_that_fails_halfway_nothing_is_kept_though_its_group_is(

@@ -27,6 +27,6 @@ async def test_kill_9_on_a_served_file_loses_nothing(tmp_path: Path) -> None:
                 bury = partial(owner.store.declare_dead, socket.gethostname())
                 async with killing(lanes, "served", path, tmp_path, bury) as story:
                     await story.go_on(partial(story.kill_and_stop, number("KILLS_SERVED", 12)))
-                    print(story.told())
+                    print(story.summary())
                     await story.check()
             nursery.cancel_scope.cancel()

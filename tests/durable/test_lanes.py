@@ -168,7 +168,7 @@ async def test_run_at_is_a_time_of_the_wall_clock(autojump_clock: MockClock) -> 
         assert 99 < trio.current_time() < 101
 
 
-# ---- what is told
+# ---- what callers read
 
 
 def test_errors_describe_the_mistake_and_are_lane_errors() -> None:

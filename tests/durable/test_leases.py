@@ -195,7 +195,7 @@ async def test_a_lost_run_can_neither_finish_nor_checkpoint_nor_lend(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()
-    told: list[object] = []
+    heard: list[object] = []
 
     async def shielded(payload: Any) -> str:
         run = current_job()
@@ -204,18 +204,18 @@ async def test_a_lost_run_can_neither_finish_nor_checkpoint_nor_lend(
             with pytest.raises(trio.Cancelled):
                 async with run.yield_slot():
                     raise AssertionError
-            told.append(payload)
+            heard.append(payload)
             return "too late"
         with trio.CancelScope(shield=True):
             with pytest.raises(JobCancelledError, match="the run was lost"):
                 await run.checkpoint(1)
-        told.append(payload)
+        heard.append(payload)
         return "too late"
 
     async def first_lost(payload: Any) -> str:
         run = current_job()
         assert run is not None
-        if len(told) < 2:
+        if len(heard) < 2:
             (instance,) = store._tables.instances()
             for record in store._tables.running(instance.id):
                 record.fence += 1000  # as another claim does
@@ -227,7 +227,7 @@ async def test_a_lost_run_can_neither_finish_nor_checkpoint_nor_lend(
         await lanes.submit("job", "lends")
         await wait_all_tasks_blocked()
         await trio.sleep(0.1)
-        assert told == ["checkpoints", "lends"]
+        assert heard == ["checkpoints", "lends"]
         assert "was not recorded: it came after the lease" in caplog.text
 
 
@@ -251,7 +251,7 @@ async def test_a_run_that_was_found_lost_is_forgiven_when_its_process_is_back() 
             record = store._tables.get(id)
             assert record is not None
             assert (record.state, record.crashes) == (DurableState.WAITING, 0)
-            assert (record.alone, record.company) == (0, 0)
+            assert (record.crashes_alone, record.crashed_with) == (0, 0)
             await other.leave()
         await store.leave()
 

@@ -37,7 +37,7 @@ def job(id: int) -> JobRecord:
 
 
 class Listed:
-    """A list in a "table", and a window that is told of all that happens to it."""
+    """A list in a "table", and a window that gets all that happens to it."""
 
     def __init__(self) -> None:
         self.window = ListFront(lambda job: job.place, 3)
@@ -119,7 +119,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     with mock.patch.multiple(SqliteTables, _queue_front=2, _list_front=2):
         tables.begin()
         engine = Engine(tables, opening)
-        engine.join("me", lease_until=float("inf"), alone=True)
+        engine.join("me", lease_until=float("inf"), all_others=True)
         yield engine
     connection.close()
 
@@ -153,7 +153,7 @@ def test_an_act_that_was_undone_can_be_done_again(engine: Engine) -> None:
     tables.commit(0.0)
     tables.begin()
     later = Engine(tables, attrs.evolve(engine.opening, names=frozenset({"new"})))
-    later.join("later", lease_until=float("inf"), alone=True)
+    later.join("later", lease_until=float("inf"), all_others=True)
     tables.commit(0.0)
     for undone in (True, False):
         tables.begin()

@@ -75,15 +75,15 @@ class Job:
     delayed_until: float | None
     state: str = "waiting"
     crashes: int = 0
-    alone: int = 0
-    company: int = 0
+    crashes_alone: int = 0
+    crashed_with: int = 0
     until: float = 0.0
     claim: Claim | None = None
     cancelling: bool = False
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The engine over the tables of a kind, told at random what to do."""
+    """The engine over the tables of a kind, asked at random."""
 
     hold = False
     together = 3
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.engine.now = self.now
         self.incarnations += 1
         self.instance = f"incarnation {self.incarnations}"
-        self.engine.join(self.instance, lease_until=float("inf"), alone=True)
+        self.engine.join(self.instance, lease_until=float("inf"), all_others=True)
         self.steps = 0
         self.commit()
 
@@ -138,14 +138,14 @@ class StoreMachine(RuleBasedStateMachine):
         if job.session is not None and job.id in self.lines[job.session] and not held:
             self.lines[job.session].remove(job.id)
 
-    def crashed(self, job: Job, company: int) -> None:
+    def crashed(self, job: Job, crashed_with: int) -> None:
         job.crashes += 1
-        job.alone += company == 1
-        job.company = min(job.company or company, company)
+        job.crashes_alone += crashed_with == 1
+        job.crashed_with = min(job.crashed_with or crashed_with, crashed_with)
         job.claim = None
         if job.cancelling:
             self.leave(job, "cancelled")
-        elif job.alone >= 3:
+        elif job.crashes_alone >= 3:
             self.leave(job, "dead")
         else:
             job.state = "waiting"
@@ -269,9 +269,9 @@ class StoreMachine(RuleBasedStateMachine):
                     assert blockers(self.engine, id) == (DurableBlocker("group", "g"),)
         suspects = self.suspects("running")
         if step.claims and suspects:
-            least = min(suspects, key=lambda job: job.company)
+            least = min(suspects, key=lambda job: job.crashed_with)
             in_time = self.now < self.isolated_since[least.id] + 15 * 2**least.crashes
-            assert everywhere <= max(1, least.company // 2) or not in_time
+            assert everywhere <= max(1, least.crashed_with // 2) or not in_time
         for lane, limit in self.limits.items():
             running = sum(j.lane == lane and j.state == "running" for j in self.jobs.values())
             claimed = any(claim.lane == lane for claim in step.claims)
@@ -286,7 +286,7 @@ class StoreMachine(RuleBasedStateMachine):
         return [
             job
             for job in self.jobs.values()
-            if job.state == state and job.company and job.crashes >= 2
+            if job.state == state and job.crashed_with and job.crashes >= 2
         ]
 
     def startable(self, lane: str) -> list[int]:
@@ -339,7 +339,7 @@ class StoreMachine(RuleBasedStateMachine):
             job.state, job.claim = "waiting", None
         else:
             job.state, job.until, job.claim = "parked", self.now + 5.0, None
-            job.company = 0
+            job.crashed_with = 0
             if how == "p" and job.session is not None:
                 self.lines[job.session].remove(job.id)
 
@@ -407,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert Requeue(Selection(id=job.id)).apply(self.engine) == 1
             job.state, job.crashes, job.cancelling = "waiting", 0, False
-            job.alone = job.company = 0
+            job.crashes_alone = job.crashed_with = 0
             if job.session is not None and job.id not in self.lines[job.session]:
                 self.promote_session(job.session)
                 self.lines[job.session].append(job.id)
@@ -444,7 +444,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert record is not None
             assert record.state.value == job.state
             assert record.crashes == job.crashes
-            assert (record.alone, record.company) == (job.alone, job.company)
+            assert (record.crashes_alone, record.crashed_with) == (
+                job.crashes_alone,
+                job.crashed_with,
+            )
         for session, line in self.lines.items():
             there = [
                 record.id

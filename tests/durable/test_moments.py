@@ -32,7 +32,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
+from trio_lanes.durable._rules.engine import MAX_FORGOTTEN
 from trio_lanes.durable._runs.worker import MAX_STEP
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.runs import RegainSlot
@@ -149,13 +149,13 @@ async def settle(lanes: DurableLanes) -> None:
 
 
 async def test_a_call_while_lanes_close_gets_an_error_and_does_not_hang(store: Store) -> None:
-    told: list[str] = []
+    asked_for: list[str] = []
 
     async def ask(lanes: DurableLanes) -> None:
         with pytest.raises(StoreUnavailableError, match="is not open"):
             while True:
                 await lanes.pause_for("main", 0)
-        told.append("asking")
+        asked_for.append("asking")
 
     async with trio.open_nursery() as nursery:
         async with open_durable_lanes(store, {"echo": echo}) as lanes:
@@ -163,7 +163,7 @@ async def test_a_call_while_lanes_close_gets_an_error_and_does_not_hang(store: S
                 nursery.start_soon(ask, lanes)
             for _ in range(10):
                 await trio.lowlevel.checkpoint()
-    assert told == ["asking"] * 20
+    assert asked_for == ["asking"] * 20
 
 
 async def test_a_task_that_waits_for_a_job_gets_an_error_when_lanes_close(store: Store) -> None:
@@ -252,11 +252,11 @@ async def test_jobs_whose_time_is_over_leave_the_store_with_the_steps_that_follo
         pass
 
     async with open_durable_lanes(store, {"note": note}, result_ttl=100) as lanes:
-        many = [Submission(name="note") for _ in range(FORGET_AT_ONCE + 1)]
+        many = [Submission(name="note") for _ in range(MAX_FORGOTTEN + 1)]
         for job in await lanes.submit_many(many):
             await job.wait()
         mock_clock.jump(101)
-        assert kept(store) == FORGET_AT_ONCE + 1
+        assert kept(store) == MAX_FORGOTTEN + 1
         for left in (1, 0):
             await (await lanes.submit("note")).wait()
             await lanes.wait_idle()
@@ -288,11 +288,11 @@ async def test_jobs_whose_time_is_over_leave_the_store_though_nothing_happens(
             await (await lanes.submit("echo")).wait()
             await lanes.wait_idle()
             mock_clock.jump(0.01)
-        many = [Submission(name="echo") for _ in range(FORGET_AT_ONCE + 1)]
+        many = [Submission(name="echo") for _ in range(MAX_FORGOTTEN + 1)]
         for job in await lanes.submit_many(many):
             await job.wait()
         await lanes.wait_idle()
-        assert await look_for(99) == FORGET_AT_ONCE + 21
+        assert await look_for(99) == MAX_FORGOTTEN + 21
         before = steps
         assert await look_for(2) == 0
         assert steps - before <= 3  # not one for each moment at which a job had ended
@@ -422,13 +422,13 @@ async def test_a_slot_that_a_task_takes_back_is_not_taken_from_another_that_has_
         run = current_job()
         assert run is not None
 
-        async def until_told() -> None:
+        async def until_announced() -> None:
             async with run.yield_slot():
                 waits.set()
                 await leaves.wait()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(until_told)
+            nursery.start_soon(until_announced)
             await waits.wait()
             first = await lanes.submit("gate", "first")
             while (await first.status()).state is not DurableState.RUNNING:

@@ -1,4 +1,4 @@
-"""Clusters of instances in one Trio run, over faulty connections, and two stores told the same."""
+"""Clusters of instances in one Trio run, over faulty connections, and two that play the same."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_nothing_is_wrong_in_two_hundred_lives() -> None:
         subprocess.Popen([*command, f"{first}", f"{each}"], stdout=subprocess.PIPE, text=True)
         for first in (1_000, 1_000_000)[:count]
     ]
-    told = [process.communicate()[0] for process in processes]
-    assert "".join(told) == ""
+    outputs = [process.communicate()[0] for process in processes]
+    assert "".join(outputs) == ""
     assert [process.returncode for process in processes] == [0] * count
 
 
@@ -122,7 +122,7 @@ async def test_a_life_reports_a_broken_rule(
         story.begin()
     await _life._check_end(story, Ended(3, JobDeadError("ValueError", "no")), 3)
     await _life._check_end(story, Ended(4, 5), 4)
-    told = "; ".join(story.wrong)
+    found = "; ".join(story.wrong)
     for what in (
         "the fence 4 of job 1 does not rise",
         "job 1 begins after a later job",
@@ -130,7 +130,7 @@ async def test_a_life_reports_a_broken_rule(
         "job 3 is dead: ValueError: no",
         "job 4 has the result 5 of another job, not 4",
     ):
-        assert what in told
+        assert what in found
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -59,9 +59,9 @@ async def test_each_run_has_a_span_of_its_handlers_name_with_a_link_to_the_submi
     runs = spans.of("work")
     assert [links(run) for run in runs] == [[request.get_span_context().span_id]] * 2
     assert [run.parent for run in runs] == [None, None]
-    told = [run.attributes or {} for run in runs]
-    assert [one["trio_lanes.durable.id"] for one in told] == [job.id, job.id]
-    assert [one["trio_lanes.durable.attempt"] for one in told] == [1, 2]
+    attributes = [run.attributes or {} for run in runs]
+    assert [one["trio_lanes.durable.id"] for one in attributes] == [job.id, job.id]
+    assert [one["trio_lanes.durable.attempt"] for one in attributes] == [1, 2]
     inside = [span.parent.span_id for span in spans.of("inside") if span.parent]
     assert inside == [run.context.span_id for run in runs if run.context]
 

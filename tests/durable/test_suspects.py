@@ -1,4 +1,4 @@
-"""Jobs that may have killed their process: in which company they run, and when they are dead."""
+"""Jobs that may have killed their process: with how many they run, and when they are dead."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -252,8 +252,12 @@ async def test_a_run_that_has_lent_its_slot_is_no_company(mock_clock: MockClock)
         mock_clock.jump(LEASE * 1.1)
         async with instance(memory) as other:
             records = [memory._tables.get(one.id) for one in await all_of(other)]
-            told = {r.payload: (r.crashes, r.alone, r.company) for r in records if r is not None}
-            assert outcomes.items() <= told.items()
+            counted = {
+                r.payload: (r.crashes, r.crashes_alone, r.crashed_with)
+                for r in records
+                if r is not None
+            }
+            assert outcomes.items() <= counted.items()
             for one in await all_of(other):
                 await other.do(Cancel(one.id, "{}"))
 

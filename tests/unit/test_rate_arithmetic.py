@@ -554,7 +554,7 @@ def test_a_bucket_that_is_in_debt_for_long_does_not_grow() -> None:
         tracemalloc.stop()
 
 
-# ---- as good as new, and new limits
+# ---- fully replenished, and new limits
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "sliding"])

@@ -91,7 +91,7 @@ def quotas_table(quotas: Sequence[QuotaStatistics], instances: Sequence[Instance
                 quota.name,
                 rate_text(level.limit),
                 number(level.used),
-                "" if level.as_new_at is None else moment(level.as_new_at),
+                "" if level.replenished_at is None else moment(level.replenished_at),
                 number(quota.waiting),
                 _requests(quota.waiters, quota.waiting, where),
             )

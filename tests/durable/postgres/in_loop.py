@@ -1,4 +1,4 @@
-"""PostgreSQL on virtual time: as the store of a cluster, and as one of two stores told the same.
+"""PostgreSQL on virtual time: as the store of a cluster, and as one of two that play the same.
 
 The time of the stores is a row that is brought up to date before each act. Notices come at once, to
 all other stores of the namespace, since a life must be the same each time.
@@ -36,7 +36,7 @@ class Life:
         self._connection.execute(f"TRUNCATE {TABLE}")
         self._connection.execute(f"INSERT INTO {TABLE} VALUES ({EPOCH})")
         self._ahead = 0.0
-        self._told = -1.0
+        self._written = -1.0
         self._listeners: list[Listener] = []
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Life:
     async def open(self) -> AsyncIterator[Shared]:
         """Make the data of a cluster."""
         namespace = self.namespace()
-        self._ahead, self._told = 0.0, -1.0
+        self._ahead, self._written = 0.0, -1.0
 
         def jump(seconds: float) -> None:
             self._ahead += seconds
@@ -89,7 +89,7 @@ class Life:
             life._listeners.append(listener)
             try:
                 listener._look()
-                listener._ended(None)
+                listener._wake_waiters(None)
                 await trio.sleep_forever()
             finally:
                 life._listeners.remove(listener)
@@ -104,8 +104,8 @@ class Life:
 
     def _bring_up_to_date(self) -> None:
         now = EPOCH + trio.current_time() + self._ahead
-        if now != self._told:
-            self._told = now
+        if now != self._written:
+            self._written = now
             self._connection.execute(f"UPDATE {TABLE} SET now = %s", (now,))
 
     def _tell(self, channel: str, me: str, look: bool, ended: Any) -> None:
@@ -114,4 +114,4 @@ class Life:
                 if look:
                     listener._look()
                 if ended:
-                    listener._ended([id for id, _ in ended])
+                    listener._wake_waiters([id for id, _ in ended])

@@ -28,7 +28,7 @@ HOUR = 3600
 TWO = RateLimit(2, per=1.0, algorithm="sliding")
 
 
-class Told:
+class Stage:
     """A bench on a server of which the clock can be set."""
 
     def __init__(self, server: Server, namespace: str, folder: Path) -> None:
@@ -47,17 +47,17 @@ class Told:
 
 
 @pytest.fixture
-def told(server: Server, namespace: str, tmp_path: Path) -> Iterator[Told]:
-    told = Told(server, namespace, tmp_path)
-    yield told
-    told.clock.close()
+def stage(server: Server, namespace: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(server, namespace, tmp_path)
+    yield stage
+    stage.clock.close()
 
 
 @pytest.mark.parametrize("jumps", [(-HOUR,), (HOUR,), (HOUR, -HOUR), (-HOUR, HOUR), (30, -60)])
 def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_clock_is_set(
-    told: Told, jumps: tuple[int, ...]
+    stage: Stage, jumps: tuple[int, ...]
 ) -> None:
-    bench = told.bench
+    bench = stage.bench
 
     async def fail_once(payload: Any) -> None:
         run = current_job()
@@ -88,9 +88,9 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(spend, lanes)
                     await bench.settle(lanes)
-                    told.set_clock(jump)
-                    submit = f"{told.namespace}.submit('echo', '\"by SQL\"', delay => 5)"
-                    told.server.run(f"SELECT {submit}")
+                    stage.set_clock(jump)
+                    submit = f"{stage.namespace}.submit('echo', '\"by SQL\"', delay => 5)"
+                    stage.server.run(f"SELECT {submit}")
                     await lanes.submit("echo", "after", delay=5)
                     await bench.advance(0.5, lanes)
                     now = [f"long {jump} begins", *["rated"] * 2, *["spent"] * 2]
@@ -106,18 +106,18 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
                 assert [run.how for run in (await long.status()).history] == ["succeeded"]
             assert (await lanes.check()).problems == ()
 
-    trio.run(story, clock=told.clock)
+    trio.run(story, clock=stage.clock)
 
 
 def test_run_at_follows_the_clock_of_the_server(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, minute, set_by = told.bench, 60.0, 0.0
-    monkeypatch.setattr("time.time", lambda: EPOCH + told.clock.current_time() + set_by)
+    bench, minute, set_by = stage.bench, 60.0, 0.0
+    monkeypatch.setattr("time.time", lambda: EPOCH + stage.clock.current_time() + set_by)
 
     def set_to(ahead: float) -> None:
         nonlocal set_by
-        told.set_clock(ahead - set_by)
+        stage.set_clock(ahead - set_by)
         set_by = ahead
 
     async def story() -> None:
@@ -142,41 +142,41 @@ def test_run_at_follows_the_clock_of_the_server(
             await bench.settle(lanes)
             assert bench.log == [10, "delayed", 30, 50]
 
-    trio.run(story, clock=told.clock)
+    trio.run(story, clock=stage.clock)
 
 
 def test_a_heartbeat_lets_run_at_follow_the_clock(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("time.time", lambda: EPOCH + told.clock.current_time())
+    monkeypatch.setattr("time.time", lambda: EPOCH + stage.clock.current_time())
 
     async def story() -> None:
-        async with told.bench.lanes(lease_ttl=3) as lanes:
+        async with stage.bench.lanes(lease_ttl=3) as lanes:
             await lanes.submit("echo", "planned", run_at=time.time() + HOUR / 2)
-            await told.bench.settle(lanes)
-            told.set_clock(HOUR)
-            told.clock.jump(1.1)  # too soon for the slow look of a worker
+            await stage.bench.settle(lanes)
+            stage.set_clock(HOUR)
+            stage.clock.jump(1.1)  # too soon for the slow look of a worker
             for _ in range(500):
                 await trio.to_thread.run_sync(time.sleep, 0.01)
-                if told.bench.log:
+                if stage.bench.log:
                     break
-            assert told.bench.log == ["planned"]
+            assert stage.bench.log == ["planned"]
 
-    trio.run(story, clock=told.clock)
+    trio.run(story, clock=stage.clock)
 
 
 def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_set_back(
-    told: Told,
+    stage: Stage,
 ) -> None:
     async def story() -> None:
-        async with told.bench.doomed(Submission(name="echo", payload="again")):
-            told.set_clock(-HOUR)
-        async with told.bench.lanes(lease_ttl=LEASE) as lanes:
+        async with stage.bench.doomed(Submission(name="echo", payload="again")):
+            stage.set_clock(-HOUR)
+        async with stage.bench.lanes(lease_ttl=LEASE) as lanes:
             for _ in range(5):  # a lease, which began at the last act before
-                await told.bench.advance(LEASE / 4, lanes)
-            assert told.bench.log == ["again"]
+                await stage.bench.advance(LEASE / 4, lanes)
+            assert stage.bench.log == ["again"]
 
-    trio.run(story, clock=told.clock)
+    trio.run(story, clock=stage.clock)
 
 
 async def test_the_real_clock_of_a_server_may_be_set(namespace: str, tmp_path: Path) -> None:

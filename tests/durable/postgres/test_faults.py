@@ -25,10 +25,10 @@ from trio_lanes.durable import (
     SubmittedJob,
     open_durable_lanes,
 )
-from trio_lanes.durable._postgres.link import Link
+from trio_lanes.durable._postgres.link import PostgresLink
 from trio_lanes.durable._postgres.listener import Listener
 from trio_lanes.durable._postgres.tables import PostgresTables
-from trio_lanes.durable._rules.engine import FORGET_AT_ONCE
+from trio_lanes.durable._rules.engine import MAX_FORGOTTEN
 from trio_lanes.durable.acts.jobs import Enqueue
 
 from .server import Server
@@ -322,7 +322,7 @@ async def test_jobs_whose_time_is_over_leave_the_store_though_nothing_happens(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (0.05, 0.1))
-    store, number = PostgresStore(server.dsn(), namespace=namespace), 2 * FORGET_AT_ONCE + 1
+    store, number = PostgresStore(server.dsn(), namespace=namespace), 2 * MAX_FORGOTTEN + 1
     async with open_durable_lanes(store, {"echo": Echo()}, result_ttl=1000) as lanes:
         jobs = await lanes.submit_many([Submission(name="echo") for _ in range(number)])
         for job in jobs:
@@ -350,8 +350,8 @@ async def test_the_end_of_a_job_may_be_known_before_its_acceptance(
     note, noted = trio.open_memory_channel[int](math.inf)
     wake = asking._wake_waiters
 
-    def keep(*told: Any) -> None:
-        late.append(told)
+    def keep(*effects: Any) -> None:
+        late.append(effects)
 
     def wake_and_note(ids: Iterable[int] | None = None) -> None:
         ended = None if ids is None else list(ids)
@@ -359,8 +359,8 @@ async def test_the_end_of_a_job_may_be_known_before_its_acceptance(
         for id in (LISTENS,) if ended is None else ended:
             note.send_nowait(id)
 
-    tell = asking._tell
-    monkeypatch.setattr(asking, "_tell", keep)
+    announce = asking._announce
+    monkeypatch.setattr(asking, "_announce", keep)
     monkeypatch.setattr(asking, "_wake_waiters", wake_and_note)
     async with open_durable_lanes(working, {"echo": Echo()}) as others:
         async with open_durable_lanes(asking, {}, worker=False) as lanes:
@@ -370,8 +370,8 @@ async def test_the_end_of_a_job_may_be_known_before_its_acceptance(
                     job = await submitting.submit("echo", 7)
                     while await noted.receive() != job.id:
                         pass
-                (told,) = (told for told in late if job.id in told[0])
-                tell(*told)
+                (effects,) = (effects for effects in late if job.id in effects[0])
+                announce(*effects)
                 assert await job.wait() == 7
 
 
@@ -480,14 +480,14 @@ def test_opening_that_is_cancelled_while_the_server_stands_still_ends_within_the
 async def test_a_server_that_stands_still_when_it_is_connected_is_left_after_the_patience(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_cut, still = Link._let_cut, []
+    let_cut, still = PostgresLink._let_cut, []
 
-    def stand_still(link: Link, connection: psycopg.Connection) -> None:
+    def stand_still(link: PostgresLink, connection: psycopg.Connection) -> None:
         let_cut(link, connection)
         still.append(connection.info.backend_pid)
         os.kill(still[-1], signal.SIGSTOP)
 
-    monkeypatch.setattr(Link, "_let_cut", stand_still)
+    monkeypatch.setattr(PostgresLink, "_let_cut", stand_still)
     try:
         with trio.fail_after(30), pytest.raises(StoreUnavailableError):
             store = PostgresStore(server.dsn(), namespace=namespace, patience=0.3)

@@ -1,4 +1,4 @@
-"""Simulated lives over a real server, and the same life told to PostgreSQL and to the memory."""
+"""Simulated lives over a real server, and the same life in PostgreSQL and in memory."""
 
 from collections.abc import Iterator
 from pathlib import Path

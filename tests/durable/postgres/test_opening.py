@@ -250,8 +250,8 @@ async def test_the_isolation_level_of_a_role_is_not_that_of_the_store(
                     nursery.start_soon(submit, n)
         assert (await lanes.check()).problems == ()
         show = "SHOW transaction_isolation"
-        told = await one._transact(lambda engine: engine.tables._execute(show).fetchone())  # type: ignore[attr-defined]
-        assert told == ("read committed",)
+        row = await one._transact(lambda engine: engine.tables._execute(show).fetchone())  # type: ignore[attr-defined]
+        assert row == ("read committed",)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ async def test_a_store_forgets_lanes_without_jobs(
             await lanes.resume("tenant:a")
             await job.wait()
         await lanes.pause_for("tenant:b", 0.01)
-        await trio.sleep(0.2)  # the pause is over, and the rate is as new
+        await trio.sleep(0.2)  # the pause is over, and the rate is replenished
         for _ in range(3):
             await (await lanes.submit("echo")).wait()
         with psycopg.connect(server.dsn()) as connection:

@@ -19,7 +19,7 @@ from trio_lanes.durable import (
     Succeeded,
     open_durable_lanes,
 )
-from trio_lanes.durable._postgres.link import Link
+from trio_lanes.durable._postgres.link import PostgresLink
 from trio_lanes.durable.acts.inspection import AllStatistics, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.orders import Clear, Configure
@@ -139,7 +139,7 @@ async def test_a_pause_that_ends_is_no_setting_any_more(server: Server, namespac
 async def test_ended_jobs_are_forgotten_and_more_of_them_at_once(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._rules.engine.FORGET_AT_ONCE", 2)
+    monkeypatch.setattr("trio_lanes.durable._rules.engine.MAX_FORGOTTEN", 2)
     store = PostgresStore(server.dsn(), namespace=namespace)
     async with store.open(opening()):
         await store.join("me")
@@ -234,7 +234,7 @@ async def test_acts_that_wait_behind_a_call_for_too_long_are_refused(
 
 
 async def test_a_call_on_a_connection_that_does_not_answer_is_cut(server: Server) -> None:
-    link = Link(server.dsn(), 0.2, long=True)
+    link = PostgresLink(server.dsn(), 0.2, long=True)
     link.cut()  # there is no connection yet
     with pytest.raises(psycopg.OperationalError):
         await link.call(lambda: link.connected().execute("SELECT pg_sleep(60)"))
@@ -247,7 +247,7 @@ def test_a_connection_that_cannot_be_set_up_is_closed(
 ) -> None:
     monkeypatch.setattr("trio_lanes.durable._postgres.link.LOCKED", -1)
     with pytest.raises(psycopg.errors.InvalidParameterValue):
-        Link(server.dsn(), 5.0).connected()
+        PostgresLink(server.dsn(), 5.0).connected()
 
 
 async def test_the_connection_for_notices_is_made_again(

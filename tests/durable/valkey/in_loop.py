@@ -18,20 +18,20 @@ import trio
 
 from tests.durable.in_loop import Shared
 from trio_lanes.durable import ValkeyStore
-from trio_lanes.durable._valkey.link import Link
+from trio_lanes.durable._valkey.link import ValkeyLink
 from trio_lanes.durable._valkey.script import Script
 
 from .clock import EPOCH, KEY, SCRIPT
 from .server import Server, command, read_answer
 
 CHANNELS = "test-channels"
-TOLD = "test-told"
+PUSHED = "test-pushed"
 _PUBLISH = "  return call('PUBLISH', ROOT .. 'to:' .. channel, text)\n"
 _TELL = f"""\
   if call('SISMEMBER', '{CHANNELS}', channel) == 0 then
     return 0
   end
-  call('RPUSH', '{TOLD}', channel, text)
+  call('RPUSH', '{PUSHED}', channel, text)
   return 1
 """
 assert SCRIPT.text.count(_PUBLISH) == 1
@@ -52,7 +52,7 @@ class Life:
         self._socket = socket.create_connection(("127.0.0.1", server.port))
         self._answers = self._socket.makefile("rb")
         self._ahead = 0.0
-        self._links: dict[str, Link] = {}  # by channel
+        self._links: dict[str, ValkeyLink] = {}  # by channel
 
     def close(self) -> None:
         """Close the connection to the server."""
@@ -81,7 +81,7 @@ class Life:
         """Let stores do each call in Trio's thread, on this time."""
         life = self
 
-        async def keep_connected(link: Link, *, task_status: trio.TaskStatus[None]) -> None:
+        async def keep_connected(link: ValkeyLink, *, task_status: trio.TaskStatus[None]) -> None:
             life._links[link._channel] = link
             life._ask(["SADD", CHANNELS, link._channel])
             task_status.started()
@@ -91,10 +91,10 @@ class Life:
                 del life._links[link._channel]
                 life._ask(["SREM", CHANNELS, link._channel])
 
-        async def pump(link: Link) -> None:
+        async def pump(link: ValkeyLink) -> None:
             await trio.sleep_forever()
 
-        async def call(link: Link, verb: str, *arguments: str, weight: int = 1) -> list[Any]:
+        async def call(link: ValkeyLink, verb: str, *arguments: str, weight: int = 1) -> list[Any]:
             await trio.lowlevel.checkpoint_if_cancelled()
             kind, *rest = life._call(link, verb, arguments)
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -109,9 +109,9 @@ class Life:
             return answer
 
         with (
-            mock.patch.object(Link, "keep_connected", keep_connected),
-            mock.patch.object(Link, "pump", pump),
-            mock.patch.object(Link, "call", call),
+            mock.patch.object(ValkeyLink, "keep_connected", keep_connected),
+            mock.patch.object(ValkeyLink, "pump", pump),
+            mock.patch.object(ValkeyLink, "call", call),
         ):
             yield
 
@@ -119,20 +119,20 @@ class Life:
         self._socket.sendall(b"".join(command(*words) for words in commands))
         return [read_answer(self._answers) for _ in commands]
 
-    def _call(self, link: Link, verb: str, arguments: tuple[str, ...]) -> list[Any]:
+    def _call(self, link: ValkeyLink, verb: str, arguments: tuple[str, ...]) -> list[Any]:
         """Do an act, and tell the stores what the script has published."""
         micros = round((EPOCH + trio.current_time() + self._ahead) * 1e6)
         instance, *rules = link._header()
         act = [verb, len(arguments), *arguments]
         header = ["run", link._channel, instance, 0, "inf", *rules]
-        *_, answer, told, _ = self._ask(
+        *_, answer, pushed, _ = self._ask(
             ["HSET", KEY, "seconds", micros // 10**6, "micros", micros % 10**6],
             [*self.script.as_library.call, 1, f"{link._root}meta", *header, *act],
-            ["LRANGE", TOLD, 0, -1],
-            ["DEL", TOLD],
+            ["LRANGE", PUSHED, 0, -1],
+            ["DEL", PUSHED],
         )
         assert not isinstance(answer, Exception), answer
-        for channel, text in zip(told[::2], told[1::2], strict=True):
+        for channel, text in zip(pushed[::2], pushed[1::2], strict=True):
             listener = self._links.get(channel)
             if listener is not None and text == "look":
                 listener._look()

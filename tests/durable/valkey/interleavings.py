@@ -136,7 +136,7 @@ class _Asked(Exception):
 
 
 class _Link:
-    """In the place of the link of a store: it has the arguments of the call told."""
+    """In the place of the link of a store: it has the arguments of the call."""
 
     async def call(self, verb: str, *arguments: str, weight: int = 1) -> None:
         raise _Asked(verb, str(len(arguments)), *arguments)
@@ -263,14 +263,14 @@ class Act(NamedTuple):
     """Something that may happen next.
 
     Attributes:
-      told: what happens, in words.
+      words: what happens, in words.
       then: gives the workers and messages after it, from the answers of the store.
       sends: what the store is sent, and seconds that pass.
       faults: how many faults it is.
       rank: its place among the acts by which the workers go on; None: it is none of these.
     """
 
-    told: str
+    words: str
     then: Callable[[list[Any]], tuple[Workers, Air]]
     sends: tuple[Request | int, ...] = ()
     faults: int = 0
@@ -475,8 +475,8 @@ def _acts(state: State) -> Iterator[Act]:
         yield from _Next(state, which).acts()
     for at, request in enumerate(state.air):
         rest = state.air[:at] + state.air[at + 1 :]
-        told = f"{request.verb} {request.number or ''} of {request.instance} arrives late"
-        yield Act(told, lambda _, rest=rest: (state.workers, rest), (request,))
+        words = f"{request.verb} {request.number or ''} of {request.instance} arrives late"
+        yield Act(words, lambda _, rest=rest: (state.workers, rest), (request,))
     if not state.over:
         yield from _times(state)
 
@@ -486,7 +486,7 @@ def _times(state: State) -> Iterator[Act]:
     joined = [which for which, one in enumerate(state.workers) if one.mode == "joined"]
     beats = {which: Request("beat", state.workers[which].instance) for which in joined}
 
-    def passes(told: str, stopped: int | None, beating: list[int], ticks: int) -> Act:
+    def passes(words: str, stopped: int | None, beating: list[int], ticks: int) -> Act:
         sends = (*(beats[which] for which in beating), 1) * ticks
 
         def then(answers: list[Any]) -> tuple[Workers, Air]:
@@ -498,7 +498,7 @@ def _times(state: State) -> Iterator[Act]:
             return tuple(workers), state.air
 
         faults, rank = (0, 9) if stopped is None else (1, None)
-        return Act(told, then, sends, faults, rank)
+        return Act(words, then, sends, faults, rank)
 
     dues = [job["due"] for job in state.jobs.values() if job["state"] == "parked"]
     mine = {state.workers[which].instance for which in joined}
@@ -507,10 +507,10 @@ def _times(state: State) -> Iterator[Act]:
         yield passes("a second passes", None, joined, 1)
     for which in joined:
         others = [other for other in joined if other != which]
-        told = f"worker {which} is stopped until its lease is over"
-        yield passes(told, which, others, LEASE)
-        told = f"worker {which} has no replies until it does not trust its lease"
-        yield passes(told, which, joined, LEASE)
+        words = f"worker {which} is stopped until its lease is over"
+        yield passes(words, which, others, LEASE)
+        words = f"worker {which} has no replies until it does not trust its lease"
+        yield passes(words, which, joined, LEASE)
 
 
 class _Next:
@@ -543,8 +543,8 @@ class _Next:
                 outbox = (*worker.outbox, End(run.id, run.fence, how))
                 ended = worker._replace(runs=runs, outbox=outbox)
                 rank = None if how == "is postponed" else 4
-                told = f"has run job {run.id}, which {how}"
-                yield self._act(told, lambda _, after=ended: after, rank=rank)
+                words = f"has run job {run.id}, which {how}"
+                yield self._act(words, lambda _, after=ended: after, rank=rank)
         if (worker.instance or worker.joining) and not over:
             begun = worker.begun + (worker.joining is not None)
             yield self._act("is killed", lambda _: Worker("", worker.room, begun=begun), faults=1)
@@ -555,17 +555,19 @@ class _Next:
             return "succeeds", "is postponed"
         return ("fails",) if place == 1 else ("succeeds",)
 
-    def _act(self, told: str, after: Callable[[Any], Worker], air: Air = (), **options: Any) -> Act:
+    def _act(
+        self, words: str, after: Callable[[Any], Worker], air: Air = (), **options: Any
+    ) -> Act:
         def then(answers: list[Any]) -> tuple[Workers, Air]:
             workers = list(self._state.workers)
             workers[self._which] = after(answers[0] if answers else None)
             return tuple(workers), (*self._state.air, *air)
 
-        return Act(f"worker {self._which} {told}", then, **options)
+        return Act(f"worker {self._which} {words}", then, **options)
 
     def _ask(
         self,
-        told: str,
+        words: str,
         request: Request,
         rank: int | None,
         answered: Callable[[Any], Worker],
@@ -573,17 +575,17 @@ class _Next:
         reply_lost: Callable[[Any], Worker] | None = None,
     ) -> Iterator[Act]:
         sends, lost = (request,), reply_lost or (lambda _: unknown)
-        yield self._act(told, answered, sends=sends, rank=rank)
-        yield self._act(f"{told}, without a reply", lost, sends=sends, faults=1)
-        yield self._act(f"{told}, which is late", lambda _: unknown, sends, faults=1)
-        yield self._act(f"{told}, twice", answered, sends, sends=sends, faults=1)
+        yield self._act(words, answered, sends=sends, rank=rank)
+        yield self._act(f"{words}, without a reply", lost, sends=sends, faults=1)
+        yield self._act(f"{words}, which is late", lambda _: unknown, sends, faults=1)
+        yield self._act(f"{words}, twice", answered, sends, sends=sends, faults=1)
 
     def _beat(self) -> Iterator[Act]:
         """Beat where it gives back runs; also late, when it may keep the lease of a dead worker."""
         worker, beat = self._worker, Request("beat", self._worker.instance)
 
-        def answered(told: Any) -> Worker:
-            return worker if told[0] else worker.losing()
+        def answered(reply: Any) -> Worker:
+            return worker if reply[0] else worker.losing()
 
         leases = _scores(self._state.keys, "in").values()
         if not self._state.is_alive(worker.instance) or min(leases) <= self._state.now * 1e6:
@@ -615,14 +617,14 @@ class _Next:
         step = Request("step", worker.instance, worker.number + 1, worker.outbox, room)
         yield from self._step(f"steps with room {room}", step, rank)
 
-    def _step(self, told: str, step: Request, rank: int | None) -> Iterator[Act]:
+    def _step(self, words: str, step: Request, rank: int | None) -> Iterator[Act]:
         worker = self._worker
         unknown = worker
         if worker.asked is None:
             unknown = worker._replace(number=step.number, asked=step, outbox=())
 
-        def answered(told: Any) -> Worker:
-            answer = text.step_of(told)
+        def answered(reply: Any) -> Worker:
+            answer = text.step_of(reply)
             if worker.mode == "joined":
                 runs = tuple(Run(one.id, one.fence, one.attempt) for one in answer.claims)
                 return unknown._replace(asked=None, answer=None, runs=worker.runs + runs)
@@ -631,10 +633,10 @@ class _Next:
             left = tuple(end for end in ends if end.fence not in recorded)
             return unknown._replace(asked=None, answer=None, outbox=left)
 
-        def reply_lost(told: Any) -> Worker:
-            return unknown._replace(answer=_to_repeat(text.step_of(told)))
+        def reply_lost(reply: Any) -> Worker:
+            return unknown._replace(answer=_to_repeat(text.step_of(reply)))
 
-        yield from self._ask(told, step, rank, answered, unknown, reply_lost)
+        yield from self._ask(words, step, rank, answered, unknown, reply_lost)
 
 
 def _to_repeat(step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -746,18 +748,18 @@ class Explorer:
         found: dict[Any, Any] = {(): ([], state.raw, state.keys, state.saved)}
         for sends, (begin, end) in ranges.items():
             raw, saved = answers[end]
-            told = [
+            reply = [
                 _decoded(one[4][1:]) if isinstance(one, list) else one for one in answers[begin:end]
             ]
-            found[sends] = told, raw, json.loads(raw), saved
+            found[sends] = reply, raw, json.loads(raw), saved
         ranked = []
         for act in acts:
-            told, *keys = found[act.sends]
-            after = State(*keys, act.then(told), (state.steps, act.told))
+            reply, *keys = found[act.sends]
+            after = State(*keys, act.then(reply), (state.steps, act.words))
             self.acts += 1
-            self._compare(state, act, told, after)
+            self._compare(state, act, reply, after)
             if act.rank is not None and after.name != state.name:
-                ranked.append((act.rank, act.told, after.name))
+                ranked.append((act.rank, act.words, after.name))
             yield act, after
         state.next = b"" if state.over else min(ranked, default=(0, "", b""))[2]
         state.done()
@@ -847,12 +849,12 @@ class Explorer:
     def _wrong(self, state: State) -> Callable[[bool, str], None]:
         def wrong(holds: bool, what: str) -> None:
             if not holds:
-                told = []
+                lines = []
                 left = state.steps
                 while left:
                     left, one = left
-                    told.append(one)
-                raise Wrong("\n".join([what, *reversed(told)]))
+                    lines.append(one)
+                raise Wrong("\n".join([what, *reversed(lines)]))
 
         return wrong
 

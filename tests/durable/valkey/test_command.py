@@ -64,8 +64,8 @@ async def test_a_process_that_dies_gives_its_jobs_to_another_before_its_lease_en
         gate.touch()
         with trio.fail_after(30):  # the lease is one of 300 s
             await job.wait()
-        told = await job.status()
-        assert (told.attempt, told.crashes) == (1, 1)
+        status = await job.status()
+        assert (status.attempt, status.crashes) == (1, 1)
     parent.send(signal.SIGTERM)
     assert await trio.to_thread.run_sync(parent.ended) == 0
 

@@ -28,7 +28,7 @@ async def test_kill_9_and_stops_longer_than_the_lease(
     async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
         async with killing(lanes, "valkey", address, tmp_path) as story:
             await story.go_on(partial(story.kill_and_stop, number("KILLS", 8)))
-            print(story.told())
+            print(story.summary())
             await story.check()
 
 
@@ -78,7 +78,7 @@ async def test_a_server_that_is_killed_while_processes_run_jobs(tmp_path: Path, 
                 await story.go_on(kill_server)
                 if fsync == "always":
                     await story.check()
-                    print(f"{deaths} deaths of the server;", story.told())
+                    print(f"{deaths} deaths of the server;", story.summary())
                 else:
                     print(f"{deaths} deaths of the server;", await story.check_after_losses())
     finally:

@@ -133,7 +133,7 @@ def test_a_changed_sliding_limit_forgets_what_has_left_the_window(stage: Stage) 
     stage.run(test)
 
 
-def test_a_charge_that_is_given_back_whole_leaves_the_limit_as_new(stage: Stage) -> None:
+def test_a_charge_that_is_given_back_whole_leaves_the_limit_fully_replenished(stage: Stage) -> None:
     async def test(store: Played) -> None:
         limits = [RateLimit(60, burst=1)]
         _, at = await store.do(Spend("q", limits, {"requests": 5}), ticket())

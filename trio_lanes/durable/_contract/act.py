@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @final
-class Hints:
+class Lookups:
     """What a call will look up, for a store that reads it all at once, before the call.
 
     A store may ignore it, and a call may look up other things too.
@@ -41,11 +41,11 @@ class Hints:
         self.room: Final = room
 
 
-NO_HINTS: Final = Hints()
+NO_LOOKUPS: Final = Lookups()
 
 
 @dataclass_transform(frozen_default=True)
-class _Asked:
+class _NamedRecord:
     """A frozen record, with the name of its class in the form ``put_first``."""
 
     name: ClassVar[str]
@@ -63,7 +63,7 @@ class _Asked:
         return self._long
 
 
-class Act(_Asked, Generic[T_co]):
+class Act(_NamedRecord, Generic[T_co]):
     """What a store is asked to do, once for each ticket: a whole, or nothing. ``T_co``: its answer.
 
     Attributes:
@@ -77,10 +77,10 @@ class Act(_Asked, Generic[T_co]):
         cls.leased = leased
 
     @property
-    def hints(self) -> Hints:
+    def lookups(self) -> Lookups:
         """What its rule will look up."""
         id = getattr(self, "id", None)
-        return NO_HINTS if id is None else Hints(ids=(id,))
+        return NO_LOOKUPS if id is None else Lookups(ids=(id,))
 
     @abstractmethod
     def apply(self, queues: Any) -> T_co:
@@ -109,7 +109,7 @@ class PortionedAct(Act[int]):
         return self.portion(queues, 2**53, None)[0]
 
 
-class Question(_Asked, Generic[T_co]):
+class Question(_NamedRecord, Generic[T_co]):
     """What a store is asked without changing anything. ``T_co``: its answer."""
 
     @abstractmethod

@@ -58,7 +58,7 @@ class LaneLimit:
     A name that ends with ``*`` is a template: its limits hold for each lane that no limits of its
     own, and no longer template, match. A lane of a template exists while the store has jobs for it
     that have not ended, or while it is paused. What its rates remember outlives it until they are
-    as new.
+    fully replenished.
     """
 
     concurrency: int | float
@@ -475,7 +475,7 @@ class QuotaLevel:
     """As the last spend applied it."""
     used: int
     """The amount that counts against the limit now; more than the limit after a settlement."""
-    as_new_at: float | None
+    replenished_at: float | None
     """The Unix time at which nothing of it is in use, if nothing more is spent; None: now."""
 
 

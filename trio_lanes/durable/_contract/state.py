@@ -62,6 +62,8 @@ TRANSITIONS: Final[Mapping[DurableState, frozenset[DurableState]]] = {
 
 ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED})
 """The states of jobs that the store forgets after ``result_ttl``."""
+DEAD_LETTERS: Final = frozenset({DEAD, FAILED})
+"""The states of jobs that can be requeued or purged."""
 
 
 def check_transition(before: DurableState, after: DurableState) -> None:

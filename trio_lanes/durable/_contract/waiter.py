@@ -18,7 +18,7 @@ MAX_KNOWN: Final = 10_000
 """How many jobs are remembered at most: of those that live, and of those of which news came."""
 
 
-class _Waiter:
+class _NewsWaiter:
     """A task that waits for news. For one task it does what a `trio.Event` does, in fewer objects.
 
     Many tasks wait at the same time, and Python's collector goes through all their objects.
@@ -29,7 +29,7 @@ class _Waiter:
 
     __slots__ = ("_by_id", "_id", "_seen", "_task", "how")
 
-    def __init__(self, by_id: dict[int, set[_Waiter]], id: int) -> None:
+    def __init__(self, by_id: dict[int, set[_NewsWaiter]], id: int) -> None:
         self._by_id: Final = by_id
         self._id: Final = id
         self._seen = False
@@ -72,7 +72,7 @@ class Waiters:
     """The waiting tasks by job or request, and the jobs that are known not to have ended."""
 
     def __init__(self) -> None:
-        self._by_id: Final[dict[int, set[_Waiter]]] = {}
+        self._by_id: Final[dict[int, set[_NewsWaiter]]] = {}
         self._alive: Final[set[int]] = set()  # a wait for one of these need not ask the store
         # jobs of which news came: it may come before the answer to their submission
         self._heard: Final[OrderedDict[int, None]] = OrderedDict()
@@ -110,10 +110,10 @@ class Waiters:
             self._came = trio.Event()
             await self._came.wait()
 
-    def _waiting(self, id: int) -> _Waiter:
+    def _waiting(self, id: int) -> _NewsWaiter:
         """Return a waiter for news of a job; it is registered for the time of its block."""
         self._came.set()
-        return _Waiter(self._by_id, id)
+        return _NewsWaiter(self._by_id, id)
 
     async def until(self, id: int, ask: Callable[[], Awaitable[tuple[T] | None]]) -> T:
         """Ask a store again with all news of a job, until it has an answer, in a tuple."""

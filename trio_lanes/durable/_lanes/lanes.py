@@ -64,8 +64,7 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 T = TypeVar("T")
 
-DEFAULT_RETRY: Final = RetryPolicy()
-GREATEST: Final = 2**63 - 1
+MAX_INTEGER: Final = 2**63 - 1
 """The greatest integer that every store can keep."""
 
 
@@ -263,7 +262,7 @@ class DurableLanes(HasEnd):
         """Cancel the job that runs in a session, on whichever instance; jobs that wait are left.
 
         The cancellation is recorded when this returns, as by `cancel`; the instance that runs the
-        job is told at once. Return False if none runs. `clear` takes jobs that wait.
+        job cancels it at once. Return False if none runs. `clear` takes jobs that wait.
         """
         outcome = json.dumps({"reason": reason})
         return await self._do(orders.AbortRun(_session(session), outcome))
@@ -582,7 +581,7 @@ class DurableLanes(HasEnd):
     async def _list(self, of: Selection, after: int, limit: int) -> list[DurableStatus]:
         after, limit = _number("after", after), _number("limit", limit)
         if limit < 0:
-            limit = GREATEST
+            limit = MAX_INTEGER
         found: list[DurableStatus] = []
         while True:
             most = min(PAGE, limit - len(found))
@@ -699,4 +698,4 @@ def _policy(retry: object) -> RetryPolicy | None:
 
 def _number(field: str, value: Any) -> int:
     """Return a whole number, reduced to the range of stores."""
-    return max(-1, min(_check.whole(field, value), GREATEST))
+    return max(-1, min(_check.whole(field, value), MAX_INTEGER))

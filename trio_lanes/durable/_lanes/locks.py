@@ -217,8 +217,8 @@ class Spent:
         self._settled = False
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{amount} {unit}" for unit, amount in self.costs.items())
-        return f"<trio_lanes.durable.Spent {told} of {self._quota.name!r}>"
+        spent = ", ".join(f"{amount} {unit}" for unit, amount in self.costs.items())
+        return f"<trio_lanes.durable.Spent {spent} of {self._quota.name!r}>"
 
     async def settle(self, **used: int) -> None:
         """Say which amounts were used in the end: the rest is given back, or is taken as well.

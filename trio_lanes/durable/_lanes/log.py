@@ -18,9 +18,9 @@ from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
 from ..acts.logs import DropLog, LogPage, WriteLog
 
-GREATEST: Final = 2**53
+UNUSED_NUMBER: Final = 2**53
 """A number that no record has, and every store can compare."""
-LONGEST: Final = 60.0
+WRITE_AGAIN_FOR: Final = 60.0
 """Seconds for which a write without an answer is repeated."""
 
 
@@ -71,7 +71,7 @@ class DurableLog:
         if worker is None:
             raise RuntimeError("a log needs the lease of a worker: open the lanes with worker=True")
         text, ticket = encode("a record", data, self._store.max_payload), new_ticket()
-        run, term, until = current_job(), worker.term, trio.current_time() + LONGEST
+        run, term, until = current_job(), worker.term, trio.current_time() + WRITE_AGAIN_FOR
         if run is not None and run._disowned:
             await trio.lowlevel.checkpoint()
             raise JobCancelledError("the run was lost")
@@ -99,7 +99,7 @@ class DurableLog:
           TypeError, ValueError: if ``after`` is not a whole number, or for a bad ``limit``.
           StoreUnavailableError: if the store is not available.
         """
-        after = max(0, min(_check.whole("after", after), GREATEST))
+        after = max(0, min(_check.whole("after", after), UNUSED_NUMBER))
         most, found = _check.count("limit", limit), list[LogRecord]()
         while page := await self._store.look(LogPage(self.name, after)):
             left = page if most == math.inf else page[: int(most) - len(found)]

@@ -7,16 +7,16 @@ instance over the same data.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar, final
+from typing import TypeVar, final
 
 import trio
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, EngineStore, Hints
+from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, EngineStore, Lookups
 from .._rules.queues import Queues
 from .tables import MemoryTables
 
@@ -36,8 +36,6 @@ class MemoryStore(EngineStore):
         self._tables = MemoryTables()
         self._open: list[MemoryStore] = []  # all stores that are open over these tables
         self._engine: Engine | None = None
-        self._lease_ttl = 0.0
-        self.leased: Final = True
 
     def another(self) -> MemoryStore:
         """Return a store for another instance, over the same data."""
@@ -49,7 +47,6 @@ class MemoryStore(EngineStore):
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
         self._engine = Engine(self._tables, opening)
-        self._lease_ttl = opening.lease_ttl
         self._open.append(self)
         try:
             yield
@@ -57,15 +54,6 @@ class MemoryStore(EngineStore):
             self._open.remove(self)
             self._engine = None
             self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
-
-    async def join(
-        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
-    ) -> None:
-        await self._join(ticket, lost, held, lease_ttl=self._lease_ttl, alone=False)
-
-    async def beat(self) -> bool:
-        me, ttl = self.instance, self._lease_ttl
-        return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
 
     def jump(self, seconds: float) -> None:
         """Set the clock of the store ahead, for all instances over the same data."""
@@ -75,7 +63,7 @@ class MemoryStore(EngineStore):
         return trio.current_time() + self._tables.ahead
 
     async def _transact(
-        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+        self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         engine = self._opened()
@@ -86,7 +74,7 @@ class MemoryStore(EngineStore):
             self._tables.commit()
         for store in self._open:
             elsewhere = store is not self and engine.look_elsewhere
-            store._tell(engine.accepted, engine.ended, engine.look or elsewhere)
+            store._announce(engine.accepted, engine.news, engine.look or elsewhere)
         engine.forget_effects()
         await trio.lowlevel.cancel_shielded_checkpoint()
         return result

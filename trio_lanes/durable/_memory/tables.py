@@ -128,7 +128,7 @@ class MemoryTables(RemembersAnswers, Settings):
 
     def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         runs = [job for job in self.running(instance) if job.lent != LENT_SLOT]
-        return len(runs), [job for job in runs if job.company]
+        return len(runs), [job for job in runs if job.crashed_with]
 
     def cancelled_running(self, instance: str) -> list[JobRecord]:
         return [job for job in self.running(instance) if job.cancel is not None]
@@ -147,12 +147,12 @@ class MemoryTables(RemembersAnswers, Settings):
         }
 
     def slot_requests(self, lane: str) -> list[JobRecord]:
-        wanting = (
+        requests = (
             job
             for job in self._jobs.values()
             if job.state is RUNNING and job.lane == lane and job.lent == WANTS_SLOT
         )
-        return sorted(wanting, key=lambda job: job.fence)
+        return sorted(requests, key=lambda job: job.fence)
 
     def clearable(
         self, lane: str | None, session: str | None, before: int, limit: int

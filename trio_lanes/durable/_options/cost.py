@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..._config import check as _check
+from ..._limits.rate import REQUESTS
 from .names import checked_name
 
 MAX_AMOUNT: Final = 10**12
 """The greatest amount. Sums of amounts stay whole numbers in every store."""
-REQUESTS: Final = "requests"
 
 
 def checked_cost(cost: Any) -> Mapping[str, int] | None:

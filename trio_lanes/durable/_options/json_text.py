@@ -148,8 +148,8 @@ def encode_error(error: BaseException) -> str:
     """
     kind, message = _type_and_message(error)
     text = _said(lambda: "".join(traceback.format_exception(error)))
-    told = {"type": kind, "message": message, "traceback": text[-LONGEST_TRACEBACK:]}
-    return json.dumps(told)  # escapes characters that UTF-8 cannot encode
+    described = {"type": kind, "message": message, "traceback": text[-LONGEST_TRACEBACK:]}
+    return json.dumps(described)  # escapes characters that UTF-8 cannot encode
 
 
 def error_line(error: BaseException) -> str:

@@ -1,11 +1,11 @@
-"""`Link`: a connection to the server that is made when it is needed, and can be cut from outside.
+"""`PostgresLink`: a connection, made when it is needed, that can be cut from outside.
 
 Every wait has an end:
 
 * ``idle_in_transaction_session_timeout``: the server ends the transaction of a client that stands
   still, so others wait for the row lock no longer than that;
 * ``lock_timeout`` and ``statement_timeout``: the server ends a statement;
-* `Link.cut`: the client ends the wait for a server that does not answer.
+* `PostgresLink.cut`: the client ends the wait for a server that does not answer.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def check_sessions(one: psycopg.Connection, other: psycopg.Connection, name: str
 
 
 @final
-class Link:
+class PostgresLink:
     """One connection, used by one thread at a time."""
 
     def __init__(self, dsn: str, patience: float, *, long: bool = False) -> None:

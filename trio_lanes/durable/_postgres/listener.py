@@ -17,7 +17,7 @@ import psycopg
 import trio
 from psycopg import sql
 
-from .link import Link
+from .link import PostgresLink
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -25,7 +25,7 @@ LOOKS_EVERY: Final = (2.0, 5.0)
 """Between which numbers of seconds a slow look follows the one before."""
 REGISTERED_FOR: Final = 60.0
 """Seconds for which other instances send notices to a listener that does not look any more."""
-AGAIN_AFTER: Final = 1.0
+RECONNECT_AFTER: Final = 1.0
 """Seconds, at most, until a lost connection is made again."""
 
 
@@ -37,18 +37,18 @@ class Listener:
       named: puts the schema into a statement, as `schema.naming` does.
       me: the name of this instance on the channel: its own notices are ignored.
       look: is called when a worker should take a step.
-      ended: is called with the ids of ended jobs; None: any job may have ended.
+      wake_waiters: is called with the ids of jobs with news; None: any job may have some.
     """
 
     def __init__(
         self,
         name: str,
-        link: Link,
+        link: PostgresLink,
         named: Callable[[str], bytes],
         channel: str,
         me: str,
         look: Callable[[], None],
-        ended: Callable[[Iterable[int] | None], None],
+        wake_waiters: Callable[[Iterable[int] | None], None],
     ) -> None:
         self._name: Final = name
         self._link: Final = link
@@ -56,7 +56,7 @@ class Listener:
         self._channel: Final = channel
         self._me: Final = me
         self._look: Final = look
-        self._ended: Final = ended
+        self._wake_waiters: Final = wake_waiters
         self._seen: tuple[int, bool] | None = None
         self._texts: Final[list[str]] = []
 
@@ -67,7 +67,7 @@ class Listener:
             try:
                 await self._link.call(self._begin)
                 self._look()  # notices may have been lost meanwhile
-                self._ended(None)
+                self._wake_waiters(None)
                 if failing:
                     logger.info("%s: the connection for notices is back", self._name)
                 failing = False
@@ -81,7 +81,7 @@ class Listener:
                     )
                 failing = True
                 self._link.close()
-                await trio.sleep(AGAIN_AFTER * random.uniform(0.5, 1.0))
+                await trio.sleep(RECONNECT_AFTER * random.uniform(0.5, 1.0))
 
     def _begin(self) -> None:
         """Listen and register. Runs in a thread."""
@@ -128,7 +128,7 @@ class Listener:
                 if seen != self._seen or seen[1]:
                     self._seen = seen
                     self._look()
-                    self._ended(None)
+                    self._wake_waiters(None)
             else:
                 connection.pgconn.consume_input()
 
@@ -140,9 +140,9 @@ class Listener:
         if look != "-":
             self._look()
         if ids == "*":
-            self._ended(None)
+            self._wake_waiters(None)
         elif ids:
-            self._ended(map(int, ids.split(",")))
+            self._wake_waiters(map(int, ids.split(",")))
 
     def forget(self) -> None:
         """Unregister, and close the connection. Runs in a thread."""

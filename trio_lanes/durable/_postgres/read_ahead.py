@@ -1,6 +1,6 @@
 """`ReadAhead`: what a transaction on PostgreSQL will look up, asked for in one trip at its start.
 
-* By name: the tickets, ids, keys and sessions of its acts (`Hints`).
+* By name: the tickets, ids, keys and sessions of its acts (`Lookups`).
 * If the cache was dropped, the image: all that a claim looks at. These are the settings, the
   counts, the sets of running jobs, and the fronts of the ready lists.
 
@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 from .._contract.protocol import STEP_BYTES
 from .._rules.claims import PRIORITIES, bytes_of
-from .._rules.engine_store import Hints
+from .._rules.engine_store import Lookups
 from .._rules.job_record import JobRecord
 from .._sql.cache import place_of, ready_of
 from .._sql.counts import Counts
@@ -33,9 +33,9 @@ LIST_FRONT: Final = 128
 IMAGE: Final = 2_000
 """How many jobs of all ready lists are read at once, besides the first of each."""
 
-_JOBS: Final = ", ".join(f"j.{column}" for column in COLUMNS)
+_JOINED_COLUMNS: Final = ", ".join(f"j.{column}" for column in COLUMNS)
 _HEADS: Final = (
-    f"SELECT {_JOBS} FROM ({{}}) s CROSS JOIN LATERAL"
+    f"SELECT {_JOINED_COLUMNS} FROM ({{}}) s CROSS JOIN LATERAL"
     " (SELECT * FROM main.jobs WHERE jobs.[session] = s.session"
     f" AND place IS NOT NULL ORDER BY place LIMIT {QUEUE_FRONT}) j"
 )
@@ -53,20 +53,20 @@ _FRONT: Final = (
     " ORDER BY ready LIMIT {}) f) g"
     f" WHERE g.before < {STEP_BYTES})"
 )
-_LISTS: Final = (
+_READY_LISTS: Final = (
     "main.counts, (VALUES (1), (0), (-1)) p(priority)"
     " WHERE state = 'waiting' AND n > 0 AND name = ANY(%(names)s)"
 )
 _OF_ALL_LISTS: Final = (
-    f"least(%(limit)s, 1 + %(image)s / (SELECT greatest(1, count(*)) FROM {_LISTS}))"
+    f"least(%(limit)s, 1 + %(image)s / (SELECT greatest(1, count(*)) FROM {_READY_LISTS}))"
 )
 _FRONTS: Final = (
-    f"SELECT {_JOBS} FROM (SELECT counts.lane, counts.name, p.priority,"
-    f" -9223372036854775808 AS after FROM {_LISTS}) c"
+    f"SELECT {_JOINED_COLUMNS} FROM (SELECT counts.lane, counts.name, p.priority,"
+    f" -9223372036854775808 AS after FROM {_READY_LISTS}) c"
     f" CROSS JOIN LATERAL {_FRONT.format(_OF_ALL_LISTS)} j ORDER BY j.ready"
 )
 _MORE: Final = (
-    f"SELECT {_JOBS} FROM (SELECT %(lane)s::text AS lane, %(name)s::text AS name,"
+    f"SELECT {_JOINED_COLUMNS} FROM (SELECT %(lane)s::text AS lane, %(name)s::text AS name,"
     " %(priority)s::int AS priority, %(after)s::bigint AS after) c"
     f" CROSS JOIN LATERAL {_FRONT.format('%(limit)s')} j ORDER BY j.ready"
 )
@@ -93,7 +93,7 @@ class ReadAhead(SqlTables):
         super()._forget()
         self._asked = _Asked(())
 
-    def _ask(self, hints: Sequence[Hints], tickets: Sequence[str], *, fresh: bool) -> _Asked:
+    def _ask(self, lookups: Sequence[Lookups], tickets: Sequence[str], *, fresh: bool) -> _Asked:
         """Ask for what acts look up by name, without waiting for the answers.
 
         Args:
@@ -102,13 +102,13 @@ class ReadAhead(SqlTables):
         execute, queues = self._execute, self._cache.queues
         asked = _Asked(tickets)
         unknown: list[int] = []
-        for hint in hints:
-            for job in hint.batch:
+        for lookup in lookups:
+            for job in lookup.batch:
                 if job.key is not None:
                     asked.keys.add(job.key)
                 if job.session is not None and (fresh or job.session not in queues):
                     asked.sessions.add(job.session)
-            for id in hint.ids:
+            for id in lookup.ids:
                 run = None if fresh else self._rows.known(id)
                 if run is None:
                     unknown.append(id)

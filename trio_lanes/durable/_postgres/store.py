@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar, final
 
@@ -23,14 +23,14 @@ from psycopg import conninfo
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, PATIENCE, EngineStore, Hints
+from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, PATIENCE, EngineStore, Lookups
 from .._rules.queues import Queues
 from .errors import translated
-from .link import Link, check_sessions
+from .link import PostgresLink, check_sessions
 from .listener import Listener
 from .schema import channel_of, check_server, naming, prepare
 from .tables import PostgresTables
-from .writer import Writer
+from .writer import PostgresWriter
 
 T = TypeVar("T")
 
@@ -84,12 +84,11 @@ class PostgresStore(EngineStore):
         self._name: Final = f"PostgreSQL, {database}" + (f" on {host}" if host else "")
         self._channel: Final = channel_of(namespace)
         self._named: Final = naming(namespace)
-        self._writer: Writer | None = None
-        self._reader: Link | None = None
+        self._writer: PostgresWriter | None = None
+        self._reader: PostgresLink | None = None
         self._one_reader: Final = trio.CapacityLimiter(1)
         self._opening: Opening | None = None
         self._clock: trio.abc.Clock
-        self.leased: Final = True
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.PostgresStore {self._name}, namespace {self._namespace!r}>"
@@ -101,9 +100,9 @@ class PostgresStore(EngineStore):
         if self._writer is not None:
             raise RuntimeError(f"{self!r} is open already; make a PostgresStore for each block")
         me = uuid.uuid4().hex[:16]
-        link = Link(self._dsn, self.patience)
-        listening = Link(self._dsn, self.patience)
-        reader = self._reader = Link(self._dsn, self.patience, long=True)
+        link = PostgresLink(self._dsn, self.patience)
+        listening = PostgresLink(self._dsn, self.patience)
+        reader = self._reader = PostgresLink(self._dsn, self.patience, long=True)
         listener = Listener(
             self._name,
             listening,
@@ -119,8 +118,8 @@ class PostgresStore(EngineStore):
             if await link.call(lambda: self._examine(link)):
                 await listening.call(lambda: self._examine_pooler(listening, link))
             engine, tables = await link.call(lambda: self._begin(link, opening, me))
-            self._writer = writer = Writer(
-                self._name, link, engine, tables, self._channel, me, self.patience, self._tell
+            self._writer = writer = PostgresWriter(
+                self._name, link, engine, tables, self._channel, me, self.patience, self._announce
             )
             writer.start()
             try:
@@ -138,17 +137,19 @@ class PostgresStore(EngineStore):
                 await trio.to_thread.run_sync(link.close)
                 await trio.to_thread.run_sync(reader.close, limiter=self._one_reader)
 
-    def _examine(self, link: Link) -> bool:
+    def _examine(self, link: PostgresLink) -> bool:
         """Examine the server; return whether a pooler is before it. Runs in a thread."""
         with self._translating():
             return check_server(link.connected(), self._name)
 
-    def _examine_pooler(self, listening: Link, link: Link) -> None:
+    def _examine_pooler(self, listening: PostgresLink, link: PostgresLink) -> None:
         """Refuse a pooler that does not keep sessions. Runs in a thread."""
         with self._translating():
             check_sessions(listening.connected(), link.connected(), self._name)
 
-    def _begin(self, link: Link, opening: Opening, me: str) -> tuple[Engine, PostgresTables]:
+    def _begin(
+        self, link: PostgresLink, opening: Opening, me: str
+    ) -> tuple[Engine, PostgresTables]:
         """Make what is missing. Runs in a thread."""
         with self._translating():
             connection = link.connected()
@@ -172,29 +173,17 @@ class PostgresStore(EngineStore):
         except psycopg.Error as error:
             raise translated(self._name, error) from error
 
-    async def join(
-        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
-    ) -> None:
-        assert self._opening is not None
-        ttl = self._opening.lease_ttl
-        await self._join(ticket, lost, held, lease_ttl=ttl, alone=False)
-
-    async def beat(self) -> bool:
-        assert self._opening is not None
-        me, ttl = self.instance, self._opening.lease_ttl
-        return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
-
     # ---- working
 
-    def _opened(self) -> Writer:
+    def _opened(self) -> PostgresWriter:
         if self._writer is None:
             raise StoreUnavailableError(f"{self!r} is not open")
         return self._writer
 
     def _transact(
-        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+        self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> Awaitable[T]:
-        return self._opened().act(act, None, ticket, hints=hints)
+        return self._opened().act(act, None, ticket, lookups=lookups)
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         writer = self._opened()

@@ -11,10 +11,8 @@ three trips, however many acts it has:
 3. It writes all changes and commits.
 
 The store's time is its last time, and what has passed on the server since (`PostgresTables._time`).
-If the server's clock is set back, the store's time goes on from `meta.clock`. If it is set ahead,
-an instance that has been here before sees that less has passed on its own clock. So a clock that is
-set moves what waits for a time by no more than the time since the last act. A ``run_at`` is Unix
-time: the jobs that have one follow the server's clock.
+So a clock that is set moves what waits for a time by no more than the time since the last act. A
+``run_at`` is Unix time: the jobs that have one follow the server's clock.
 """
 
 from __future__ import annotations
@@ -31,7 +29,8 @@ from .._contract.protocol import REMEMBERED_FOR
 from .._contract.records import Ended, SubmittedJob
 from .._options.names import LONGEST_NAME
 from .._options.submission import check_submitted
-from .._rules.engine_store import Hints
+from .._rules.engine_store import Lookups
+from .._rules.queues import FORGET_EVERY
 from .._rules.rates import ONE_REQUEST
 from .._rules.tables import LastStep
 from .._sql.rows import Cursor, Row, Values
@@ -40,21 +39,19 @@ from .._sql.tables import number_at
 from .read_ahead import ReadAhead
 from .rows import PostgresRows, by_column
 
-BATCH: Final = 500
+MAX_TAKEN_IN: Final = 500
 """How many submissions one transaction takes in at most."""
-FORGET_EVERY: Final = 1.0
-"""Seconds between two looks for ended jobs to forget."""
 NOTIFIED: Final = 300
-"""How many ended jobs a notice names; with more it names none, and every waiter looks."""
+"""How many jobs with news a notice names; with more it names none, and every waiter looks."""
 
-AHEAD: Final = 1.0
+CLOCK_SET_BY: Final = 1.0
 """Seconds by which the server's clock must be ahead of an instance's to have been set."""
-ROWS_AT_ONCE: Final = 500
+ROWS_PER_FETCH: Final = 500
 """How many jobs are in memory while all are read."""
 
 _LOCK: Final = "SELECT version, notices, sequence, clock, ahead FROM main.meta FOR UPDATE"
 _LOOK: Final = "SELECT version, notices, sequence, clock, ahead FROM main.meta"
-_TIME: Final = (
+_READ_TIME: Final = (
     "SELECT main.server_time(), (SELECT count(*) FROM main.listeners WHERE id <> %s"
     " AND until > main.server_time())"
 )
@@ -121,7 +118,7 @@ class PostgresTables(ReadAhead):
 
     def _stream(self, statement: str) -> Iterator[Any]:
         with self._connection.cursor(name="all") as cursor:
-            cursor.itersize = ROWS_AT_ONCE
+            cursor.itersize = ROWS_PER_FETCH
             cursor.execute(self._named(statement))
             yield from cursor
 
@@ -135,7 +132,7 @@ class PostgresTables(ReadAhead):
 
     def begin(
         self,
-        hints: Sequence[Hints] = (),
+        lookups: Sequence[Lookups] = (),
         tickets: Sequence[str] = (),
         *,
         write: bool,
@@ -147,7 +144,7 @@ class PostgresTables(ReadAhead):
         A transaction that does not write sees one snapshot, and holds up no other.
 
         Args:
-          hints: what the acts of the transaction will look up.
+          lookups: what the acts of the transaction will look up.
           tickets: the tickets of these acts.
           me: the name of this instance among the listeners.
           take_in: whether to remove submissions from their table, and return them.
@@ -159,9 +156,9 @@ class PostgresTables(ReadAhead):
             else:
                 execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             meta = execute(_LOCK if write else _LOOK)
-            time = execute(_TIME, (me,))
-            given = execute(_TAKE_IN, (BATCH,)) if take_in else None
-            asked = self._ask(hints, tickets, fresh=False)
+            time = execute(_READ_TIME, (me,))
+            given = execute(_TAKE_IN, (MAX_TAKEN_IN,)) if take_in else None
+            asked = self._ask(lookups, tickets, fresh=False)
         version, self._notices, sequence, clock, ahead = meta.fetchone()
         server, self._listeners = time.fetchone()
         self._ahead = ahead
@@ -172,8 +169,8 @@ class PostgresTables(ReadAhead):
         if version != self._version or moved:
             self._forget()
             with self._connection.pipeline():
-                asked = self._ask(hints, tickets, fresh=True)
-                image = self._ask_image(max((hint.room for hint in hints), default=0))
+                asked = self._ask(lookups, tickets, fresh=True)
+                image = self._ask_image(max((lookup.room for lookup in lookups), default=0))
             self._read_image(*image)
             self._version = version
         self._read(asked)
@@ -193,16 +190,16 @@ class PostgresTables(ReadAhead):
           clock: the last time of the store.
         """
         now, here = server + self._ahead, self._here()
-        if self._at is not None and now > here + self._at + AHEAD:  # it was set ahead
-            now = here + self._at
-        now = max(now, clock)  # or it was set back
+        if self._at is not None and now > here + self._at + CLOCK_SET_BY:
+            now = here + self._at  # it was set ahead: less has passed on the clock of this instance
+        now = max(now, clock)  # it was set back: the store's time goes on from its last
         if now != server + self._ahead:
             self._ahead = now - server
         self._at = now - began
         return now
 
     def commit(
-        self, channel: str, me: str, look: bool, ended: Sequence[tuple[int, Ended | None]]
+        self, channel: str, me: str, look: bool, news: Sequence[tuple[int, Ended | None]]
     ) -> bool:
         """Write the changes, and commit; its changes are on the disk when this returns.
 
@@ -210,11 +207,11 @@ class PostgresTables(ReadAhead):
 
         Args:
           look: whether workers of other instances may find a job to claim.
-          ended: the jobs that have ended, for tasks of other processes.
+          news: as in `Queues.news`, for tasks of other processes.
         """
         changed = self.writes != self._writes_before
         look = look or self._moved
-        noticed = changed and (look or bool(ended))
+        noticed = changed and (look or bool(news))
         forget = self._forget_before
         self._forget_before = None
         with self._connection.pipeline():
@@ -227,7 +224,7 @@ class PostgresTables(ReadAhead):
                     (self._notices + noticed, self._number, self._clock, self._ahead),
                 )
             if noticed and self._listeners:
-                what = _notice(me, look, [id for id, _ in ended])
+                what = _notice(me, look, [id for id, _ in news])
                 self._execute("SELECT pg_notify(%s, %s)", (channel, what))
             self._execute("COMMIT")
         if changed and self._version is not None:
@@ -315,10 +312,10 @@ class PostgresTables(ReadAhead):
         self._execute("DELETE FROM main.answers WHERE until <= :now", {"now": now})
 
 
-def _notice(me: str, look: bool, ended: Sequence[int]) -> str:
-    """Return the text of a notice: who sends it, whether to look, which jobs have ended."""
-    ids = "*" if len(ended) > NOTIFIED else ",".join(map(str, ended))
-    return f"{me} {'look' if look else '-'} {ids}"
+def _notice(me: str, look: bool, ids: Sequence[int]) -> str:
+    """Return the text of a notice: who sends it, whether to look, of which jobs there is news."""
+    named = "*" if len(ids) > NOTIFIED else ",".join(map(str, ids))
+    return f"{me} {'look' if look else '-'} {named}"
 
 
 def _given(row: tuple[Any, ...], now: float) -> Given:

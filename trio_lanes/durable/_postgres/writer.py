@@ -15,14 +15,14 @@ from typing import Any, Final, final
 import psycopg
 
 from .._rules.engine import Engine
-from .._sql.act_thread import Act, ActThread, Tell
+from .._sql.act_thread import ActThread, Announce, HandedAct
 from .errors import is_of_connection, translated
-from .link import Link
+from .link import PostgresLink
 from .tables import PostgresTables
 
 
 @final
-class Writer(ActThread):
+class PostgresWriter(ActThread):
     """A thread that makes calls in transactions of one connection.
 
     Args:
@@ -37,15 +37,15 @@ class Writer(ActThread):
     def __init__(
         self,
         name: str,
-        link: Link,
+        link: PostgresLink,
         engine: Engine,
         tables: PostgresTables,
         channel: str,
         me: str,
         patience: float,
-        tell: Tell,
+        announce: Announce,
     ) -> None:
-        super().__init__(name, tables, engine, patience, tell)
+        super().__init__(name, tables, engine, patience, announce)
         self._link: Final = link
         self._channel: Final = channel
         self._me: Final = me
@@ -54,13 +54,13 @@ class Writer(ActThread):
     def _lose_patience(self) -> None:
         self._link.cut()
 
-    def _begin(self, acts: Sequence[Act[Any]]) -> None:
+    def _begin(self, acts: Sequence[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
         self._committing = False
         tables.use(self._link.connected())
         write = any(act.write for act in acts)
         engine.now, given = tables.begin(
-            [act.hints for act in acts],
+            [act.lookups for act in acts],
             [act.ticket for act in acts if act.ticket],
             write=write,
             me=self._me,
@@ -69,16 +69,16 @@ class Writer(ActThread):
         for job, due, refused in given:
             engine.take_in(job, due, refused)
 
-    def _commit(self, acts: Sequence[Act[Any]]) -> None:
+    def _commit(self, acts: Sequence[HandedAct[Any]]) -> None:
         engine = self._engine
         self._committing = any(act.write for act in acts)
         look = engine.look or engine.look_elsewhere
-        if self._tables.commit(self._channel, self._me, look, engine.ended):
+        if self._tables.commit(self._channel, self._me, look, engine.news):
             engine.look = True  # the next step forgets more
 
     def _undo(
-        self, acts: list[Act[Any]], error: BaseException
-    ) -> tuple[list[list[Act[Any]]], BaseException, bool]:
+        self, acts: list[HandedAct[Any]], error: BaseException
+    ) -> tuple[list[list[HandedAct[Any]]], BaseException, bool]:
         lost = is_of_connection(error)
         unknown = self._committing and lost
         with suppress(psycopg.Error):

@@ -3,10 +3,6 @@
 A job starts only if three limits allow it: the slots of its lane; the slots of the lane's group,
 less the reservations of other members; the rates of both. They are checked and charged together.
 
-A run that wants back a slot that it has lent is counted as if it held one, so it goes ahead of all
-waiting jobs. Such runs return in the order of their fences; reservations and rates do not hold
-them up.
-
 A member of a group is a lane, or a template: then all lanes of the template share the slots and
 the reservation of that member.
 """
@@ -17,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, final
 
+from ..._limits.rate import REQUESTS
 from .._contract.records import GroupLimit, LaneLimit
 from . import rates
 from .job_record import JobRecord
@@ -40,9 +37,9 @@ class Budget:
         self._lanes: Final[Mapping[str, LaneLimit]] = tables.lanes()
         self._limits: Final[dict[str, LaneLimit | None]] = {}
         self._used: Final[dict[str, int]] = {}
-        self._groups: Final[dict[str, _Group]] = {
+        self._groups: Final[dict[str, _GroupUse]] = {
             member: group
-            for group in (_Group(*item) for item in tables.groups().items())
+            for group in (_GroupUse(*item) for item in tables.groups().items())
             for member in group.limit.members
         }
         self._meters_of: Final[dict[str, list[rates.Meter]]] = {}
@@ -63,11 +60,12 @@ class Budget:
         """Return how many slots of a lane are used."""
         used = self._used.get(lane)
         if used is None:
+            # a run that wants its slot back counts as if it held one: it goes before waiting jobs
             used = self._tables.slots_used(lane) + len(self._tables.slot_requests(lane))
             self._used[lane] = used
         return used
 
-    def _group(self, lane: str) -> tuple[_Group, str] | None:
+    def _group(self, lane: str) -> tuple[_GroupUse, str] | None:
         """Return the group of a lane, its use counted, and the member that the lane belongs to."""
         member = label_of(self._lanes, lane) or lane
         group = self._groups.get(member)
@@ -134,7 +132,7 @@ class Budget:
           ValueError: it names the unit, and the units that are counted.
         """
         counted = {meter.unit for meter in self._meters(lane)}
-        for unit in costs.keys() - counted - {rates.REQUESTS}:
+        for unit in costs.keys() - counted - {REQUESTS}:
             known = ", ".join(map(repr, sorted(counted))) or "none"
             raise ValueError(
                 f"cost names {unit!r}, which no rate of lane {lane!r} or its group counts "
@@ -170,7 +168,10 @@ class Budget:
         return not self.return_refused_by(job)
 
     def return_refused_by(self, job: JobRecord) -> list[tuple[Refusal, str]]:
-        """Return what keeps a run from the slot that it wants back, as `refused_by` does."""
+        """Return what keeps a run from the slot that it wants back, as `refused_by` does.
+
+        Such runs return in the order of their fences; reservations and rates do not hold them up.
+        """
         mine = self._tables.slot_requests(job.lane)
         # runs that want a slot are counted as used, so they are added to the free slots again
         lane_free = self._limit(job.lane).concurrency - self._use(job.lane) + len(mine)
@@ -180,13 +181,13 @@ class Budget:
         if found is None:
             return []
         group, _ = found
-        all_wanting = [other for lane in group.lanes for other in self._tables.slot_requests(lane)]
-        ahead = sum(other.fence < job.fence for other in all_wanting)
-        return [] if ahead < group.left + len(all_wanting) else [("group", group.name)]
+        requests = [other for lane in group.lanes for other in self._tables.slot_requests(lane)]
+        ahead = sum(other.fence < job.fence for other in requests)
+        return [] if ahead < group.left + len(requests) else [("group", group.name)]
 
 
 @final
-class _Group:
+class _GroupUse:
     """A group, and how many of its slots its members use.
 
     Attributes:

@@ -9,16 +9,11 @@ Theory of operation:
   an instance merges the fronts of the lists whose handlers it has. So it never reads a job whose
   handler it lacks.
 * Whose turn it is among lanes and priorities is kept in the tables: it holds over all instances.
-* The claims of one step have at most `STEP_BYTES` of payloads and checkpoint data, or are one job.
 * A suspect is a job that a further crash could make dead (`Queues.max_runs_with`). Suspects are
   claimed before all other jobs. An instance that runs a suspect runs at most half as many jobs as
   ran in the suspect's last crash, and at last the suspect alone. So a job that kills its process is
   found after a few crashes, and only crashes in which it ran alone make it dead. The other jobs run
   again.
-* An instance that runs more jobs than a suspect allows claims nothing until enough of them end.
-* A suspect restricts claims for `ISOLATED_FOR` at most, doubled with each of its crashes. It has an
-  end, because the suspect may wait for a job that is not claimed meanwhile. It doubles, so that a
-  job that kills its process late is isolated for long enough at last.
 """
 
 from __future__ import annotations
@@ -43,7 +38,11 @@ PASSED_OVER: Final = {0: 8, -1: 9}
 """How often a priority is passed over at most; different, so that no claim owes both a turn."""
 
 ISOLATED_FOR: Final = 15.0
-"""Seconds for which a suspect restricts claims, times two for each of its crashes."""
+"""Seconds for which a suspect restricts claims, times two for each of its crashes.
+
+It has an end, because the suspect may wait for a job that is not claimed meanwhile. It doubles, so
+that a job that kills its process late is isolated for long enough at last.
+"""
 
 
 def is_paused(limit: LaneLimit, now: float) -> bool:
@@ -109,7 +108,7 @@ class FairTurns:
     def _get(self, key: str, default: str | int) -> str | int:
         return self._new[key] if key in self._new else self._known.get(key, default)
 
-    def keep(self) -> None:
+    def write(self) -> None:
         """Write what has changed."""
         for key, value in self._new.items():
             if value != self._known.get(key):
@@ -164,7 +163,7 @@ class Claims:
             waiting.sort(key=lambda turn: turn.suspect is None)
         in_turn = deque(waiting)
         claims: list[Claim] = []
-        left = math.inf  # bytes; a single job may have more than `STEP_BYTES`
+        left = math.inf  # bytes, of payloads and checkpoints; one job may exceed `STEP_BYTES`
         while in_turn and len(claims) < room and isolation.has_room and not self.unfinished:
             turn = in_turn.popleft()
             job = turn.next(isolation, left)
@@ -174,14 +173,14 @@ class Claims:
                 in_turn.append(turn)
                 left = min(left, STEP_BYTES) - bytes_of(job)
             elif turn.needs_isolation:
-                break
+                break  # no lane gets more until enough runs have ended for the suspect
             self.unfinished = turn.needs_bytes
         if claims:
             turns.put_served(claims[-1].lane)
         self.due = min(
             (due for due in (budget.due, isolation.due) if due is not None), default=None
         )
-        turns.keep()
+        turns.write()
         return claims
 
     def _claim(self, job: JobRecord, instance: str) -> Claim:
@@ -215,20 +214,20 @@ class _Isolation:
             dict[int, float]
         ] = {}  # {suspect's id: when it began to restrict claims}
         self._running: int = 0
-        self._most: int | float = math.inf
+        self._max_runs: int | float = math.inf
         self.due: float | None = None
 
     def begin(self, instance: str) -> None:
         """Count the runs of ``instance``."""
         self._running, suspects = self._queues.tables.run_count_and_suspects(instance)
-        self._most, self.due = math.inf, None
+        self._max_runs, self.due = math.inf, None
         for job in suspects:
             self._restrict(job)
 
     @property
     def has_room(self) -> bool:
         """Whether the running suspects allow one more run."""
-        return self._running < self._most
+        return self._running < self._max_runs
 
     def allows(self, suspect: JobRecord) -> bool:
         """Whether few enough jobs run for ``suspect`` to start, or its restriction is over."""
@@ -237,14 +236,14 @@ class _Isolation:
     def add(self, job: JobRecord) -> None:
         """Count a job that has just been claimed."""
         self._running += 1
-        if job.company:
+        if job.crashed_with:
             self._since.pop(job.id, None)
             self._restrict(job)
 
     def _restrict(self, job: JobRecord) -> None:
         most = self._queues.max_runs_with(job)
-        if most < self._most and self._lasts(job):
-            self._most = most
+        if most < self._max_runs and self._lasts(job):
+            self._max_runs = most
 
     def _lasts(self, suspect: JobRecord) -> bool:
         now = self._queues.now
@@ -266,13 +265,13 @@ class _Front:
         self._lists: dict[str, deque[JobRecord]] = {name: deque() for name in names}
         self._after: dict[str, int | None] = dict.fromkeys(names)
 
-    def read(self, at_once: int) -> bool:
+    def read(self, limit: int) -> bool:
         """Read the next jobs of each list of which none is known; return whether there are any."""
         for name, jobs in list(self._lists.items()):
             if not jobs:
                 jobs.extend(
                     self._queues.tables.ready(
-                        self._lane, self._priority, name, self._after[name], at_once
+                        self._lane, self._priority, name, self._after[name], limit
                     )
                 )
                 if not jobs:
@@ -306,7 +305,7 @@ class LaneTurn:
 
     Args:
       names: the names of the handlers of the instance that claims.
-      at_once: how many jobs of a list are read at once.
+      limit: how many jobs of a list are read at once.
     """
 
     def __init__(
@@ -316,11 +315,11 @@ class LaneTurn:
         names: Collection[str],
         turns: FairTurns,
         budget: Budget,
-        at_once: int,
+        limit: int,
     ) -> None:
         self._queues = queues
         self.lane = lane
-        self._at_once = at_once
+        self._limit = limit
         self._budget = budget
         self._turns = turns
         self.needs_isolation = False
@@ -331,7 +330,7 @@ class LaneTurn:
         self._fronts: dict[int, _Front] = {}  # of the priorities that have jobs
         for priority in PRIORITIES if waiting else ():
             front = _Front(queues, lane, priority, waiting)
-            if front.read(at_once):
+            if front.read(limit):
                 self._fronts[priority] = front
         self._passed = {priority: turns.passed(lane, priority) for priority in self._fronts}
 
@@ -346,7 +345,7 @@ class LaneTurn:
 
     def _suspect(self, heads: Iterable[JobRecord]) -> JobRecord | None:
         for head in heads:
-            if head.company and self._queues.max_runs_with(head) < math.inf:
+            if head.crashed_with and self._queues.max_runs_with(head) < math.inf:
                 return head
         return None
 
@@ -373,7 +372,11 @@ class LaneTurn:
         if not self._budget.rates_allow(job):
             return None
         chosen = job.priority
-        if job.company and self._queues.max_runs_with(job) < math.inf and not isolation.allows(job):
+        if (
+            job.crashed_with
+            and self._queues.max_runs_with(job) < math.inf
+            and not isolation.allows(job)
+        ):
             self.needs_isolation = True
             return None
         if most_bytes < math.inf and bytes_of(job) > most_bytes:
@@ -387,7 +390,7 @@ class LaneTurn:
         if self._fronts[chosen].pop():
             if not self._budget.free(self.lane):
                 self._fronts.clear()
-            elif not self._fronts[chosen].read(self._at_once):
+            elif not self._fronts[chosen].read(self._limit):
                 del self._fronts[chosen]
         return job
 

@@ -80,7 +80,7 @@ from .tables import LastStep, Tables
 
 T = TypeVar("T")
 
-FORGET_AT_ONCE: Final = 500
+MAX_FORGOTTEN: Final = 500
 """How many ended jobs a step deletes at most."""
 FORGET_LANES_EVERY: Final = 60.0
 """Seconds between two looks of an instance for lanes of templates to forget."""
@@ -152,7 +152,7 @@ class Engine(Queues):
         instance: str,
         *,
         lease_until: float,
-        alone: bool,
+        all_others: bool,
         former: str = "",
         lost: Sequence[tuple[int, int]] = (),
         held: Collection[int] = (),
@@ -163,7 +163,7 @@ class Engine(Queues):
 
         Args:
           instance: the id of the incarnation, which is also the ticket of this act.
-          alone: whether no other instance can be alive.
+          all_others: whether all other instances are dead, whatever their leases.
           former: the former incarnation of this process. Its runs are given back without a crash.
           lost: (id, fence) of this process's runs that ended with its lease; they count no crash.
           held: fences of runs of ``former`` that have ended, and become runs of ``instance``. A run
@@ -193,7 +193,7 @@ class Engine(Queues):
                 0,
             )
         )
-        self._reap(instance, all_others=alone)
+        self._reap(instance, all_others=all_others)
         self.look = True
 
     def beat(self, instance: str, lease_until: float) -> bool:
@@ -223,8 +223,8 @@ class Engine(Queues):
         self.tables.update(
             job,
             crashes=max(0, job.crashes - 1),
-            alone=job.alone - (job.company == 1),
-            company=0,
+            crashes_alone=job.crashes_alone - (job.crashed_with == 1),
+            crashed_with=0,
             history=history,
         )
         if job.fence == fence and job.state is DEAD:  # this crash made it dead
@@ -329,7 +329,7 @@ class Engine(Queues):
             return self._step_again(instance, number, last)
         stale = tuple(finish.fence for finish in finished if not self._finish(finish))
         self.promote()
-        self.tables.forget_due(self.now, FORGET_AT_ONCE)
+        self.tables.forget_due(self.now, MAX_FORGOTTEN)
         self._forget_lanes()
         fences_after = self.tables.last_number()
         claims = self._claims.take(instance, room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterator,
@@ -16,9 +17,9 @@ from typing import Final, TypeVar
 
 import trio
 
-from .._contract.act import NO_HINTS as NO_HINTS
+from .._contract.act import NO_LOOKUPS as NO_LOOKUPS
 from .._contract.act import Act, PortionedAct, Question
-from .._contract.act import Hints as Hints
+from .._contract.act import Lookups as Lookups
 from .._contract.protocol import ServedAt
 from .._contract.records import Ended, Finish, Step
 from .._contract.state import DEAD, ENDED
@@ -36,12 +37,13 @@ PORTION: Final = 500
 
 
 class EngineStore(ABC):
-    """A store of tables: all calls of `Store`, except the calls that open it and keep its lease."""
+    """A store of tables: all calls of `Store`, except the call that opens it."""
 
     def __init__(self, max_payload: int = MAX_PAYLOAD, patience: float = PATIENCE) -> None:
         self.max_payload = max_payload
         self.patience = patience
         self.steps_ahead: bool = False
+        self.leased: bool = True
         self.instance: str = ""
         """The incarnation that makes the next call: each call reads it at its beginning."""
         self._waiters: Final = Waiters()
@@ -49,9 +51,9 @@ class EngineStore(ABC):
 
     @abstractmethod
     def _transact(
-        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+        self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> Awaitable[T]:
-        """Call ``act`` in a transaction, then `_tell` its effects. It is not cancelled halfway.
+        """Call ``act`` in a transaction, then `_announce` its effects. It is not cancelled halfway.
 
         With a ticket, it is called unless the act with this ticket is done.
         """
@@ -60,12 +62,14 @@ class EngineStore(ABC):
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         """Call ``look``, which changes nothing; ``long`` if it may read every job."""
 
-    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
+    def _announce(
+        self, accepted: list[int], news: list[tuple[int, Ended | None]], look: bool
+    ) -> None:
         """Announce the effects of a transaction: wake the tasks that wait for them."""
         if accepted:
             self._waiters.accepted(accepted)
-        for id, how in ended:
-            self._waiters.wake(id, how)
+        for id, end in news:
+            self._waiters.wake(id, end)
         if look:
             self._look_again()
 
@@ -103,7 +107,7 @@ class EngineStore(ABC):
             engine.caller = me
             return act.apply(engine)
 
-        return await self._transact(apply, ticket, act.hints)
+        return await self._transact(apply, ticket, act.lookups)
 
     async def _in_portions(self, act: PortionedAct, ticket: str) -> int:
         """Do an act in portions, as a whole; other transactions can run between two.
@@ -128,19 +132,13 @@ class EngineStore(ABC):
         me = self.instance
         return await self._transact(
             lambda engine: engine.step(me, number, finished, room),
-            hints=Hints(ids=[finish.id for finish in finished], room=room),
+            lookups=Lookups(ids=[finish.id for finish in finished], room=room),
         )
 
     # ---- instances
 
-    async def _join(
-        self,
-        ticket: str,
-        lost: Sequence[tuple[int, int]],
-        held: Collection[int],
-        *,
-        lease_ttl: float,
-        alone: bool,
+    async def join(
+        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
     ) -> None:
         former = self.instance
         if former == ticket:  # it was asked before, and got an answer
@@ -148,14 +146,22 @@ class EngineStore(ABC):
         await self._transact(
             lambda engine: engine.join(
                 ticket,
-                lease_until=engine.now + lease_ttl,
-                alone=alone,
+                lease_until=self._lease_until(engine),
+                # the only instance holds a lock, so all others in the table are dead
+                all_others=not self.leased,
                 former=former,
                 lost=lost,
                 held=held,
             )
         )
         self.instance = ticket
+
+    async def beat(self) -> bool:
+        me = self.instance
+        return await self._transact(lambda engine: engine.beat(me, self._lease_until(engine)))
+
+    def _lease_until(self, engine: Engine) -> float:
+        return engine.now + engine.opening.lease_ttl if self.leased else math.inf
 
     async def leave(self) -> None:
         me = self.instance
@@ -191,7 +197,9 @@ class EngineStore(ABC):
             engine.caller = me
             return talk.receive(engine, id, fence, after)
 
-        return await self._waiters.until(id, lambda: self._transact(take, hints=Hints(ids=[id])))
+        return await self._waiters.until(
+            id, lambda: self._transact(take, lookups=Lookups(ids=[id]))
+        )
 
     async def served(self, request: int) -> ServedAt | None:
         me = self.instance

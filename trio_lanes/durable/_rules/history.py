@@ -51,6 +51,7 @@ def ended(history: str, how: str, now: float, error: str | None) -> str:
 
 def forgiven(history: str, fence: int) -> str:
     """Note that a run did not end by a crash, as another instance took it to have ended."""
+    # of each: the number, fence, host, pid, begin, end, how it ended, the error
     lines = [json.loads(line) for line in history.splitlines()]
     for line in lines:
         if line[1] == fence and line[6] == "crashed":

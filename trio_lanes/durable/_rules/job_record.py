@@ -50,9 +50,9 @@ class JobRecord:
     why: str | None = None
     attempts: int = 0
     crashes: int = 0
-    alone: int = 0
+    crashes_alone: int = 0
     """How many of the crashes happened while the process ran no other job."""
-    company: int = 0
+    crashed_with: int = 0
     """How many jobs, this one included, ran in the process that crashed last; 0 again as soon as
     a run ends without a crash."""
     fence: int = 0

@@ -5,8 +5,7 @@ first that waits, and its lock is free or the rates of its quota admit its costs
 request wakes the task that waits for it, as the number of a job does.
 
 A request belongs to an incarnation. It ends when it is released, or with its incarnation: so the
-lease keeps a lock, and the end of the lease frees it. The request of a quota that is served at once
-is not kept.
+lease keeps a lock, and the end of the lease frees it.
 
 Invariants, true between any two transactions:
 
@@ -92,7 +91,7 @@ def wake_first(queues: Queues, line: str) -> None:
     """Have the task of the first request ask again: it may be served earlier than it knows."""
     first = first_of(queues, line)
     if first is not None:
-        queues.ended.append((first.id, None))
+        queues.news.append((first.id, None))
 
 
 def serve_lock(queues: Queues, line: str) -> None:
@@ -100,11 +99,12 @@ def serve_lock(queues: Queues, line: str) -> None:
     tables = queues.tables
     while (request := first_of(queues, line)) is not None:
         holder = tables.first_request(line, served=True)
-        if holder is not None and "false" in (holder.data, request.data):
+        # one of several holders says what all are, since the served requests are shared or one
+        if holder is not None and not (holder.is_shared and request.is_shared):
             return
         request.served, request.since = tables.next_number(), queues.now
         tables.put_request(request)
-        queues.ended.append((request.id, None))
+        queues.news.append((request.id, None))
 
 
 def serve_quota(queues: Queues, line: str) -> tuple[int, float]:
@@ -116,12 +116,12 @@ def serve_quota(queues: Queues, line: str) -> tuple[int, float]:
     while (request := first_of(queues, line)) is not None:
         if not charged(queues, request):
             if served:
-                queues.ended.append((request.id, None))  # it is the first now
+                queues.news.append((request.id, None))  # it is the first now
             return request.id, ready_at(queues, request) - queues.now
         served = True
         request.served = request.since = queues.now
         tables.put_request(request)
-        queues.ended.append((request.id, None))
+        queues.news.append((request.id, None))
     return 0, 0.0
 
 
@@ -137,7 +137,7 @@ def first_of(queues: Queues, line: str) -> Request | None:
 
 def _drop(queues: Queues, request: Request) -> None:
     queues.tables.drop_request(request.id)
-    queues.ended.append((request.id, None))  # a task may wait for it
+    queues.news.append((request.id, None))  # a task may wait for it
 
 
 def charged(queues: Queues, request: Request) -> bool:

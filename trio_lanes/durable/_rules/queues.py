@@ -31,7 +31,7 @@ from .history import ended, error_type, in_one_line
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, SESSION_PAUSED, JobRecord
 from .tables import Tables
 
-PROMOTED_AT_ONCE: Final = 1_000
+MAX_PROMOTED: Final = 1_000
 """How many due jobs one query returns at most."""
 FORGET_EVERY: Final = 1.0
 """Seconds that a worker with nothing else to do leaves between two looks for jobs to forget."""
@@ -44,8 +44,8 @@ class Queues:
       now: the store's time at this transaction.
       caller: the incarnation that makes this call.
       accepted: the ids of the jobs that this transaction accepted.
-      ended: the jobs that ended or died in this transaction, for the tasks that wait for them;
-        with None: jobs that have not ended, and of which such a task may find something new.
+      news: (id, how it ended or died) of jobs, for the tasks that wait for them. None instead of an
+        end: such a task may find something new of the job, the request or the messages.
       look: whether a worker may find a job to claim that it could not claim before.
       look_elsewhere: the same, for the workers of other instances.
     """
@@ -56,7 +56,7 @@ class Queues:
         self.now: float = 0.0
         self.caller: str = ""
         self.accepted: list[int] = []
-        self.ended: list[tuple[int, Ended | None]] = []
+        self.news: list[tuple[int, Ended | None]] = []
         self.look: bool = False
         self.look_elsewhere: bool = False
 
@@ -67,7 +67,7 @@ class Queues:
 
     def forget_effects(self) -> None:
         """Reset the effects of a transaction: they were announced, or undone."""
-        self.accepted, self.ended = [], []
+        self.accepted, self.news = [], []
         self.look = self.look_elsewhere = False
 
     # ---- into a queue
@@ -78,14 +78,14 @@ class Queues:
             behind = self.tables.head(job.session) is not None
             job.place = self.tables.next_number()
             if behind:
-                return
+                return  # only heads are on ready lists
         self._set_ready(job)
 
     def _set_ready(self, job: JobRecord, *, first: bool = False) -> None:
         """Give a head its place on the ready list, in the record alone."""
         # places are unique, also among shelved jobs: these keep their places
         number = self.tables.next_number()
-        job.ready = -number if first else number
+        job.ready = -number if first else number  # negative: before all that joined at the tail
         job.shelf = ON_LIST
         if job.session is not None:
             until = self.tables.pause_of(job.session)
@@ -117,7 +117,7 @@ class Queues:
     def _drop_untaken(self, job: JobRecord) -> None:
         """Delete the messages to a job that its run, which ends, has not taken; see `talk`."""
         self.tables.drop_items(job.message_list, taken=False)
-        self.ended.append((job.id, None))
+        self.news.append((job.id, None))
 
     def leave(
         self,
@@ -156,7 +156,7 @@ class Queues:
             outcome=outcome,
             **changes,
         )
-        self.ended.append((job.id, Ended(state, outcome)))
+        self.news.append((job.id, Ended(state, outcome)))
         self.list_next_head(job.session)
 
     def mark_dead(self, job: JobRecord, error: str, *, attempt: int = 0, how: str = "dead") -> None:
@@ -172,7 +172,7 @@ class Queues:
             outcome=error,
             error=error_type(error),
         )
-        self.ended.append((job.id, Ended(DEAD, error)))
+        self.news.append((job.id, Ended(DEAD, error)))
         self.list_next_head(job.session)
 
     def give_back(self, job: JobRecord, how: str = "released") -> None:
@@ -191,8 +191,8 @@ class Queues:
             # a run that has lent its slot is waiting for other jobs: it is not counted beside them
             self._crash(job, len(runs) if job.lent == LENT_SLOT else holding)
 
-    def _crash(self, job: JobRecord, company: int) -> None:
-        """Give back a job whose process was lost while it ran ``company`` jobs, this one included.
+    def _crash(self, job: JobRecord, runs: int) -> None:
+        """Give back a job whose process was lost while it had ``runs`` runs, with this one.
 
         A crash of several jobs does not show which of them caused it. So only crashes in which
         the job ran alone make it dead.
@@ -200,11 +200,11 @@ class Queues:
         self.tables.update(
             job,
             crashes=job.crashes + 1,
-            alone=job.alone + (company == 1),
-            company=min(job.company or company, company),
+            crashes_alone=job.crashes_alone + (runs == 1),
+            crashed_with=min(job.crashed_with or runs, runs),
         )
-        if job.cancel is None and job.alone >= self.rules.max_crashes:
-            times = "once" if job.alone == 1 else f"{job.alone} times"
+        if job.cancel is None and job.crashes_alone >= self.rules.max_crashes:
+            times = "once" if job.crashes_alone == 1 else f"{job.crashes_alone} times"
             message = (
                 "the process ended, or did not answer for longer than its lease, while it ran this"
                 f" job alone, {times}; is the handler blocking?"
@@ -228,7 +228,7 @@ class Queues:
             why="retry",
             due=self.now + outcome.delay,
             attempts=job.attempts + outcome.counts,
-            company=0,
+            crashed_with=0,
             place=None if leaves else job.place,
             lent=HOLDS_SLOT,
         )
@@ -241,9 +241,9 @@ class Queues:
         It is infinite, but for a suspect: a job that its next crash could make dead. For a suspect
         it is half the number of jobs that ran in the last crash, so each crash halves the suspects.
         """
-        if not job.company or job.crashes < max(1, self.rules.max_crashes - 1):
+        if not job.crashed_with or job.crashes < max(1, self.rules.max_crashes - 1):
             return math.inf
-        return max(1, job.company // 2)
+        return max(1, job.crashed_with // 2)
 
     def revive(self, job: JobRecord) -> None:
         """Put a dead or failed job back to WAITING; its attempts and crashes do not change."""
@@ -268,7 +268,7 @@ class Queues:
 
     def promote(self) -> None:
         """Queue the parked jobs that are due, and end the pauses that are over."""
-        self._promote(self.tables.parked_due(self.now, PROMOTED_AT_ONCE))
+        self._promote(self.tables.parked_due(self.now, MAX_PROMOTED))
         for session in self.tables.pauses_due(self.now):
             self.resume_session(session)
 
@@ -277,7 +277,7 @@ class Queues:
 
         Without it, the other job would overtake a job that fell due while no worker took a step.
         """
-        while due := self.tables.parked_due(self.now, PROMOTED_AT_ONCE, session):
+        while due := self.tables.parked_due(self.now, MAX_PROMOTED, session):
             self._promote(due)
 
     def _promote(self, due: Iterable[JobRecord]) -> None:

@@ -18,14 +18,13 @@ from urllib.parse import quote
 from ... import RateLimit
 from ..._config.exact import NEVER_USED
 from ..._limits.meters import Bucket, Marks, SlidingWindow
-from ..._limits.rate import meter_of
+from ..._limits.rate import REQUESTS, meter_of
 from .._contract.records import GroupLimit, LaneLimit
 from .job_record import JobRecord
 from .tables import Tables
 
 Costs: TypeAlias = Mapping[str, int]
 """{unit: amount}"""
-REQUESTS: Final = "requests"
 _KEY: Final = re.compile(r"lane (.*) (?:gcra|sliding) \d+(?: \S+)?", re.DOTALL)
 ONE_REQUEST: Final[Costs] = MappingProxyType({REQUESTS: 1})
 

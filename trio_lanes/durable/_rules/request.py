@@ -32,6 +32,11 @@ class Request:
         return self.line.split(" ", 1)[1]
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several such requests may have the lock together."""
+        return self.data == "true"  # the JSON text of a bool
+
+    @property
     def is_for_quota(self) -> bool:
         """Whether it is for a quota, not for a lock."""
         return self.line.startswith("quota ")

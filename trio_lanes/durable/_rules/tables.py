@@ -105,7 +105,7 @@ class Tables(Protocol):
     def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         """Return how many runs of an instance have not lent their slots, and its suspects.
 
-        A suspect is a run of a job that has run in a crash: its ``company`` is not 0.
+        A suspect is a run of a job that has run in a crash: its ``crashed_with`` is not 0.
         """
 
     def cancelled_running(self, instance: str) -> list[JobRecord]: ...

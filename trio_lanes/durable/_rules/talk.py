@@ -13,7 +13,7 @@ from .._contract.state import DEAD, ENDED
 from .queues import Queues
 from .tables import ListItem
 
-BATCH: Final = 100
+MAX_EVENTS: Final = 100
 """How many events one call returns at most."""
 
 
@@ -22,7 +22,7 @@ def events(queues: Queues, id: int, after: int) -> tuple[list[tuple[int, str]] |
     job = queues.known(id)
     if job is None:
         return (None,)
-    items = queues.tables.items(job.event_list, after, BATCH) if job.emitted > after else ()
+    items = queues.tables.items(job.event_list, after, MAX_EVENTS) if job.emitted > after else ()
     found = [(item.number, item.data) for item in items]
     over = job.state in ENDED or job.state is DEAD
     return (found,) if found or over else None
@@ -48,6 +48,6 @@ def receive(
     for item in queues.tables.items(job.message_list, after, 1):
         if not item.taken:
             queues.tables.append(job.message_list, ListItem(item.number, item.data, item.tag))
-            queues.ended.append((job.id, None))
+            queues.news.append((job.id, None))
         return ((item.number, item.data),)
     return None

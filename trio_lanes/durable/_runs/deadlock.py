@@ -39,7 +39,7 @@ _CURE: Final = (
 
 @final
 @attrs.define(eq=False)
-class Wait:
+class JobWait:
     """A wait of a run for a job, with the job's last known status."""
 
     run: DurableRun
@@ -59,7 +59,7 @@ class _Limit:
 
 
 async def wait_inside(run: DurableRun, id: int) -> Ended | None:
-    """Wait for the end of a job inside of a run, as `Store.wait` does.
+    """JobWait for the end of a job inside of a run, as `Store.wait` does.
 
     Raises:
       LaneDeadlockError: if the wait can never end.
@@ -68,7 +68,7 @@ async def wait_inside(run: DurableRun, id: int) -> Ended | None:
     status = await store.look(StatusOf(id))
     if _is_open(status):
         assert status is not None
-        wait = Wait(run, status)
+        wait = JobWait(run, status)
         run._waiting_for.append(wait)
         try:
             await _check(wait)
@@ -82,7 +82,7 @@ def _is_open(status: DurableStatus | None) -> bool:
     return status is not None and status.state not in ENDED and status.state is not DEAD
 
 
-async def _check(wait: Wait) -> None:
+async def _check(wait: JobWait) -> None:
     store, peers = wait.run._store, wait.run._peers
     limits: list[_Limit] = []
     if any(run._waiting_for and not run._lending for run in peers.running):
@@ -135,7 +135,7 @@ def _stuck(running: Iterable[DurableRun], limits: Sequence[_Limit]) -> list[Dura
 
 
 def _is_stuck(
-    wait: Wait, by_id: dict[int, DurableRun], stuck: list[DurableRun], limits: Sequence[_Limit]
+    wait: JobWait, by_id: dict[int, DurableRun], stuck: list[DurableRun], limits: Sequence[_Limit]
 ) -> bool:
     job = wait.job
     if job.id in by_id:
@@ -151,7 +151,7 @@ def _is_stuck(
     )
 
 
-def _describe(wait: Wait, stuck: Iterable[DurableRun]) -> str:
+def _describe(wait: JobWait, stuck: Iterable[DurableRun]) -> str:
     knot = "; ".join(
         f"{run.name} {run.id} holds {_held(run)} and waits for {one.job.name} {one.job.id}"
         for run in stuck

@@ -40,7 +40,7 @@ class Lease:
         self._store: Final = store
         self._worker: Final = worker
         self._ttl: Final = ttl
-        self._term = trio.CancelScope()
+        self._trust = trio.CancelScope()
         self._incarnation = 0
 
     async def join(self) -> None:
@@ -53,12 +53,12 @@ class Lease:
         self._worker.joined()
         self._incarnation += 1
         deadline = sent + TRUSTED * self._ttl if self._store.leased else math.inf
-        self._term = trio.CancelScope(deadline=deadline)
+        self._trust = trio.CancelScope(deadline=deadline)
 
     async def keep(self) -> None:
         """Wait for the deadline; then cancel all runs and join again."""
         while True:
-            with self._term:
+            with self._trust:
                 await trio.sleep_forever()
             logger.error(
                 "this instance has lost its lease: its %d jobs are cancelled, and will be run "
@@ -101,6 +101,6 @@ class Lease:
             if incarnation != self._incarnation:
                 continue
             if alive:
-                self._term.deadline = sent + TRUSTED * self._ttl
+                self._trust.deadline = sent + TRUSTED * self._ttl
             else:
-                self._term.cancel()
+                self._trust.cancel()

@@ -11,8 +11,8 @@ The answers are used in their order. If the first has no answer, the store has n
 
 A step that gets no answer is asked again, with the same number and the same contents, until it gets
 an answer or the incarnation ends. It may have claimed jobs, and only its answer says which. When
-the incarnation ends, its unanswered step is dropped: `Store.join` gives back what the step may have
-claimed, and the runs that it reported as ended go into the first step of the next incarnation.
+the incarnation ends, `Store.join` gives back what the step may have claimed. `_StepCall` has the
+table of the states of a step.
 """
 
 from __future__ import annotations
@@ -63,8 +63,19 @@ GIVE_UP_AFTER: Final = 5.0
 
 @final
 @attrs.define(eq=False)
-class _Question:
-    """A step, as the store is asked for it."""
+class _StepCall:
+    """A step, as the store is asked for it.
+
+    | state     | where    | shown by    | what comes next                                        |
+    |-----------|----------|-------------|--------------------------------------------------------|
+    | under way | `_asked` | no field    | its answer is used; or it is unknown, or taken back    |
+    | unknown   | `_asked` | `unknown`   | it is asked again, unchanged, until it has an answer   |
+    | ahead     | `_ahead` | `answered`  | it is `_asked` next; or taken back with the one before |
+    | withdrawn | the same | `withdrawn` | its incarnation has ended; an answer can still come    |
+
+    A step is taken back if the store has not done it: its ended runs go into a later one. Those of
+    a withdrawn step do so, too; its answer says which of them the store has recorded all the same.
+    """
 
     number: int
     finished: tuple[Finish, ...]
@@ -74,7 +85,7 @@ class _Question:
     unknown: bool = False
     """Whether it was asked before and may have happened."""
     withdrawn: bool = False
-    """Whether its ended runs go into a later step: its incarnation has ended."""
+    """Whether its incarnation has ended."""
     answered: trio.Event | None = None
     """Of a step that was asked ahead: set when ``answer`` is there."""
     answer: Value[Step] | Error | None = None
@@ -102,8 +113,8 @@ class Worker:
         self._unfinished: Final[set[int]] = set()  # fences of runs that the store has as running
         self._outbox: list[Finish] = []  # for the next step
         self.steps_ahead: Final[bool] = getattr(store, "steps_ahead", False)
-        self._asked: _Question | None = None  # the step whose answer is used next
-        self._ahead: _Question | None = None  # the step that was asked ahead, after it
+        self._asked: _StepCall | None = None  # the step whose answer is used next
+        self._ahead: _StepCall | None = None  # the step that was asked ahead, after it
         self._ahead_scope: Final = trio.CancelScope(shield=True)
         self._free: Final = trio.lowlevel.ParkingLot()  # tasks that may ask for a step ahead
         self._steps_taken = 0  # by this incarnation
@@ -173,13 +184,13 @@ class Worker:
             await self._free.park()
             if self._ahead is not None or not self._may_ask_ahead():
                 continue
-            question = self._ahead = self._next_question()
-            question.answered = trio.Event()
+            call = self._ahead = self._next_call()
+            call.answered = trio.Event()
             try:
-                question.answer = Value(await self._ask(question))
+                call.answer = Value(await self._ask(call))
             except Exception as error:
-                question.answer = Error(error)
-            question.answered.set()
+                call.answer = Error(error)
+            call.answered.set()
 
     def _may_ask_ahead(self) -> bool:
         """Whether a step is under way that has not failed, and there is something for the next."""
@@ -190,8 +201,8 @@ class Worker:
             return False
         return self._changed.is_set() and (bool(self._outbox) or self._room() > 0)
 
-    async def _ask(self, question: _Question) -> Step:
-        return await self._store.step(question.number, question.finished, question.room)
+    async def _ask(self, call: _StepCall) -> Step:
+        return await self._store.step(call.number, call.finished, call.room)
 
     async def _step(self) -> None:
         if self._broken is not None:
@@ -200,17 +211,17 @@ class Worker:
             ) from self._broken
         if self._asked is None or self._asked.withdrawn:  # else it is asked again
             self._asked = None
-            self._asked, self._ahead = self._ahead or self._next_question(), None
+            self._asked, self._ahead = self._ahead or self._next_call(), None
             if self._may_ask_ahead():
                 self._free.unpark()
-        question = self._asked
+        call = self._asked
         try:
-            if question.answered is None:
-                step = await self._ask(question)
+            if call.answered is None:
+                step = await self._ask(call)
             else:
-                await question.answered.wait()
-                assert question.answer is not None
-                step = question.answer.unwrap()
+                await call.answered.wait()
+                assert call.answer is not None
+                step = call.answer.unwrap()
         except StoreUnavailableError as error:
             if not self._unavailable:
                 self._unavailable = True
@@ -221,19 +232,19 @@ class Worker:
                     AGAIN_AFTER,
                 )
             await self._withdraw_ahead()
-            self._keep_or_withdraw(question, error.unknown)
+            self._keep_or_withdraw(call, error.unknown)
             self._answered()
             await trio.sleep(AGAIN_AFTER)
             return
         if self._unavailable:
             self._unavailable = False
             logger.warning("the store is available again")
-        if question.withdrawn or self._rejoining:
+        if call.withdrawn or self._rejoining:
             # The incarnation has ended since, and what the step claimed is given back by the join.
             # An end that came too late for the old incarnation is reported again by the new one.
             self._withdraw()
             self._asked = None
-            recorded = {one.fence for one in question.finished}.difference(step.stale)
+            recorded = {one.fence for one in call.finished}.difference(step.stale)
             self._outbox = [one for one in self._outbox if one.fence not in recorded]
             self._unfinished.difference_update(recorded)
             self._answered()
@@ -242,7 +253,7 @@ class Worker:
                     await self._joined.wait()
             return
         self._asked = None
-        self._unfinished.difference_update(one.fence for one in question.finished)
+        self._unfinished.difference_update(one.fence for one in call.finished)
         for fence in step.stale:
             logger.warning(
                 "the end of the run with fence %d was not recorded: it came after the lease had"
@@ -250,7 +261,7 @@ class Worker:
                 fence,
             )
         for claim in step.claims:
-            self._begin(claim, late=question.term != self.term)
+            self._begin(claim, late=call.term != self.term)
         for _, fence in step.cancels:
             run = self._runs.get(fence)
             if run is not None:  # else it has just ended, and the next step reports it
@@ -259,7 +270,7 @@ class Worker:
                 run._job.cancel("cancelled")
         self._say_step_taken()
         self._answered()
-        if self._outbox or (len(step.claims) == question.room and self._room() > 0):
+        if self._outbox or (len(step.claims) == call.room and self._room() > 0):
             self._changed.set()  # there may be more than one step takes
         if self._ahead is None and (not self.stopping or self._unfinished):
             if self._changed.is_set():
@@ -267,10 +278,10 @@ class Worker:
             if step.next_due is None:
                 await self._changed.wait()
             else:  # counted from the request, since the answer of a slow store is old
-                with trio.move_on_at(question.asked_at + step.next_due):
+                with trio.move_on_at(call.asked_at + step.next_due):
                     await self._changed.wait()
 
-    def _next_question(self) -> _Question:
+    def _next_call(self) -> _StepCall:
         self._changed = trio.Event()
         most = MAX_ENDS_AHEAD if self.steps_ahead else MAX_STEP
         finished, self._outbox = self._outbox[:most], self._outbox[most:]
@@ -280,29 +291,29 @@ class Worker:
         room = int(max(0, min(self._room(), MAX_STEP - len(finished))))
         if room and self._idle.is_set():
             self._idle = trio.Event()
-        return _Question(self._steps_taken, tuple(finished), room, self.term, trio.current_time())
+        return _StepCall(self._steps_taken, tuple(finished), room, self.term, trio.current_time())
 
     def _room(self) -> int | float:
         """How many jobs may begin, besides those that the steps under way may claim."""
         if not self.claiming:
             return 0
         busy = sum(not run._lending for run in self._runs.values())
-        return self.capacity - busy - sum(question.room for question in self._under_way())
+        return self.capacity - busy - sum(call.room for call in self._under_way())
 
-    def _under_way(self) -> list[_Question]:
+    def _under_way(self) -> list[_StepCall]:
         """The steps that have no answer yet, and are of this incarnation."""
         both = (self._asked, self._ahead)
-        return [question for question in both if question is not None and not question.withdrawn]
+        return [call for call in both if call is not None and not call.withdrawn]
 
-    def _keep_or_withdraw(self, question: _Question, unknown: bool) -> None:
+    def _keep_or_withdraw(self, call: _StepCall, unknown: bool) -> None:
         """Keep a step without an answer if it may have happened, now or before."""
         self._asked = None
-        if question.withdrawn:
+        if call.withdrawn:
             return
-        if unknown or question.unknown:
-            self._asked = attrs.evolve(question, unknown=True, answered=None, answer=None)
+        if unknown or call.unknown:
+            self._asked = attrs.evolve(call, unknown=True, answered=None, answer=None)
         else:
-            self._outbox[:0] = question.finished
+            self._outbox[:0] = call.finished
 
     async def _withdraw_ahead(self) -> None:
         """Take back the step that was asked ahead: the store has not done it."""
@@ -316,9 +327,9 @@ class Worker:
 
     def _withdraw(self) -> None:
         """Take back the steps that have no answer; their ended runs go into later ones."""
-        for question in reversed(self._under_way()):
-            question.withdrawn = True
-            self._outbox[:0] = question.finished
+        for call in reversed(self._under_way()):
+            call.withdrawn = True
+            self._outbox[:0] = call.finished
 
     def lose_lease(self) -> list[tuple[int, int]]:
         """Note that the incarnation has ended, and cancel all runs. Return (id, fence) of each."""
@@ -340,13 +351,13 @@ class Worker:
     @property
     def held(self) -> list[int]:
         """The fences of runs that have ended, and whose ends have not been reported."""
-        asked = [finish for question in self._under_way() for finish in question.finished]
+        asked = [finish for call in self._under_way() for finish in call.finished]
         return [finish.fence for finish in (*asked, *self._outbox)]
 
     @property
     def _asking(self) -> bool:
         """Whether a step that has no answer yet may claim jobs."""
-        return any(question.room > 0 for question in self._under_way())
+        return any(call.room > 0 for call in self._under_way())
 
     def _answered(self) -> None:
         """Announce it if no run is left and no claim is under way."""

@@ -7,13 +7,10 @@ Theory of operation:
 * The rules refuse an act before they write, so a refused act fails alone. If the database refuses
   the transaction, or an act fails halfway, the transaction is undone and each act is repeated in a
   transaction of its own, unless `ActThread._undo` sees no use in that.
-* The effects of a transaction are announced as a whole. A worker's step has seen what the acts
-  before it have changed, so these do not wake that worker (`Engine.step`).
-* A caller gets its answer when the transaction is on the disk. It cannot be cancelled between
-  handing over and the answer: it would not know whether the act has happened.
+* The effects of a transaction are announced as a whole.
+* A caller gets its answer when the transaction is on the disk.
 * No caller waits longer than the store's patience, also if the thread stands still in a call of the
-  database. A second thread looks for acts that are overdue, since the patience is of real time:
-  the disk and the server know nothing of Trio's clock. An overdue act is refused at once.
+  database. A second thread looks for acts that are overdue, which are refused at once.
 * `ActThread._seal` decides which error the caller of an overdue act gets. Before it, the act has
   not happened and never will: the transaction is undone. After it, the commit is under way, so the
   error's ``unknown`` is True; if the act has happened after all, its effects are announced.
@@ -37,14 +34,14 @@ from trio.lowlevel import Abort
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Ended
 from .._rules.engine import Engine
-from .._rules.engine_store import NO_HINTS, Hints
+from .._rules.engine_store import NO_LOOKUPS, Lookups
 from .tables import SqlTables
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 T = TypeVar("T")
 
-BATCH: Final = 500
+MAX_ACTS: Final = 500
 """How many acts one transaction takes at most."""
 OUTSTANDING: Final = 2000
 """How many acts may be handed over and not done; the callers of more wait, and can be cancelled."""
@@ -52,7 +49,7 @@ OUTSTANDING: Final = 2000
 CLOSING: Final = 1.0
 """Seconds, beyond the patience, for which the thread may delay the end of its store."""
 
-Tell: TypeAlias = Callable[[list[int], list[tuple[int, Ended | None]], bool], None]
+Announce: TypeAlias = Callable[[list[int], list[tuple[int, Ended | None]], bool], None]
 
 
 class OverdueError(Exception):
@@ -63,18 +60,18 @@ class OverdueError(Exception):
 
 
 def _not_cancelled(raise_cancel: object) -> Abort:
-    return Abort.FAILED
+    return Abort.FAILED  # a cancelled caller would not know whether its act has happened
 
 
 @final
-class Act(Generic[T]):
+class HandedAct(Generic[T]):
     """A call to be made in a transaction, and its outcome.
 
     Attributes:
       now: the store's time; None: the beginning of the transaction finds it out.
       ticket: the ticket of the act; empty: it has none.
       write: whether the call may change the tables.
-      hints: what the call will look up.
+      lookups: what the call will look up.
       due: the monotonic time until which the caller waits.
       overdue: whether that has passed before the act was sealed.
       sealed: whether the commit of the act may be under way.
@@ -86,7 +83,7 @@ class Act(Generic[T]):
         "answer",
         "call",
         "due",
-        "hints",
+        "lookups",
         "now",
         "outcome",
         "overdue",
@@ -102,14 +99,14 @@ class Act(Generic[T]):
         now: float | None,
         ticket: str,
         write: bool,
-        hints: Hints,
+        lookups: Lookups,
         due: float,
     ) -> None:
         self.call: Final = call
         self.now: Final = now
         self.ticket: Final = ticket
         self.write: Final = write
-        self.hints: Final = hints
+        self.lookups: Final = lookups
         self.task: Final = trio.lowlevel.current_task()
         self.due: Final = due
         self.overdue = self.sealed = False
@@ -133,31 +130,31 @@ class ActThread(ABC):
       tables: the tables of the store.
       engine: makes the calls.
       patience: seconds after which a caller that got no answer gets an error.
-      tell: announces the effects of transactions.
+      announce: announces the effects of transactions.
     """
 
     _errors: ClassVar[type[Exception]]  # the errors of the database, which concern all acts
 
     def __init__(
-        self, name: str, tables: SqlTables, engine: Engine, patience: float, tell: Tell
+        self, name: str, tables: SqlTables, engine: Engine, patience: float, announce: Announce
     ) -> None:
         self._name: Final = name
         self._tables = tables
         self._engine: Final = engine
         self._patience: Final = patience
-        self._tell: Final = tell
-        self._handed_over: Final[SimpleQueue[Act[Any] | None]] = SimpleQueue()
+        self._announce: Final = announce
+        self._handed_over: Final[SimpleQueue[HandedAct[Any] | None]] = SimpleQueue()
         self._outstanding = 0
         self._closed = False
         self._room: Final = trio.lowlevel.ParkingLot()
         self._token: Final = trio.lowlevel.current_trio_token()
         self._thread: Final = Thread(target=self._work, name=f"writer of {name}", daemon=True)
-        self._lock: Final = Lock()  # for what follows, `Act.overdue` and `Act.sealed`
+        self._lock: Final = Lock()  # for what follows, `HandedAct.overdue` and `HandedAct.sealed`
         self._changed: Final = Condition(self._lock)  # what the watch waits for
         self._at_end: list[Callable[[], None]] | None = []  # None: the thread has ended
-        self._unanswered: Final[deque[Act[Any]]] = deque()  # in order of `Act.due`
+        self._unanswered: Final[deque[HandedAct[Any]]] = deque()  # in order of `HandedAct.due`
         self._accepted: list[int] = []  # the effects of the transactions that are being done
-        self._ended: list[tuple[int, Ended | None]] = []
+        self._news: list[tuple[int, Ended | None]] = []
         self._look = False
         self._watch_idle = False
         self._watch_ends = False
@@ -210,7 +207,7 @@ class ActThread(ABC):
         ticket: str = "",
         *,
         write: bool = True,
-        hints: Hints = NO_HINTS,
+        lookups: Lookups = NO_LOOKUPS,
     ) -> T:
         """Make a call in a transaction; return its result when the transaction is on the disk.
 
@@ -230,7 +227,7 @@ class ActThread(ABC):
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise StoreUnavailableError(f"{self._name} is not open")
-        act = Act(call, now, ticket, write, hints, due)
+        act = HandedAct(call, now, ticket, write, lookups, due)
         self._outstanding += 1
         with self._lock:
             self._unanswered.append(act)
@@ -245,12 +242,12 @@ class ActThread(ABC):
 
     def _deliver(
         self,
-        acts: list[Act[Any]],
+        acts: list[HandedAct[Any]],
         accepted: list[int],
-        ended: list[tuple[int, Ended | None]],
+        news: list[tuple[int, Ended | None]],
         look: bool,
     ) -> None:
-        self._tell(accepted, ended, look)  # also of overdue acts: they have happened
+        self._announce(accepted, news, look)  # also of overdue acts: they have happened
         for act in acts:
             assert act.outcome is not None
             self._answer(act, act.outcome)
@@ -258,7 +255,7 @@ class ActThread(ABC):
             while self._unanswered and self._unanswered[0].answer is not None:
                 self._unanswered.popleft()
 
-    def _answer(self, act: Act[Any], answer: outcome.Outcome[Any]) -> None:
+    def _answer(self, act: HandedAct[Any], answer: outcome.Outcome[Any]) -> None:
         if act.answer is None:  # else it was overdue
             act.answer = answer
             self._outstanding -= 1
@@ -266,7 +263,7 @@ class ActThread(ABC):
                 self._room.unpark()
             trio.lowlevel.reschedule(act.task, answer)
 
-    def _refuse_overdue(self, acts: list[Act[Any]]) -> None:
+    def _refuse_overdue(self, acts: list[HandedAct[Any]]) -> None:
         for act in acts:
             error = StoreUnavailableError(
                 f"{self._name} has not answered within {self._patience:g} s"
@@ -277,6 +274,7 @@ class ActThread(ABC):
     # ---- in the thread that watches
 
     def _look_for_overdue(self) -> None:
+        # not by Trio's clock, which the disk and the server do not know
         with self._changed:
             while not self._watch_ends:
                 wait = self._unanswered[0].due - monotonic() if self._unanswered else None
@@ -287,7 +285,7 @@ class ActThread(ABC):
                     self._token.run_sync_soon(self._refuse_overdue, self._take_overdue())
                     self._lose_patience()
 
-    def _take_overdue(self) -> list[Act[Any]]:
+    def _take_overdue(self) -> list[HandedAct[Any]]:
         now, overdue = monotonic(), []
         while self._unanswered and self._unanswered[0].due <= now:
             act = self._unanswered.popleft()
@@ -302,12 +300,12 @@ class ActThread(ABC):
     # ---- in the writer's thread
 
     def _work(self) -> None:
-        following: deque[Act[Any] | None] = deque()
+        following: deque[HandedAct[Any] | None] = deque()
         closing = False
         while not closing:
             following.append(self._handed_over.get())
             try:
-                while len(following) < BATCH:
+                while len(following) < MAX_ACTS:
                     following.append(self._handed_over.get_nowait())
             except Empty:
                 pass
@@ -325,18 +323,18 @@ class ActThread(ABC):
         for call in at_end:
             call()
 
-    def _do_and_deliver(self, acts: list[Act[Any]]) -> None:
+    def _do_and_deliver(self, acts: list[HandedAct[Any]]) -> None:
         """Do all acts; have Trio's thread announce their effects, and answer their callers.
 
         Raises:
           RunFinishedError: if there is no such thread any more.
         """
-        self._accepted, self._ended, self._look = [], [], False
+        self._accepted, self._news, self._look = [], [], False
         self._do(acts)
-        effects = self._accepted, self._ended, self._look
+        effects = self._accepted, self._news, self._look
         self._token.run_sync_soon(self._deliver, acts, *effects)
 
-    def _not_overdue(self, acts: list[Act[Any]]) -> list[Act[Any]]:
+    def _not_overdue(self, acts: list[HandedAct[Any]]) -> list[HandedAct[Any]]:
         """Return the acts whose callers still wait; refuse the others."""
         waiting = []
         for act in acts:
@@ -346,7 +344,7 @@ class ActThread(ABC):
                 waiting.append(act)
         return waiting
 
-    def _seal(self, acts: list[Act[Any]]) -> None:
+    def _seal(self, acts: list[HandedAct[Any]]) -> None:
         """Note that the commit of all acts begins.
 
         Raises:
@@ -358,7 +356,7 @@ class ActThread(ABC):
             for act in acts:
                 act.sealed = True
 
-    def _do(self, acts: list[Act[Any]]) -> None:
+    def _do(self, acts: list[HandedAct[Any]]) -> None:
         """Do all acts, in as few transactions as possible; give each its outcome."""
         acts = self._not_overdue(acts)
         if not acts:
@@ -381,7 +379,7 @@ class ActThread(ABC):
                         one.unknown = unknown and act.write
                     act.refuse(one)
 
-    def _transact(self, acts: list[Act[Any]]) -> None:
+    def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
         self._begin(acts)
         for act in acts:
@@ -399,22 +397,22 @@ class ActThread(ABC):
         self._seal(acts)
         self._commit(acts)
         self._accepted += engine.accepted
-        self._ended += engine.ended
+        self._news += engine.news
         self._look = self._look or engine.look
         engine.forget_effects()
 
     @abstractmethod
-    def _begin(self, acts: Sequence[Act[Any]]) -> None:
+    def _begin(self, acts: Sequence[HandedAct[Any]]) -> None:
         """Begin a transaction for these acts."""
 
     @abstractmethod
-    def _commit(self, acts: Sequence[Act[Any]]) -> None:
+    def _commit(self, acts: Sequence[HandedAct[Any]]) -> None:
         """Commit the transaction of these acts."""
 
     @abstractmethod
     def _undo(
-        self, acts: list[Act[Any]], error: BaseException
-    ) -> tuple[list[list[Act[Any]]], BaseException, bool]:
+        self, acts: list[HandedAct[Any]], error: BaseException
+    ) -> tuple[list[list[HandedAct[Any]]], BaseException, bool]:
         """Undo the transaction of these acts, which has failed.
 
         Return the acts that are to be done again, by transaction; the error of all others; and

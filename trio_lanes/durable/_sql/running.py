@@ -13,7 +13,7 @@ from typing import Final, final
 
 from .._rules.job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT, JobRecord
 
-SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR company > 0)"
+SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR crashed_with > 0)"
 
 
 @final
@@ -22,7 +22,7 @@ class Running:
 
     Attributes:
       holding: {lane: the ids of runs that hold a slot of it}
-      beside: {instance: the ids of its runs that have not lent their slots}
+      not_lent: {instance: the ids of its runs that have not lent their slots}
       special: the runs that want a slot back, are cancelled, or have run in a crash, by id.
     """
 
@@ -30,7 +30,7 @@ class Running:
         self, sets: Iterable[tuple[str, str, int, str]], special: Iterable[JobRecord]
     ) -> None:
         self.holding: Final[defaultdict[str, set[int]]] = defaultdict(set)
-        self.beside: Final[defaultdict[str, set[int]]] = defaultdict(set)
+        self.not_lent: Final[defaultdict[str, set[int]]] = defaultdict(set)
         self.special: Final[dict[int, JobRecord]] = {job.id: job for job in special}
         self._records: Final[dict[int, JobRecord]] = dict(self.special)  # a reference keeps them
         for lane, instance, lent, joined in sets:
@@ -38,7 +38,7 @@ class Running:
             if lent == HOLDS_SLOT:
                 self.holding[lane].update(ids)
             if lent != LENT_SLOT:
-                self.beside[instance].update(ids)
+                self.not_lent[instance].update(ids)
 
     def put(self, job: JobRecord) -> None:
         """Add a running job, or update the state of its slot and its cancellation."""
@@ -49,8 +49,8 @@ class Running:
         if job.lent == HOLDS_SLOT:
             self.holding[job.lane].add(job.id)
         if job.lent != LENT_SLOT:
-            self.beside[job.instance].add(job.id)
-        if job.lent == WANTS_SLOT or job.cancel is not None or job.company:
+            self.not_lent[job.instance].add(job.id)
+        if job.lent == WANTS_SLOT or job.cancel is not None or job.crashed_with:
             self.special[job.id] = job
 
     def drop(self, job: JobRecord) -> None:
@@ -58,10 +58,10 @@ class Running:
         self._records.pop(job.id, None)
         self.special.pop(job.id, None)
         self.holding[job.lane].discard(job.id)
-        for ids in self.beside.values():  # it may have come from another incarnation
+        for ids in self.not_lent.values():  # it may have come from another incarnation
             ids.discard(job.id)
 
-    def wanting(self) -> list[JobRecord]:
+    def slot_requests(self) -> list[JobRecord]:
         """Return the runs that want their slots back, in order of their fences."""
-        wanting = [job for job in self.special.values() if job.lent == WANTS_SLOT]
-        return sorted(wanting, key=lambda job: job.fence)
+        requests = [job for job in self.special.values() if job.lent == WANTS_SLOT]
+        return sorted(requests, key=lambda job: job.fence)

@@ -19,7 +19,15 @@ _TYPES: Final = {
     "str": "text",
     "DurableState": "text",
 }
-_SMALL: Final = {"priority", "shelf", "attempts", "crashes", "alone", "company", "lent"}
+_SMALL: Final = {
+    "priority",
+    "shelf",
+    "attempts",
+    "crashes",
+    "crashes_alone",
+    "crashed_with",
+    "lent",
+}
 """The columns of whole numbers that are small."""
 
 
@@ -33,7 +41,7 @@ JOB_TYPES: Final = {
 }
 """The type of each column of `jobs`, whose columns are the fields of a `JobRecord`."""
 
-_JOBS: Final = ",\n    ".join(
+_JOB_COLUMNS: Final = ",\n    ".join(
     f"{field.name} {JOB_TYPES[field.name]}"
     + ("" if str(field.type).endswith(" | None") else " NOT NULL")
     for field in attrs.fields(JobRecord)[1:]
@@ -42,7 +50,7 @@ _JOBS: Final = ",\n    ".join(
 TABLES: Final = f"""
 CREATE TABLE jobs (
     id {{id}} PRIMARY KEY,
-    {_JOBS}
+    {_JOB_COLUMNS}
 );
 CREATE TABLE requests (             -- for locks and quotas
     id {{id}} PRIMARY KEY,

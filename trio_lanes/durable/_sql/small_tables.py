@@ -51,14 +51,14 @@ _CUT_MARKS: Final = Many(
     "DELETE FROM main.marks USING v WHERE marks.[meter] = v.meter AND marks.number <= v.last",
     "meter text, last bigint",
 )
-_LISTS: Final = (_PUT_ITEMS, _CUT_LISTS)
+_LIST_WRITES: Final = (_PUT_ITEMS, _CUT_LISTS)
 _MARK_WRITES: Final = (_ADD_MARKS, _CUT_MARKS)
-_WRITES: Final = (*_LISTS, *_MARK_WRITES, _DROP_SETTINGS, _PUT_SETTINGS)
-_FIELDS: Final = [field.name for field in attrs.fields(Request)]
-_REQUESTS: Final = f"SELECT {', '.join(_FIELDS)} FROM main.requests WHERE "
+_WRITES: Final = (*_LIST_WRITES, *_MARK_WRITES, _DROP_SETTINGS, _PUT_SETTINGS)
+_REQUEST_FIELDS: Final = [field.name for field in attrs.fields(Request)]
+_SELECT_REQUESTS: Final = f"SELECT {', '.join(_REQUEST_FIELDS)} FROM main.requests WHERE "
 _PUT_REQUEST: Final = (
-    f"INSERT INTO main.requests ({', '.join(_FIELDS)})"
-    f" VALUES ({', '.join(f':{field}' for field in _FIELDS)})"
+    f"INSERT INTO main.requests ({', '.join(_REQUEST_FIELDS)})"
+    f" VALUES ({', '.join(f':{field}' for field in _REQUEST_FIELDS)})"
     " ON CONFLICT (id) DO UPDATE SET served = excluded.served, since = excluded.since"
 )
 
@@ -142,7 +142,7 @@ class SmallTables(Settings, ABC):
             self._write(_CUT_LISTS, name, (name, item.number - keep))
 
     def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
-        self._flush_small(_LISTS)
+        self._flush_small(_LIST_WRITES)
         rows = self._execute(
             "SELECT number, data, tag, taken FROM main.lists"
             " WHERE [list] = :list AND number > :after ORDER BY number LIMIT :limit",
@@ -151,12 +151,12 @@ class SmallTables(Settings, ABC):
         return (ListItem(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
 
     def last_item(self, name: str) -> int:
-        self._flush_small(_LISTS)
+        self._flush_small(_LIST_WRITES)
         statement = "SELECT coalesce(max(number), 0) FROM main.lists WHERE [list] = :list"
         return int(self._execute(statement, {"list": name}).fetchone()[0])
 
     def drop_items(self, name: str, *, taken: bool) -> bool:
-        self._flush_small(_LISTS)
+        self._flush_small(_LIST_WRITES)
         self._small_writes += 1
         statement = "DELETE FROM main.lists WHERE [list] = :list AND taken <= :taken"
         return self._execute(statement, {"list": name, "taken": int(taken)}).rowcount > 0
@@ -167,7 +167,7 @@ class SmallTables(Settings, ABC):
         return self._request("id = :id", {"id": id})
 
     def _request(self, where: str, values: Values) -> Request | None:
-        row = self._execute(_REQUESTS + where, values).fetchone()
+        row = self._execute(_SELECT_REQUESTS + where, values).fetchone()
         return None if row is None else Request(*row)
 
     def put_request(self, request: Request) -> None:
@@ -186,7 +186,7 @@ class SmallTables(Settings, ABC):
 
     def requests_of(self, instance: str | None) -> list[Request]:
         where = "true" if instance is None else "instance = :instance"
-        rows = self._execute(f"{_REQUESTS}{where} ORDER BY id", {"instance": instance})
+        rows = self._execute(f"{_SELECT_REQUESTS}{where} ORDER BY id", {"instance": instance})
         return [Request(*row) for row in rows]
 
     # ---- marks of rates

@@ -38,8 +38,8 @@ class Many:
 
     def __init__(self, text: str, columns: str) -> None:
         types = dict(column.split() for column in columns.split(", "))
-        places = {column: f"?{place}" for place, column in enumerate(types, 1)}
-        self.for_each: Final = _COLUMN.sub(lambda found: places[found[1]], _SOURCE.sub("", text))
+        numbers = {column: f"?{number}" for number, column in enumerate(types, 1)}
+        self.for_each: Final = _COLUMN.sub(lambda found: numbers[found[1]], _SOURCE.sub("", text))
         arrays = ", ".join(f"%s::{kind}[]" for kind in types.values())
         rows = f"unnest({arrays}) AS v({', '.join(types)})"
         self.at_once: Final = _SOURCE.sub(lambda found: f" {found[1]} {rows}", text)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from .._contract.records import Selection
-from .._contract.state import DEAD, ENDED, FAILED
+from .._contract.state import DEAD_LETTERS, ENDED
 from .._rules.job_record import JobRecord
 from .cache import COUNTED, NEVER, PAYLOADS, QUEUES_KEPT, Cache, place_of, ready_of
 from .counts import Counts
@@ -34,7 +34,6 @@ OUT_OF_ORDER: Final = 60.0
 A process reads the time, and may then wait for the transaction of another.
 """
 LEAST_PLACE: Final = -(2**63)
-_LETTERS: Final = frozenset({DEAD, FAILED})
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
 COUNTS: Final = "SELECT lane, state, name, n FROM main.counts WHERE n <> 0"
 DUE: Final = "SELECT min(due) FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
@@ -246,8 +245,8 @@ class SqlTables(SmallTables):
 
     def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         runs = self._runs()
-        ids = runs.beside.get(instance, ())
-        return len(ids), [job for id, job in runs.special.items() if job.company and id in ids]
+        ids = runs.not_lent.get(instance, ())
+        return len(ids), [job for id, job in runs.special.items() if job.crashed_with and id in ids]
 
     def cancelled_running(self, instance: str) -> list[JobRecord]:
         special = self._runs().special.values()
@@ -259,10 +258,10 @@ class SqlTables(SmallTables):
     def running_lanes(self) -> Collection[str]:
         runs = self._runs()
         holding = (lane for lane, ids in runs.holding.items() if ids)
-        return {*holding, *(job.lane for job in runs.wanting())}
+        return {*holding, *(job.lane for job in runs.slot_requests())}
 
     def slot_requests(self, lane: str) -> list[JobRecord]:
-        return [job for job in self._runs().wanting() if job.lane == lane]
+        return [job for job in self._runs().slot_requests() if job.lane == lane]
 
     # ---- selections
 
@@ -293,7 +292,7 @@ class SqlTables(SmallTables):
         if not of.states:
             return []
         self._rows.flush()
-        letters = of.states <= _LETTERS
+        letters = of.states <= DEAD_LETTERS
         conditions = {
             "id": "id = :id",
             "lane": "lane = :lane",

@@ -12,14 +12,14 @@ Theory of operation:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import NO_HINTS, EngineStore, Hints
+from .._rules.engine_store import NO_LOOKUPS, EngineStore, Lookups
 from .._rules.queues import Queues
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SqliteHost:
         """Return a store object for one worker; it is not open."""
         return Guest(self)
 
-    async def bury_all(self) -> None:
+    async def declare_all_dead(self) -> None:
         """Give back what the workers of an earlier host ran."""
 
         def remove(engine: Engine) -> None:
@@ -64,20 +64,16 @@ class SqliteHost:
 class Guest(EngineStore):
     """The store object of one worker on the file of a host."""
 
-    leased: bool = True
-
     def __init__(self, host: SqliteHost) -> None:
         super().__init__(host.store.max_payload, host.store.patience)
         self._host: Final = host
         self._engine: Engine | None = None
-        self._lease_ttl = 0.0
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
         self._engine = await self._host.store._transact(
             lambda engine: Engine(engine.tables, opening)
         )
-        self._lease_ttl = opening.lease_ttl
         self._host.store.guests.append(self)
         try:
             yield
@@ -86,17 +82,8 @@ class Guest(EngineStore):
             self._engine = None
             self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
 
-    async def join(
-        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
-    ) -> None:
-        await self._join(ticket, lost, held, lease_ttl=self._lease_ttl, alone=False)
-
-    async def beat(self) -> bool:
-        me, ttl = self.instance, self._lease_ttl
-        return await self._transact(lambda engine: engine.beat(me, engine.now + ttl))
-
     async def _transact(
-        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+        self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> T:
         mine = self._opened()
         elsewhere = False
@@ -107,7 +94,7 @@ class Guest(EngineStore):
             try:
                 result = mine.once(ticket, act)
                 host.accepted += mine.accepted
-                host.ended += mine.ended
+                host.news += mine.news
                 host.look = host.look or mine.look
                 elsewhere = mine.look_elsewhere
                 return result
@@ -140,5 +127,5 @@ async def host(store: SqliteStore) -> AsyncIterator[SqliteHost]:
     """
     async with store.open_as(HOST, owner=True):
         owner = SqliteHost(store)
-        await owner.bury_all()
+        await owner.declare_all_dead()
         yield owner

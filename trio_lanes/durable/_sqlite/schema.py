@@ -8,8 +8,6 @@
   delete the log that this process writes to.
 * A new file is filled in one transaction before it is switched to write-ahead logging, so its
   header is never in the log alone.
-* Each index costs time with every change of a job, since its condition is evaluated, and ``IN``
-  costs most. So there are few indexes, and each condition is one comparison.
 * The tables are the whole state of the rules. If a transaction fails, or a process dies, SQLite's
   rollback is the whole recovery, and opening a store reads no waiting job.
 """
@@ -69,6 +67,7 @@ INSERT INTO meta VALUES (1, 0, 0, 0.0, '', 0.0, lower(hex(randomblob(16))));
         f"CREATE TABLE {name} ({columns}, PRIMARY KEY ({key})) WITHOUT ROWID;\n"
         for name, (columns, key) in KEYED.items()
     )
+    # few indexes, each with one comparison: a condition costs time with every change, `IN` most
     + """
 CREATE UNIQUE INDEX jobs_key ON jobs (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_line ON jobs (session, place, lane) WHERE place IS NOT NULL;

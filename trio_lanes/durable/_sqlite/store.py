@@ -16,7 +16,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from .._contract.errors import (
 )
 from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, NO_HINTS, PATIENCE, EngineStore, Hints
+from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, PATIENCE, EngineStore, Lookups
 from .._rules.queues import Queues
 from .machine_time import Moment, this_moment
 from .owner_lock import OwnerLock
@@ -46,11 +46,11 @@ from .schema import (
     translated,
 )
 from .tables import TOLERANCE, SqliteTables, owner_of
-from .writer import Writer
+from .writer import SqliteWriter
 
 T = TypeVar("T")
 
-BUSY: Final = 0.8
+BUSY_PART: Final = 0.8
 """The part of the store's patience for which a transaction waits while another process writes."""
 WORKER_LOOKS_EVERY: Final = 1.0
 """Seconds, at most, between two polls of a worker for changes by clients."""
@@ -100,8 +100,8 @@ class SqliteStore(EngineStore):
         self._log = ""
         self._files: list[tuple[int, int] | None] = []  # (device, inode) of the opened files
         self._synchronous: Final = synchronous
-        self._busy_timeout: Final = min(busy_timeout, BUSY * patience)
-        self._writer: Writer | None = None
+        self._busy_timeout: Final = min(busy_timeout, BUSY_PART * patience)
+        self._writer: SqliteWriter | None = None
         self._reader: Queues | None = None
         self._one_reader: Final = trio.CapacityLimiter(1)
         self._offset = 0.0  # from Trio's clock to the store's
@@ -110,7 +110,7 @@ class SqliteStore(EngineStore):
         self._ahead = math.inf  # the store's time less Unix time, as `_look_out` saw it last
         self.guests: Final[list[EngineStore]] = []
         """The store objects of workers whose calls this one does; see `SqliteHost`."""
-        self.leased: Final = False
+        self.leased = False
 
     @property
     def path(self) -> Path:
@@ -133,7 +133,7 @@ class SqliteStore(EngineStore):
         if self._writer is not None:
             raise RuntimeError(f"{self!r} is open already; make a SqliteStore for each block")
         held = ExitStack()  # what must be kept until no thread writes any more
-        writer: Writer | None = None
+        writer: SqliteWriter | None = None
         try:
             lock = await trio.to_thread.run_sync(self._lock, owner)
             if lock is not None:
@@ -165,7 +165,7 @@ class SqliteStore(EngineStore):
         owner: bool,
         writing: sqlite3.Connection,
         reading: sqlite3.Connection,
-    ) -> Writer:
+    ) -> SqliteWriter:
         tables = SqliteTables(writing, str(self._path))
         moment = this_moment()
         self._offset = -trio.current_time()
@@ -175,8 +175,8 @@ class SqliteStore(EngineStore):
         self._offset += now
         self._of_machine = now - moment.machine
         self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
-        self._writer = writer = Writer(
-            self._path, tables, engine, self._check_files, self.patience, self._tell
+        self._writer = writer = SqliteWriter(
+            self._path, tables, engine, self._check_files, self.patience, self._announce
         )
         writer.start()
         return writer
@@ -345,33 +345,29 @@ class SqliteStore(EngineStore):
                 "end all processes that have it open before you move or restore it"
             )
 
-    async def join(
-        self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
-    ) -> None:
-        # this instance holds the lock, so all other instances in the table are dead
-        await self._join(ticket, lost, held, lease_ttl=math.inf, alone=True)
-
     async def beat(self) -> bool:
         await trio.lowlevel.checkpoint()
         return True
 
     # ---- working
 
-    def _tell(self, accepted: list[int], ended: list[tuple[int, Ended | None]], look: bool) -> None:
-        super()._tell(accepted, ended, look)
+    def _announce(
+        self, accepted: list[int], news: list[tuple[int, Ended | None]], look: bool
+    ) -> None:
+        super()._announce(accepted, news, look)
         for guest in self.guests:
-            guest._tell(accepted, ended, look)
+            guest._announce(accepted, news, look)
 
     def _now(self) -> float:
         return trio.current_time() + self._offset
 
-    def _opened(self) -> Writer:
+    def _opened(self) -> SqliteWriter:
         if self._writer is None:
             raise StoreUnavailableError(f"{self._path} is not open")
         return self._writer
 
     def _transact(
-        self, act: Callable[[Engine], T], ticket: str = "", hints: Hints = NO_HINTS
+        self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> Awaitable[T]:
         return self._opened().act(act, self._now(), ticket)
 

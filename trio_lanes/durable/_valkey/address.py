@@ -53,16 +53,16 @@ class Address:
           OSError: if the server cannot be reached.
         """
         if self.path:
-            return _Connection(self, await anyio.connect_unix(self.path))
+            return _ConnectionOver(self, await anyio.connect_unix(self.path))
         if not self.tls:
-            return _Connection(self, await anyio.connect_tcp(self.host, self.port))
+            return _ConnectionOver(self, await anyio.connect_tcp(self.host, self.port))
         stream = await anyio.connect_tcp(
             self.host, self.port, ssl_context=ssl.create_default_context()
         )
-        return _Connection(self, stream)
+        return _ConnectionOver(self, stream)
 
 
-class _Connection(BaseConnection):
+class _ConnectionOver(BaseConnection):
     """A connection of coredis over a transport that is connected already."""
 
     def __init__(self, address: Address, stream: ByteStream) -> None:

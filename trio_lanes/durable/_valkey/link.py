@@ -1,4 +1,4 @@
-"""`Link`: one connection to the server, made again when it is lost, for calls and for pushes.
+"""`ValkeyLink`: one connection to the server, made again when it is lost, for calls and for pushes.
 
 Acts that pile up while a call is under way share the next call of the script. It is made before the
 answers of the former are given to their tasks, so the server works meanwhile. If no call is under
@@ -6,7 +6,7 @@ way, the task of a step sends it: with one job in flight, each tick is on its wa
 
 Each act has a ticket or a number, so a call whose answer was lost is asked again, on the next
 connection. An act ends when it has its answer, or after the patience of the store: a caller that
-was told "unavailable" knows from ``unknown`` whether the act may have happened.
+got "not available" knows from ``unknown`` whether the act may have happened.
 
 A step may be asked while the one before has no answer. Then they are in two calls, and the second
 is not sent if the first has failed: the server remembers the answer of the last step alone.
@@ -44,15 +44,15 @@ from .text import micros, pairs_of
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
-AGAIN_AFTER: Final = (0.05, 1.0)
+RECONNECT_AFTER: Final = (0.05, 1.0)
 """Seconds until a lost connection is made again: at first, and at most."""
-BUSY: Final = 0.05
+ASK_AGAIN_AFTER: Final = 0.05
 """Seconds until a call is asked again that the server did not take."""
 REPLICATED: Final = 0.8
 """The part of the store's patience in which a replica must confirm a submission."""
 _NO_FUNCTIONS: Final = redis.UnknownCommandError, redis.AuthorizationError
 """The errors of a server that has no functions, or does not let the user load or call them."""
-MOST_WEIGHT: Final = 500
+MAX_WEIGHT: Final = 500
 """How many jobs the acts of one call touch at most, unless it is one act."""
 
 
@@ -105,7 +105,7 @@ class Pending:
 
 
 @final
-class Link:
+class ValkeyLink:
     """The connection of one store object.
 
     Args:
@@ -238,7 +238,7 @@ class Link:
         Raises:
           StoreError: if the first connection is not made, or reaches a server that is refused.
         """
-        first, pause = True, AGAIN_AFTER[0]
+        first, pause = True, RECONNECT_AFTER[0]
         while True:
             refused: StoreError | None = None
             try:
@@ -247,7 +247,7 @@ class Link:
                     if refused is None:
                         if first:
                             task_status.started()
-                        first, pause = False, AGAIN_AFTER[0]
+                        first, pause = False, RECONNECT_AFTER[0]
                         self._connected.set()
                     else:
                         nursery.cancel_scope.cancel()
@@ -265,7 +265,7 @@ class Link:
             if self._away_since is None:
                 self._away_since = trio.current_time()
             await trio.sleep(pause)
-            pause = min(2 * pause, AGAIN_AFTER[1])
+            pause = min(2 * pause, RECONNECT_AFTER[1])
 
     def _explained(self, error: BaseException | None) -> str:
         return explained(error, self._root, self._address.tls)
@@ -339,7 +339,7 @@ class Link:
         batch: list[Pending] = []
         step: Pending | None = None
         weight = 0
-        while self._acts and (weight == 0 or weight + self._acts[0].weight <= MOST_WEIGHT):
+        while self._acts and (weight == 0 or weight + self._acts[0].weight <= MAX_WEIGHT):
             act = self._acts[0]
             if act.is_step and step is not None:
                 break
@@ -391,7 +391,7 @@ class Link:
                 if _is_missing(error):
                     self._why, self._loads = error, True
                     if was_missing:
-                        await trio.sleep(BUSY)
+                        await trio.sleep(ASK_AGAIN_AFTER)
                     was_missing = True
                 elif self._kept is not self._script.as_script and (
                     isinstance(error, _NO_FUNCTIONS) or (self._loads and is_full(error))
@@ -404,7 +404,7 @@ class Link:
                     self._why = error
                     if isinstance(error, redis.ReadOnlyError):
                         self._cut("the server has become a replica")
-                    await trio.sleep(BUSY)
+                    await trio.sleep(ASK_AGAIN_AFTER)
                 else:
                     failure = StoreError(f"{self._name} failed: {self._explained(error)}")
                     self._fail(batch, failure)
@@ -412,10 +412,10 @@ class Link:
 
     async def _wait_for_another(self, connection: BaseConnection | None) -> None:
         """Wait until there is another connection, or for a moment."""
-        with trio.move_on_after(BUSY):
+        with trio.move_on_after(ASK_AGAIN_AFTER):
             await self._connected.wait()
         if self._connection is connection:
-            await trio.sleep(BUSY)
+            await trio.sleep(ASK_AGAIN_AFTER)
 
     def _refused(self, batch: list[Pending], known: list[bool]) -> None:
         """Note that the server has done nothing for this request."""

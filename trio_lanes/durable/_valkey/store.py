@@ -32,7 +32,7 @@ from .._wire.run_past_cancel import run_past_cancel
 from ..acts.inspection import Check, JobsOf
 from . import text
 from .address import read_address
-from .link import Link
+from .link import ValkeyLink
 from .script import Script, source
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class ValkeyStore:
         self._runs: Final[dict[int, int]] = {}  # fence -> id, of runs whose end is not recorded
         self._lost: Final[set[int]] = set()  # fences of runs that the server has lost
         self._opening: Opening | None = None
-        self._link: Link | None = None
+        self._link: ValkeyLink | None = None
         self._rules: tuple[str, ...] = ()
         self._script = Script(source())
         self._waiters: Final = Waiters()
@@ -118,7 +118,7 @@ class ValkeyStore:
             raise RuntimeError(f"{self!r} is open already; make a ValkeyStore for each block")
         self._opening = opening
         self._rules = text.rules_of(opening.rules)
-        link = Link(
+        link = ValkeyLink(
             f"Valkey at {self._address}",
             self._address,
             self._namespace,
@@ -168,7 +168,7 @@ class ValkeyStore:
         self,
         connect: Callable[[], Awaitable[None]],
         serving: Sequence[trio.CancelScope],
-        link: Link,
+        link: ValkeyLink,
         opening: Opening,
     ) -> None:
         await connect()
@@ -258,13 +258,13 @@ class ValkeyStore:
     async def do(self, act: Act[T], ticket: str) -> T:
         if isinstance(act, PortionedAct):
             return await self._in_portions(act, ticket)  # type: ignore[return-value]  # int is T
-        words, hints = text.words_of(act), act.hints
+        words, lookups = text.words_of(act), act.lookups
         if act.leased:
             words.insert(0, self.instance)
-        weight = max(1, len(hints.batch) + len(hints.ids))
+        weight = max(1, len(lookups.batch) + len(lookups.ids))
         answer = await self._call(act.name, ticket, *words, weight=weight)
         result = text.answer_to(act, answer)
-        if hints.batch:
+        if lookups.batch:
             self._waiters.accepted(map(int, answer))
         return result
 

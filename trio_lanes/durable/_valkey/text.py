@@ -385,8 +385,8 @@ def _statistics(answer: Sequence[Any]) -> DurableStatistics:
 def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
     name, limits, levels = data
     return name, tuple(
-        QuotaLevel(limit, int(used), seconds(as_new))
-        for limit, (used, as_new) in zip(rates.from_json(limits), levels, strict=True)
+        QuotaLevel(limit, int(used), seconds(replenished))
+        for limit, (used, replenished) in zip(rates.from_json(limits), levels, strict=True)
     )
 
 
@@ -408,7 +408,7 @@ def _instances(answer: Sequence[Any]) -> list[InstanceInfo]:
 
 # ---- acts and questions: an encoding for each type of field, a decoding for each type of answer
 
-_WORDS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
+_ENCODERS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
     "str": lambda value: (value,),
     "str | None": lambda value: (optional(value),),
     "int": lambda value: (str(value),),
@@ -428,7 +428,7 @@ _WORDS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
 
 
 _ENCODINGS: Final = {
-    kind: [(field.name, _WORDS[str(field.type)]) for field in attrs.fields(kind)]
+    kind: [(field.name, _ENCODERS[str(field.type)]) for field in attrs.fields(kind)]
     for kind in VERBS.values()
 }
 

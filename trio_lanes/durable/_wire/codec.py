@@ -31,7 +31,7 @@ _RECORDS: Final[Mapping[str, type[Any]]] = {
     if isinstance(kind, type) and attrs.has(kind)
 }
 """All that a message can name."""
-_FIELDS: Final = {
+_FIELDS_OF: Final = {
     kind: tuple((field.name, field.alias) for field in attrs.fields(kind))
     for kind in _RECORDS.values()
 }
@@ -75,7 +75,7 @@ def _data(value: Any) -> Any:
         return {"": "map", "v": [[_data(key), _data(item)] for key, item in value.items()]}
     if isinstance(value, Exception):
         return _error_data(value)
-    fields = _FIELDS[type(value)]
+    fields = _FIELDS_OF[type(value)]
     return {"": type(value).__name__, "v": [_data(getattr(value, name)) for name, _ in fields]}
 
 
@@ -105,7 +105,7 @@ def _read(value: Any) -> Any:
     if kind == "error":
         return _read_error(*values)
     made = _RECORDS[kind]
-    fields = _FIELDS[made]
+    fields = _FIELDS_OF[made]
     given = {alias: _read(item) for (_, alias), item in zip(fields, values, strict=True)}
     return made(**given)
 

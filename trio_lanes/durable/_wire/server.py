@@ -43,11 +43,11 @@ class ServedStore(Store, Protocol):
 
 async def serve(link: Link, store: ServedStore) -> None:
     """Do the calls that come over ``link`` until it is cut, on a store object that is not open."""
-    await _Connection(link, store).serve()
+    await _ServedLink(link, store).serve()
 
 
 @final
-class _Connection:
+class _ServedLink:
     def __init__(self, link: Link, store: ServedStore) -> None:
         self._link: Final = link
         self._store: Final = store

@@ -12,7 +12,7 @@ import trio
 from .link import Link
 from .server import ServedStore, serve
 
-RECEIVED_AT_ONCE: Final = 256 * 1024
+MAX_RECEIVED: Final = 256 * 1024
 
 
 @final
@@ -42,7 +42,7 @@ class SocketLink:
                 self._searched = 0
                 return message
             self._searched = len(self._received)
-            more = await self._stream.receive_some(RECEIVED_AT_ONCE)
+            more = await self._stream.receive_some(MAX_RECEIVED)
             if not more:
                 raise trio.EndOfChannel
             self._received += more

@@ -43,8 +43,8 @@ from .._rules.rates import Meter, quota_meters
 from .._rules.request import Request
 from .._rules.tables import Tables
 
-_COUNTED = ("waiting", "parked", "running", "dead", "unhandled")
-_ENDED = {state.value for state in ENDED}
+_SUMS = ("waiting", "parked", "running", "dead", "unhandled")
+_ENDED_NAMES = {state.value for state in ENDED}
 _ByName: TypeAlias = defaultdict[str, list[Request]]
 
 
@@ -173,7 +173,7 @@ class AllStatistics(Question[DurableStatistics], long=True):
 
     def answer(self, queues: Queues) -> DurableStatistics:
         tables, now = queues.tables, queues.now
-        counts = [(*key, n) for key, n in tables.counts().items() if key[1] not in _ENDED]
+        counts = [(*key, n) for key, n in tables.counts().items() if key[1] not in _ENDED_NAMES]
         used, known = {lane for lane, *_ in counts}, tables.lanes()
         lanes: dict[str, LaneLimit] = {}
         for name in sorted({*known, *used}):
@@ -278,7 +278,7 @@ def statistics_of(
             sums[lane]["unhandled"] += count
     by_lane = {
         name: DurableLaneStatistics(
-            **{field: sums[name][field] for field in _COUNTED},
+            **{field: sums[name][field] for field in _SUMS},
             sessions=sessions_of_lanes.get(name, 0),
             concurrency=limit.concurrency,
             max_waiting=limit.max_waiting,
@@ -287,7 +287,7 @@ def statistics_of(
         for name, limit in lanes.items()
     }
     return DurableStatistics(
-        **{field: sum(getattr(lane, field) for lane in by_lane.values()) for field in _COUNTED},
+        **{field: sum(getattr(lane, field) for lane in by_lane.values()) for field in _SUMS},
         sessions=sessions,
         lanes=by_lane,
         store=store,

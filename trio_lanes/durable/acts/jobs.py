@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .._contract.act import Act, Hints
+from .._contract.act import Act, Lookups
 from .._contract.records import SubmittedJob
 from .._rules.engine import Engine
 
@@ -23,8 +23,8 @@ class Enqueue(Act[tuple[int, ...]]):
     batch: Sequence[SubmittedJob]
 
     @property
-    def hints(self) -> Hints:
-        return Hints(batch=self.batch)
+    def lookups(self) -> Lookups:
+        return Lookups(batch=self.batch)
 
     def apply(self, engine: Engine) -> tuple[int, ...]:
         return engine.enqueue(self.batch)

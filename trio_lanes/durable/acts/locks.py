@@ -56,7 +56,7 @@ class Spend(Act[tuple[int, ServedAt | None] | None], leased=True):
         request = lines.make_request(queues, f"quota {self.quota}", data, self.job)
         first = lines.first_of(queues, request.line)
         if first is None and lines.charged(queues, request):
-            return 0, queues.now
+            return 0, queues.now  # served at once, it is not kept: nothing is left to release
         queues.tables.put_request(request)
         if first is not None:
             lines.serve_quota(queues, request.line)  # its time may have come

@@ -13,7 +13,7 @@ from ... import UnknownLaneError
 from ..._config.names import is_template
 from .._contract.act import Act, PortionedAct
 from .._contract.records import GroupLimit, LaneLimit, Selection
-from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, RUNNING, WAITING
+from .._contract.state import CANCELLED, DEAD, DEAD_LETTERS, ENDED, RUNNING, WAITING
 from .._rules import rates
 from .._rules.job_record import ON_LIST, SESSION_PAUSED, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 PAUSE: Final = LaneLimit(0, pause_only=True)
 """The beginning of a pause of a lane of a template."""
-AHEAD: Final = -(2**52)
+BEFORE_ALL: Final = -(2**52)
 """Added to a number, it gives a place before all others, in the order of the numbers. The sum is
 exact in a float, as every number of a store."""
 
@@ -75,7 +75,7 @@ class PutFirst(Act[bool]):
         head = tables.head(job.session)
         assert head is not None
         assert head.place is not None
-        place = tables.next_number() + AHEAD
+        place = tables.next_number() + BEFORE_ALL
         if head.id != job.id and head.place >= 0:
             if head.state is WAITING:
                 tables.update(head, ready=None, shelf=ON_LIST)
@@ -83,7 +83,7 @@ class PutFirst(Act[bool]):
                 queues.list_ready(job, first=True)
                 return True
             tables.update(head, place=place)
-            place = tables.next_number() + AHEAD
+            place = tables.next_number() + BEFORE_ALL
         tables.update(job, place=place)
         return True
 
@@ -135,7 +135,7 @@ class Clear(PortionedAct, long=True):
             return limit, after
         if self.session is not None:
             for job in tables.select(
-                Selection(states=_DEAD, session=self.session), 0, -1, queues.now
+                Selection(states=_ONLY_DEAD, session=self.session), 0, -1, queues.now
             ):
                 _open_session(queues, job)
         return len(jobs), None
@@ -264,7 +264,7 @@ class Requeue(PortionedAct):
         jobs = _letters(queues, self.of, after, limit)
         for job in jobs:
             queues.tables.update(
-                job, attempts=0, crashes=0, alone=0, company=0, cancel=None, due=None
+                job, attempts=0, crashes=0, crashes_alone=0, crashed_with=0, cancel=None, due=None
             )
             queues.revive(job)
         return _portion(jobs, limit)
@@ -284,7 +284,7 @@ class Purge(PortionedAct):
         for job in jobs:
             _open_session(queues, job)
             queues.tables.delete(job)
-            queues.ended.append((job.id, None))  # a task may wait for it, if it has heard nothing
+            queues.news.append((job.id, None))  # a task may wait for it, if it has heard nothing
         return _portion(jobs, limit)
 
 
@@ -337,13 +337,12 @@ def _replace(
 
 
 _FORGETTABLE: Final = {state.value for state in ENDED}
-_DEAD: Final = frozenset({DEAD})
-_LETTERS: Final = frozenset({DEAD, FAILED})
+_ONLY_DEAD: Final = frozenset({DEAD})
 
 
 def _letters(queues: Queues, of: Selection, after: int | None, limit: int) -> list[JobRecord]:
     """Return the first dead and failed jobs of a selection with ids above ``after``."""
-    of = attrs.evolve(of, states=of.states & _LETTERS)
+    of = attrs.evolve(of, states=of.states & DEAD_LETTERS)
     return queues.tables.select(of, after or 0, limit, queues.now)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .._contract.act import Act, Hints
+from .._contract.act import Act, Lookups
 from .._contract.protocol import EVENTS_KEPT, MESSAGES_KEPT
 from .._contract.state import CANCELLED, PARKED, RUNNING, WAITING
 from .._rules.budget import Budget
@@ -41,8 +41,8 @@ class Take(Act[bool | None], leased=True):
     """The outcome, as JSON text, of each job that ends, by its id."""
 
     @property
-    def hints(self) -> Hints:
-        return Hints(ids=[self.id, *self.taken])
+    def lookups(self) -> Lookups:
+        return Lookups(ids=[self.id, *self.taken])
 
     def apply(self, queues: Queues) -> bool | None:
         job = queues.run_of(self.id, self.fence)
@@ -119,7 +119,7 @@ class EmitEvent(Act[int | None], leased=True):
         number = job.emitted + 1
         queues.tables.update(job, emitted=number)
         queues.tables.append(job.event_list, ListItem(number, self.event), EVENTS_KEPT)
-        queues.ended.append((job.id, None))
+        queues.news.append((job.id, None))
         return number
 
 
@@ -153,5 +153,5 @@ class Send(Act[tuple[int, int] | str]):
         number = job.sent + 1
         tables.update(job, sent=number)
         tables.append(job.message_list, ListItem(number, self.message, self.key, taken=False))
-        queues.ended.append((job.id, None))
+        queues.news.append((job.id, None))
         return job.id, number

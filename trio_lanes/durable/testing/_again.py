@@ -14,9 +14,7 @@ from ..acts.jobs import Enqueue
 from ..acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
 from ..acts.runs import Checkpoint, LendSlot, RegainSlot
 from ..store import STEP_BYTES
-from ._bench import Bench, all_of, opening, story, ticket
-
-STOP = '{"reason": null}'
+from ._bench import STOP, Bench, all_of, opening, story, ticket
 
 
 def one(payload: str = "1", **options: Any) -> SubmittedJob:

@@ -36,6 +36,8 @@ MakeStore: TypeAlias = Callable[[Path], Store]
 LEASE: Final = 1.0
 """Seconds of the lease of instances that a test lets die."""
 REAL_PAUSE: Final = 0.05
+STOP: Final = '{"reason": null}'
+"""The outcome of a cancellation without a reason."""
 HUNG_AFTER: Final = 180.0
 """Real seconds; far longer than any test takes on a busy machine."""
 
@@ -154,8 +156,8 @@ class Bench:
 
     def begun(self) -> list[str]:
         """Return the payloads of the gates that have begun, in order."""
-        told = [entry for entry in self.log if isinstance(entry, str)]
-        return [entry.removesuffix(" begins") for entry in told if entry.endswith(" begins")]
+        lines = [entry for entry in self.log if isinstance(entry, str)]
+        return [entry.removesuffix(" begins") for entry in lines if entry.endswith(" begins")]
 
     async def settle(self, lanes: DurableLanes) -> None:
         """Wait until nothing more happens without the passage of time."""
@@ -282,7 +284,7 @@ def story(tell: Story) -> Callable[[Any], None]:
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(self.make_store, Path(folder), clock, self.real_pause)
 
-            async def told() -> None:
+            async def played() -> None:
                 with trio.CancelScope() as scope:
                     token = trio.lowlevel.current_trio_token()
                     # in real seconds, since the clock of a test that hangs may stand still
@@ -294,7 +296,7 @@ def story(tell: Story) -> Callable[[Any], None]:
                         watch.cancel()
                 assert not scope.cancelled_caught, f"hung after {bench.log}"
 
-            trio.run(told, clock=clock)
+            trio.run(played, clock=clock)
 
     test.__name__ = tell.__name__
     test.__qualname__ = tell.__qualname__

@@ -40,10 +40,9 @@ from .. import (
 from ..acts.inspection import AllStatistics, JobsOf, StatusOf
 from ..acts.orders import Cancel, Clear, Configure, Purge, Requeue
 from ..store import LISTED, PAGE
-from ._bench import Bench, opening, story, ticket
+from ._bench import STOP, Bench, opening, story, ticket
 
 ONCE = RetryPolicy(max_attempts=1)
-STOP = '{"reason": null}'
 
 
 def failing(bench: Bench) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from ... import LaneConfig, LaneGroup, RateLimit
 from .. import DurableJobError, DurableLanes, DurableState, NoRetry, current_job
 from ._bench import Bench, story
 
-LONGEST: Final = 1_000
-REFUSED: Final = ("a\0b", "ä\0b", "a\ud800b", "x" * (LONGEST + 1), "ä" * (LONGEST + 1))
+LENGTH: Final = 1_000
+REFUSED: Final = ("a\0b", "ä\0b", "a\ud800b", "x" * (LENGTH + 1), "ä" * (LENGTH + 1))
 """Names that some store could not keep."""
-LANES: Final = {"main": 4, "t:*": 2}
+NAMED_LANES: Final = {"main": 4, "t:*": 2}
 
 
 def acts(lanes: DurableLanes, name: str) -> Iterator[Callable[[], Awaitable[Any]]]:
@@ -72,7 +72,7 @@ class NameStories:
             ):
                 with bench.raises(ValueError):
                     bench.lanes(**options)
-        async with bench.lanes(lanes=LANES) as lanes:
+        async with bench.lanes(lanes=NAMED_LANES) as lanes:
             for name in REFUSED:
                 for act in acts(lanes, name):
                     with bench.raises(ValueError) as caught:
@@ -81,7 +81,7 @@ class NameStories:
                     assert str(caught[0]).partition(" must ")[2], caught
                     assert repr(name[:2])[1:-1] in str(caught[0])
             assert await lanes.jobs() == []
-            assert set(await lanes.limits()) == set(LANES)
+            assert set(await lanes.limits()) == set(NAMED_LANES)
             await (await lanes.submit("echo", 7)).wait()
             assert bench.log == [7]
 
@@ -99,7 +99,7 @@ class NameStories:
 
         def longest(before: str = "") -> str:
             return before + "".join(
-                chr(dice.randrange(0x10000, 0x110000)) for _ in range(LONGEST - len(before))
+                chr(dice.randrange(0x10000, 0x110000)) for _ in range(LENGTH - len(before))
             )
 
         hears, fails, unit, lane, quota = longest(), longest(), longest(), longest(), longest()

@@ -1,4 +1,4 @@
-"""`compare_stores`: one random life, told to two stores at once, which must answer the same.
+"""`compare_stores`: one random life, played on two stores at once, which must answer the same.
 
 It plays a worker and its operators at the level of `Store`: submissions, steps with every outcome,
 steps asked again and steps that come too late, slots, checkpoints, orders, crashes, and time. After
@@ -55,7 +55,7 @@ from ..acts.orders import (
 )
 from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
 from ..store import PAGE, Act
-from ._bench import MakeStore, Played
+from ._bench import STOP, MakeStore, Played
 
 ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 OUTCOMES: Final = (
@@ -68,14 +68,13 @@ OUTCOMES: Final = (
     Released(),
     Cancelled(),
 )
-STOP: Final = '{"reason": null}'
 OVER: Final = frozenset(DurableState) - {
     DurableState.WAITING,
     DurableState.PARKED,
     DurableState.RUNNING,
 }
-LEASE: Final = 1e6
-LANES: Final = {
+ENDLESS_LEASE: Final = 1e6
+TWIN_LANES: Final = {
     "main": LaneLimit(3, 12),
     "cron": LaneLimit(1),
     "tenant:*": LaneLimit(2, 5, rates=(RateLimit(4, per=7.0, unit="tokens"),)),
@@ -181,7 +180,7 @@ class _Twin:
 
 
 @final
-class _Life:
+class _TwinLife:
     def __init__(self, twins: Sequence[_Twin], seed: int, clock: trio.testing.MockClock) -> None:
         self.twins = twins
         self.chance = random.Random(seed)
@@ -193,7 +192,7 @@ class _Life:
         self.messages: list[tuple[int, int]] = []  # (place of a job, number)
         self.spent: list[dict[str, int]] = []  # what was taken from the quota at once
         self.wrong: list[str] = []
-        self.told: list[str] = []
+        self.acts: list[str] = []
 
     async def both(self, what: str, ask: Callable[[_Twin], Awaitable[object]]) -> object:
         """Ask both stores; return the answer of the first."""
@@ -203,10 +202,10 @@ class _Life:
                 answers.append(await ask(twin))
             except (LaneError, ValueError) as error:
                 answers.append(type(error).__name__)
-        self.told.append(f"{what} -> {answers[0]}")
+        self.acts.append(f"{what} -> {answers[0]}")
         if answers[0] != answers[1]:
             self.wrong.append(
-                f"after {len(self.told)} acts, {what}: {answers[0]!r} and {answers[1]!r}"
+                f"after {len(self.acts)} acts, {what}: {answers[0]!r} and {answers[1]!r}"
             )
         return answers[0]
 
@@ -214,12 +213,12 @@ class _Life:
         for twin in self.twins:
             opening = Opening(
                 names=frozenset({"echo", "other"}),
-                lanes=LANES,
+                lanes=TWIN_LANES,
                 groups={"g": GroupLimit(("main", "cron", "tenant:*"), 4, {"cron": 1})},
                 max_crashes=2,
                 hold=self.hold,
                 result_ttl=60.0,
-                lease_ttl=LEASE,
+                lease_ttl=ENDLESS_LEASE,
                 worker=True,
             )
             twin.opened = AsyncExitStack()
@@ -352,7 +351,7 @@ class _Life:
     ) -> Any:
         """Have both do an act, so many times: only the first time it does something."""
         what = make(self.twins[0]).name
-        ticket = f"{what} {len(self.told)}"
+        ticket = f"{what} {len(self.acts)}"
 
         async def do(twin: _Twin) -> object:
             return show(twin, await twin.played.do(make(twin), ticket))
@@ -431,8 +430,8 @@ class _Life:
 
         async def receive(twin: _Twin) -> object:
             fence = twin.fences[claims[-1]] if claims else 0
-            told = await twin.played.store.receive(twin.ids[job], fence, number - 1)
-            return told and tuple(told)
+            message = await twin.played.store.receive(twin.ids[job], fence, number - 1)
+            return message and tuple(message)
 
         await self.both("receive", receive)
 
@@ -457,8 +456,8 @@ class _Life:
                 found = await store.look(inspection.JobsOf(Selection(id=id, states=OVER), 0, 1))
                 if not found and await store.look(inspection.StatusOf(id)) is not None:
                     return None  # it would wait
-                told = await store.events(id, after)
-                return None if told is None else list(map(tuple, told))
+                events = await store.events(id, after)
+                return None if events is None else list(map(tuple, events))
 
             await self.both("events", events)
 
@@ -646,6 +645,6 @@ def compare_stores(
     time = clock()
     with tempfile.TemporaryDirectory() as folder:
         twins = [_Twin(make(Path(folder))) for make in (one, other)]
-        life = _Life(twins, seed, time)
+        life = _TwinLife(twins, seed, time)
         trio.run(life.live, acts, clock=time)
     return life.wrong

@@ -42,7 +42,7 @@ class WorkStories:
         async with store.store.open(opening()):
             await store.join()
             headers = '{"traceparent": "00-é"}'
-            jobs = [SubmittedJob(name="echo", headers=told) for told in (headers, None)]
+            jobs = [SubmittedJob(name="echo", headers=given) for given in (headers, None)]
             await store.enqueue(jobs)
             claims = (await store.step([], 2)).claims
             assert [claim.headers for claim in claims] == [headers, None]
