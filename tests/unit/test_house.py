@@ -77,7 +77,7 @@ SAME_IDEA = {
     ),
     **dict.fromkeys(
         ("LOOKS_EVERY", "PASSING", "RECONNECT_AFTER"),
-        "how a client of PostgreSQL, and one of Valkey, looks, tries and connects again",
+        "how a client of a server looks again, tries again and connects again",
     ),
 }
 """Names that stand twice, and the one idea that each of them stands for."""

@@ -91,7 +91,7 @@ def quotas_table(quotas: Sequence[QuotaStatistics], instances: Sequence[Instance
                 quota.name,
                 rate_text(level.limit),
                 number(level.used),
-                "" if level.replenished_at is None else moment(level.replenished_at),
+                "" if level.full_at is None else moment(level.full_at),
                 number(quota.waiting),
                 _requests(quota.waiters, quota.waiting, where),
             )

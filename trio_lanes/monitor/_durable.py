@@ -119,7 +119,7 @@ class Durable:
                             "limit": level.limit.limit,
                             "unit": clipped(level.limit.unit),
                             "per": level.limit.per,
-                            "left": _left(level.replenished_at),
+                            "left": _left(level.full_at),
                         }
                         for level in quota.levels
                     ],

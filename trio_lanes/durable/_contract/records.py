@@ -475,8 +475,8 @@ class QuotaLevel:
     """As the last spend applied it."""
     used: int
     """The amount that counts against the limit now; more than the limit after a settlement."""
-    replenished_at: float | None
-    """The Unix time at which nothing of it is in use, if nothing more is spent; None: now."""
+    full_at: float | None
+    """When all of it may be used again if nothing more is spent, as Unix time; None: it may now."""
 
 
 @final

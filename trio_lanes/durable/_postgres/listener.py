@@ -120,7 +120,7 @@ class Listener:
             texts = self._texts.copy()
             self._texts.clear()
             for text in texts:
-                self._tell(text)
+                self._take_notice(text)
             with trio.move_on_after(random.uniform(*LOOKS_EVERY)) as waited:
                 await trio.lowlevel.wait_readable(connection.fileno())
             if waited.cancelled_caught:
@@ -132,7 +132,7 @@ class Listener:
             else:
                 connection.pgconn.consume_input()
 
-    def _tell(self, text: str) -> None:
+    def _take_notice(self, text: str) -> None:
         sender, _, rest = text.partition(" ")
         if sender == self._me:
             return

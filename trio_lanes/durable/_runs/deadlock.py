@@ -59,7 +59,7 @@ class _Limit:
 
 
 async def wait_inside(run: DurableRun, id: int) -> Ended | None:
-    """JobWait for the end of a job inside of a run, as `Store.wait` does.
+    """Wait for the end of a job inside of a run, as `Store.wait` does.
 
     Raises:
       LaneDeadlockError: if the wait can never end.

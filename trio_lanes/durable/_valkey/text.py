@@ -385,8 +385,8 @@ def _statistics(answer: Sequence[Any]) -> DurableStatistics:
 def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
     name, limits, levels = data
     return name, tuple(
-        QuotaLevel(limit, int(used), seconds(replenished))
-        for limit, (used, replenished) in zip(rates.from_json(limits), levels, strict=True)
+        QuotaLevel(limit, int(used), seconds(full))
+        for limit, (used, full) in zip(rates.from_json(limits), levels, strict=True)
     )
 
 

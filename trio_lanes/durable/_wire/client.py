@@ -41,9 +41,9 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 ASK_AGAIN: Final = 1.0
 """Seconds after which a call without an answer is sent again."""
-CONNECT_AGAIN: Final = 0.25
+RECONNECT_AFTER: Final = 0.25
 """Seconds between two tries to connect."""
-LOOK_EVERY: Final = (2.0, 5.0)
+LOOKS_EVERY: Final = (2.0, 5.0)
 """Seconds between two looks for work without a hint, at least and at most."""
 LONG: Final = 600.0
 """Seconds after which a call that reads every job is given up."""
@@ -121,7 +121,7 @@ class ServedStoreClient(Store):
                 return
             self._link = None
             self._linked = trio.Event()
-            await trio.sleep(CONNECT_AGAIN)
+            await trio.sleep(RECONNECT_AFTER)
 
     async def _use(self, link: Link, opening: Opening) -> None:
         number = self._next_number()
@@ -259,7 +259,7 @@ class ServedStoreClient(Store):
 
     async def wake(self) -> AsyncIterator[None]:
         while True:
-            with trio.move_on_after(random.uniform(*LOOK_EVERY)):
+            with trio.move_on_after(random.uniform(*LOOKS_EVERY)):
                 await self._pokes.receive()
             yield
 

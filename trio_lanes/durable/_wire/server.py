@@ -65,7 +65,7 @@ class _ServedLink:
             async with self._store.open(opening):
                 await self._send((number, self._store.max_payload))
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._tell)
+                    nursery.start_soon(self._push_looks)
                     try:
                         while True:
                             call = decode(await self._link.receive())
@@ -86,7 +86,7 @@ class _ServedLink:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the receiving side ends this connection
 
-    async def _tell(self) -> None:
+    async def _push_looks(self) -> None:
         async for _ in self._store.wake():
             await self._send((0, "look"))
 

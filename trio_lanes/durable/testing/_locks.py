@@ -442,9 +442,9 @@ class LockStories:
             assert (requests.limit, tokens.limit) == (SLIDING, TOKENS)
             assert requests.used == 2
             assert 4_900 < tokens.used <= 5_000
-            assert requests.replenished_at is not None
-            assert tokens.replenished_at is not None
-            assert 4_900 < tokens.replenished_at - requests.replenished_at < 5_000
+            assert requests.full_at is not None
+            assert tokens.full_at is not None
+            assert 4_900 < tokens.full_at - requests.full_at < 5_000
             await bench.advance(0.1, lanes)
             assert bench.log == []
             assert await asking.reset_quota("q")
@@ -456,7 +456,7 @@ class LockStories:
             assert (requests.used, tokens.used <= 1) == (1, True)
             await bench.advance(11.0, lanes)
             (quota,) = (await asking.statistics()).quotas
-            assert [(level.used, level.replenished_at) for level in quota.levels] == [(0, None)] * 2
+            assert [(level.used, level.full_at) for level in quota.levels] == [(0, None)] * 2
             with bench.raises(ValueError):
                 await asking.reset_quota("")
 
