@@ -125,7 +125,7 @@ class Listener:
                 await trio.lowlevel.wait_readable(connection.fileno())
             if waited.cancelled_caught:
                 seen = await self._link.call(self._slow_look)
-                if seen != self._seen or seen[1]:
+                if seen != self._seen or seen[1]:  # [1]: a step has work that nothing announces
                     self._seen = seen
                     self._look()
                     self._wake_waiters(None)

@@ -71,7 +71,7 @@ class Budget:
         group = self._groups.get(member)
         if group is None:
             return None
-        if not group.lanes:
+        if not group.lanes:  # counted when the first of its members asks
             used = {*self._tables.running_lanes(), lane}
             for other in used:
                 its_member = label_of(self._lanes, other)

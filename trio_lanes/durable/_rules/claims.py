@@ -210,9 +210,8 @@ class _Isolation:
 
     def __init__(self, queues: Queues) -> None:
         self._queues: Final = queues
-        self._since: Final[
-            dict[int, float]
-        ] = {}  # {suspect's id: when it began to restrict claims}
+        # {suspect's id: when it began to restrict claims}
+        self._since: Final[dict[int, float]] = {}
         self._running: int = 0
         self._max_runs: int | float = math.inf
         self.due: float | None = None
@@ -358,7 +357,7 @@ class LaneTurn:
         suspect = self._suspect(heads)
         if suspect is not None:
             return suspect
-        for head in heads[:0:-1]:
+        for head in heads[:0:-1]:  # from the lowest priority up, without the highest
             if self._passed[head.priority] >= PASSED_OVER[head.priority]:
                 return head
         return heads[0]

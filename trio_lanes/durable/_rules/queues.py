@@ -139,7 +139,7 @@ class Queues:
             changes["error"] = error_type(outcome)
             failure = in_one_line(outcome)
         else:
-            changes["payload"] = ""
+            changes["payload"] = ""  # no run reads it again, and `digest` stays
             if job.checkpoint is not None:
                 changes["checkpoint"] = None
         if job.state is RUNNING:
@@ -178,7 +178,7 @@ class Queues:
     def give_back(self, job: JobRecord, how: str = "released") -> None:
         """Put a running job back to WAITING, at the front of the ready list."""
         if job.cancel is not None:
-            self.end(job, CANCELLED, job.cancel)
+            self.end(job, CANCELLED, job.cancel)  # it never waits again
         else:
             self.leave(job, WAITING, how, lent=HOLDS_SLOT)
             self.list_ready(job, first=True)
@@ -201,6 +201,7 @@ class Queues:
             job,
             crashes=job.crashes + 1,
             crashes_alone=job.crashes_alone + (runs == 1),
+            # the least so far: a crash among more runs does not widen the search
             crashed_with=min(job.crashed_with or runs, runs),
         )
         if job.cancel is None and job.crashes_alone >= self.rules.max_crashes:

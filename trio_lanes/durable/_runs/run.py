@@ -88,9 +88,7 @@ class DurableRun:
         self._claim: Final = claim
         self._store: Final = store
         self._peers: Final = peers
-        self._waiting_for: Final[
-            list[JobWait]
-        ] = []  # of this run's tasks, for the ends of other jobs
+        self._waiting_for: Final[list[JobWait]] = []  # of its tasks, for the ends of other jobs
         self._job: Job[Any] | None = None  # the core's job that runs the handler, until its end
         self._cancelled = False  # whether the store has recorded its cancellation
         self._lending = 0  # how many tasks are in `yield_slot`

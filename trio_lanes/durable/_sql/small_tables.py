@@ -158,6 +158,7 @@ class SmallTables(Settings, ABC):
     def drop_items(self, name: str, *, taken: bool) -> bool:
         self._flush_small(_LIST_WRITES)
         self._small_writes += 1
+        # `taken` is 0 or 1: with 0, those that were not taken; with 1, all
         statement = "DELETE FROM main.lists WHERE [list] = :list AND taken <= :taken"
         return self._execute(statement, {"list": name, "taken": int(taken)}).rowcount > 0
 
@@ -181,6 +182,7 @@ class SmallTables(Settings, ABC):
     def first_request(self, line: str, served: bool) -> Request | None:
         of = "[line] = :line AND served IS "
         if served:
+            # any: those that were served are all shared, or one
             return self._request(of + "NOT NULL LIMIT 1", {"line": line})
         return self._request(of + "NULL ORDER BY id LIMIT 1", {"line": line})
 

@@ -154,7 +154,7 @@ class SqliteTables(RemembersAnswers, SqlTables):
         boot: str
         ahead: float
         clock, boot, ahead = self._execute("SELECT clock, boot, ahead FROM meta").fetchone()
-        if moment.boot and moment.boot == boot:
+        if moment.boot and moment.boot == boot:  # else the monotonic clock may have begun anew
             return max(moment.machine + ahead, clock)
         now = max(moment.wall, clock)
         self._execute("UPDATE meta SET boot = ?, ahead = ?", (moment.boot, now - moment.machine))

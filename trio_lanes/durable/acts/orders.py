@@ -71,7 +71,7 @@ class PutFirst(Act[bool]):
             return False
         assert job.place is not None
         if job.place < 0:
-            return True
+            return True  # it was put first before, and keeps its place among such jobs
         head = tables.head(job.session)
         assert head is not None
         assert head.place is not None
