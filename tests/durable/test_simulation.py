@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,13 @@ async def test_a_life_reports_a_broken_rule(
     story.cluster = cluster
     story.places = {1: 1, 2: 2}
     for run in (Run(2, 5), Run(1, 4)):
-        monkeypatch.setattr(_life, "current_job", lambda run=run: run)
-        story.end(story.begin())
-    for run in (Run(3, 6), Run(4, 7)):
-        monkeypatch.setattr(_life, "current_job", lambda run=run: run)
-        story.begin()
+        monkeypatch.setattr(_life, "this_run", lambda run=run: run)
+        with story.body():
+            pass
+    with ExitStack() as bodies:
+        for run in (Run(3, 6), Run(4, 7)):
+            monkeypatch.setattr(_life, "this_run", lambda run=run: run)
+            bodies.enter_context(story.body())
     await _life._check_end(story, Ended(3, JobDeadError("ValueError", "no")), 3)
     await _life._check_end(story, Ended(4, 5), 4)
     found = "; ".join(story.wrong)

@@ -42,7 +42,7 @@ MAX_LINES = {
     "durable/_valkey": 1_850,
     "durable/_valkey/lua": 4_500,
     "durable/_wire": 700,
-    "durable/testing": 5_850,
+    "durable/testing": 5_450,
     "instruments": 850,
     "agents": 100,
     "agents/_conversations": 1_700,
@@ -56,7 +56,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 53_250
+MAX_IN_ALL = 52_850
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

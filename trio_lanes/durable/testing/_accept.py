@@ -15,13 +15,13 @@ from .. import (
     RetryPolicy,
     Submission,
 )
-from ._bench import Bench, story
+from ._bench import Bench, stories
 
 
+@stories
 class AcceptStories:
     """Tests of acceptance."""
 
-    @story
     async def test_the_same_key_is_the_same_job_until_it_is_forgotten(self, bench: Bench) -> None:
         async with bench.lanes(result_ttl=5) as lanes:
             job = await lanes.submit("echo", {"a": 1}, session="s", key="k")
@@ -47,23 +47,17 @@ class AcceptStories:
                 assert (caught[0].id, caught[0].field) == (job.id, next(iter(changes)))
             assert [one.id for one in await lanes.jobs()] == [job.id, two.id]
             await bench.advance(5.1, lanes)
-            with bench.raises(ResultGoneError):
-                await job.wait()
+            await bench.fails(job, ResultGoneError)
             with bench.raises(ResultGoneError):
                 await job.status()
             assert await lanes.jobs() == []
             assert (await lanes.submit("echo", "other", key="k")).id != job.id
 
-    @story
     async def test_a_key_is_its_jobs_in_every_state_until_that_is_purged(
         self, bench: Bench
     ) -> None:
-        async def bad(payload: Any) -> None:
-            bench.log.append(payload)
-            raise ValueError("no")
-
         policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0.0)
-        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+        async with bench.lanes(retry=policy) as lanes:
 
             async def again() -> int:
                 return (await lanes.submit("bad", 1, session="s", key="k", delay=1)).id
@@ -82,12 +76,10 @@ class AcceptStories:
             assert await lanes.purge(id) == 1
             assert await again() != id
 
-            gate = await lanes.submit("gate", "a", key="running")
-            await bench.settle(lanes)
+            gate = await bench.submitted(lanes, "gate", "a", key="running")
             assert (await lanes.submit("gate", "a", key="running")).id == gate.id
             assert bench.begun() == ["a"]
 
-    @story
     async def test_many_are_accepted_together_or_not_at_all(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             await lanes.pause("main")
@@ -107,7 +99,6 @@ class AcceptStories:
                 assert (await lanes.statistics()).waiting == 1
             assert await lanes.submit_many([]) == []
 
-    @story
     async def test_a_lane_that_is_full_accepts_nothing(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": LaneConfig(max_waiting=2, paused=True)}) as lanes:
             with bench.raises(LaneFullError):
@@ -120,7 +111,6 @@ class AcceptStories:
             await lanes.configure({"main": LaneConfig(max_waiting=math.inf)})
             await (await lanes.submit("echo", 3)).wait()
 
-    @story
     async def test_a_payload_that_is_not_json_or_too_large_is_refused_alone(
         self, bench: Bench
     ) -> None:
@@ -136,7 +126,6 @@ class AcceptStories:
             assert (await lanes.statistics()).waiting == 0
             for kind in ("large", "no json"):
                 job = await lanes.submit("too_much", kind)
-                with bench.raises(DurableJobError):
-                    await job.wait()
+                await bench.fails(job, DurableJobError)
                 assert (await job.status()).state is DurableState.FAILED
             assert bench.log == ["ran", "ran"]

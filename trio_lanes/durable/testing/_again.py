@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import trio
@@ -14,23 +15,21 @@ from ..acts.jobs import Enqueue
 from ..acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
 from ..acts.runs import Checkpoint, LendSlot, RegainSlot
 from ..store import STEP_BYTES
-from ._bench import STOP, Bench, all_of, opening, story, ticket
+from ._bench import STOP, Bench, opening, stories, ticket
 
 
 def one(payload: str = "1", **options: Any) -> SubmittedJob:
     return SubmittedJob(name="echo", payload=payload, **options)
 
 
+@stories
 class AgainStories:
     """Tests of calls that are asked again."""
 
-    @story
     async def test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             await store.enqueue([one(str(n)) for n in range(9)])
             first = await store.store.step(1, [], 2)
             assert [claim.payload for claim in first.claims] == ["0", "1"]
@@ -46,14 +45,11 @@ class AgainStories:
             again = await store.store.step(2, finishes, 2)
             assert (again.claims, again.stale) == (second.claims, second.stale)
             assert (await store.look(AllStatistics())).running == 3
-            await store.leave()
 
-    @story
     async def test_a_step_that_is_asked_ahead_is_done_after_the_one_before(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        if not getattr(store.store, "steps_ahead", False):
+        if not getattr(bench.store(), "steps_ahead", False):
             return
         steps: dict[int, Step] = {}
 
@@ -66,8 +62,7 @@ class AgainStories:
                 await trio.lowlevel.checkpoint()  # until it is asked
                 nursery.start_soon(ask, first + 1, ends[2:], room)
 
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             await store.enqueue([one(str(n)) for n in range(5)])
             await ask_both(1, [], 2)
             claims = [*steps[1].claims, *steps[2].claims]
@@ -79,24 +74,16 @@ class AgainStories:
             assert [claim.payload for claim in steps[3].claims] == ["4"]
             assert (steps[3].stale, steps[4].stale, steps[4].claims) == ((), (), ())
             assert (await store.look(AllStatistics())).running == 1
-            await store.leave()
 
-    @story
     async def test_a_step_that_comes_after_a_later_one_does_nothing(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             (id,) = await store.enqueue([one()])
             (claim,) = (await store.step([], 1)).claims
             await store.step([], 0)
             late = await store.store.step(1, [Finish(id, claim.fence, Succeeded("1"))], 1)
             assert late == Step((), (), (), None)
-            status = await store.look(StatusOf(id))
-            assert status is not None
-            assert status.state is DurableState.RUNNING
-            await store.leave()
+            assert (await store.look(StatusOf(id))).state is DurableState.RUNNING
 
-    @story
     async def test_the_answer_of_a_step_asked_again_has_no_run_that_others_have_ended(
         self, bench: Bench
     ) -> None:
@@ -113,44 +100,31 @@ class AgainStories:
             again = await store.store.step(1, [], 2)
             assert (again.claims, again.cancels) == ((), ())
 
-    @story
     async def test_steps_are_counted_from_1_in_each_incarnation(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             for _ in range(3):
                 await store.step([], 1)
             await store.join()
             await store.enqueue([one()])
             assert len((await store.store.step(1, [], 1)).claims) == 1
-            await store.leave()
 
-    @story
     async def test_the_claims_of_an_unanswered_step_are_given_back_by_the_next_join(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.open(opening(max_crashes=1)):
-            await store.join()
+        async with bench.playing(max_crashes=1) as store:
             (ended, unknown) = await store.enqueue([one("1", session="a"), one("2")])
             (run, lost) = (await store.step([], 2)).claims
             await store.join(held=[run.fence])
             claims = (await store.step([Finish(ended, run.fence, Succeeded("7"))], 2)).claims
             assert [(claim.id, claim.crashes) for claim in claims] == [(unknown, 0)]
             assert claims[0].fence > lost.fence
-            end = await store.wait(ended)
-            assert end is not None
-            assert end.outcome == "7"
+            assert (await store.wait(ended)).outcome == "7"
             assert len(await store.look(AllInstances())) == 1
-            await store.leave()
 
-    @story
     async def test_a_run_that_ended_as_it_was_cancelled_with_the_lease_keeps_its_end(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.open(opening(max_crashes=1)):
-            await store.join()
+        async with bench.playing(max_crashes=1) as store:
             await store.enqueue([one("1", session="a"), one("2", session="b")])
             (ended, cut) = (await store.step([], 2)).claims
             lost = [(ended.id, ended.fence), (cut.id, cut.fence)]
@@ -158,12 +132,8 @@ class AgainStories:
             finish = Finish(ended.id, ended.fence, Succeeded("7"))
             claims = (await store.step([finish], 2)).claims
             assert [(claim.id, claim.crashes) for claim in claims] == [(cut.id, 0)]
-            end = await store.wait(ended.id)
-            assert end is not None
-            assert end.outcome == "7"
-            await store.leave()
+            assert (await store.wait(ended.id)).outcome == "7"
 
-    @story
     async def test_a_join_that_is_asked_again_is_one_incarnation(self, bench: Bench) -> None:
         store = bench.played()
         me = ticket()
@@ -177,7 +147,6 @@ class AgainStories:
             assert (await store.store.step(1, [], 1)).claims == (claim,)
             await store.leave()
 
-    @story
     async def test_a_submission_with_the_same_ticket_is_accepted_once(self, bench: Bench) -> None:
         store = bench.store()
         async with store.open(opening(names=())):
@@ -187,7 +156,6 @@ class AgainStories:
             assert (await store.look(AllStatistics())).waiting == 2
             assert await store.do(Enqueue(batch), ticket()) != ids
 
-    @story
     async def test_a_refused_act_can_be_asked_again(self, bench: Bench) -> None:
         store = bench.store()
         async with store.open(opening(names=())):
@@ -197,15 +165,10 @@ class AgainStories:
                     await store.do(Enqueue([one(lane="nowhere")]), mine)
             assert len(await store.do(Enqueue([one()]), mine)) == 1
 
-    @story
     async def test_every_order_with_the_same_ticket_is_done_once(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             (first,) = await store.enqueue([one()])
-            mine = ticket()
-            assert await store.do(Cancel(first, STOP), mine)
-            assert await store.do(Cancel(first, STOP), mine)  # it has ended: that was asked here
+            assert await store.twice(Cancel(first, STOP))  # it has ended: that was asked here
             mine = ticket()
             await store.enqueue([one(), one(session="s")])
             assert await store.do(Clear("main", None, STOP), mine) == 2
@@ -238,48 +201,35 @@ class AgainStories:
             claims = (await store.step([], 9)).claims
             assert [one.checkpoint for one in claims if one.id == claim.id] == ["2"]
             assert others
-            await store.leave()
 
-    @story
     async def test_requeue_and_purge_with_the_same_ticket_are_done_once(self, bench: Bench) -> None:
         async with bench.doomed(Submission(name="echo", payload=1), max_crashes=1) as claims:
             pass
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             id = claims[0].id
             mine, again = ticket(), ticket()
             assert await store.do(Requeue(Selection(id=id)), mine) == 1
             (claim,) = (await store.step([], 1)).claims
             await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
             assert await store.do(Requeue(Selection(id=id)), mine) == 1
-            status = await store.look(StatusOf(id))
-            assert status is not None
-            assert status.state is DurableState.SUCCEEDED
+            assert (await store.look(StatusOf(id))).state is DurableState.SUCCEEDED
             assert await store.do(Purge(Selection()), again) == 0
-            await store.leave()
 
-    @story
     async def test_an_instance_reads_no_jobs_of_handlers_that_it_lacks(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening(names=["echo", "gate"])):
-            await store.join()
+        async with bench.playing(names=["echo", "gate"]) as store:
             names = ["other", "gate", "echo", "other", "echo", "gate"]
             batch = [SubmittedJob(name=name, payload=str(n)) for n, name in enumerate(names)]
             await store.enqueue(batch)
             claims = (await store.step([], 9)).claims
             assert [claim.payload for claim in claims] == ["1", "2", "4", "5"]
             assert (await store.look(AllStatistics())).unhandled == 2
-            await store.leave()
 
-    @story
     async def test_a_lower_priority_has_one_turn_in_ten_over_all_instances(
         self, bench: Bench
     ) -> None:
-        stores = [bench.played() for _ in range(1 if not bench.store().leased else 3)]
-        async with all_of(*(store.open(opening()) for store in stores)):
-            for store in stores:
-                await store.join()
+        instances = 3 if bench.store().leased else 1
+        async with AsyncExitStack() as opened:
+            stores = [await opened.enter_async_context(bench.playing()) for _ in range(instances)]
             await stores[0].enqueue([one("-1", priority=-1), *(one(priority=1) for _ in range(30))])
             turns: list[str] = []
             while "-1" not in turns:
@@ -288,31 +238,22 @@ class AgainStories:
                 turns.append(claim.payload)
                 await store.step([Finish(claim.id, claim.fence, Succeeded("1"))], 0)
             assert len(turns) == 10
-            for store in stores:
-                await store.leave()
 
-    @story
     async def test_of_ten_claims_the_highest_priority_has_eight_and_each_lower_one(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             await store.do(Configure({"main": 30}, None, {}))
             await store.enqueue(
                 [one(str(priority), priority=priority) for priority in (1, 0, -1) * 20]
             )
             turns = [(await store.step([], 1)).claims[0].payload for _ in range(20)]
             assert turns == ([*"11111111", "0", "-1"]) * 2
-            await store.leave()
 
-    @story
     async def test_the_claims_of_a_step_have_four_mebibytes_or_are_one_job(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             large = '"' + "x" * (STEP_BYTES // 3) + '"'
             await store.enqueue([one(large) for _ in range(4)])
             assert len((await store.step([], 9)).claims) == 2
@@ -323,4 +264,3 @@ class AgainStories:
             await store.enqueue([one(huge), one()])
             assert len((await store.step([], 9)).claims) == 1
             assert len((await store.step([], 9)).claims) == 1
-            await store.leave()

@@ -7,8 +7,9 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, final
 
@@ -17,15 +18,19 @@ import trio.testing
 
 from .. import (
     Claim,
+    DurableJob,
     DurableLanes,
+    DurableRun,
     DurableState,
     Finish,
     LaneLimit,
     Opening,
+    RetryPolicy,
     Step,
     Store,
     Submission,
     SubmittedJob,
+    current_job,
     open_durable_lanes,
 )
 from ..acts.jobs import Enqueue
@@ -36,8 +41,9 @@ MakeStore: TypeAlias = Callable[[Path], Store]
 LEASE: Final = 1.0
 """Seconds of the lease of instances that a test lets die."""
 REAL_PAUSE: Final = 0.05
+ONCE: Final = RetryPolicy(max_attempts=1)
 STOP: Final = '{"reason": null}'
-"""The outcome of a cancellation without a reason."""
+ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 HUNG_AFTER: Final = 180.0
 """Real seconds; far longer than any test takes on a busy machine."""
 
@@ -65,6 +71,13 @@ class Played:
     async def do(self, act: Act[T], name: str | None = None) -> T:
         """Do an act, with a new ticket unless one is given."""
         return await self.store.do(act, ticket() if name is None else name)
+
+    async def twice(self, act: Act[T]) -> T:
+        """Do an act, and ask for it again, which does nothing more and has the same answer."""
+        mine = ticket()
+        answer = await self.do(act, mine)
+        assert await self.do(act, mine) == answer
+        return answer
 
     async def enqueue(self, batch: Sequence[SubmittedJob]) -> list[int]:
         """Accept jobs."""
@@ -118,11 +131,21 @@ class Bench:
         """Return an instance over the data of this test, which the test plays itself."""
         return Played(self.store())
 
+    @asynccontextmanager
+    async def playing(self, **options: Any) -> AsyncIterator[Played]:
+        """Play an instance that has joined, and leaves at the end of the block."""
+        store = self.played()
+        async with store.open(opening(**options)):
+            await store.join()
+            yield store
+            await store.leave()
+
     def lanes(
         self, *, only: Sequence[str] = (), lanes: Any = None, **options: Any
     ) -> AbstractAsyncContextManager[DurableLanes]:
         """Return durable lanes with the handlers of this bench, or with some of them."""
         handlers: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "bad": self.bad,
             "echo": self._echo,
             "gate": self._gate,
             "other": self._echo,
@@ -138,6 +161,11 @@ class Bench:
     async def _echo(self, payload: Any) -> Any:
         self.log.append(payload)
         return payload
+
+    async def bad(self, payload: Any) -> None:
+        """Log the payload, and fail."""
+        self.log.append(payload)
+        raise ValueError("no")
 
     async def _gate(self, payload: Any) -> Any:
         """Log the begin, and end when the test opens the gate."""
@@ -167,6 +195,22 @@ class Bench:
             await trio.testing.wait_all_tasks_blocked()
             await lanes.pause_for("session:unused", 0)  # returns after all earlier calls
         await trio.testing.wait_all_tasks_blocked()
+
+    def open(self, *names: str) -> None:
+        """Open gates."""
+        for name in names:
+            self.gate(name).set()
+
+    async def submitted(self, lanes: DurableLanes, *args: Any, **options: Any) -> DurableJob:
+        """Submit a job, and wait until nothing more happens."""
+        job = await lanes.submit(*args, **options)
+        await self.settle(lanes)
+        return job
+
+    async def opened(self, lanes: DurableLanes, name: str) -> None:
+        """Open a gate, and wait until nothing more happens."""
+        self.gate(name).set()
+        await self.settle(lanes)
 
     async def advance(self, seconds: float, lanes: DurableLanes) -> None:
         """Let time pass, and wait until nothing more happens."""
@@ -201,32 +245,32 @@ class Bench:
             yield list(step.claims)
         await self.lease_over()
 
-    def raises(self, *kinds: type[BaseException]) -> Raises:
-        """Return a block that must raise an exception of one of these types."""
-        return Raises(kinds)
+    @contextmanager
+    def raises(self, *kinds: type[BaseException]) -> Iterator[list[Any]]:
+        """A block that must raise an exception of one of these types; it gives a list with it."""
+        caught: list[Any] = []
+        try:
+            yield caught
+        except kinds as error:
+            caught.append(error)
+        assert caught, f"none of {kinds} was raised"
+
+    async def fails(self, job: DurableJob, kind: type[BaseException]) -> Any:
+        """Wait for a job, which must raise an exception of this type; return the exception."""
+        with self.raises(kind) as caught:
+            await job.wait()
+        return caught[0]
 
     async def state(self, lanes: DurableLanes, id: int) -> DurableState:
         """Return the state of a job."""
         return (await lanes.job(id).status()).state
 
 
-@final
-class Raises:
-    """A block that must raise; it gives a list with the exception."""
-
-    def __init__(self, kinds: tuple[type[BaseException], ...]) -> None:
-        self._kinds = kinds
-        self._caught: list[Any] = []
-
-    def __enter__(self) -> list[Any]:
-        return self._caught
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
-    ) -> bool:
-        assert kind is not None, f"none of {self._kinds} was raised"
-        self._caught.append(error)
-        return issubclass(kind, self._kinds)
+def this_run() -> DurableRun:
+    """Return the run of the handler that calls this."""
+    run = current_job()
+    assert run is not None
+    return run
 
 
 def opening(
@@ -264,41 +308,38 @@ def checked(one: Submission) -> SubmittedJob:
     )
 
 
-@asynccontextmanager
-async def all_of(*blocks: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-    """Enter several blocks as one."""
-    async with AsyncExitStack() as stack:
-        for block in blocks:
-            await stack.enter_async_context(block)
-        yield
+def stories(cls: type[T]) -> type[T]:
+    """Make each async test of a class a plain method, which any test runner can call.
+
+    The suite, which inherits it, has ``make_store``, ``make_clock`` and ``real_pause``.
+    """
+    for name, tell in [*vars(cls).items()]:
+        if name.startswith("test_"):
+            setattr(cls, name, _plain(tell))
+    return cls
 
 
-Story: TypeAlias = Callable[[Any, Bench], Awaitable[None]]
-
-
-def story(tell: Story) -> Callable[[Any], None]:
-    """Turn an async test into a plain method, which any test runner can call."""
-
+def _plain(tell: Callable[[Any, Bench], Awaitable[None]]) -> Callable[[Any], None]:
     def test(self: Any) -> None:
         clock: trio.testing.MockClock | None = self.make_clock()
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(self.make_store, Path(folder), clock, self.real_pause)
-
-            async def played() -> None:
-                with trio.CancelScope() as scope:
-                    token = trio.lowlevel.current_trio_token()
-                    # in real seconds, since the clock of a test that hangs may stand still
-                    watch = threading.Timer(HUNG_AFTER, token.run_sync_soon, [scope.cancel])
-                    watch.start()
-                    try:
-                        await tell(self, bench)
-                    finally:
-                        watch.cancel()
-                assert not scope.cancelled_caught, f"hung after {bench.log}"
-
-            trio.run(played, clock=clock)
+            trio.run(_in_time, partial(tell, self, bench), bench, clock=clock)
 
     test.__name__ = tell.__name__
     test.__qualname__ = tell.__qualname__
     test.__doc__ = tell.__doc__
     return test
+
+
+async def _in_time(test: Callable[[], Awaitable[None]], bench: Bench) -> None:
+    with trio.CancelScope() as scope:
+        token = trio.lowlevel.current_trio_token()
+        # in real seconds, since the clock of a test that hangs may stand still
+        watch = threading.Timer(HUNG_AFTER, token.run_sync_soon, [scope.cancel])
+        watch.start()
+        try:
+            await test()
+        finally:
+            watch.cancel()
+    assert not scope.cancelled_caught, f"hung after {bench.log}"

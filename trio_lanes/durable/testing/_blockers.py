@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ... import LaneConfig, LaneGroup, RateLimit
-from .. import DurableLanes, ResultGoneError, RetryPolicy, Submission, current_job
-from ._bench import Bench, story
+from .. import DurableLanes, ResultGoneError, RetryPolicy, Submission
+from ._bench import ONCE, Bench, stories, this_run
 
 Reason = tuple[str, str, int | None]
 
@@ -23,10 +23,10 @@ async def until(lanes: DurableLanes, id: int) -> list[float | None]:
     return [None if time is None else time - submitted_at for time in times]
 
 
+@stories
 class BlockerStories:
     """Tests of the reasons why a job does not go on."""
 
-    @story
     async def test_a_job_is_blocked_by_the_head_of_its_session(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             first, second, third = await lanes.submit_many(
@@ -47,46 +47,33 @@ class BlockerStories:
             with bench.raises(ResultGoneError):
                 await lanes.blocked_by(10**9)
 
-    @story
     async def test_a_job_is_blocked_by_its_delay_and_between_its_attempts(
         self, bench: Bench
     ) -> None:
-        async def bad(payload: Any) -> None:
-            raise ValueError("no")
-
         policy = RetryPolicy(max_attempts=2, backoff=(50.0, 50.0), jitter=0.0)
-        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+        async with bench.lanes(retry=policy) as lanes:
             delayed = await lanes.submit("echo", session="s", delay=60)
             assert await reasons(lanes, delayed.id) == [("delay", "main", None)]
             (when,) = await until(lanes, delayed.id)
             assert when is not None
             assert abs(when - 60) < 0.001
             retried = await lanes.submit("bad", session="t")
-            behind = await lanes.submit("echo", session="t")
-            await bench.settle(lanes)
+            behind = await bench.submitted(lanes, "echo", session="t")
             assert await reasons(lanes, retried.id) == [("retry", "main", None)]
             assert await reasons(lanes, behind.id) == [("order", "session:t", retried.id)]
 
-    @story
     async def test_a_job_is_blocked_by_a_dead_job_that_keeps_its_session_closed(
         self, bench: Bench
     ) -> None:
-        async def bad(payload: Any) -> None:
-            raise ValueError("no")
-
-        once = RetryPolicy(max_attempts=1)
-        async with bench.lanes(handlers={"bad": bad}, retry=once, on_dead="hold") as lanes:
+        async with bench.lanes(retry=ONCE, on_dead="hold") as lanes:
             dead = await lanes.submit("bad", session="s")
-            behind = await lanes.submit("echo", session="s")
-            await bench.settle(lanes)
+            behind = await bench.submitted(lanes, "echo", session="s")
             assert await reasons(lanes, dead.id) == []
             assert await reasons(lanes, behind.id) == [("dead", "session:s", dead.id)]
 
-    @story
     async def test_a_job_is_blocked_by_its_lane(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 1}) as lanes:
-            await lanes.submit("gate", "a")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "gate", "a")
             second = await lanes.submit("gate", "b")
             third = await lanes.submit("gate", "c", priority=-1)
             slot: Reason = ("concurrency", "main", None)
@@ -100,11 +87,9 @@ class BlockerStories:
             when, _ = await until(lanes, second.id)
             assert when is not None
             assert 59 < when < 70
-            bench.gate("a").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "a")
             assert await reasons(lanes, second.id) == [("pause", "main", None)]
 
-    @story
     async def test_a_job_is_blocked_until_an_instance_has_its_handler(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             await lanes.pause("main")
@@ -119,19 +104,15 @@ class BlockerStories:
             assert await reasons(lanes, other.id) == [paused, ("handler", "main", None)]
             assert await reasons(lanes, echo.id) == [paused]
 
-    @story
     async def test_a_job_is_blocked_by_the_group_of_its_lane(self, bench: Bench) -> None:
         groups = {"g": LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})}
         async with bench.lanes(lanes={"main": 5, "cron": 5}, groups=groups) as lanes:
             await lanes.submit("gate", "a")
-            second = await lanes.submit("gate", "b")
-            await bench.settle(lanes)
+            second = await bench.submitted(lanes, "gate", "b")
             assert await reasons(lanes, second.id) == [("reservation", "g", None)]
-            await lanes.submit("gate", "c", lane="cron")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "gate", "c", lane="cron")
             assert await reasons(lanes, second.id) == [("group", "g", None)]
 
-    @story
     async def test_a_job_is_blocked_by_rates_until_a_time_that_is_known(self, bench: Bench) -> None:
         rate = RateLimit(1, per=60.0, algorithm="sliding")
         groups = {"g": LaneGroup(["main", "cron"], rate=rate)}
@@ -142,8 +123,7 @@ class BlockerStories:
             await first.wait()
             second = await lanes.submit("echo", 2)
             third = await lanes.submit("echo", 3)
-            cron = await lanes.submit("echo", 4, lane="cron")
-            await bench.settle(lanes)
+            cron = await bench.submitted(lanes, "echo", 4, lane="cron")
             assert await reasons(lanes, second.id) == [("rate", "main", None), ("rate", "g", None)]
             assert await reasons(lanes, third.id) == [("order", "main", second.id)]
             assert await reasons(lanes, cron.id) == [("rate", "g", None)]
@@ -151,13 +131,11 @@ class BlockerStories:
                 assert when is not None
                 assert 30 < when <= 60
 
-    @story
     async def test_a_run_is_blocked_by_the_slot_that_it_lent_and_by_the_job_it_waits_for(
         self, bench: Bench
     ) -> None:
         async def parent(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             async with run.yield_slot():
                 await lanes.job(child.id).wait()
 
@@ -167,23 +145,20 @@ class BlockerStories:
                 lanes={"main": 1, "cron": 2}, groups=groups, handlers={"parent": parent}
             ) as lanes:
                 child = await lanes.submit("gate", f"child in {lane}", lane=lane, delay=0.5)
-                outer = await lanes.submit("parent", lane=lane)
-                await bench.settle(lanes)
+                outer = await bench.submitted(lanes, "parent", lane=lane)
                 assert await reasons(lanes, outer.id) == [
                     ("lent", lane, None),
                     ("job", lane, child.id),
                 ]
                 await bench.advance(0.6, lanes)
                 other = await lanes.submit("gate", f"other in {lane}", lane=lane)
-                bench.gate(f"child in {lane}").set()
-                await bench.settle(lanes)
+                await bench.opened(lanes, f"child in {lane}")
                 assert await reasons(lanes, other.id) == []
                 assert await reasons(lanes, outer.id) == [(*slot, None)]
                 bench.gate(f"other in {lane}").set()
                 await outer.wait()
                 assert await reasons(lanes, outer.id) == []
 
-    @story
     async def test_a_run_is_blocked_by_the_lock_and_the_quota_that_it_waits_for(
         self, bench: Bench
     ) -> None:
@@ -215,18 +190,14 @@ class BlockerStories:
             await bench.settle(lanes)
             assert await reasons(asking, jobs[1].id) == []
             assert await reasons(asking, jobs[2].id) == [("lock", "the index", jobs[1].id)]
-            bench.gate("b").set()
-            bench.gate("c").set()
+            bench.open("b", "c")
             await jobs[2].wait()
             async with lanes.lock("the index"):  # by a task outside of a run
-                other = await lanes.submit("locks", "a")
-                await bench.settle(lanes)
+                other = await bench.submitted(lanes, "locks", "a")
                 assert await reasons(asking, other.id) == [("lock", "the index", None)]
             await lanes.quota("q").spend(tokens=60)
-            first = await lanes.submit("spends", 50)
-            await bench.settle(lanes)
-            second = await lanes.submit("spends", 1)
-            await bench.settle(lanes)
+            first = await bench.submitted(lanes, "spends", 50)
+            second = await bench.submitted(lanes, "spends", 1)
             assert await reasons(asking, first.id) == [("quota", "q", None)]
             (when,) = await until(asking, first.id)
             assert when is not None
@@ -234,7 +205,6 @@ class BlockerStories:
             assert await reasons(asking, second.id) == [("quota", "q", first.id)]
             assert await until(asking, second.id) == [None]
 
-    @story
     async def test_a_suspect_is_blocked_until_an_instance_runs_few_jobs(self, bench: Bench) -> None:
         jobs = [Submission(name="gate", payload=payload) for payload in "ab"]
         for submitted in (jobs, []):
@@ -242,8 +212,7 @@ class BlockerStories:
                 assert len(claims) == 2
         ids = [claim.id for claim in claims]
         async with bench.lanes() as lanes:
-            last = await lanes.submit("echo")
-            await bench.settle(lanes)
+            last = await bench.submitted(lanes, "echo")
             running, waiting = ids if bench.begun() == ["a"] else reversed(ids)
             assert await reasons(lanes, running) == []
             assert await reasons(lanes, waiting) == [("suspect", "main", None)]

@@ -18,13 +18,13 @@ from .. import (
 from ..acts.inspection import AllInstances, StatusOf
 from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, LendSlot, RegainSlot
-from ._bench import LEASE, Bench, checked, opening, story
+from ._bench import LEASE, Bench, checked, opening, stories
 
 
+@stories
 class CrashStories:
     """Tests of crashes."""
 
-    @story
     async def test_the_runs_of_a_crash_run_again_first_with_one_crash_more(
         self, bench: Bench
     ) -> None:
@@ -39,15 +39,13 @@ class CrashStories:
             assert (status.crashes, status.attempt) == (1, 1)
             assert (await lanes.check()).problems == ()
 
-    @story
     async def test_a_block_that_is_cancelled_gives_its_jobs_back_at_once(
         self, bench: Bench
     ) -> None:
         async with bench.lanes(worker=False) as asking:
             with trio.CancelScope() as scope:
                 async with bench.lanes() as lanes:
-                    job = await lanes.submit("gate", "x")
-                    await bench.settle(lanes)
+                    job = await bench.submitted(lanes, "gate", "x")
                     assert bench.begun() == ["x"]
                     before = trio.current_time()
                     scope.cancel()
@@ -57,7 +55,6 @@ class CrashStories:
             assert (status.state, status.crashes) == (DurableState.WAITING, 0)
             assert await asking.instances() == []
 
-    @story
     async def test_the_runs_of_a_crash_go_before_waiting_jobs(self, bench: Bench) -> None:
         many = [Submission(name="echo", payload=n) for n in range(6)]
         async with bench.doomed(*many) as claims:
@@ -67,7 +64,6 @@ class CrashStories:
             await last.wait()
             assert bench.log == list(range(7))
 
-    @story
     async def test_a_job_that_kills_its_process_is_dead_in_the_end(self, bench: Bench) -> None:
         poison = Submission(name="echo", payload="poison", session="s")
         async with bench.doomed(poison, max_crashes=2) as claims:
@@ -76,19 +72,17 @@ class CrashStories:
         async with bench.doomed() as claims:
             assert [claim.crashes for claim in claims] == [1]
         async with bench.lanes() as lanes:
-            with bench.raises(JobDeadError) as caught:
-                await lanes.job(first.id).wait()
-            assert caught[0].type == "crash"
+            error = await bench.fails(lanes.job(first.id), JobDeadError)
+            assert error.type == "crash"
             # the store cannot tell a process that died from one that blocks
-            assert "or did not answer for longer than its lease" in caught[0].message
-            assert caught[0].message.endswith("2 times; is the handler blocking?")
+            assert "or did not answer for longer than its lease" in error.message
+            assert error.message.endswith("2 times; is the handler blocking?")
             (dead,) = await lanes.dead()
             assert dead.crashes == 2
             await (await lanes.submit("echo", "after", session="s")).wait()
             assert await lanes.requeue(dead.id)
             assert await lanes.job(first.id).wait() == "poison"
 
-    @story
     async def test_a_run_that_has_lent_its_slot_is_no_company_of_the_one_that_ends_the_process(
         self, bench: Bench
     ) -> None:
@@ -103,7 +97,6 @@ class CrashStories:
             assert await lanes.job(lender.id).wait() == 1
             assert [dead.id for dead in await lanes.dead()] == [other.id]
 
-    @story
     async def test_a_suspect_behind_a_stricter_one_is_isolated_from_the_end_of_that(
         self, bench: Bench
     ) -> None:
@@ -125,9 +118,7 @@ class CrashStories:
 
             later = await crashed_twice("other", 6)
             first = await crashed_twice("echo", 4)
-            store = bench.played()
-            async with store.open(opening(names=("echo", "other"))):
-                await store.join()
+            async with bench.playing(names=("echo", "other")) as store:
                 claims = (await store.step([], 10)).claims
                 assert [claim.id for claim in claims] == [first, later]
                 end = Finish(first, claims[0].fence, Succeeded("1"))
@@ -138,9 +129,7 @@ class CrashStories:
                 await lanes.submit_many([Submission(name="echo") for _ in range(5)])
                 claims = (await store.step([], 10)).claims
                 assert len(claims) == (5 if in_time else 2)
-                await store.leave()
 
-    @story
     async def test_a_job_that_kills_its_process_is_found_among_others_which_lose_nothing(
         self, bench: Bench
     ) -> None:
@@ -185,14 +174,11 @@ class CrashStories:
                 if id != dead.id:
                     assert await lanes.job(id).wait() == 1
 
-    @story
     async def test_a_finish_that_comes_too_late_changes_nothing(self, bench: Bench) -> None:
         async with bench.doomed(Submission(name="echo", payload="x", session="s")) as claims:
             pass
         (old,) = claims
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             (new,) = (await store.step([], 1)).claims
             assert (new.id, new.crashes) == (old.id, 1)
             assert new.fence > old.fence
@@ -206,20 +192,14 @@ class CrashStories:
             assert step.stale == ()
             step = await store.step([Finish(new.id, new.fence, Succeeded("3"))], 0)
             assert step.stale == (new.fence,)
-            ended = await store.wait(new.id)
-            assert ended is not None
-            assert ended.outcome == "2"
-            await store.leave()
+            assert (await store.wait(new.id)).outcome == "2"
 
-    @story
     async def test_an_instance_without_its_lease_does_nothing_until_it_has_joined_again(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        if not store.leased:
+        if not bench.store().leased:
             return
-        async with store.open(opening(max_crashes=1)):
-            await store.join()
+        async with bench.playing(max_crashes=1) as store:
             one, two = (checked(Submission(name="echo", payload=n)) for n in range(2))
             (id,) = await store.enqueue([one])
             (old,) = (await store.step([], 1)).claims
@@ -239,15 +219,11 @@ class CrashStories:
                 (waiting, 0, None),
             ]
             await store.step([Finish(claim.id, claim.fence, Released()) for claim in new], 0)
-            await store.leave()
 
-    @story
     async def test_a_join_takes_back_the_crashes_of_its_own_runs_alone(self, bench: Bench) -> None:
         async with bench.doomed(Submission(name="echo", payload="x")):
             pass
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             (run,) = (await store.step([], 1)).claims
             assert run.crashes == 1
             await store.step([Finish(run.id, run.fence, Released())], 0)
@@ -255,9 +231,7 @@ class CrashStories:
             (again,) = (await store.step([], 1)).claims
             assert again.crashes == 1
             await store.step([Finish(again.id, again.fence, Succeeded("1"))], 0)
-            await store.leave()
 
-    @story
     async def test_every_heartbeat_gives_back_the_runs_of_dead_instances(
         self, bench: Bench
     ) -> None:
@@ -280,15 +254,13 @@ class CrashStories:
             await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
             await store.leave()
 
-    @story
     async def test_what_a_process_ran_is_given_back_at_once_when_its_end_is_reported(
         self, bench: Bench
     ) -> None:
-        store, dead = bench.played(), bench.played()
-        if not store.leased:
+        dead = bench.played()
+        if not dead.leased:
             return
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             async with dead.open(opening(host="here", pid=7)):
                 await dead.join()
                 (id,) = await dead.enqueue([checked(Submission(name="echo", payload="x"))])
@@ -302,9 +274,7 @@ class CrashStories:
             assert (claim.id, claim.crashes) == (id, 1)
             assert len(await store.look(AllInstances())) == 1
             await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
-            await store.leave()
 
-    @story
     async def test_a_recorded_cancel_survives_the_crash_of_the_run(self, bench: Bench) -> None:
         async with bench.doomed(Submission(name="echo", payload="x", session="s")) as claims:
             asking = bench.store()
@@ -312,12 +282,9 @@ class CrashStories:
                 assert await lanes.cancel(claims[0].id, "stop")
                 assert (await lanes.job(claims[0].id).status()).cancelling
         async with bench.lanes() as lanes:
-            with bench.raises(JobCancelledError) as caught:
-                await lanes.job(claims[0].id).wait()
-            assert caught[0].reason == "stop"
+            assert (await bench.fails(lanes.job(claims[0].id), JobCancelledError)).reason == "stop"
             assert bench.log == []
 
-    @story
     async def test_a_cancelled_job_is_cancelled_by_a_crash_that_would_make_it_dead(
         self, bench: Bench
     ) -> None:
@@ -326,15 +293,11 @@ class CrashStories:
             async with bench.lanes(worker=False) as lanes:
                 assert await lanes.cancel(claims[0].id)
         async with bench.lanes(max_crashes=1) as lanes:
-            with bench.raises(JobCancelledError):
-                await lanes.job(claims[0].id).wait()
+            await bench.fails(lanes.job(claims[0].id), JobCancelledError)
             assert await lanes.dead() == []
 
-    @story
     async def test_a_cancelled_run_is_not_postponed_or_given_back(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             for outcome in (Released(), Postponed(0, True, False)):
                 (id,) = await store.enqueue([SubmittedJob(name="echo", payload="1")])
                 (claim,) = (await store.step([], 1)).claims
@@ -342,12 +305,8 @@ class CrashStories:
                 step = await store.step([], 0)
                 assert step.cancels == ((id, claim.fence),)
                 await store.step([Finish(id, claim.fence, outcome)], 0)
-                status = await store.look(StatusOf(id))
-                assert status is not None
-                assert status.state is DurableState.CANCELLED
-            await store.leave()
+                assert (await store.look(StatusOf(id))).state is DurableState.CANCELLED
 
-    @story
     async def test_a_checkpoint_survives_the_crash_of_the_run(self, bench: Bench) -> None:
         store = bench.played()
         async with store.open(opening()):
@@ -359,7 +318,6 @@ class CrashStories:
         async with bench.doomed() as claims:
             assert [claim.checkpoint for claim in claims] == ["[7]"]
 
-    @story
     async def test_a_clean_end_leaves_no_instance_and_no_crash(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             await (await lanes.submit("echo")).wait()
@@ -368,13 +326,11 @@ class CrashStories:
             (two,) = await lanes.instances()
             assert one.id != two.id
 
-    @story
     async def test_delays_and_parked_jobs_survive(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             await lanes.submit("echo", "delayed", session="s", delay=5)
             await lanes.pause_for("session:t", 5)
-            await lanes.submit("echo", "paused", session="t")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "echo", "paused", session="t")
         async with bench.lanes() as lanes:
             assert bench.log == []
             await bench.advance(5.5, lanes)

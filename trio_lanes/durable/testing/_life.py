@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final, TypeAlias, final
 
 import attrs
@@ -32,8 +32,8 @@ from .. import (
     Retry,
     RetryPolicy,
     StoreUnavailableError,
-    current_job,
 )
+from ._bench import this_run
 from ._cluster import NO_FAULTS, Cluster, ClusterStore, Faults, open_cluster
 
 OpenStore: TypeAlias = Callable[[], AbstractAsyncContextManager[ClusterStore]]
@@ -89,9 +89,10 @@ class _Story:
     def say(self, what: str) -> None:
         self.wrong.append(f"at {trio.current_time():.3f}: {what}")
 
-    def begin(self) -> int:
-        run = current_job()
-        assert run is not None
+    @contextmanager
+    def body(self) -> Iterator[DurableRun]:
+        """Note what the body of a job sees, which is the block."""
+        run = this_run()
         for fence, body in self._trusted().items():
             if body.id == run.id or (body.session is not None and body.session == run.session):
                 self.say(f"job {run.id} (fence {run.fence}) overlaps job {body.id} (fence {fence})")
@@ -104,7 +105,10 @@ class _Story:
             if place and place < self.begun[run.session]:
                 self.say(f"job {run.id} begins after a later job of its session has begun")
             self.begun[run.session] = max(self.begun[run.session], place)
-        return run.fence
+        try:
+            yield run
+        finally:
+            self.running.pop(run.fence, None)
 
     def _trusted(self) -> dict[int, _Body]:
         """Return the bodies that no jump of the store's clock excuses, by fence.
@@ -122,17 +126,11 @@ class _Story:
         if used > LANES[run.lane]:
             self.say(f"lane {run.lane!r} runs {used} bodies")
 
-    def end(self, fence: int) -> None:
-        self.running.pop(fence, None)
-
     # ---- handlers
 
     async def work(self, payload: Any) -> Any:
-        fence = self.begin()
-        try:
+        with self.body():
             await trio.sleep(self.chance.expovariate(0.5))
-        finally:
-            self.end(fence)
         return payload
 
     async def flaky(self, payload: Any) -> Any:
@@ -144,31 +142,21 @@ class _Story:
         return payload
 
     async def lends(self, payload: Any) -> Any:
-        run = current_job()
-        assert run is not None
-        fence = self.begin()
-        try:
+        with self.body() as run:
             await trio.sleep(self.chance.random())
-            self.running[fence] = attrs.evolve(self.running[fence], lane="")
+            self.running[run.fence] = attrs.evolve(self.running[run.fence], lane="")
             async with run.yield_slot():
                 await trio.sleep(self.chance.random() * 3)
             self._occupy(run)
             await trio.sleep(self.chance.random())
-        finally:
-            self.end(fence)
         return payload
 
     async def saves(self, payload: Any) -> Any:
-        run = current_job()
-        assert run is not None
-        fence = self.begin()
-        try:
+        with self.body() as run:
             done = run.checkpoint_data or 0
             for part in range(done, 3):
                 await trio.sleep(self.chance.random())
                 await run.checkpoint(part + 1)
-        finally:
-            self.end(fence)
         return payload
 
     async def stubborn(self, payload: Any) -> Any:

@@ -6,17 +6,28 @@ import math
 from typing import Any
 
 from ... import LaneConfig, LaneGroup, RateLimit
-from .. import LaneLimit, SubmittedJob, current_job
+from .. import LaneLimit, SubmittedJob
 from ..acts.orders import Configure
-from ._bench import Bench, opening, story
+from ._bench import Bench, stories, this_run
 
 TWO_IN_ONE_SECOND = RateLimit(2, per=1.0, algorithm="sliding")
 
 
+def lender(bench: Bench) -> Any:
+    """Return a handler that lends its slot until the test opens a gate."""
+
+    async def parent(payload: Any) -> None:
+        async with this_run().yield_slot():
+            await bench.gate(f"parent {payload}").wait()
+        bench.log.append(f"parent {payload} has it back")
+
+    return parent
+
+
+@stories
 class LimitStories:
     """Tests of groups and rates."""
 
-    @story
     async def test_lanes_of_a_group_share_its_slots_and_a_reservation_is_kept(
         self, bench: Bench
     ) -> None:
@@ -28,14 +39,11 @@ class LimitStories:
             assert sorted(bench.begun()) == ["a", "b"]  # the third slot is kept for cron
             await lanes.submit("gate", "d", lane="cron")
             await lanes.submit("gate", "e", lane="cron")
-            await lanes.submit("gate", "f", lane="free")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "gate", "f", lane="free")
             assert sorted(bench.begun()) == ["a", "b", "d", "f"]
-            bench.gate("a").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "a")
             assert len(bench.begun()) == 5
 
-    @story
     async def test_no_window_of_a_rate_holds_more_starts_than_its_limit(self, bench: Bench) -> None:
         async with bench.lanes(
             lanes={"main": LaneConfig(concurrency=9, rate=TWO_IN_ONE_SECOND)}
@@ -51,7 +59,6 @@ class LimitStories:
             await bench.advance(1.1, lanes)
             assert sorted(bench.log) == [0, 1, 2, 3, 4]
 
-    @story
     async def test_a_smoothed_rate_spreads_starts_after_its_burst(self, bench: Bench) -> None:
         rate = RateLimit(4, per=2.0, burst=2)  # three in two seconds, after a burst of two
         async with bench.lanes(lanes={"main": LaneConfig(concurrency=9, rate=rate)}) as lanes:
@@ -64,7 +71,6 @@ class LimitStories:
             await bench.advance(0.7, lanes)
             assert sorted(bench.log) == [0, 1, 2, 3]
 
-    @story
     async def test_a_step_names_the_first_time_at_which_a_rate_allows_a_start(
         self, bench: Bench
     ) -> None:
@@ -72,18 +78,14 @@ class LimitStories:
             f"lane {n}": LaneLimit(9, rates=(RateLimit(1, per=per, algorithm="sliding"),))
             for n, per in enumerate((40.0, 10.0, 40.0))
         }
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             await store.do(Configure(lanes, None, {}))
             await store.enqueue([SubmittedJob(name="echo", lane=lane) for lane in lanes] * 2)
             step = await store.step([], 9)
             assert len(step.claims) == 3
             assert step.next_due is not None
             assert step.next_due <= 10.0
-            await store.leave()
 
-    @story
     async def test_a_group_has_rates_that_its_lanes_share(self, bench: Bench) -> None:
         groups = {"g": LaneGroup(["main", "cron"], rate=[TWO_IN_ONE_SECOND])}
         async with bench.lanes(lanes={"main": 5, "cron": 5}, groups=groups) as lanes:
@@ -95,15 +97,13 @@ class LimitStories:
             await bench.advance(1.1, lanes)
             assert len(bench.log) == 4
 
-    @story
     async def test_rates_and_groups_survive_and_present_limits_win(self, bench: Bench) -> None:
         limits: Any = {"main": LaneConfig(concurrency=9, rate=TWO_IN_ONE_SECOND), "cron": 1}
         groups = {"g": LaneGroup(["main"], concurrency=1)}
         async with bench.lanes(lanes=limits, groups=groups) as lanes:
             await (await lanes.submit("echo", 0)).wait()
             await (await lanes.submit("echo", 1)).wait()
-            await lanes.submit("echo", 2)
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "echo", 2)
             assert sorted(bench.log) == [0, 1]
         other = {"h": LaneGroup(["main", "cron"], concurrency=5)}
         async with bench.lanes(lanes={"main": 9, "cron": 1}, groups=other) as lanes:
@@ -113,11 +113,9 @@ class LimitStories:
             assert sorted(bench.log) == [0, 1, 2]
             bench.log.clear()
             await lanes.submit("gate", "a")
-            await lanes.submit("gate", "b")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "gate", "b")
             assert bench.begun() == ["a"]
 
-    @story
     async def test_configure_replaces_groups_and_rates_which_go_on_with_their_past(
         self, bench: Bench
     ) -> None:
@@ -157,7 +155,6 @@ class LimitStories:
             await lanes.configure({"main": LaneConfig(concurrency=9, rate=smooth)})
             await (await lanes.submit("echo", 4)).wait()  # the past ended with the limits
 
-    @story
     async def test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced(
         self, bench: Bench
     ) -> None:
@@ -174,7 +171,6 @@ class LimitStories:
             await bench.advance(2.0, lanes)
             assert bench.log == [0, 1]
 
-    @story
     async def test_a_start_takes_the_cost_of_its_job_from_the_rates(self, bench: Bench) -> None:
         rates = [
             RateLimit(4, per=1.0, algorithm="sliding"),
@@ -194,8 +190,7 @@ class LimitStories:
             assert bench.log == ["a", "b", "c", "d"]
             await bench.advance(1.1, lanes)
             # more than the limit: when nothing is in use
-            await lanes.submit("echo", "f", cost={"requests": 0, "tokens": 150})
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "echo", "f", cost={"requests": 0, "tokens": 150})
             assert bench.log == ["a", "b", "c", "d", "e", "f"]
             await lanes.submit("echo", "g", cost={"tokens": 1})
             await bench.advance(0.5, lanes)
@@ -203,7 +198,6 @@ class LimitStories:
             await bench.advance(0.6, lanes)
             assert bench.log[-1] == "g"
 
-    @story
     async def test_a_cost_in_a_unit_that_no_rate_counts_is_refused(self, bench: Bench) -> None:
         tokens = RateLimit(100, unit="tokens", burst=50)
         groups = {"g": LaneGroup(["cron"], rate=tokens)}
@@ -218,84 +212,59 @@ class LimitStories:
             assert await lanes.jobs() == []
             await (await lanes.submit("echo", 1, cost={"requests": 7})).wait()
             await (await lanes.submit("echo", 2, lane="cron", cost={"tokens": 50})).wait()
-            third = await lanes.submit("echo", 3, lane="cron", cost={"tokens": 1})
-            await bench.settle(lanes)
+            third = await bench.submitted(lanes, "echo", 3, lane="cron", cost={"tokens": 1})
             assert bench.log == [1, 2]
             (reason,) = await lanes.blocked_by(third.id)
             assert (reason.kind, reason.lane) == ("rate", "g")
             await lanes.configure({}, {})
             await third.wait()  # nothing counts tokens any more
 
-    @story
     async def test_a_lent_slot_is_one_of_its_group_too(self, bench: Bench) -> None:
-        async def parent(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
-            async with run.yield_slot():
-                await bench.gate(f"parent {payload}").wait()
-            bench.log.append(f"parent {payload} has it back")
-
         groups = {"g": LaneGroup(["main", "cron"], concurrency=2)}
         async with bench.lanes(
-            lanes={"main": 2, "cron": 2}, groups=groups, handlers={"parent": parent}
+            lanes={"main": 2, "cron": 2}, groups=groups, handlers={"parent": lender(bench)}
         ) as lanes:
-            await lanes.submit("parent", 1)
-            await bench.settle(lanes)
-            await lanes.submit("parent", 2, lane="cron")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "parent", 1)
+            await bench.submitted(lanes, "parent", 2, lane="cron")
             for name in ("a", "b", "c"):
                 await lanes.submit("gate", name, lane="cron")
             await bench.settle(lanes)
             assert sorted(bench.begun()) == ["a", "b"]
             for n in (1, 2):
-                bench.gate(f"parent {n}").set()
-                await bench.settle(lanes)
+                await bench.opened(lanes, f"parent {n}")
             assert sorted(bench.begun()) == ["a", "b"]
-            bench.gate("a").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "a")
             last = ["a ends", "parent 1 has it back", "parent 2 has it back", "c begins"]
             assert bench.log[-4:] == last
 
-    @story
     async def test_slots_return_in_the_order_in_which_the_runs_were_claimed(
         self, bench: Bench
     ) -> None:
-        async def parent(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
-            async with run.yield_slot():
-                await bench.gate(f"parent {payload}").wait()
-            bench.log.append(f"parent {payload} has it back")
-
         groups = {"g": LaneGroup(["main", "cron"], concurrency=2)}
         for lane, shared in (("main", {}), ("cron", groups)):
             bench.log.clear()
             async with bench.lanes(
-                lanes={"main": 2, "cron": 2}, handlers={"parent": parent}
+                lanes={"main": 2, "cron": 2}, handlers={"parent": lender(bench)}
             ) as lanes:
                 await lanes.configure({}, shared)
                 for n in (1, 2):  # claimed in this order
-                    await lanes.submit("parent", f"{lane} {n}", lane="main" if n == 1 else lane)
-                    await bench.settle(lanes)
+                    await bench.submitted(
+                        lanes, "parent", f"{lane} {n}", lane="main" if n == 1 else lane
+                    )
                 for name in ("a", "b"):
                     await lanes.submit("gate", f"{lane} {name}")
                 await bench.settle(lanes)
                 assert len(bench.begun()) == 2
                 for n in (2, 1):  # and they ask in the other order
-                    bench.gate(f"parent {lane} {n}").set()
-                    await bench.settle(lanes)
-                bench.gate(f"{lane} a").set()
-                await bench.settle(lanes)
+                    await bench.opened(lanes, f"parent {lane} {n}")
+                await bench.opened(lanes, f"{lane} a")
                 back = [entry for entry in bench.log if entry.endswith("has it back")]
                 assert back == [f"parent {lane} {n} has it back" for n in (1, 2)]
-                bench.gate(f"{lane} b").set()
-                await bench.settle(lanes)
+                await bench.opened(lanes, f"{lane} b")
 
-    @story
     async def test_a_run_that_lends_its_slot_makes_room_on_its_instance(self, bench: Bench) -> None:
         async def parent(payload: Any) -> Any:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             async with run.yield_slot():
                 return await (await lanes.submit("echo", "child")).wait()
 

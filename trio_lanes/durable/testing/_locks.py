@@ -16,7 +16,7 @@ from ..acts.inspection import AllStatistics
 from ..acts.locks import Acquire, Release, ResetQuota, Settle, Spend
 from ..acts.logs import DropLog, LogPage, WriteLog
 from ..store import LISTED, REQUESTS_LISTED, STEP_BYTES
-from ._bench import Bench, opening, story, ticket
+from ._bench import Bench, opening, stories, ticket
 
 TOKENS = RateLimit(100, per=100.0, burst=1, unit="tokens")
 SLIDING = RateLimit(2, per=10.0, algorithm="sliding")
@@ -41,10 +41,24 @@ async def hold(
         bench.log.append(f"{name} ends")
 
 
+async def spend(
+    bench: Bench,
+    lanes: DurableLanes,
+    *,
+    task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
+    **amounts: int,
+) -> None:
+    """Spend from the quota of the tests, and log how much."""
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await lanes.quota("q").spend(**amounts)
+        bench.log += amounts.values()
+
+
+@stories
 class LockStories:
     """Tests of locks and quotas over instances."""
 
-    @story
     async def test_tasks_have_a_lock_one_after_the_other_in_their_order(self, bench: Bench) -> None:
         async with bench.lanes() as lanes, trio.open_nursery() as nursery:
             for name in ("a", "b", "c"):
@@ -54,13 +68,11 @@ class LockStories:
             async with lanes.lock("another"):
                 pass
             for name in ("a", "b", "c"):
-                bench.gate(name).set()
-                await bench.settle(lanes)
+                await bench.opened(lanes, name)
             assert bench.log == [f"{name} {what}" for name in "abc" for what in ("begins", "ends")]
             assert bench.fences == sorted(set(bench.fences))
             assert (await lanes.check()).problems == ()
 
-    @story
     async def test_shared_holders_are_together_and_nothing_overtakes(self, bench: Bench) -> None:
         async with bench.lanes() as lanes, trio.open_nursery() as nursery:
             for name, shared in (("a", True), ("b", True), ("c", False), ("d", True), ("e", True)):
@@ -69,19 +81,14 @@ class LockStories:
                 )
                 await bench.settle(lanes)
             assert bench.begun() == ["a", "b"]
-            bench.gate("a").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "a")
             assert bench.begun() == ["a", "b"]
-            bench.gate("b").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "b")
             assert bench.begun() == ["a", "b", "c"]
-            bench.gate("c").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "c")
             assert sorted(bench.begun()) == ["a", "b", "c", "d", "e"]
-            bench.gate("d").set()
-            bench.gate("e").set()
+            bench.open("d", "e")
 
-    @story
     async def test_who_is_cancelled_gives_the_lock_or_the_place_to_the_next(
         self, bench: Bench
     ) -> None:
@@ -96,13 +103,12 @@ class LockStories:
             scopes[0].cancel()
             await bench.settle(lanes)
             assert bench.begun() == ["a", "c"]
-            with bench.raises(ZeroDivisionError):
+            with bench.raises(ValueError):
                 async with lanes.lock("other"):
-                    raise ZeroDivisionError
+                    await bench.bad("in the block")
             async with lanes.lock("other"):
                 bench.gate("c").set()
 
-    @story
     async def test_a_lock_taken_twice_by_one_task_and_bad_arguments_are_refused_at_the_call(
         self, bench: Bench
     ) -> None:
@@ -149,7 +155,6 @@ class LockStories:
             assert "tokens" in repr(quota)
             assert "5 tokens" in repr(spent)
 
-    @story
     async def test_a_lock_goes_over_instances_and_is_freed_with_its_lease(
         self, bench: Bench
     ) -> None:
@@ -158,10 +163,8 @@ class LockStories:
             return  # it has one instance
         async with dead.store.open(opening()):
             await dead.join()
-            mine = ticket()
-            locked: Any = await dead.do(Acquire("k", False), mine)
+            locked: Any = await dead.twice(Acquire("k", False))
             assert locked[1] > 0
-            assert await dead.do(Acquire("k", False), mine) == locked
             behind: Any = await dead.do(Acquire("k", False))
             assert behind[1] is None
             async with (
@@ -185,7 +188,6 @@ class LockStories:
             assert await dead.do(Spend("q", [SLIDING], {"requests": 1})) is None
             await dead.do(Release(behind[0], True))
 
-    @story
     async def test_amounts_are_taken_in_order_as_the_limits_admit_them(self, bench: Bench) -> None:
         async def spend(name: str, **amounts: int) -> None:
             await lanes.quota("q").spend(**amounts)
@@ -210,36 +212,27 @@ class LockStories:
             await bench.advance(2.0, lanes)
             assert bench.log == ["a", "b", "c", "d"]  # above the limit, which is free
 
-    @story
     async def test_amounts_that_have_left_the_window_hold_up_no_amount(self, bench: Bench) -> None:
-        async def spend(tokens: int) -> None:
-            await lanes.quota("q").spend(tokens=tokens)
-            bench.log.append(tokens)
-
         quotas = {"q": RateLimit(10, per=3.0, unit="tokens", algorithm="sliding")}
         async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
-            await spend(2)
+            await spend(bench, lanes, tokens=2)
             await bench.advance(0.1, lanes)
-            await spend(3)
+            await spend(bench, lanes, tokens=3)
             await bench.advance(1.9, lanes)
-            await spend(1)
+            await spend(bench, lanes, tokens=1)
             await bench.advance(1.2, lanes)
-            await spend(1)  # the first two have left, and the store need not keep them
-            nursery.start_soon(spend, 8)
+            # the first two have left, and the store need not keep them
+            await spend(bench, lanes, tokens=1)
+            nursery.start_soon(partial(spend, bench, lanes, tokens=8))
             await bench.settle(lanes)
             assert bench.log == [2, 3, 1, 1, 8]
 
-    @story
     async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken(
         self, bench: Bench
     ) -> None:
-        async def spend(tokens: int) -> None:
-            await lanes.quota("q").spend(tokens=tokens)
-            bench.log.append(tokens)
-
         async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
             first = await lanes.quota("q").spend(tokens=100)
-            nursery.start_soon(spend, 40)
+            nursery.start_soon(partial(spend, bench, lanes, tokens=40))
             await bench.settle(lanes)
             assert bench.log == []
             await first.settle(tokens=10)
@@ -249,83 +242,62 @@ class LockStories:
             assert bench.log == [40]
             second = await lanes.quota("q").spend(tokens=0)
             await second.settle(tokens=50)
-            nursery.start_soon(spend, 10)
+            nursery.start_soon(partial(spend, bench, lanes, tokens=10))
             await bench.advance(85.0, lanes)
             assert bench.log == [40]
             await bench.advance(6.0, lanes)
             assert bench.log == [40, 10]
 
-    @story
     async def test_what_would_have_run_over_is_not_given_back(self, bench: Bench) -> None:
-        async def spend(requests: int) -> None:
-            await lanes.quota("q").spend(requests=requests)
-            bench.log.append(requests)
-
         quotas = {"q": RateLimit(11, per=10.0, burst=10)}  # one in 5 s
         async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
             first = await lanes.quota("q").spend(requests=10)
             await bench.advance(46.0, lanes)
-            await spend(9)  # of the first, 0.8 is still in use
+            await spend(bench, lanes, requests=9)  # of the first, 0.8 is still in use
             await first.settle(requests=0)
-            nursery.start_soon(spend, 8)
+            nursery.start_soon(partial(spend, bench, lanes, requests=8))
             await bench.advance(33.0, lanes)
             assert bench.log == [9]
             await bench.advance(3.0, lanes)
             assert bench.log == [9, 8]
 
-    @story
     async def test_no_more_is_given_back_than_was_in_use_ever_since(self, bench: Bench) -> None:
-        async def spend(requests: int) -> None:
-            await lanes.quota("q").spend(requests=requests)
-            bench.log.append(requests)
-
         quotas = {"q": RateLimit(29, per=10.0, burst=20)}  # one a second
         async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
             first = await lanes.quota("q").spend(requests=10)
             await bench.advance(2.0, lanes)
-            await spend(1)  # on top of 8
+            await spend(bench, lanes, requests=1)  # on top of 8
             await bench.advance(6.0, lanes)
-            await spend(1)  # on top of 3, which are all that is given back
+            await spend(bench, lanes, requests=1)  # on top of 3, which are all that is given back
             await first.settle(requests=0)
-            nursery.start_soon(spend, 20)
+            nursery.start_soon(partial(spend, bench, lanes, requests=20))
             await bench.advance(0.5, lanes)
             assert bench.log == [1, 1]
             await bench.advance(1.0, lanes)
             assert bench.log == [1, 1, 20]
 
-    @story
     async def test_who_is_cancelled_takes_nothing_and_the_next_goes_on(self, bench: Bench) -> None:
-        async def spend(tokens: int, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-            with trio.CancelScope() as scope:
-                task_status.started(scope)
-                await lanes.quota("q").spend(tokens=tokens)
-                bench.log.append(tokens)
-
         async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
-            await nursery.start(spend, 5)
-            giant = await nursery.start(spend, 1_000_000)
+            await nursery.start(partial(spend, bench, lanes, tokens=5))
+            giant = await nursery.start(partial(spend, bench, lanes, tokens=1_000_000))
             await bench.settle(lanes)
-            await nursery.start(spend, 0)
+            await nursery.start(partial(spend, bench, lanes, tokens=0))
             await bench.settle(lanes)
             assert bench.log == [5]
             giant.cancel()
             await bench.settle(lanes)
             assert bench.log == [5, 0]
 
-    @story
     async def test_what_was_charged_and_not_used_is_given_back_once(self, bench: Bench) -> None:
         for limit in (SLIDING, RateLimit(4, per=10.0, burst=2)):
-            store, name = bench.played(), limit.algorithm
-            async with store.store.open(opening()):
-                await store.join()
+            name = limit.algorithm
+            async with bench.playing() as store:
                 spend: Any = partial(store.do, Spend(name, [limit], {"requests": 1}))
                 first, second = await spend(ticket()), await spend(ticket())
                 assert first[0] == second[0] == 0
                 waiting = await spend(ticket())
                 assert waiting[1] is None
-                mine = ticket()
-                for _ in range(2):  # the same act
-                    await store.do(Settle(name, [limit], first[1], {"requests": -1}), mine)
+                await store.twice(Settle(name, [limit], first[1], {"requests": -1}))
                 assert await store.served(waiting[0]) is not None
                 await store.do(Release(waiting[0], False))
                 again = await spend(ticket())
@@ -336,9 +308,7 @@ class LockStories:
                 assert last[1] is None
                 await store.do(Release(last[0], False))
                 await store.do(Release(last[0], False))
-                await store.leave()
 
-    @story
     async def test_a_request_is_served_in_time_though_the_one_before_is_served_by_another_call(
         self, bench: Bench
     ) -> None:
@@ -364,7 +334,6 @@ class LockStories:
                 assert bench.log == ["served"]
             await store.leave()
 
-    @story
     async def test_statistics_say_who_has_locks_and_who_waits_for_them(self, bench: Bench) -> None:
         async def locks(payload: Any) -> None:
             async with lanes.lock("k"):
@@ -379,8 +348,7 @@ class LockStories:
             for name in ("a", "b"):
                 nursery.start_soon(partial(hold, bench, lanes, name, shared=True))
             await bench.settle(lanes)
-            job = await lanes.submit("locks")
-            await bench.settle(lanes)
+            job = await bench.submitted(lanes, "locks")
             (lock,) = (await asking.statistics()).locks
             assert (lock.key, lock.holding, lock.waiting) == ("k", 2, 1)
             assert [one.job for one in lock.holders] == [None, None]
@@ -390,18 +358,14 @@ class LockStories:
                 assert one.instance == instance.id
                 assert one.since is not None
                 assert 0 <= one.since - instance.since < 60
-            bench.gate("a").set()
-            bench.gate("b").set()
+            bench.open("a", "b")
             await job.wait()
             assert (await asking.statistics()).locks == ()
 
-    @story
     async def test_the_most_wanted_locks_and_quotas_are_listed_and_the_first_that_wait(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             for n in range(LISTED + 1):
                 await store.do(Acquire(f"{n:03}", False, n + 1))
                 await store.do(Spend(f"{n:03}", [SLIDING], {"requests": 1}))
@@ -415,9 +379,7 @@ class LockStories:
             assert [one.job for one in wanted.holders] == [LISTED + 1]
             assert [one.job for one in wanted.waiters] == [*range(1000, 1000 + REQUESTS_LISTED)]
             assert [quota.name for quota in now.quotas] == [f"{n:03}" for n in range(LISTED)]
-            await store.leave()
 
-    @story
     async def test_the_level_of_a_quota_is_seen_and_can_be_reset(self, bench: Bench) -> None:
         async def spend() -> None:
             await lanes.quota("q").spend(tokens=1)
@@ -460,13 +422,11 @@ class LockStories:
             with bench.raises(ValueError):
                 await asking.reset_quota("")
 
-    @story
     async def test_the_reset_of_a_quota_that_is_asked_again_is_done_once(
         self, bench: Bench
     ) -> None:
-        store, mine = bench.played(), ticket()
-        async with store.store.open(opening()):
-            await store.join()
+        mine = ticket()
+        async with bench.playing() as store:
             spend: Any = partial(store.do, Spend("q", [SLIDING], {"requests": 2}))
             assert (await spend(ticket()))[0] == 0
             assert await store.do(ResetQuota("q"), mine)
@@ -474,17 +434,13 @@ class LockStories:
             assert await store.do(ResetQuota("q"), mine)
             waiting, at = await spend(ticket())
             assert (bool(waiting), at) == (True, None)
-            await store.leave()
 
-    @story
     async def test_a_log_has_its_records_in_order_and_needs_a_lease(self, bench: Bench) -> None:
         store = bench.played()
         async with store.store.open(opening()):
             assert await store.do(WriteLog("a", "[0]")) is None
             await store.join()
-            mine = ticket()
-            for _ in range(2):  # the same act
-                assert await store.do(WriteLog("a", "[1]"), mine) == 1
+            assert await store.twice(WriteLog("a", "[1]")) == 1
             for n in range(2, 60):
                 assert await store.do(WriteLog("a", f"[{n}]")) == n
             assert await store.do(WriteLog("b", "[9]")) == 1
@@ -504,7 +460,6 @@ class LockStories:
             assert await store.look(LogPage("b", 0)) == [(1, me, "[9]")]
             await store.leave()
 
-    @story
     async def test_the_requests_of_a_dead_instance_leave_the_line_of_a_quota(
         self, bench: Bench
     ) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import trio
 
 from ... import LaneConfig, LaneGroup, RateLimit
-from .. import DurableJobError, DurableLanes, DurableState, NoRetry, current_job
-from ._bench import Bench, story
+from .. import DurableJobError, DurableLanes, DurableState, NoRetry
+from ._bench import Bench, stories, this_run
 
 LENGTH: Final = 1_000
 REFUSED: Final = ("a\0b", "ä\0b", "a\ud800b", "x" * (LENGTH + 1), "ä" * (LENGTH + 1))
@@ -55,10 +55,10 @@ def acts(lanes: DurableLanes, name: str) -> Iterator[Callable[[], Awaitable[Any]
     yield partial(lanes.configure, {"main": 1}, {"g": LaneGroup(["main", name])})
 
 
+@stories
 class NameStories:
     """Tests of names."""
 
-    @story
     async def test_a_name_that_a_store_could_not_keep_is_refused_before_anything_is_written(
         self, bench: Bench
     ) -> None:
@@ -85,11 +85,9 @@ class NameStories:
             await (await lanes.submit("echo", 7)).wait()
             assert bench.log == [7]
 
-    @story
     async def test_names_of_1000_characters_are_kept(self, bench: Bench) -> None:
         async def hear(payload: Any) -> Any:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             return await anext(aiter(run.messages()))
 
         async def fail(payload: Any) -> None:
@@ -112,14 +110,14 @@ class NameStories:
             handlers={hears: hear, fails: fail},
         ) as lanes:
             session, key = longest(), longest()
-            job = await lanes.submit(hears, session=session, key=key, lane=lane, cost={unit: 2})
-            await bench.settle(lanes)
+            job = await bench.submitted(
+                lanes, hears, session=session, key=key, lane=lane, cost={unit: 2}
+            )
             assert await lanes.send(session, "hello", key=longest())
             assert await job.wait() == "hello"
             tenant = longest("t:")
             job = await lanes.submit(fails, lane=tenant)
-            with bench.raises(DurableJobError):
-                await job.wait()
+            await bench.fails(job, DurableJobError)
             await lanes.pause(tenant)
             await lanes.pause(f"session:{session}")
             assert [one.id for one in await lanes.jobs(tenant, handler=fails)] == [job.id]

@@ -58,11 +58,7 @@ def durable_store_suite(
         TalkStories,
     ):
         make_store = staticmethod(make)
-        make_clock = staticmethod(clock if clock is not None else _real_time)
+        make_clock = staticmethod(clock if clock is not None else lambda: None)
         real_pause = pause if pause is not None else 0.0 if clock is not None else REAL_PAUSE
 
     return DurableStoreSuite
-
-
-def _real_time() -> None:
-    return None

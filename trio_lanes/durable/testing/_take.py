@@ -16,11 +16,10 @@ from .. import (
     RetryPolicy,
     Submission,
     Succeeded,
-    current_job,
 )
 from ..acts.runs import Checkpoint, Take
 from ..store import STEP_BYTES
-from ._bench import Bench, opening, story, ticket
+from ._bench import Bench, opening, stories, this_run
 
 TAKEN = json.dumps({"by": 1, "reason": "collected"})
 WAITING, PARKED, RUNNING = DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING
@@ -30,10 +29,10 @@ def one(payload: str = "1", session: str = "s", **options: Any) -> Submission:
     return Submission(name="echo", payload=payload, session=session, **options)
 
 
+@stories
 class TakeStories:
     """Tests of the queue of a session, and of taking jobs from it."""
 
-    @story
     async def test_the_queue_of_a_session_has_its_jobs_with_their_payloads(
         self, bench: Bench
     ) -> None:
@@ -54,14 +53,12 @@ class TakeStories:
                 assert await lanes.queue("s", limit=0) == []
                 assert await lanes.queue("unknown") == []
 
-    @story
     async def test_a_queue_has_at_most_the_bytes_of_a_step(self, bench: Bench) -> None:
         text = "x" * (STEP_BYTES // 5)
         async with bench.lanes(worker=False) as lanes:
             await lanes.submit_many([one(text) for _ in range(6)])
             assert len(await lanes.queue("s")) == 4
 
-    @story
     async def test_a_job_of_a_queue_has_begun_if_an_attempt_or_a_crash_was_counted(
         self, bench: Bench
     ) -> None:
@@ -82,13 +79,11 @@ class TakeStories:
             begun = [[job.begun for job in await lanes.queue(session)] for session in "abcd"]
             assert begun == [[True], [True], [False], [True]]
 
-    @story
     async def test_a_run_takes_jobs_that_wait_in_its_session_and_keeps_data_in_one_act(
         self, bench: Bench
     ) -> None:
         async def taker(payload: Any) -> Any:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             if run.checkpoint_data is None:
                 queue = await run.queue()
                 assert queue[0].id == run.id
@@ -107,21 +102,15 @@ class TakeStories:
             await lanes.resume("main")
             assert await first.wait() == ["b", "c"]
             for other in others[:2]:
-                with bench.raises(JobTakenError) as caught:
-                    await other.wait()
-                assert (caught[0].by, caught[0].reason) == (first.id, "collected")
-                assert isinstance(caught[0], JobCancelledError)
-                assert str(caught[0]) == (
-                    f"job {first.id} of the same session has taken it: collected"
-                )
+                error = await bench.fails(other, JobTakenError)
+                assert (error.by, error.reason) == (first.id, "collected")
+                assert isinstance(error, JobCancelledError)
+                assert str(error) == (f"job {first.id} of the same session has taken it: collected")
             assert await others[2].wait() == "d"
             assert (await lanes.check()).problems == ()
 
-    @story
     async def test_a_run_takes_all_jobs_or_none(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening()), bench.lanes(worker=False) as lanes:
-            await store.join()
+        async with bench.playing() as store, bench.lanes(worker=False) as lanes:
             of_another = [one("d", session="t"), one("e", session="t")]
             jobs = await lanes.submit_many([one("a"), one("b"), one("c"), *of_another])
             ids = [job.id for job in jobs]
@@ -133,23 +122,18 @@ class TakeStories:
                 assert await store.do(Take(run.id, run.fence, "1", taken)) is False
             assert await bench.state(lanes, ids[1]) is WAITING
             assert not (await lanes.queue("s"))[0].begun
-            mine = ticket()
-            for _ in range(2):  # the second time it does nothing
-                assert await store.do(Take(run.id, run.fence, "2", {ids[1]: TAKEN}), mine)
+            assert await store.twice(Take(run.id, run.fence, "2", {ids[1]: TAKEN}))
             assert await bench.state(lanes, ids[1]) is DurableState.CANCELLED
             assert (await lanes.queue("s"))[0].begun
             ends = [Finish(run.id, run.fence, Succeeded("1"))]
             assert (await store.step(ends, 9)).claims == ()
             assert await store.do(Take(run.id, run.fence, "3", {})) is None
-            await store.leave()
 
-    @story
     async def test_jobs_without_a_session_are_not_taken(self, bench: Bench) -> None:
         seen: list[Any] = []
 
         async def taker(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             seen.append(await run.queue())
             seen.append(await run.take({payload: "mine"}, None))
             with bench.raises(PayloadError):
@@ -164,25 +148,20 @@ class TakeStories:
             assert seen == [[], False]
             assert await bench.state(lanes, waiting.id) is WAITING
 
-    @story
     async def test_a_cancel_that_spares_running_jobs_ends_only_jobs_that_wait(
         self, bench: Bench
     ) -> None:
         async with bench.lanes() as lanes:
             running = await lanes.submit("gate", "a", session="s")
-            waiting = await lanes.submit("echo", session="s")
-            await bench.settle(lanes)
+            waiting = await bench.submitted(lanes, "echo", session="s")
             assert not await lanes.cancel(running.id, running=False)
             assert await lanes.cancel(waiting.id, running=False)
             assert not await lanes.cancel(waiting.id, running=False)
             bench.gate("a").set()
             assert await running.wait() == "a"
 
-    @story
     async def test_a_retry_says_whether_its_job_keeps_its_place(self, bench: Bench) -> None:
         async def turns(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
             bench.log.append(payload)
             if payload == "tail" and bench.log.count("tail") == 1:
                 raise Retry(0, counts=False, order="requeue")

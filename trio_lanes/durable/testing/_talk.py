@@ -17,25 +17,23 @@ from .. import (
     ResultGoneError,
     SubmittedJob,
     Succeeded,
-    current_job,
 )
 from ..acts.inspection import StatusOf
 from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, EmitEvent, Send
 from ..store import EVENT_BYTES, EVENTS_KEPT, LISTED
-from ._bench import Bench, opening, story, ticket
+from ._bench import Bench, stories, this_run
 
 
+@stories
 class TalkStories:
     """Tests of what runs say while they run."""
 
-    @story
     async def test_events_reach_readers_on_any_instance_until_the_job_has_ended(
         self, bench: Bench
     ) -> None:
         async def speak(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             for word in ("one", {"two": 2}):
                 bench.log.append(await run.emit(word))
             await bench.gate("more").wait()
@@ -76,11 +74,9 @@ class TalkStories:
             with bench.raises(ResultGoneError):
                 await read_one(lanes, 10**9)
 
-    @story
     async def test_what_is_no_event_is_refused_at_the_call(self, bench: Bench) -> None:
         async def speak(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             for event in (object(), "x" * EVENT_BYTES):
                 with bench.raises(PayloadError):
                     await run.emit(event)
@@ -90,18 +86,13 @@ class TalkStories:
             await (await lanes.submit("speak")).wait()
             assert bench.log == [1]
 
-    @story
     async def test_events_are_counted_over_all_attempts_and_need_the_fence(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             (id,) = await store.enqueue([SubmittedJob(name="echo")])
             (first,) = (await store.step([], 1)).claims
-            mine = ticket()
-            assert await store.do(EmitEvent(id, first.fence, '"a"'), mine) == 1
-            assert await store.do(EmitEvent(id, first.fence, '"a"'), mine) == 1
+            assert await store.twice(EmitEvent(id, first.fence, '"a"')) == 1
             (second,) = (await store.step([Finish(id, first.fence, Released())], 1)).claims
             assert await store.do(EmitEvent(id, first.fence, '"lost"')) is None
             assert await store.do(EmitEvent(id, second.fence, '"b"')) == 2
@@ -110,13 +101,9 @@ class TalkStories:
             await store.step([Finish(id, second.fence, Succeeded("1"))], 0)
             assert list(await store.events(id, 2) or ()) == []
             assert await store.events(10**9, 0) is None
-            await store.leave()
 
-    @story
     async def test_the_last_events_are_kept_as_long_as_the_job(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             (id,) = await store.enqueue([SubmittedJob(name="echo")])
             (claim,) = (await store.step([], 1)).claims
 
@@ -131,15 +118,12 @@ class TalkStories:
             while found := await store.store.events(id, numbers[-1]):
                 numbers += [number for number, _ in found]
             assert numbers[1:] == list(range(6, EVENTS_KEPT + 6))
-            await store.leave()
 
-    @story
     async def test_a_message_is_taken_by_the_run_of_a_session_on_any_instance(
         self, bench: Bench
     ) -> None:
         async def listen(payload: Any) -> list[Any]:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             messages = run.messages()
             while bench.log[-1:] != ["stop"]:
                 bench.log.append(await anext(messages))
@@ -156,8 +140,7 @@ class TalkStories:
             trio.open_nursery() as nursery,
         ):
             assert (await elsewhere.send("alice", 1)).reason == "no_active_run"
-            job = await lanes.submit("listen", session="alice")
-            await bench.settle(lanes)
+            job = await bench.submitted(lanes, "listen", session="alice")
             for to, message, key in (
                 *(("alice", "a", None), (job.id, "b", "k"), ("session:alice", "b", "k")),
                 ("alice", "c", None),
@@ -179,11 +162,8 @@ class TalkStories:
             with bench.raises(ValueError):
                 await lanes.send("alice", 1, key="")
 
-    @story
     async def test_a_status_has_what_the_job_carries_if_it_is_asked_for(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             ids = await store.enqueue([SubmittedJob(name="echo", payload=f"[{n}]") for n in "123"])
 
             async def texts_of(id: int) -> JobTexts:
@@ -193,9 +173,7 @@ class TalkStories:
                 return status.texts
 
             for n, id in enumerate(ids, 1):
-                status = await store.look(StatusOf(id))
-                assert status is not None
-                assert status.texts is None
+                assert (await store.look(StatusOf(id))).texts is None
                 assert await texts_of(id) == JobTexts(f"[{n}]", None, None, (), ())
             claims = (await store.step([], 2)).claims
             for claim in claims:
@@ -224,13 +202,10 @@ class TalkStories:
             assert await texts_of(ids[1]) == JobTexts("[2]", '"half"', error, events, taken)
             assert await texts_of(ids[2]) == JobTexts(None, None, '{"reason": "late"}', (), ())
             assert await store.look(StatusOf(10**9, True)) is None
-            await store.leave()
 
-    @story
     async def test_one_task_of_a_run_takes_messages_at_a_time(self, bench: Bench) -> None:
         async def listen(payload: Any) -> str:
-            run = current_job()
-            assert run is not None
+            run = this_run()
 
             async def take() -> None:
                 await anext(run.messages())
@@ -244,43 +219,34 @@ class TalkStories:
             return str(await anext(run.messages()))
 
         async with bench.lanes(handlers={"listen": listen}) as lanes:
-            job = await lanes.submit("listen")
-            await bench.settle(lanes)
+            job = await bench.submitted(lanes, "listen")
             assert await lanes.send(job.id, "hello")
             assert await job.wait() == "hello"
 
-    @story
     async def test_a_sender_knows_that_its_message_was_taken_while_the_run_goes_on(
         self, bench: Bench
     ) -> None:
         async def listen(payload: Any) -> str:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             message = str(await anext(run.messages()))
             # nothing else happens that could wake the sender
             await bench.gate("known").wait()
             return message
 
         async with bench.lanes(handlers={"listen": listen}) as lanes:
-            job = await lanes.submit("listen")
-            await bench.settle(lanes)
+            job = await bench.submitted(lanes, "listen")
             assert await lanes.send(job.id, "hello")
             bench.gate("known").set()
             assert await job.wait() == "hello"
 
-    @story
     async def test_what_a_run_took_the_next_run_takes_again_and_the_rest_is_refused(
         self, bench: Bench
     ) -> None:
-        store = bench.played()
-        async with store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             (id,) = await store.enqueue([SubmittedJob(name="echo", session="s")])
             assert await store.do(Send(None, id, "1", None)) == "no_active_run"
             (first,) = (await store.step([], 1)).claims
-            mine = ticket()
-            assert await store.do(Send("s", None, '"a"', None), mine) == (id, 1)
-            assert await store.do(Send("s", None, '"a"', None), mine) == (id, 1)
+            assert await store.twice(Send("s", None, '"a"', None)) == (id, 1)
             assert await store.do(Send(None, id, '"b"', "k")) == (id, 2)
             assert await store.do(Send(None, id, '"b"', "k")) == (id, 2)
             assert await store.do(Send(None, id, '"c"', None)) == (id, 3)
@@ -300,7 +266,6 @@ class TalkStories:
             assert await store.sent(id, 4)
             assert not await store.sent(id, 5)
             assert not await store.sent(10**9, 1)
-            await store.leave()
 
 
 async def read_one(lanes: DurableLanes, id: int) -> None:

@@ -8,12 +8,10 @@ number their jobs as they like, so jobs are compared by the order of their accep
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -55,9 +53,8 @@ from ..acts.orders import (
 )
 from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
 from ..store import PAGE, Act
-from ._bench import STOP, MakeStore, Played
+from ._bench import ERROR, STOP, MakeStore, Played
 
-ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 OUTCOMES: Final = (
     Succeeded("1"),
     Succeeded("2"),
@@ -74,6 +71,7 @@ OVER: Final = frozenset(DurableState) - {
     DurableState.RUNNING,
 }
 ENDLESS_LEASE: Final = 1e6
+SESSIONS: Final = ("a", "b", "c")
 TWIN_LANES: Final = {
     "main": LaneLimit(3, 12),
     "cron": LaneLimit(1),
@@ -202,12 +200,13 @@ class _TwinLife:
                 answers.append(await ask(twin))
             except (LaneError, ValueError) as error:
                 answers.append(type(error).__name__)
-        self.acts.append(f"{what} -> {answers[0]}")
-        if answers[0] != answers[1]:
-            self.wrong.append(
-                f"after {len(self.acts)} acts, {what}: {answers[0]!r} and {answers[1]!r}"
-            )
+        self._compare(what, *answers)
         return answers[0]
+
+    def _compare(self, what: str, one: object, other: object) -> None:
+        self.acts.append(f"{what} -> {one}")
+        if one != other:
+            self.wrong.append(f"after {len(self.acts)} acts, {what}: {one!r} and {other!r}")
 
     async def open(self) -> None:
         for twin in self.twins:
@@ -243,41 +242,29 @@ class _TwinLife:
             await self.close()
 
     async def look(self) -> None:
-        async def all_of(twin: _Twin) -> object:
-            found = await twin.played.look(inspection.JobsOf(Selection(), 0, PAGE))
-            return [twin.shown(status) for status in found]
+        one, other = [await self._seen(twin) for twin in self.twins]
+        for what, answer in one.items():
+            self._compare(what, answer, other[what])
+        if one["check"]:
+            self.wrong.append(f"check: {one['check']}")
 
-        async def blocked(twin: _Twin) -> object:
-            found = await twin.played.look(inspection.JobsOf(Selection(), 0, PAGE))
-            return [await twin.blocked_by(status) for status in found]
-
-        async def sums(twin: _Twin) -> object:
-            now = await twin.played.look(inspection.AllStatistics())
-            return now.lanes, now.sessions
-
-        async def check(twin: _Twin) -> object:
-            return (await twin.played.look(inspection.Check())).problems
-
-        async def queues(twin: _Twin) -> object:
-            return [
+    async def _seen(self, twin: _Twin) -> dict[str, object]:
+        look = twin.played.look
+        found = await look(inspection.JobsOf(Selection(), 0, PAGE))
+        sums = await look(inspection.AllStatistics())
+        running = [await look(inspection.RunningIn(session)) for session in SESSIONS]
+        return {
+            "jobs": [twin.shown(status) for status in found],
+            "queues": [
                 (twin.job(job.id), job.name, job.key, job.state, job.payload, job.begun)
-                for session in ("a", "b", "c")
-                for job in await twin.played.look(inspection.QueueOf(session, 9))
-            ]
-
-        await self.both("jobs", all_of)
-        await self.both("queues", queues)
-        await self.both("blocked by", blocked)
-        for session in ("a", "b", "c"):
-            await self.both("running", partial(self._running, session))
-        await self.both("statistics", sums)
-        problems = await self.both("check", check)
-        if problems:
-            self.wrong.append(f"check: {problems}")
-
-    async def _running(self, session: str, twin: _Twin) -> object:
-        status = await twin.played.look(inspection.RunningIn(session))
-        return None if status is None else twin.shown(status)
+                for session in SESSIONS
+                for job in await look(inspection.QueueOf(session, 9))
+            ],
+            "blocked by": [await twin.blocked_by(status) for status in found],
+            "running": [None if status is None else twin.shown(status) for status in running],
+            "statistics": (sums.lanes, sums.sessions),
+            "check": (await look(inspection.Check())).problems,
+        }
 
     # ---- a worker
 
@@ -409,7 +396,7 @@ class _TwinLife:
     async def do_send(self) -> None:
         chance = self.chance
         message, key = str(chance.randrange(9)), chance.choice((None, "m1", "m2"))
-        to = chance.choice(("a", "b", "c"))
+        to = chance.choice(SESSIONS)
         run = self.jobs[chance.choice(self.claims)] if self.claims else None
 
         def send(twin: _Twin) -> Send:
@@ -553,7 +540,7 @@ class _TwinLife:
         await self._of_job(PutFirst)
 
     async def do_abort(self) -> None:
-        session = self.chance.choice(("a", "b", "c"))
+        session = self.chance.choice(SESSIONS)
         await self._order(lambda twin: AbortRun(session, "{}"))
 
     async def do_clear(self) -> None:

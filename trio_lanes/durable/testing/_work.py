@@ -18,17 +18,16 @@ from .. import (
     RetryPolicy,
     Submission,
     SubmittedJob,
-    current_job,
 )
-from ._bench import Bench, opening, story
+from ._bench import ONCE, Bench, stories, this_run
 
 SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
 
 
+@stories
 class WorkStories:
     """Tests of work."""
 
-    @story
     async def test_a_job_runs_and_every_waiting_task_gets_its_result(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             job = await lanes.submit("echo", {"text": "hé\u2028", "n": [1, None, 2.5, True]})
@@ -36,11 +35,8 @@ class WorkStories:
             assert await lanes.job(job.id).wait() == await job.wait()
             assert (await job.status()).state is DurableState.SUCCEEDED
 
-    @story
     async def test_each_run_has_the_headers_of_its_job(self, bench: Bench) -> None:
-        store = bench.played()
-        async with store.store.open(opening()):
-            await store.join()
+        async with bench.playing() as store:
             headers = '{"traceparent": "00-é"}'
             jobs = [SubmittedJob(name="echo", headers=given) for given in (headers, None)]
             await store.enqueue(jobs)
@@ -49,9 +45,7 @@ class WorkStories:
             first = Finish(claims[0].id, claims[0].fence, Released())
             (again,) = (await store.step([first], 1)).claims
             assert (again.id, again.headers) == (claims[0].id, headers)
-            await store.leave()
 
-    @story
     async def test_a_session_runs_one_at_a_time_in_order_of_submission(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             jobs = [await lanes.submit("gate", name, session="s") for name in "abc"]
@@ -61,7 +55,6 @@ class WorkStories:
                 bench.gate("abc"[number]).set()
                 await job.wait()
 
-    @story
     async def test_a_lane_never_runs_more_than_its_limit(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 2}) as lanes:
             for name in "abcd":
@@ -73,27 +66,21 @@ class WorkStories:
             assert bench.begun() == ["a", "b", "c"]
             await lanes.configure({"main": 1})
             bench.gate("a").set()
-            bench.gate("b").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "b")
             assert bench.begun() == ["a", "b", "c"]
-            bench.gate("c").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "c")
             assert bench.begun() == ["a", "b", "c", "d"]
 
-    @story
     async def test_an_instance_runs_no_more_than_its_capacity(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 9, "cron": 9}, capacity=2) as lanes:
             for name in "abc":
                 await lanes.submit("gate", name)
-            await lanes.submit("gate", "d", lane="cron")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "gate", "d", lane="cron")
             assert len(bench.begun()) == 2
-            bench.gate("a").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "a")
             assert set(bench.begun()) >= {"a", "b", "d"}  # lanes take turns
             assert len(bench.begun()) == 3
 
-    @story
     async def test_a_session_with_many_jobs_costs_the_others_nothing(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 1}) as lanes:
             await lanes.pause("main")
@@ -108,7 +95,6 @@ class WorkStories:
                 await job.wait()
             assert bench.log[:6] == ["big 0", *(f"small {n}" for n in range(5))]
 
-    @story
     async def test_priority_chooses_between_sessions_and_starves_no_session(
         self, bench: Bench
     ) -> None:
@@ -130,7 +116,6 @@ class WorkStories:
             assert waiting[0] < 10
         assert served[:40].count(1) >= 30
 
-    @story
     async def test_priority_never_reorders_a_session(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 1}) as lanes:
             await lanes.pause("main")
@@ -140,7 +125,6 @@ class WorkStories:
             await job.wait()
             assert bench.log == ["first", "second"]
 
-    @story
     async def test_a_delayed_job_joins_the_tail_when_due_and_blocks_no_other_job(
         self, bench: Bench
     ) -> None:
@@ -158,18 +142,15 @@ class WorkStories:
             await late.wait()
             assert bench.log == ["a", "b begins", "b ends", "c", "late"]
 
-    @story
     async def test_a_longer_delay_puts_off_no_shorter_one(self, bench: Bench) -> None:
         async with bench.lanes() as lanes:
             for delay in (4, 2, 40):
-                await lanes.submit("echo", delay, delay=delay)
-                await bench.settle(lanes)
+                await bench.submitted(lanes, "echo", delay, delay=delay)
             await bench.advance(2.1, lanes)
             assert bench.log == [2]
             await bench.advance(2.0, lanes)
             assert bench.log == [2, 4]
 
-    @story
     async def test_what_falls_due_while_no_worker_lives_is_not_overtaken(
         self, bench: Bench
     ) -> None:
@@ -179,11 +160,9 @@ class WorkStories:
                 raise ValueError("no")
 
         later = RetryPolicy(backoff=(2.0, 2.0), jitter=0, order="requeue")
-        once = RetryPolicy(max_attempts=1)
         async with bench.lanes(handlers={"bad": bad}) as lanes:
-            dead = await lanes.submit("bad", "dead", session="s", retry=once)
-            await lanes.submit("bad", "again", session="s", retry=later)
-            await bench.settle(lanes)
+            dead = await lanes.submit("bad", "dead", session="s", retry=ONCE)
+            await bench.submitted(lanes, "bad", "again", session="s", retry=later)
             for n in range(2):
                 await lanes.submit("echo", f"delayed {n}", session="s", delay=2.5 - n)
             assert bench.log == ["dead", "again"]
@@ -197,13 +176,11 @@ class WorkStories:
             await lanes.job(dead.id).wait()
         assert bench.log[2:] == ["delayed 1", "again", "delayed 0", "submitted", "late", "dead"]
 
-    @story
     async def test_between_attempts_the_head_blocks_its_session_alone(self, bench: Bench) -> None:
         failures = iter([ValueError("once"), ValueError("twice")])
 
         async def flaky(payload: Any) -> Any:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             bench.log.append(run.attempt)
             for failure in failures:
                 raise failure
@@ -224,11 +201,9 @@ class WorkStories:
             await after.wait()
             assert bench.log[-2:] == [3, "after"]
 
-    @story
     async def test_requeue_order_sends_a_failed_attempt_to_the_tail(self, bench: Bench) -> None:
         async def flaky(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             bench.log.append(f"attempt {run.attempt}")
             if run.attempt == 1:
                 raise ValueError("no")
@@ -241,11 +216,9 @@ class WorkStories:
             await job.wait()
             assert bench.log == ["attempt 1", "next", "attempt 2"]
 
-    @story
     async def test_retry_parks_it_that_long_and_no_retry_fails_it(self, bench: Bench) -> None:
         async def later(payload: Any) -> Any:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             bench.log.append(run.attempt)
             if len(bench.log) < 5:
                 raise Retry(after=0.5, counts=False)
@@ -262,11 +235,8 @@ class WorkStories:
             assert await job.wait() == "done"
             assert bench.log == [1, 1, 1, 1, 1]
             lost = await lanes.submit("never")
-            with bench.raises(DurableJobError) as caught:
-                await lost.wait()
-            assert caught[0].message == "it is no use"
+            assert (await bench.fails(lost, DurableJobError)).message == "it is no use"
 
-    @story
     async def test_a_failure_that_is_not_retried_ends_the_job_at_once(self, bench: Bench) -> None:
         async def bad(payload: Any) -> None:
             raise KeyError(payload)
@@ -274,9 +244,7 @@ class WorkStories:
         policy = RetryPolicy(retry_on=ValueError)
         async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
             job = await lanes.submit("bad", "x")
-            with bench.raises(DurableJobError) as caught:
-                await job.wait()
-            (error,) = caught
+            error = await bench.fails(job, DurableJobError)
             assert (error.type, error.message) == ("KeyError", "'x'")
             assert "in bad" in error.traceback
             assert isinstance(error.__cause__, KeyError)
@@ -284,21 +252,15 @@ class WorkStories:
             assert status.state is DurableState.FAILED
             assert status.error == "KeyError: 'x'"
 
-    @story
     async def test_a_job_whose_attempts_are_used_up_is_dead_and_its_session_goes_on(
         self, bench: Bench
     ) -> None:
-        async def bad(payload: Any) -> None:
-            raise ValueError("no")
-
-        async with bench.lanes(handlers={"bad": bad}) as lanes:
+        async with bench.lanes() as lanes:
             policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0)
             job = await lanes.submit("bad", session="s", retry=policy, key="k")
-            after = await lanes.submit("echo", "after", session="s")
-            await bench.settle(lanes)
+            after = await bench.submitted(lanes, "echo", "after", session="s")
             await bench.advance(1.1, lanes)
-            with bench.raises(JobDeadError):
-                await job.wait()
+            await bench.fails(job, JobDeadError)
             await after.wait()
             (dead,) = await lanes.dead("session:s")
             assert (dead.id, dead.attempt) == (job.id, 2)
@@ -309,15 +271,12 @@ class WorkStories:
             assert not await lanes.cancel(job.id)
             assert await lanes.purge(job.id) == 1
             assert await lanes.purge(job.id) == 0
-            with bench.raises(ResultGoneError):
-                await job.wait()
+            await bench.fails(job, ResultGoneError)
             assert (await lanes.submit("echo", session="s", key="k")).id != job.id
 
-    @story
     async def test_a_failed_job_can_be_run_again_until_it_is_forgotten(self, bench: Bench) -> None:
         async def send(payload: Any) -> Any:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             if run.checkpoint_data is None:
                 await run.checkpoint("began")
                 raise NoRetry("a mistake of today")
@@ -327,8 +286,7 @@ class WorkStories:
             one = await lanes.submit("send", {"the only": "copy"}, session="s", key="k")
             two = await lanes.submit("send", 2, lane="cron")
             for job in (one, two):
-                with bench.raises(DurableJobError):
-                    await job.wait()
+                await bench.fails(job, DurableJobError)
             assert await lanes.dead() == []
             assert [job.id for job in await lanes.dead(failed=True)] == [one.id, two.id]
             assert [job.id for job in await lanes.dead(failed=True, limit=1)] == [one.id]
@@ -346,8 +304,7 @@ class WorkStories:
             three = await lanes.submit("send", 3)
             four = await lanes.submit("send", 4)
             for job in (three, four):
-                with bench.raises(DurableJobError):
-                    await job.wait()
+                await bench.fails(job, DurableJobError)
             assert await lanes.purge(three.id) == 1
             await bench.advance(10.1, lanes)
             assert await lanes.dead(failed=True) == []
@@ -355,7 +312,6 @@ class WorkStories:
             assert await lanes.purge(four.id) == 0
             assert (await lanes.check()).problems == ()
 
-    @story
     async def test_a_dead_job_that_is_held_keeps_its_place_until_a_person_decides(
         self, bench: Bench
     ) -> None:
@@ -364,18 +320,15 @@ class WorkStories:
             if bench.log.count(payload) == 1:
                 raise ValueError("no")
 
-        once = RetryPolicy(max_attempts=1)
-        async with bench.lanes(handlers={"bad": bad}, retry=once, on_dead="hold") as lanes:
+        async with bench.lanes(handlers={"bad": bad}, retry=ONCE, on_dead="hold") as lanes:
             job = await lanes.submit("bad", "again", session="s")
             after = await lanes.submit("echo", "after", session="s")
             away = await lanes.submit("bad", "away", session="t")
             next_t = await lanes.submit("echo", "t goes on", session="t")
             cleared = await lanes.submit("bad", "cleared", session="u")
-            with bench.raises(JobDeadError):
-                await job.wait()
+            await bench.fails(job, JobDeadError)
             for one in (away, cleared):
-                with bench.raises(JobDeadError):
-                    await one.wait()
+                await bench.fails(one, JobDeadError)
             await bench.settle(lanes)
             assert sorted(bench.log) == ["again", "away", "cleared"]
             assert await lanes.requeue(job.id)
@@ -389,7 +342,6 @@ class WorkStories:
             await (await lanes.submit("echo", "u goes on", session="u")).wait()
             assert await lanes.purge() == 1
 
-    @story
     async def test_a_requeued_job_goes_to_the_tail_with_all_its_attempts(
         self, bench: Bench
     ) -> None:
@@ -401,32 +353,24 @@ class WorkStories:
         policy = RetryPolicy(max_attempts=2, backoff=(0.0, 0.0))
         async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
             job = await lanes.submit("bad", session="s")
-            with bench.raises(JobDeadError):
-                await job.wait()
-            await lanes.submit("gate", "before", session="s")
-            await bench.settle(lanes)
+            await bench.fails(job, JobDeadError)
+            await bench.submitted(lanes, "gate", "before", session="s")
             assert await lanes.requeue(job.id)
             assert (await job.status()).attempt == 0
             bench.gate("before").set()
             await job.wait()
             assert bench.log == ["bad", "bad", "before begins", "before ends", "bad"]
 
-    @story
     async def test_a_timeout_is_an_attempt(self, bench: Bench) -> None:
-        async with bench.lanes(retry=RetryPolicy(max_attempts=1)) as lanes:
-            job = await lanes.submit("gate", "slow", timeout=1)
-            await bench.settle(lanes)
+        async with bench.lanes(retry=ONCE) as lanes:
+            job = await bench.submitted(lanes, "gate", "slow", timeout=1)
             await bench.advance(1.1, lanes)
-            with bench.raises(JobDeadError) as caught:
-                await job.wait()
-            assert caught[0].type == "trio_lanes.JobTimeoutError"
+            assert (await bench.fails(job, JobDeadError)).type == "trio_lanes.JobTimeoutError"
             assert bench.log == ["slow begins", "slow is cancelled"]
 
-    @story
     async def test_a_checkpoint_is_found_by_the_next_attempt(self, bench: Bench) -> None:
         async def careful(payload: Any) -> Any:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             if run.checkpoint_data is None:
                 with bench.raises(PayloadError):
                     await run.checkpoint(object())
@@ -438,13 +382,11 @@ class WorkStories:
             job = await lanes.submit("careful", retry=RetryPolicy(backoff=(0.0, 0.0)))
             assert await job.wait() == {"page": 7}
 
-    @story
     async def test_a_lent_slot_is_free_and_taken_back_before_all_that_wait(
         self, bench: Bench
     ) -> None:
         async def parent(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             async with run.yield_slot():
                 async with run.yield_slot():  # the slot is lent already
                     bench.log.append("lent")
@@ -455,26 +397,21 @@ class WorkStories:
             job = await lanes.submit("parent", session="s")
             await lanes.submit("gate", "a")
             await lanes.submit("gate", "b")
-            await lanes.submit("echo", "same session", session="s")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "echo", "same session", session="s")
             assert bench.log == ["lent", "a begins"]
-            bench.gate("parent").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "parent")
             assert bench.log == ["lent", "a begins"]
             bench.gate("a").set()
             await job.wait()
             assert bench.log[:4] == ["lent", "a begins", "a ends", "has it back"]
-            bench.gate("b").set()
-            await bench.settle(lanes)
+            await bench.opened(lanes, "b")
             assert bench.log[-1] == "same session"
 
-    @story
     async def test_a_job_that_waits_starts_as_soon_as_a_run_lends_its_slot(
         self, bench: Bench
     ) -> None:
         async def lender(payload: Any) -> None:
-            run = current_job()
-            assert run is not None
+            run = this_run()
             await bench.gate("lend").wait()
             async with run.yield_slot():
                 await bench.gate("taken").wait()
@@ -485,8 +422,7 @@ class WorkStories:
         handlers = {"lender": lender, "taker": taker}
         async with bench.lanes(lanes={"main": 1}, handlers=handlers) as lanes:
             job = await lanes.submit("lender")
-            await lanes.submit("taker")
-            await bench.settle(lanes)
+            await bench.submitted(lanes, "taker")
             bench.gate("lend").set()
             # nothing else happens that could wake a worker: no call, and no passage of time
             await job.wait()
