@@ -27,7 +27,7 @@ MAX_LINES = {
     "_flow": 2_250,
     "_lifecycle": 700,
     ".": 3_150,  # the public doors
-    "replay": 1_100,
+    "replay": 1_050,
     "durable": 200,
     "durable/acts": 1_150,
     "durable/_contract": 1_350,
@@ -56,7 +56,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_850
+MAX_IN_ALL = 52_800
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

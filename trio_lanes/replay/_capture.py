@@ -30,6 +30,7 @@ from ._recording import MAX_JOBS, LimitChange, RecordedRun, Recording, Step
 _MAX_CHANGES: Final = 1000
 _DEFAULT: Final = LaneConfig()
 _SESSION: Final = "session:"
+TIMES: Final = ("submitted", "waited_from", "started", "finished")
 
 
 class RunFacts(NamedTuple):
@@ -93,7 +94,6 @@ class LimitHistory(LaneInstrument):
     # ---- hooks
 
     def lanes_opened(self, lanes: Lanes) -> None:
-        """A hook; see `LaneInstrument`."""
         self._lanes, self._since = lanes, trio.current_time()
         self._changes.clear()
         self._base.clear()
@@ -102,7 +102,6 @@ class LimitHistory(LaneInstrument):
             self._base.setdefault(lane.label, _limits(lane, paused=lane.paused))
 
     def lane_configured(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
         if isinstance(lane, Lane):
             config = _limits(lane, paused=lane.paused)
             if lane.name in self._base or lane.name != lane.label:
@@ -111,11 +110,9 @@ class LimitHistory(LaneInstrument):
                 self._base[lane.name] = config
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
         self._add(LimitChange(at=trio.current_time(), lane=lane.name, paused=True))
 
     def lane_resumed(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
         self._add(LimitChange(at=trio.current_time(), lane=lane.name, paused=False))
 
     def _add(self, change: LimitChange) -> None:
@@ -191,23 +188,14 @@ def _run(
         return None if time is None else max(0.0, time - begin)
 
     own = run.owner is not None and run.owner != run.session
-    return RecordedRun(
-        id=run.id,
-        name=run.name,
-        lane=run.lane,
-        label=run.label,
-        session=None if run.session is None else sessions[run.session],
-        owner=owners[run.owner] if own else None,
-        parent=run.parent if run.parent in ids else None,
-        priority=run.priority,
-        cost=run.cost,
-        submitted=max(0.0, run.submitted - begin),
-        waited_from=max(0.0, run.waited_from - begin),
-        started=at(run.started),
-        finished=at(run.finished),
-        state=run.state,
-        steps=tuple((max(0.0, time - begin), state) for time, state in run.steps),
-    )
+    changed: dict[str, Any] = {
+        "session": None if run.session is None else sessions[run.session],
+        "owner": owners[run.owner] if own else None,
+        "parent": run.parent if run.parent in ids else None,
+        "steps": tuple((max(0.0, time - begin), state) for time, state in run.steps),
+    }
+    times = {name: at(getattr(run, name)) for name in TIMES}
+    return RecordedRun(**{**run._asdict(), **changed, **times})
 
 
 def _last(run: RunFacts) -> float:

@@ -344,10 +344,6 @@ def _seconds(value: Any) -> float:
     return value
 
 
-def _perhaps_seconds(value: Any) -> float | None:
-    return None if value is None else _seconds(value)
-
-
 def _count(value: Any) -> int:
     if _whole(value) < 0:
         raise ValueError(f"{value!r} is no number of things")
@@ -360,8 +356,8 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _perhaps_whole(value: Any) -> int | None:
-    return None if value is None else _whole(value)
+def _perhaps(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
 
 
 def _text(value: Any) -> str:
@@ -392,15 +388,15 @@ _FIELD_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "name": _text,
     "lane": _text,
     "label": _text,
-    "session": _perhaps_whole,
-    "owner": _perhaps_whole,
-    "parent": _perhaps_whole,
+    "session": _perhaps(_whole),
+    "owner": _perhaps(_whole),
+    "parent": _perhaps(_whole),
     "priority": _whole,
     "cost": _cost,
     "submitted": _seconds,
     "waited_from": _seconds,
-    "started": _perhaps_seconds,
-    "finished": _perhaps_seconds,
+    "started": _perhaps(_seconds),
+    "finished": _perhaps(_seconds),
     "state": lambda value: JobState(value).value,
     "steps": _steps,
 }
