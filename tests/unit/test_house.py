@@ -43,7 +43,7 @@ MAX_LINES = {
     "durable/_valkey/lua": 4_500,
     "durable/_wire": 700,
     "durable/testing": 5_450,
-    "instruments": 850,
+    "instruments": 800,
     "agents": 100,
     "agents/_conversations": 1_700,
     "agents/_feeds": 200,
@@ -56,7 +56,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_800
+MAX_IN_ALL = 52_750
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

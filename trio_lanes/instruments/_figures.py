@@ -24,7 +24,7 @@ from trio_lanes import (
     SessionLane,
 )
 
-from ._labels import lane_label
+from .._config.names import ALL_SESSIONS
 
 
 class Figure(NamedTuple):
@@ -72,6 +72,11 @@ _CANCELLED_BY: Final = (
 )
 
 
+def lane_label(lane: Lane | SessionLane) -> str:
+    """Return the label of a lane in a metric or a log record: one for all sessions."""
+    return ALL_SESSIONS if isinstance(lane, SessionLane) else lane.label
+
+
 def error_of(job: Job[Any]) -> BaseException | None:
     """Return the error of a job that has settled. It does not count as retrieving a failure."""
     return job.outcome.error if isinstance(job.outcome, outcome.Error) else None
@@ -94,8 +99,31 @@ def outcome_label(job: Job[Any]) -> str:
     return "failed"
 
 
-class LaneFigures(LaneInstrument):
-    """The hooks that compute the figures. A subclass reports them by `_tell`."""
+class RareFigures(LaneInstrument):
+    """The hooks that count what few jobs meet. A subclass reports the figures by `_tell`."""
+
+    @abstractmethod
+    def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
+        """Report that ``figure`` of ``lane`` changed by ``amount``, or record a duration."""
+
+    def job_waiting_long(self, job: Job[Any], waited: float) -> None:
+        self._tell(WAITING_LONG, 1, job.lane_label)
+
+    def job_overdue(self, job: Job[Any], since: float) -> None:
+        self._tell(OVERDUE, 1, job.lane_label)
+
+    def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
+        self._tell(ABANDONED, abandoned, lane_label(lane))
+
+    def lane_paused(self, lane: Lane | SessionLane) -> None:
+        self._tell(PAUSED, 1, lane_label(lane))
+
+    def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
+        self._tell(RATE_LIMITED, 1, lane_label(lane))
+
+
+class LaneFigures(RareFigures):
+    """The hooks that compute all figures."""
 
     def __init__(self) -> None:
         # The label at submission, kept until the job has settled: the label of a lane changes if
@@ -103,18 +131,12 @@ class LaneFigures(LaneInstrument):
         # again under the same label.
         self._labels: Final[dict[Job[Any], str]] = {}
 
-    @abstractmethod
-    def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
-        """Report that ``figure`` of ``lane`` changed by ``amount``, or record a duration."""
-
     def job_submitted(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         self._tell(SUBMITTED, 1, lane)
         self._tell(JOBS_WAITING, 1, lane)
 
     def job_started(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         assert job.started_at is not None
         assert job.waiting_since is not None
@@ -123,7 +145,6 @@ class LaneFigures(LaneInstrument):
         self._tell(WAIT, job.started_at - job.waiting_since, lane)
 
     def job_finished(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
         lane = self._label(job)
         if job.started_at is None:
             self._tell(JOBS_WAITING, -1, lane)
@@ -132,26 +153,6 @@ class LaneFigures(LaneInstrument):
             self._tell(JOBS_RUNNING, -1, lane)
             self._tell(RUN, job.finished_at - job.started_at, lane)
         self._tell(FINISHED, 1, lane, outcome_label(job))
-
-    def job_waiting_long(self, job: Job[Any], waited: float) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._tell(WAITING_LONG, 1, job.lane_label)
-
-    def job_overdue(self, job: Job[Any], since: float) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._tell(OVERDUE, 1, job.lane_label)
-
-    def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._tell(ABANDONED, abandoned, lane_label(lane))
-
-    def lane_paused(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._tell(PAUSED, 1, lane_label(lane))
-
-    def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._tell(RATE_LIMITED, 1, lane_label(lane))
 
     def _label(self, job: Job[Any]) -> str:
         lane = self._labels.pop(job, None) or job.lane_label

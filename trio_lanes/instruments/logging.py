@@ -36,8 +36,7 @@ from typing import Any, Final, final
 
 from trio_lanes import Job, Lane, LaneInstrument, SessionLane
 
-from ._figures import error_of
-from ._labels import lane_label
+from ._figures import error_of, lane_label
 
 
 @final

@@ -41,13 +41,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, final
 from weakref import ref
 
+import attrs
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from trio_lanes import Job, JobState, Lane, LaneInstrument, Lanes, SessionLane, context_free
+from trio_lanes import Job, JobState, Lanes, context_free
 
 from ._figures import (
     ABANDONED,
@@ -62,16 +63,16 @@ from ._figures import (
     WAIT,
     WAITING_LONG,
     Figure,
+    RareFigures,
     outcome_label,
 )
-from ._labels import lane_label
 
 _SUCCEEDED: Final = JobState.SUCCEEDED  # looking it up in the class is dear
 _BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 
 @final
-class PrometheusInstrument(LaneInstrument):
+class PrometheusInstrument(RareFigures):
     """An instrument with metrics in ``registry``.
 
     One object may be an instrument of several `open_lanes`; it adds up their figures. Of lanes to
@@ -107,7 +108,9 @@ class PrometheusInstrument(LaneInstrument):
     def _of(self, label: str) -> _Figures:
         found = self._by_label.get(label)
         if found is None:
-            found = self._by_label[label] = _Figures(len(self._bounds))
+            found = self._by_label[label] = _Figures(
+                [0] * len(self._bounds), [0] * len(self._bounds)
+            )
         return found
 
     def lanes_opened(self, lanes: Lanes) -> None:
@@ -138,49 +141,23 @@ class PrometheusInstrument(LaneInstrument):
         else:
             figures.otherwise[outcome_label(job)] += 1
 
-    def job_waiting_long(self, job: Job[Any], waited: float) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._of(job.lane_label).events[WAITING_LONG] += 1
-
-    def job_overdue(self, job: Job[Any], since: float) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._of(job.lane_label).events[OVERDUE] += 1
-
-    def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._of(lane_label(lane)).events[ABANDONED] += abandoned
-
-    def lane_paused(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._of(lane_label(lane)).events[PAUSED] += 1
-
-    def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
-        """A hook; see `LaneInstrument`."""
-        self._of(lane_label(lane)).events[RATE_LIMITED] += 1
+    def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
+        self._of(lane).events[figure] += int(amount)
 
 
 @final
+@attrs.define(eq=False)
 class _Figures:
     """The figures of one label."""
 
-    __slots__ = (
-        "events",
-        "otherwise",
-        "ran",
-        "runs",
-        "submitted",
-        "succeeded",
-        "waited",
-        "waits",
-    )
-
-    def __init__(self, buckets: int) -> None:
-        self.succeeded = 0
-        self.otherwise: Counter[str] = Counter()  # jobs that did not succeed, by outcome
-        self.events: Counter[Figure] = Counter()
-        self.waits, self.runs = [0] * buckets, [0] * buckets  # jobs, by bucket
-        self.waited = self.ran = 0.0  # seconds of all of them
-        self.submitted = 0  # as it was scraped last
+    waits: list[int]  # jobs, by bucket
+    runs: list[int]
+    succeeded: int = 0
+    otherwise: Counter[str] = attrs.field(factory=Counter)  # jobs that did not succeed, by outcome
+    events: Counter[Figure] = attrs.field(factory=Counter)
+    waited: float = 0.0  # seconds of all jobs
+    ran: float = 0.0
+    submitted: int = 0  # as it was scraped last
 
     @property
     def by_outcome(self) -> dict[str, int]:
