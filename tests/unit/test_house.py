@@ -47,16 +47,16 @@ MAX_LINES = {
     "agents": 100,
     "agents/_conversations": 1_700,
     "agents/_feeds": 200,
-    "agents/_inbox": 2_550,  # 50 of them so that no message is searched for in a long queue
+    "agents/_inbox": 2_525,  # 50 of them so that no message is searched for in a long queue
     "agents/_runs": 600,
-    "agents/_tools": 750,
+    "agents/_tools": 735,
     "monitor": 1_900,
     "monitor/static": 1_200,
     "command": 2_800,
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_750
+MAX_IN_ALL = 52_680
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

@@ -22,7 +22,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
 from typing import Any, Final, final
 
 import trio
@@ -435,16 +434,11 @@ class _Turning:
         return self._turn
 
     @enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         turn = self._turn
         assert turn is not None
         try:
-            await turn._close(failed=exc is not None)
+            await turn._close(failed=exc[0] is not None)
         finally:
             self._conversation.store.live.remove(turn.id)
             del self._conversation._running[turn.id]

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, Final, final
 
 import attrs
@@ -138,11 +137,6 @@ class _Hold:
         self._task = task
 
     @enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         assert self._task is not None
         self._locks._release(self._key, self._task)

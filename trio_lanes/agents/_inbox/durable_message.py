@@ -45,19 +45,23 @@ KINDS: Final[Mapping[str, SettledKind]] = MappingProxyType(
 """The outcomes that a message has by its reason alone."""
 
 
+def _or_infinity(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
 @final
 @attrs.frozen(kw_only=True)
 class Rules:
     """How a message was posted."""
 
-    mode: WhenBusy
+    mode: WhenBusy = attrs.field(converter=WhenBusy)
     group: str | None
     runs_at_once: bool
     """Whether the inbox was idle at the post."""
     debounce: float
-    max_wait: float
-    cap: int | float
-    overflow: Overflow
+    max_wait: float = attrs.field(converter=_or_infinity)
+    cap: int | float = attrs.field(converter=_or_infinity)
+    overflow: Overflow = attrs.field(converter=Overflow)
 
 
 @final
@@ -100,41 +104,21 @@ class QueuedMessage:
         )
 
 
+_PAYLOAD_FIELDS: Final = {"id", "message", *attrs.fields_dict(Rules)}
+
+
 def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
     """Return the payload of the job of a message."""
-    return {
-        "id": id,
-        "message": content,
-        "mode": rules.mode.value,
-        "group": rules.group,
-        "at_once": rules.runs_at_once,
-        "debounce": rules.debounce,
-        "max_wait": _finite(rules.max_wait),
-        "cap": _finite(rules.cap),
-        "overflow": rules.overflow.value,
-    }
-
-
-_PAYLOAD_FIELDS: Final = frozenset(
-    ("id", "message", "mode", "group", "at_once", "debounce", "max_wait", "cap", "overflow")
-)
+    fields = attrs.asdict(rules)
+    finite = {name: None if value == math.inf else value for name, value in fields.items()}
+    return {"id": id, "message": content, **finite}
 
 
 def message_of(job: QueuedJob) -> QueuedMessage:
     """Return the message of a job."""
     payload = json.loads(job.payload)
-    rules = Rules(
-        mode=WhenBusy(payload["mode"]),
-        group=payload["group"],
-        runs_at_once=payload["at_once"],
-        debounce=payload["debounce"],
-        max_wait=_infinite(payload["max_wait"]),
-        cap=_infinite(payload["cap"]),
-        overflow=Overflow(payload["overflow"]),
-    )
-    return QueuedMessage(
-        job.id, payload["id"], payload["message"], rules, job.state, job.begun, job.age
-    )
+    id, content = payload.pop("id"), payload.pop("message")
+    return QueuedMessage(job.id, id, content, Rules(**payload), job.state, job.begun, job.age)
 
 
 def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[QueuedMessage]:
@@ -149,11 +133,3 @@ def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[QueuedMessage]
 def is_message(payload: Any) -> bool:
     """Whether a payload was made by `payload_of`."""
     return isinstance(payload, dict) and payload.keys() == _PAYLOAD_FIELDS
-
-
-def _finite(value: float) -> float | None:
-    return None if value == math.inf else value
-
-
-def _infinite(value: float | None) -> float:
-    return math.inf if value is None else value

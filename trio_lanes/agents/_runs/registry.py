@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import logging
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Final, Protocol, final
 
 import attrs
@@ -255,10 +254,5 @@ class _RunBlock:
         return self._registry.register(self._session, self._run)
 
     @enable_ki_protection
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._registry.clear(self._session, self._run)

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Literal, Self, final
 
 import attrs
@@ -333,16 +332,11 @@ class _Opened:
         return self._run
 
     @enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *exc: Any) -> bool | None:
         self._run._close()
         try:
-            return await self._nursery.__aexit__(exc_type, exc, traceback)
+            return await self._nursery.__aexit__(*exc)
         except BaseExceptionGroup as group:
-            if group.exceptions == (exc,):
+            if group.exceptions == exc[1:2]:
                 return False  # the exception of the block itself leaves it unchanged
             raise
