@@ -52,11 +52,11 @@ MAX_LINES = {
     "agents/_tools": 735,
     "monitor": 1_900,
     "monitor/static": 1_200,
-    "command": 2_800,
+    "command": 2_710,
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_680
+MAX_IN_ALL = 52_550
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

@@ -52,9 +52,7 @@ def to_json(document: Any, *, encoding: str = "utf-8") -> str:
 
 def _plain(value: Any) -> Any:
     if attrs.has(type(value)):
-        return {
-            field.name: _plain(getattr(value, field.name)) for field in attrs.fields(type(value))
-        }
+        value = attrs.asdict(value, recurse=False)
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -72,7 +72,9 @@ async def status(lanes: DurableLanes) -> Answer:
         "paused": now.paused,
         "locks": now.locks,
         "quotas": now.quotas,
-        "instances": [_instance(one) for one in instances],
+        "instances": [
+            {**attrs.asdict(one, recurse=False), "lives": _lives(one)} for one in instances
+        ],
     }
     workers = Table(
         ("worker", "running", "since", "handlers"),
@@ -102,19 +104,6 @@ async def status(lanes: DurableLanes) -> Answer:
         workers if instances else "no worker",
     ]
     return Answer(document, shown)
-
-
-def _instance(one: InstanceInfo) -> dict[str, object]:
-    return {
-        "id": one.id,
-        "host": one.host,
-        "pid": one.pid,
-        "since": one.since,
-        "lease_until": one.lease_until,
-        "names": one.names,
-        "running": one.running,
-        "lives": _lives(one),
-    }
 
 
 def _lives(one: InstanceInfo) -> bool | None:
@@ -184,12 +173,8 @@ async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     for one in found:
         shown += [_runs_table(one)] if one.history else []
         shown += _carried(one)
-    document = [{**_fields(one), "texts": _values(one)} for one in found]
+    document = [{**attrs.asdict(one, recurse=False), "texts": _values(one)} for one in found]
     return Answer(document, [*shown, *lines], NO if lines else DONE)
-
-
-def _fields(one: DurableStatus) -> dict[str, object]:
-    return {field.name: getattr(one, field.name) for field in attrs.fields(DurableStatus)}
 
 
 def _values(one: DurableStatus) -> dict[str, object]:
@@ -367,58 +352,34 @@ async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) ->
     return _done("cancelled", done, ids, "has ended, is dead, or is not known")
 
 
-async def requeue(
-    lanes: DurableLanes,
-    ids: Sequence[int],
-    name: str | None,
-    handler: str | None,
-    error: str | None,
-    all_: bool,
-    failed: bool,
-) -> Answer:
-    """Queue dead jobs again: by id, all of the store, or the jobs that the options choose."""
-    return await _letters(
-        lanes, lanes.requeue, "requeued", ids, (name, handler, error), all_=all_, failed=failed
-    )
+def _letters(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
+    """Return a command on dead jobs: by id, all of the store, or those that the options choose."""
+
+    async def command(
+        lanes: DurableLanes,
+        ids: Sequence[int],
+        name: str | None,
+        handler: str | None,
+        error: str | None,
+        all_: bool,
+        failed: bool,
+    ) -> Answer:
+        act = getattr(lanes, verb)
+        if sum((bool(ids), (name, handler, error) != (None, None, None), all_)) != 1:
+            raise CommandError("say which: ids, or --of, --handler and --error, or --all")
+        if ids:
+            return _done(done, [id for id in ids if await act(id)], ids, NO_LETTER)
+        await _check_name(lanes, name)
+        async with progress("looking for dead jobs"):
+            count = await act(name=name, handler=handler, error=error, failed=failed)
+        return Answer({done: count}, [f"{done} {counted(count, 'job')}"], DONE if count else NO)
+
+    command.__name__ = verb
+    return command
 
 
-async def purge(
-    lanes: DurableLanes,
-    ids: Sequence[int],
-    name: str | None,
-    handler: str | None,
-    error: str | None,
-    all_: bool,
-    failed: bool,
-) -> Answer:
-    """Forget dead jobs: by id, all of the store, or the jobs that the options choose."""
-    return await _letters(
-        lanes, lanes.purge, "purged", ids, (name, handler, error), all_=all_, failed=failed
-    )
-
-
-async def _letters(
-    lanes: DurableLanes,
-    act: Callable[..., Awaitable[int]],
-    word: str,
-    ids: Sequence[int],
-    chosen: tuple[str | None, str | None, str | None],
-    *,
-    all_: bool,
-    failed: bool,
-) -> Answer:
-    if sum((bool(ids), chosen != (None, None, None), all_)) != 1:
-        raise CommandError("say which: ids, or --of, --handler and --error, or --all")
-    if ids:
-        done = [id for id in ids if await act(id)]
-        return _done(word, done, ids, NO_LETTER)
-    name, handler, error = chosen
-    await _check_name(lanes, name)
-    async with progress("looking for dead jobs"):
-        count = await act(name=name, handler=handler, error=error, failed=failed)
-    return Answer({word: count}, [f"{word} {counted(count, 'job')}"], DONE if count else NO)
-
-
+requeue: Final = _letters("requeue", "requeued")
+purge: Final = _letters("purge", "purged")
 NO_LETTER: Final = "is neither dead nor failed, or is not known"
 
 

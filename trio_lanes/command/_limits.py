@@ -150,6 +150,10 @@ async def limit(
         raise CommandError(str(error)) from error
 
 
+def _given(**changes: Any) -> dict[str, Any]:
+    return {field: value for field, value in changes.items() if value is not None}
+
+
 async def _limit_lane(
     lanes: DurableLanes,
     name: str,
@@ -173,12 +177,7 @@ async def _limit_lane(
     if rate is None and max_waiting is None and concurrency is not None:
         await lanes.configure({name: concurrency})
     else:
-        changes: dict[str, Any] = {
-            "concurrency": concurrency,
-            "rates": rate,
-            "max_waiting": max_waiting,
-        }
-        given = {field: value for field, value in changes.items() if value is not None}
+        given = _given(concurrency=concurrency, rates=rate, max_waiting=max_waiting)
         await lanes.configure({name: attrs.evolve(before or LaneLimit(0), **given)})
     now = (await lanes.limits())[name]
     line = f"{name} runs {number(now.concurrency)} at once"
@@ -225,13 +224,12 @@ async def _limit_group(
         return Answer({"group": name, "removed": True}, [f"removed the group {name}"])
     if new and not members:
         raise CommandError("say which lanes the new group has: --member")
-    changes: dict[str, Any] = {
-        "concurrency": concurrency,
-        "rate": rate,
-        "members": tuple(members) or None,
-        "reserve": {lane: slots for lane, slots in reserve if slots} if reserve else None,
-    }
-    given = {field: value for field, value in changes.items() if value is not None}
+    given = _given(
+        concurrency=concurrency,
+        rate=rate,
+        members=tuple(members) or None,
+        reserve={lane: slots for lane, slots in reserve if slots} if reserve else None,
+    )
     groups[name] = attrs.evolve(groups.get(name) or LaneGroup(members), **given)
     await lanes.configure({}, groups)
     now = (await lanes.groups())[name]

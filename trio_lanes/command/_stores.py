@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from .. import durable
 from ..durable import SqliteStore, Store
 from ._exits import STORE_UNUSABLE, CommandError
 
@@ -47,37 +48,27 @@ def _sqlite(path: str, make: bool) -> Store:
     return SqliteStore(path)
 
 
-def _postgresql(rest: str, make: bool) -> Store:
-    where, _, namespace = rest.partition("#")
-    try:
-        from ..durable import PostgresStore
-
-        # only a worker makes the schema, so that a misspelt name is an error
-        return PostgresStore(f"postgresql:{where}", namespace=namespace or "lanes", make=make)
-    except (ImportError, ValueError) as error:
-        raise CommandError(str(error)) from None
-
-
-def _valkey(scheme: str) -> Callable[[str, bool], Store]:
+def _server(kind: str, scheme: str) -> Callable[[str, bool], Store]:
     def find(rest: str, make: bool) -> Store:
         where, _, namespace = rest.partition("#")
         try:
-            from ..durable import ValkeyStore
-
             # only a worker makes the namespace, so that a misspelt name is an error
-            return ValkeyStore(f"{scheme}:{where}", namespace=namespace or "lanes", make=make)
+            found: Store = getattr(durable, kind)(
+                f"{scheme}:{where}", namespace=namespace or "lanes", make=make
+            )
         except (ImportError, ValueError) as error:
             raise CommandError(str(error)) from None
+        return found
 
     return find
 
 
 _OPENERS: Final[Mapping[str, tuple[str, Callable[[str, bool], Store]]]] = {
     "sqlite": ("PATH", _sqlite),
-    "postgresql": ("//HOST/DATABASE[#NAMESPACE]", _postgresql),
+    "postgresql": ("//HOST/DATABASE[#NAMESPACE]", _server("PostgresStore", "postgresql")),
     **{
-        scheme: ("//HOST[:PORT][/DATABASE][#NAMESPACE]", _valkey(scheme))
+        scheme: ("//HOST[:PORT][/DATABASE][#NAMESPACE]", _server("ValkeyStore", scheme))
         for scheme in ("valkey", "valkeys", "redis", "rediss")
     },
-    "unix": ("///PATH[?db=DATABASE][#NAMESPACE]", _valkey("unix")),
+    "unix": ("///PATH[?db=DATABASE][#NAMESPACE]", _server("ValkeyStore", "unix")),
 }
