@@ -50,13 +50,13 @@ MAX_LINES = {
     "agents/_inbox": 2_525,  # 50 of them so that no message is searched for in a long queue
     "agents/_runs": 600,
     "agents/_tools": 735,
-    "monitor": 1_900,
+    "monitor": 1_800,
     "monitor/static": 1_200,
     "command": 2_710,
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_550
+MAX_IN_ALL = 52_450
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

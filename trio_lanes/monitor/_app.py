@@ -35,17 +35,8 @@ _LIMIT_DIGITS: Final = 6
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
 _BODY_SECONDS: Final = 10.0  # seconds that the body of an action may take
 
-FILES: Final = {
-    "page.js": "text/javascript",
-    "live.js": "text/javascript",
-    "elements.js": "text/javascript",
-    "timeline.js": "text/javascript",
-    "story.js": "text/javascript",
-    "durable.js": "text/javascript",
-    "replay.js": "text/javascript",
-    "tools.js": "text/javascript",
-    "page.css": "text/css",
-}
+MEDIA_TYPES: Final = {"js": "text/javascript", "css": "text/css"}
+"""By the endings of the files that a page may load."""
 
 
 def monitor(
@@ -103,7 +94,11 @@ class _Page:
         self._what_if: Final = WhatIf(lanes, self._records)
         folder = files(__package__).joinpath("static")
         self._html: Final = folder.joinpath("page.html").read_text(encoding="utf-8")
-        self._files: Final = {name: folder.joinpath(name).read_bytes() for name in FILES}
+        self._files: Final = {
+            file.name: file.read_bytes()
+            for file in folder.iterdir()
+            if file.name.rpartition(".")[2] in MEDIA_TYPES
+        }
         lanes.add_instrument(self._notes)
 
     def app(self) -> Starlette:
@@ -121,22 +116,25 @@ class _Page:
                 Route("/durable", self._durable),
                 Route("/durable/{number:int}", self._durable_story),
                 Route("/act", self._act, methods=["POST"]),
-            ]
+            ],
+            exception_handlers={RefusedError: _refused},
         )
 
-    async def _role(self, request: Request, *, operates: bool = False) -> Role | Response:
-        """The role of ``request``, or the refusal."""
+    async def _role(self, request: Request, *, operates: bool = False) -> Role:
+        """Return the role of ``request``.
+
+        Raises:
+          RefusedError: if it has none, or does not operate.
+        """
         role = await self._guard.role(request)
         if role is None:
-            return _refusal(403, "this page is not for you")
+            raise RefusedError(403, "this page is not for you")
         if operates and (role != "operate" or not self._guard.has_token(request)):
-            return _refusal(403, "you may look, and not act")
+            raise RefusedError(403, "you may look, and not act")
         return role
 
     async def _page(self, request: Request) -> Response:
         role = await self._role(request)
-        if isinstance(role, Response):
-            return role
         nonce = secrets.token_urlsafe(16)
         text = self._html
         for name, value in (
@@ -150,27 +148,22 @@ class _Page:
         return Response(text, media_type="text/html; charset=utf-8", headers=headers)
 
     async def _static(self, request: Request) -> Response:
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         name = request.path_params["name"]
         if name not in self._files:
-            return _refusal(404, "there is no such file")
-        return Response(self._files[name], media_type=FILES[name], headers=HEADERS)
+            raise RefusedError(404, "there is no such file")
+        media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+        return Response(self._files[name], media_type=media_type, headers=HEADERS)
 
     async def _access(self, request: Request) -> Response:
         """What this connection may do, and the token that its actions need."""
         role = await self._role(request)
-        if isinstance(role, Response):
-            return role
         return _json({"role": role, "token": self._guard.token if role == "operate" else ""})
 
     async def _stream(self, request: Request) -> Response:
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         if self._frames.viewers >= MAX_VIEWERS:
-            return _refusal(503, f"{MAX_VIEWERS} viewers look already; try again later")
+            raise RefusedError(503, f"{MAX_VIEWERS} viewers look already; try again later")
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         self._frames.enter()  # before a checkpoint, so that the bound on viewers holds
         return _Stream(
@@ -182,73 +175,53 @@ class _Page:
 
     async def _history(self, request: Request) -> Response:
         """The last records, for a page that has just been opened, or has missed frames."""
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         try:
             after = int(request.query_params.get("after", "0"))
         except ValueError:
-            return _refusal(400, "after must be a number")
+            raise RefusedError(400, "after must be a number") from None
         return _json({"ended": self._frames.history(after, _MAX_HISTORY)})
 
     async def _story(self, request: Request) -> Response:
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         job = self._frames.find(request.path_params["number"])
         return _json(None if job is None else story(self._lanes, self._frames, job))
 
     async def _session(self, request: Request) -> Response:
         """The jobs of one session, for the search."""
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         try:
             return _json(self._frames.session(request.path_params["key"]))
         except ValueError:
-            return _refusal(404, "there is no such session")
+            raise RefusedError(404, "there is no such session") from None
 
     async def _replay(self, request: Request) -> Response:
         """What another limit of a lane would have done in the last minutes."""
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         limit = request.query_params.get("limit", "")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= _LIMIT_DIGITS):
-            return _refusal(400, "limit must be a whole number")
-        try:
-            lane = request.query_params.get("lane", "")
-            return _json(await self._what_if.ask(lane, int(limit)))
-        except RefusedError as error:
-            return _refusal(error.status, str(error))
+            raise RefusedError(400, "limit must be a whole number")
+        lane = request.query_params.get("lane", "")
+        return _json(await self._what_if.ask(lane, int(limit)))
 
     async def _durable(self, request: Request) -> Response:
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         return _json(None if self._store is None else await self._store.view())
 
     async def _durable_story(self, request: Request) -> Response:
-        role = await self._role(request)
-        if isinstance(role, Response):
-            return role
+        await self._role(request)
         number = request.path_params["number"]
         return _json(None if self._store is None else await self._store.story(number))
 
     async def _act(self, request: Request) -> Response:
-        role = await self._role(request, operates=True)
-        if isinstance(role, Response):
-            return role
+        await self._role(request, operates=True)
         try:
             asked = await _body(request)
         except (ValueError, RecursionError):
-            return _refusal(400, "the request is not JSON")
+            raise RefusedError(400, "the request is not JSON") from None
         if asked is None:
-            return _refusal(413, "the request is too long, or too slow")
-        try:
-            return _json(await self._actions.do(asked))
-        except RefusedError as error:
-            return _refusal(error.status, str(error))
+            raise RefusedError(413, "the request is too long, or too slow")
+        return _json(await self._actions.do(asked))
 
 
 @final
@@ -312,5 +285,6 @@ def _json(value: object) -> Response:
     return JSONResponse(value, headers=HEADERS)
 
 
-def _refusal(status: int, text: str) -> Response:
-    return JSONResponse({"error": text}, status, headers=HEADERS)
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return JSONResponse({"error": str(error)}, error.status, headers=HEADERS)

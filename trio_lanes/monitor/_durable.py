@@ -28,6 +28,7 @@ from ._frames import MAX_ROWS, Frame
 from ._notes import Notes, clipped
 
 EVERY: Final = 2.0  # seconds
+JOB_COUNTS: Final = ("waiting", "parked", "running", "dead")
 _MAX_LETTERS: Final = 500  # that are grouped
 _MAX_JOBS_OF_A_STATE: Final = 20
 
@@ -64,19 +65,13 @@ class Durable:
         where = {one.id: clipped(f"{one.host} {one.pid}") for one in instances}
         groups = Counter((job.name, _type(job)) for job in letters)
         return {
-            "totals": {
-                name: getattr(now, name) for name in ("waiting", "parked", "running", "dead")
-            },
+            "totals": {name: getattr(now, name) for name in JOB_COUNTS},
             "lanes": [
                 {
                     "name": clipped(name),
-                    "waiting": lane.waiting,
-                    "parked": lane.parked,
-                    "running": lane.running,
-                    "dead": lane.dead,
-                    "unhandled": lane.unhandled,
                     "limit": None if lane.concurrency == math.inf else lane.concurrency,
                     "paused": lane.paused,
+                    **{what: getattr(lane, what) for what in (*JOB_COUNTS, "unhandled")},
                 }
                 for name, lane in list(now.lanes.items())[:MAX_ROWS]
             ],

@@ -131,12 +131,8 @@ class Frames:
                 "abandoned": statistics.abandoned,
                 "oldest": round(statistics.oldest_wait, 3),
                 "oldest_lane": oldest["name"] if oldest and oldest["oldest"] else "",
-                "slots": sum(lane.slots for lane in each),
-                "lent": sum(lane.lent for lane in each),
                 "limit": _number(sum(lane.concurrency for lane in each)),
-                "finished": sum(lane.finished for lane in each),
-                "failed": sum(lane.failed for lane in each),
-                "cancelled": sum(lane.cancelled for lane in each),
+                **_sums(each, "slots", "lent", "finished", "failed", "cancelled"),
                 "quantiles": self._quantiles.get(""),
             },
             "lanes": rows,
@@ -290,12 +286,7 @@ def _row(
         "template": label.endswith("*"),
         "alive": len(each),
         "limit": _number(sum(lane.concurrency for lane in each)),
-        "slots": sum(lane.slots for lane in each),
-        "active": sum(lane.active for lane in each),
-        "lent": sum(lane.lent for lane in each),
-        "cancelling": sum(lane.cancelling for lane in each),
-        "abandoned": sum(lane.abandoned for lane in each),
-        "waiting": sum(lane.waiting for lane in each),
+        **_sums(each, "slots", "active", "lent", "cancelling", "abandoned", "waiting"),
         "in_sessions": sum(lane.waiting_in_sessions for lane in each),
         "in_lane": sum(lane.waiting_in_lane for lane in each),
         "oldest": round(max(lane.oldest_wait for lane in each), 3),
@@ -303,13 +294,13 @@ def _row(
         "paused_until": _time(first.paused_until),
         "rate_until": _time(max((until for until in untils if until is not None), default=None)),
         "rates": [_rate(rate) for rate in first.rates] if len(each) == 1 else [],
-        "started": sum(lane.started for lane in each),
-        "finished": sum(lane.finished for lane in each),
-        "succeeded": sum(lane.succeeded for lane in each),
-        "failed": sum(lane.failed for lane in each),
-        "cancelled": sum(lane.cancelled for lane in each),
+        **_sums(each, "started", "finished", "succeeded", "failed", "cancelled"),
         "quantiles": quantiles,
     }
+
+
+def _sums(each: list[LaneStatistics], *names: str) -> dict[str, int]:
+    return {name: sum(getattr(lane, name) for lane in each) for name in names}
 
 
 def _rate(rate: RateStatistics) -> Frame:

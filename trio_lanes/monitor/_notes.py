@@ -74,7 +74,6 @@ class Notes(LaneInstrument):
     # ---- hooks
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
         until = lane.statistics().paused_until
         what = "was paused by hand"
         if until is not None:
@@ -82,21 +81,17 @@ class Notes(LaneInstrument):
         self.add("warning", "paused", lane.name, f"{lane.name} {what}")
 
     def lane_resumed(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
         self.add("info", "resumed", lane.name, f"{lane.name} starts jobs again")
 
     def lane_cleared(self, lane: Lane | SessionLane, count: int, reason: str | None) -> None:
-        """A hook; see `LaneInstrument`."""
         why = "" if reason is None else f": {reason}"
         self.add("warning", "cleared", lane.name, f"{lane.name} was cleared of {count} jobs{why}")
 
     def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
-        """A hook; see `LaneInstrument`."""
         text = f"{lane.name} was reset, and {abandoned} running jobs were given up"
         self.add("error", "reset", lane.name, text)
 
     def lane_configured(self, lane: Lane | SessionLane) -> None:
-        """A hook; see `LaneInstrument`."""
         if isinstance(lane, SessionLane):
             return
         limit, old = lane.concurrency, self._limits.get(lane.name)
@@ -110,16 +105,13 @@ class Notes(LaneInstrument):
         self.add("info", "limit", lane.name, text)
 
     def job_rejected(self, lane: Lane | SessionLane, reason: Literal["full", "closed"]) -> None:
-        """A hook; see `LaneInstrument`."""
         why = "it is full" if reason == "full" else "the lanes are closed"
         self.add("error", "rejected", lane.name, f"a submission to {lane.name} was refused: {why}")
 
     def deadlock_refused(self, error: LaneDeadlockError) -> None:
-        """A hook; see `LaneInstrument`."""
         self.add("error", "deadlock", "", f"deadlock refused: {error}")
 
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
-        """A hook; see `LaneInstrument`."""
         self.add("warning", "closing", "", f"the lanes take no new work: {reason}")
 
 

@@ -138,7 +138,6 @@ class _Ends(LaneInstrument):
 
     @context_free
     def job_finished(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
         self._records.add(job)
 
 
@@ -148,17 +147,13 @@ class _Slots(LaneInstrument):
         self._records: Final = records
 
     def job_lent(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
         self._records.step(job, "lent")
 
     def job_readmitted(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
         self._records.step(job, "wanted")
 
     def job_regained(self, job: Job[Any]) -> None:
-        """A hook; see `LaneInstrument`."""
         self._records.step(job, "held")
 
     def job_cancel_called(self, job: Job[Any], reason: str | None) -> None:
-        """A hook; see `LaneInstrument`."""
         self._records.step(job, "cancelling")
