@@ -40,13 +40,13 @@ VALKEY = "_valkey/store.py"  # a script answers in pages
 
 # by name: its record with its rule, its Lua, and then its doors
 FILES = {
-    "Enqueue": ("acts/jobs.py", "accept.lua", LANES),
-    "Checkpoint": ("acts/runs.py", "step.lua", RUN),
-    "Take": ("acts/runs.py", "step.lua", RUN),
-    "LendSlot": ("acts/runs.py", "step.lua", RUN),
-    "RegainSlot": ("acts/runs.py", "step.lua", RUN),
-    "EmitEvent": ("acts/runs.py", "talk.lua", RUN),
-    "Send": ("acts/runs.py", "talk.lua", LANES),
+    "Enqueue": ("acts/jobs.py", "engine.lua", LANES),
+    "Checkpoint": ("acts/runs.py", "runs.lua", RUN),
+    "Take": ("acts/runs.py", "runs.lua", RUN),
+    "LendSlot": ("acts/runs.py", "runs.lua", RUN),
+    "RegainSlot": ("acts/runs.py", "runs.lua", RUN),
+    "EmitEvent": ("acts/runs.py", "runs.lua", RUN),
+    "Send": ("acts/runs.py", "runs.lua", LANES),
     "Acquire": ("acts/locks.py", "locks.lua", LOCKS),
     "Spend": ("acts/locks.py", "locks.lua", LOCKS),
     "Release": ("acts/locks.py", "locks.lua", LOCKS),
@@ -64,18 +64,18 @@ FILES = {
     "Configure": ("acts/orders.py", "orders.lua", LANES),
     "Requeue": ("acts/orders.py", "orders.lua", LANES),
     "Purge": ("acts/orders.py", "orders.lua", LANES),
-    "AllLanes": ("acts/inspection.py", "look.lua", LANES, OPENING, DEADLOCK),
-    "AllGroups": ("acts/inspection.py", "look.lua", LANES, OPENING, DEADLOCK),
-    "AllRules": ("acts/inspection.py", "look.lua", LANES, OPENING),
-    "AllInstances": ("acts/inspection.py", "look.lua", LANES),
-    "AllStatistics": ("acts/inspection.py", "look.lua", LANES),
-    "QueueOf": ("acts/inspection.py", "look.lua", LANES, RUN),
-    "StatusOf": ("acts/inspection.py", "look.lua", JOB, DEADLOCK),
-    "RunningIn": ("acts/inspection.py", "look.lua", LANES),
+    "AllLanes": ("acts/inspection.py", "inspection.lua", LANES, OPENING, DEADLOCK),
+    "AllGroups": ("acts/inspection.py", "inspection.lua", LANES, OPENING, DEADLOCK),
+    "AllRules": ("acts/inspection.py", "inspection.lua", LANES, OPENING),
+    "AllInstances": ("acts/inspection.py", "inspection.lua", LANES),
+    "AllStatistics": ("acts/inspection.py", "inspection.lua", LANES),
+    "QueueOf": ("acts/inspection.py", "inspection.lua", LANES, RUN),
+    "StatusOf": ("acts/inspection.py", "inspection.lua", JOB, DEADLOCK),
+    "RunningIn": ("acts/inspection.py", "inspection.lua", LANES),
     "BlockersOf": ("acts/inspection.py", "blockers.lua", LANES),
-    "JobsOf": ("acts/inspection.py", "look.lua", LANES, VALKEY),
-    "Check": ("acts/inspection.py", "check.lua", LANES, VALKEY),
-    "Repair": ("acts/inspection.py", "check.lua", LANES),
+    "JobsOf": ("acts/inspection.py", "inspection.lua", LANES, VALKEY),
+    "Check": ("acts/inspection.py", "inspection.lua", LANES, VALKEY),
+    "Repair": ("acts/inspection.py", "inspection.lua", LANES),
 }
 
 
@@ -117,7 +117,7 @@ def files_by_name() -> dict[str, set[str]]:
             if name in found:
                 found[name].add(str(path.relative_to(ROOT)))
     for path in (ROOT / "durable/_valkey/lua").iterdir():
-        verbs = re.findall(r"^(?:READS|WRITES|WITH_TICKET)\.(\w+) = ", path.read_text(), re.M)
+        verbs = re.findall(r"^function (?:READS|WRITES|WITH_TICKET)\.(\w+)", path.read_text(), re.M)
         for name, kind in VERBS.items():
             if kind.name in verbs:
                 found[name].add(path.name)

@@ -375,7 +375,7 @@ def _normal(state: State) -> bytes:
         due = job.get("due") if job["state"] == "parked" else None
         return (
             *(job["state"], job.get("attempts"), job.get("crashes"), job.get("alone")),
-            *(job.get("company"), new_names.get(job.get("instance", ""), "gone")),
+            *(job.get("crashed_with"), new_names.get(job.get("instance", ""), "gone")),
             *(fences.get(job.get("fence")), job.get("since"), job.get("why"), job.get("shelf")),
             *(places.get(job.get("place")), ready.get(job.get("ready"))),
             due and max(0, due / 1e6 - state.now),

@@ -20,34 +20,38 @@ ORDER: Final = (
     "records",  # jobs, and the indexes over them
     "history",  # the runs of a job
     "limits",  # lanes, groups and rules
-    "rates",  # rate limits
+    "meters",  # the arithmetic of rate limits
+    "rates",  # rate limits of lanes, groups and quotas
     "budget",  # slots and rates while jobs are claimed
     "tell",  # what other processes hear
     "queues",  # the rules of order
-    "accept",  # enqueue
     "claims",  # which jobs an instance may run
     "lines",  # requests for locks and quotas
-    "instances",  # leases, and what becomes of the jobs of the dead
-    "step",  # finish and claim; acts of one run
-    "locks",  # acts of locks and quotas
+    "clock",  # the beginning of a call that writes
+    "engine",  # leases; enqueue; finish and claim
     "talk",  # events of runs, and messages to them
+    "runs",  # acts of one run
+    "locks",  # acts of locks and quotas
     "logs",  # append-only logs
     "select",  # which jobs a listing or an order is for
     "orders",  # cancel, clear, pause, resume, configure, requeue, purge
-    "look",  # inspection
+    "inspection",  # inspection, and the check of consistency
     "blockers",  # why a job does not go on
-    "check",  # the check of consistency
     "open",  # the beginning of a namespace
     "verbs",  # which act a call asks for
 )
-"""The files, from the lowest: a function is defined before the functions that call it."""
+"""The files, from the lowest: a function is defined before the functions that call it.
+
+A file that has a twin in Python has its name, and has its functions by the same names in the same
+order: those of ``_rules``, of ``acts``, and ``_limits/meters.py``.
+"""
 LEAVES: Final = frozenset(
-    {"accept", "step", "locks", "talk", "logs", "orders", "look", "blockers", "check", "open"}
+    {"engine", "runs", "locks", "logs", "orders", "inspection", "blockers", "open"}
 )
 """Files that define acts only: no other file calls their functions."""
 _BOTTOM: Final = 3
 """The number of the lowest files, which are outside of the function that the others are in."""
-_READ: Final = re.compile(r"^READS\.(\w+) = ", re.MULTILINE)
+_READ: Final = re.compile(r"^function READS\.(\w+)", re.MULTILINE)
 _GROWS: Final = re.compile(r"^GROWS\.(\w+) = ", re.MULTILINE)
 
 

@@ -1,37 +1,76 @@
 -- Why a job does not go on, by the same rules as those of a claim. Nothing changes, but for what a claim
 -- finds to be empty, and drops.
 
+-- Functions that are called before the place that they have in blockers.py, too.
+local of_run, in_line, of_waiting, in_lane
+
 local function a_blocker(kind, lane, job, ends)
   return { kind, lane, job or false, ends and ends < huge and int(ends) or false }
 end
 
+function WRITES.blockers_of(arguments)
+  local job = known(arguments[1])
+  if not job then
+    return { 0, false }
+  elseif job.state == 'running' then
+    return { 0, of_run(job) }
+  elseif job.state == 'waiting' or job.state == 'parked' then
+    return { 0, of_waiting(job) }
+  end
+  return { 0, {} }
+end
+
+function of_run(job)
+  local found = {}
+  if job.lent == 1 then
+    found[1] = a_blocker('lent', job.lane)
+  else
+    local refused = job.lent and Budget.new():return_refused_by(job)
+    found[1] = refused and a_blocker(refused[1], refused[2]) or nil
+  end
+  for _, request in ipairs(lines.of_instance(job.instance)) do
+    if request.job == job.id and request.served == '0' then
+      found[#found + 1] = in_line(request)
+    end
+  end
+  return found
+end
+
 -- What a request that waits, waits for.
-local function in_line(request)
-  local name = LINES.name_of(request)
+function in_line(request)
+  local name = lines.name_of(request)
   local index = ROOT .. (request.costs and 'kw:' or 'kh:') .. request.line
-  local before = LINES.request(call('ZRANGE', index, 0, 0)[1])
+  local before = lines.request(call('ZRANGE', index, 0, 0)[1])
   local job = before and before.job ~= '' and before.job
   if not request.costs then
     return a_blocker('lock', name, job)
   elseif not before or before.id ~= request.id then
     return a_blocker('quota', name, job)
   end
-  local at = meters_ready_at(request.line, request.meters, request.costs)
+  local at = rates.ready_at(request.line, request.meters, request.costs)
   return a_blocker('quota', name, nil, at > now and at)
 end
 
-local function of_run(job)
-  local found = {}
-  if job.lent == 1 then
-    found[1] = a_blocker('lent', job.lane)
-  else
-    local refused = job.lent and new_budget():return_refused_by(job)
-    found[1] = refused and a_blocker(refused[1], refused[2]) or nil
+function of_waiting(job)
+  if job.due and job.due > now then  -- else the next step queues it
+    return { a_blocker(job.why, job.lane, nil, job.due) }
   end
-  for _, request in ipairs(LINES.of_instance(job.instance)) do
-    if request.job == job.id and request.served == '0' then
-      found[#found + 1] = in_line(request)
+  local found = {}
+  if job.session then
+    local lane = 'session:' .. job.session
+    local paused = pause_of(job.session)
+    if paused and paused > now then
+      found[1] = a_blocker('pause', lane, nil, paused)
     end
+    local head = head_of(job.session)
+    if head and head.id ~= job.id then
+      local kind = head.state == 'running' and 'session' or head.state == 'dead' and 'dead' or 'order'
+      found[#found + 1] = a_blocker(kind, lane, head.id)
+      return found
+    end
+  end
+  for _, blocker in ipairs(in_lane(job)) do
+    found[#found + 1] = blocker
   end
   return found
 end
@@ -56,14 +95,14 @@ end
 
 local function some_runs_few(live, most)
   for _, id in ipairs(live) do
-    if runs_beside(id) < most then
+    if run_count(id) < most then
       return true
     end
   end
   return false
 end
 
-local function in_lane(job)
+function in_lane(job)
   local lane, found = job.lane, {}
   local function add(...)
     found[#found + 1] = a_blocker(...)
@@ -77,12 +116,12 @@ local function in_lane(job)
   local live, names = live_with(job.name)
   if #live == 0 then
     add('handler', lane)
-  elseif not some_runs_few(live, together(job)) then
+  elseif not some_runs_few(live, max_runs_with(job)) then
     add('suspect', lane)
   end
-  local budget, is_next = new_budget(), true
+  local budget, is_next = Budget.new(), true
   if job.ready and not job.shelf then
-    local first = choose(lane, new_fronts(lane, names), new_turns())
+    local first = LaneTurn.new(lane, names, FairTurns.new(), budget):first()
     if first and first.id ~= job.id then
       is_next = false
       add('order', lane, first.id)
@@ -96,41 +135,3 @@ local function in_lane(job)
   end
   return found
 end
-
-local function of_waiting(job)
-  if job.due and job.due > now then  -- else the next step queues it
-    return { a_blocker(job.why, job.lane, nil, job.due) }
-  end
-  local found = {}
-  if job.session then
-    local lane = 'session:' .. job.session
-    local paused = pause_of(job.session)
-    if paused and paused > now then
-      found[1] = a_blocker('pause', lane, nil, paused)
-    end
-    local head = head_of(job.session)
-    if head and head.id ~= job.id then
-      local kind = head.state == 'running' and 'session' or head.state == 'dead' and 'dead' or 'order'
-      found[#found + 1] = a_blocker(kind, lane, head.id)
-      return found
-    end
-  end
-  for _, blocker in ipairs(in_lane(job)) do
-    found[#found + 1] = blocker
-  end
-  return found
-end
-
-local function blockers_of(arguments)
-  local job = known(arguments[1])
-  if not job then
-    return { 0, false }
-  elseif job.state == 'running' then
-    return { 0, of_run(job) }
-  elseif job.state == 'waiting' or job.state == 'parked' then
-    return { 0, of_waiting(job) }
-  end
-  return { 0, {} }
-end
-
-WRITES.blockers_of = blockers_of

@@ -3,7 +3,7 @@
 
 local KEPT = 10
 
-local function begin_run(job, info)
+local function begun(job, info)
   local runs = job.runs or {}
   job.runs = runs
   if #runs == KEPT then
@@ -14,13 +14,13 @@ local function begin_run(job, info)
   }
 end
 
-local function end_run(job, how, failure)
+local function ended(job, how, failure)
   local run = job.runs[#job.runs]
   run[6], run[7], run[8] = now, how, failure or false
 end
 
 -- A run did not end by a crash, as another instance took it to have ended. Return whether one did.
-local function forgive_run(job, fence)
+local function forgiven(job, fence)
   for _, run in ipairs(job.runs or {}) do
     if run[2] == fence and run[7] == 'crashed' then
       run[7] = 'released'
@@ -30,7 +30,7 @@ local function forgive_run(job, fence)
   return false
 end
 
-local function shown_runs(job)
+local function attempts(job)
   local shown = {}
   for at, run in ipairs(job.runs or {}) do
     shown[at] = {

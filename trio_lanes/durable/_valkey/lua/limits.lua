@@ -180,29 +180,6 @@ local function all_counts()
   return counts
 end
 
--- The lanes that a name means: that lane, or all lanes of that template that have jobs or a pause, in
--- order; nil: there is no such lane or template.
-local function known_lanes(name)
-  local all = lanes()
-  if not (is_template(name) and all[name]) then
-    return label_of(all, name) and { name } or nil
-  end
-  local found, names = {}, {}
-  for lane in pairs(all) do
-    found[lane] = true
-  end
-  for _, count in ipairs(all_counts()) do
-    found[count[2]] = true
-  end
-  for lane in pairs(found) do
-    if label_of(all, lane) == name then
-      names[#names + 1] = lane
-    end
-  end
-  table.sort(names)
-  return names
-end
-
 -- The lanes of which a run may hold a slot or want it back.
 local function lanes_in_use()
   local found = {}

@@ -5,7 +5,7 @@ local PART = 20
 local BYTES_AT_ONCE = 4 * 1024 * 1024
 
 -- Arguments: the instance, the log, the record. Answer: its number; or false: the instance has no lease.
-local function write_log(arguments)
+function WITH_TICKET.write_log(arguments)
   if not is_alive(arguments[1]) then
     return { 0, false }
   end
@@ -13,8 +13,15 @@ local function write_log(arguments)
   return { 0, call('RPUSH', ROOT .. 'x:' .. arguments[2], record) }
 end
 
+GROWS.write_log = true
+
+-- Arguments: the log. Answer: whether there was one.
+function WITH_TICKET.drop_log(arguments)
+  return { 0, call('UNLINK', ROOT .. 'x:' .. arguments[1]) }
+end
+
 -- Arguments: the log, the number after which. Answer: numbers, incarnations and texts.
-local function log_page(arguments)
+function READS.log_page(arguments)
   local key, number, found, size = ROOT .. 'x:' .. arguments[1], tonumber(arguments[2]), { 0 }, 0
   local last = number + RECORDS_AT_ONCE
   while number < last do
@@ -36,13 +43,3 @@ local function log_page(arguments)
   end
   return found
 end
-
--- Arguments: the log. Answer: whether there was one.
-local function drop_log(arguments)
-  return { 0, call('UNLINK', ROOT .. 'x:' .. arguments[1]) }
-end
-
-WITH_TICKET.write_log = write_log
-GROWS.write_log = true
-READS.log_page = log_page
-WITH_TICKET.drop_log = drop_log

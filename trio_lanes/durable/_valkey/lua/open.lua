@@ -25,7 +25,7 @@ end
 
 -- Arguments: JSON {identity, worker, lanes: [{name, limit}], groups: [...]}, and whether to make the
 -- namespace, which has been regarded already.
-local function open(arguments)
+function WRITES.open(arguments)
   local asked = cjson.decode(arguments[1])
   if not meta.schema then
     call('HSET', META, 'identity', asked.identity)
@@ -49,5 +49,3 @@ local function open(arguments)
   end
   return { 0 }
 end
-
-WRITES.open = open

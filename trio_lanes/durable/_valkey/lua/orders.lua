@@ -1,7 +1,10 @@
 -- Orders of an operator: cancel, put first, clear, pause, resume, configure, requeue, purge.
 
+-- Functions that are called before the place that they have in orders.py, too.
+local known_lanes, check_unused, letters, open_session
+
 -- Arguments: the id, the outcome, whether a running job is cancelled too.
-local function cancel(arguments)
+function WITH_TICKET.cancel(arguments)
   local job = find(arguments[1])
   if not job or ENDED[job.state] or job.state == 'dead' then
     return { 0, 0 }
@@ -21,7 +24,7 @@ end
 
 -- Arguments: the id. Put a waiting job first in its session, behind jobs that were put first before it,
 -- and behind a head that does not wait. Their places are below 0, in the order of the numbers.
-local function put_first(arguments)
+function WITH_TICKET.put_first(arguments)
   local job = find(arguments[1])
   if not job or job.state ~= 'waiting' or not job.session then
     return { 0, 0 }
@@ -46,12 +49,9 @@ local function put_first(arguments)
 end
 
 -- Arguments: the session, the outcome. Cancel the job that runs there.
-local function abort_run(arguments)
-  local head = head_of(arguments[1])
-  if not head or head.state ~= 'running' then
-    return { 0, 0 }
-  end
-  return cancel({ head.id, arguments[2], '1' })
+function WITH_TICKET.abort_run(arguments)
+  local job = running_in(arguments[1])
+  return job and WITH_TICKET.cancel({ job.id, arguments[2], '1' }) or { 0, 0 }
 end
 
 -- The last waiting and parked jobs of a session with ids below `before`: those with a place by place,
@@ -87,17 +87,9 @@ local function add_clearable_of_lane(jobs, lane, before)
   end
 end
 
-local function open_session(job)
-  if job.place then
-    job.place = nil
-    put(job)
-    list_next_head(job.session)
-  end
-end
-
 -- Arguments: the lane, the session, the outcome, the number below which ids are cleared, or ''.
 -- Answer: how many, and that number for the next portion; false: there are no more.
-local function clear(arguments)
+function WITH_TICKET.clear(arguments)
   local lane, session = given(arguments[1]), given(arguments[2])
   local of = lane and known_lanes(lane) or {}
   if lane and not known_lanes(lane) then
@@ -130,7 +122,7 @@ local function clear(arguments)
 end
 
 -- Arguments: the lane, the session, microseconds or 'inf'. It prolongs a pause, never shortens it.
-local function pause(arguments)
+function WITH_TICKET.pause(arguments)
   local lane, session = given(arguments[1]), given(arguments[2])
   local ends = now + number_of(arguments[3])
   if lane then
@@ -155,7 +147,7 @@ local function pause(arguments)
   return { 0 }
 end
 
-local function resume(arguments)
+function WITH_TICKET.resume(arguments)
   local lane, session = given(arguments[1]), given(arguments[2])
   if lane then
     local names, all = known_lanes(lane), lanes()
@@ -177,41 +169,6 @@ local function resume(arguments)
   return { 0 }
 end
 
--- ---- configure
-
--- A refusal, if a lane with jobs does not exist any more; else nil.
-local function check_unused(before, after)
-  local used, names = {}, {}
-  for _, count in ipairs(all_counts()) do
-    local lane = count[2]
-    if not used[lane] then
-      names[#names + 1] = lane
-    end
-    used[lane] = (used[lane] or 0) + count[4]
-  end
-  table.sort(names)
-  for _, lane in ipairs(names) do
-    if label_of(before, lane) and not label_of(after, lane) then
-      return { 1, 'used', lane, used[lane] }
-    end
-  end
-end
-
--- A refusal, if the groups do not fit the lanes; else nil. `groups` is a list, in the given order.
-local function check_groups(all, list)
-  local group_of = {}
-  for _, group in ipairs(list) do
-    for _, member in ipairs(group.members) do
-      if not all[member] then
-        return { 1, 'no member', group.name, member }
-      elseif group_of[member] then
-        return { 1, 'two groups', member, group_of[member], group.name }
-      end
-      group_of[member] = group.name
-    end
-  end
-end
-
 local function put_groups(before, list)
   local after = {}
   for _, group in ipairs(list) do
@@ -219,13 +176,13 @@ local function put_groups(before, list)
   end
   for name, group in pairs(before) do
     if not after[name] then
-      replace_meters('group ' .. name, group.meters, nil)
+      rates.replace('group ' .. name, group.meters, nil)
       put_group(name, nil)
     end
   end
   for _, group in ipairs(list) do
     local name, was = group.name, before[group.name]
-    replace_meters('group ' .. name, was and was.meters, group.meters)
+    rates.replace('group ' .. name, was and was.meters, group.meters)
     put_group(name, group)
   end
 end
@@ -282,14 +239,14 @@ local function put_lanes(before, after)
   for _, lane in ipairs(call('ZRANGE', ROOT .. 'ml', 0, -1)) do
     local was, is = limit_of(lane, before), limit_of(lane, after)
     if not (was and is) or was.meters ~= is.meters then
-      replace_meters('lane ' .. lane, was and was.meters, is and is.meters)
+      rates.replace('lane ' .. lane, was and was.meters, is and is.meters)
     end
   end
 end
 
 -- Arguments: JSON of lanes, [{name, limit}, {name, c}, {name, gone}...]; of groups, [...], or ''; of rules.
 -- A lane with `c`, or with neither, gets another concurrency alone; `gone` removes it.
-local function configure(arguments)
+function WITH_TICKET.configure(arguments)
   local before, changed_rules = lanes(), cjson.decode(arguments[3])
   local after, refused = changed_lanes(before, cjson.decode(arguments[1]))
   if refused then
@@ -304,7 +261,7 @@ local function configure(arguments)
       list[#list + 1] = group
     end
   end
-  refused = check_groups(after, list)
+  refused = rates.check_groups(after, list)
   if refused then
     return refused
   end
@@ -323,10 +280,69 @@ local function configure(arguments)
   return { 0 }
 end
 
--- ---- dead and failed jobs. Arguments: a selection, the id after which.
--- Answer: how many, and the id after which the next portion begins; false: there are no more.
+-- Dead and failed jobs. Arguments: a selection, the id after which. Answer: how many, and the id after
+-- which the next portion begins; false: there are no more.
+function WITH_TICKET.requeue(arguments)
+  local jobs, after = letters(arguments)
+  for _, job in ipairs(jobs) do
+    job.attempts, job.crashes, job.alone, job.crashed_with = nil, nil, nil, nil
+    job.cancel, job.due = nil, nil
+    revive(job)
+  end
+  return { 0, #jobs, after }
+end
 
-local function letters(arguments)
+function WITH_TICKET.purge(arguments)
+  local jobs, after = letters(arguments)
+  for _, job in ipairs(jobs) do
+    open_session(job)
+    forget(job)
+  end
+  return { 0, #jobs, after }
+end
+
+-- The lanes that a name means: that lane, or all lanes of that template that have jobs or a pause, in
+-- order; nil: there is no such lane or template.
+function known_lanes(name)
+  local all = lanes()
+  if not (is_template(name) and all[name]) then
+    return label_of(all, name) and { name } or nil
+  end
+  local found, names = {}, {}
+  for lane in pairs(all) do
+    found[lane] = true
+  end
+  for _, count in ipairs(all_counts()) do
+    found[count[2]] = true
+  end
+  for lane in pairs(found) do
+    if label_of(all, lane) == name then
+      names[#names + 1] = lane
+    end
+  end
+  table.sort(names)
+  return names
+end
+
+-- A refusal, if a lane with jobs does not exist any more; else nil.
+function check_unused(before, after)
+  local used, names = {}, {}
+  for _, count in ipairs(all_counts()) do
+    local lane = count[2]
+    if not used[lane] then
+      names[#names + 1] = lane
+    end
+    used[lane] = (used[lane] or 0) + count[4]
+  end
+  table.sort(names)
+  for _, lane in ipairs(names) do
+    if label_of(before, lane) and not label_of(after, lane) then
+      return { 1, 'used', lane, used[lane] }
+    end
+  end
+end
+
+function letters(arguments)
   local of = read_selection(arguments)
   local states = ''
   for _, state in ipairs({ ' dead ', ' failed ' }) do
@@ -339,31 +355,10 @@ local function letters(arguments)
   return page_of(of, after == '' and '0' or after, AT_ONCE)
 end
 
-local function requeue(arguments)
-  local jobs, after = letters(arguments)
-  for _, job in ipairs(jobs) do
-    job.attempts, job.crashes, job.alone, job.company = nil, nil, nil, nil
-    job.cancel, job.due = nil, nil
-    revive(job)
+function open_session(job)
+  if job.place then
+    job.place = nil
+    put(job)
+    list_next_head(job.session)
   end
-  return { 0, #jobs, after }
 end
-
-local function purge(arguments)
-  local jobs, after = letters(arguments)
-  for _, job in ipairs(jobs) do
-    open_session(job)
-    forget(job)
-  end
-  return { 0, #jobs, after }
-end
-
-WITH_TICKET.cancel = cancel
-WITH_TICKET.put_first = put_first
-WITH_TICKET.abort_run = abort_run
-WITH_TICKET.clear = clear
-WITH_TICKET.pause = pause
-WITH_TICKET.resume = resume
-WITH_TICKET.configure = configure
-WITH_TICKET.requeue = requeue
-WITH_TICKET.purge = purge

@@ -1,8 +1,11 @@
 -- Queues of sessions and ready lists of lanes: the rules of order.
 --
--- The invariants are those of the engine over tables (`trio_lanes.durable._rules.engine`), and the
--- functions have its names. The head of a session's queue keeps its place while it runs and between
--- attempts. A ready list holds heads, and jobs without a session.
+-- The invariants are those of the engine over tables (`trio_lanes.durable._rules.engine`). The head of a
+-- session's queue keeps its place while it runs and between attempts. A ready list holds heads, and jobs
+-- without a session.
+
+-- Functions that are called before the place that they have in queues.py, too.
+local set_ready, _crash, promote_session, _promote, resume_session
 
 local function head_of(session)
   local first = queue_size(session) > 0 and ask_all('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
@@ -14,8 +17,20 @@ local function pause_of(session)
   return paused and number_of(paused) or nil
 end
 
+-- Put a job at the tail of its session's queue. The caller puts the record.
+local function append(job)
+  if job.session then
+    local behind = queue_size(job.session) > 0
+    job.place = next_number()
+    if behind then
+      return
+    end
+  end
+  set_ready(job)
+end
+
 -- Give a head its place on the ready list. The caller puts the record.
-local function set_ready(job, first)
+function set_ready(job, first)
   local number = next_number()
   job.ready = first and -number or number
   job.shelf = nil
@@ -41,29 +56,33 @@ local function list_next_head(session)
   end
 end
 
--- Put a job at the tail of its session's queue. The caller puts the record.
-local function append(job)
-  if job.session then
-    local behind = queue_size(job.session) > 0
-    job.place = next_number()
-    if behind then
-      return
+-- Delete the messages to a job that its run, which ends, has not taken, and tell their senders.
+local function drop_untaken(job)
+  local key = ROOT .. 'm:' .. job.id
+  local all = call('HGETALL', key)
+  for at = 1, #all, 2 do
+    if not cmsgpack.unpack(all[at + 1]).taken then
+      call('HDEL', key, all[at])
     end
   end
-  set_ready(job)
+  tell_news(job)
 end
 
-local function finish_attempts(job, attempt)
-  job.attempts = (job.attempts or 0) + attempt
+-- End a run: in the history, and for its messages.
+local function leave(job, how, failure)
+  if job.sent then
+    drop_untaken(job)
+  end
+  ended(job, how, failure)
 end
 
 -- `failure`: of a run that failed, {the type of its error, the error in one line}.
 local function end_job(job, state, outcome, attempt, failure)
   if job.state == 'running' then
-    close_run(job, state, failure and failure[2])
+    leave(job, state, failure and failure[2])
   end
   job.state = state
-  finish_attempts(job, attempt or 0)
+  job.attempts = (job.attempts or 0) + (attempt or 0)
   job.place, job.ready, job.shelf, job.why = nil, nil, nil, nil
   job.due = now + rules().result_ttl
   if state ~= 'failed' then  -- a failed job can be requeued until the store forgets it
@@ -83,9 +102,9 @@ end
 
 -- Make a job dead. With the rule `hold` it keeps its place, which closes its session.
 local function mark_dead(job, outcome, attempt, failure, how)
-  close_run(job, how or 'dead', failure[2])
+  leave(job, how or 'dead', failure[2])
   job.state = 'dead'
-  finish_attempts(job, attempt)
+  job.attempts = (job.attempts or 0) + attempt
   if not (rules().hold and job.session) then
     job.place = nil
   end
@@ -101,29 +120,9 @@ local function give_back(job, how)
   if job.cancel then
     end_job(job, 'cancelled', job.cancel)
   else
-    close_run(job, how or 'released')
+    leave(job, how or 'released')
     job.state, job.lent = 'waiting', nil
     list_ready(job, true)
-  end
-end
-
--- Give back a job whose process died while it ran `company` jobs, this one included. Only crashes in
--- which the job ran alone make it dead.
-local function crash_job(job, company)
-  job.crashes = (job.crashes or 0) + 1
-  if company == 1 then
-    job.alone = (job.alone or 0) + 1
-  end
-  job.company = math.min(job.company or company, company)
-  local alone = job.alone or 0
-  if not job.cancel and alone >= rules().max_crashes then
-    local times = alone == 1 and 'once' or alone .. ' times'
-    local message = 'the process ended, or did not answer for longer than its lease, while it ran this'
-      .. ' job alone, ' .. times .. '; is the handler blocking?'
-    local outcome = '{"type": "crash", "message": "' .. message .. '", "traceback": ""}'
-    mark_dead(job, outcome, 0, { 'crash', 'crash: ' .. message }, 'crashed')
-  else
-    give_back(job, 'crashed')
   end
 end
 
@@ -138,7 +137,27 @@ local function crash(ids)
   end
   for at = #ids, 1, -1 do
     local job = find(ids[at])
-    crash_job(job, job.lent == 1 and #ids or holding)
+    _crash(job, job.lent == 1 and #ids or holding)
+  end
+end
+
+-- Give back a job whose process died while it ran `crashed_with` jobs, this one included. Only crashes in
+-- which the job ran alone make it dead.
+function _crash(job, crashed_with)
+  job.crashes = (job.crashes or 0) + 1
+  if crashed_with == 1 then
+    job.alone = (job.alone or 0) + 1
+  end
+  job.crashed_with = math.min(job.crashed_with or crashed_with, crashed_with)
+  local alone = job.alone or 0
+  if not job.cancel and alone >= rules().max_crashes then
+    local times = alone == 1 and 'once' or alone .. ' times'
+    local message = 'the process ended, or did not answer for longer than its lease, while it ran this'
+      .. ' job alone, ' .. times .. '; is the handler blocking?'
+    local outcome = '{"type": "crash", "message": "' .. message .. '", "traceback": ""}'
+    mark_dead(job, outcome, 0, { 'crash', 'crash: ' .. message }, 'crashed')
+  else
+    give_back(job, 'crashed')
   end
 end
 
@@ -147,11 +166,11 @@ local function postpone(job, delay, counts, requeue, failure)
     end_job(job, 'cancelled', job.cancel)
     return
   end
-  close_run(job, 'retried', failure)
+  leave(job, 'retried', failure)
   local leaves = requeue and job.session
   job.state, job.why, job.due = 'parked', 'retry', now + delay
-  finish_attempts(job, counts and 1 or 0)
-  job.company, job.lent = nil, nil
+  job.attempts = (job.attempts or 0) + (counts and 1 or 0)
+  job.crashed_with, job.lent = nil, nil
   if leaves then
     job.place = nil
   end
@@ -163,47 +182,27 @@ end
 
 -- How many jobs an instance may run while it runs this one. It is infinite, but for a suspect: a job
 -- that its next crash could make dead.
-local function together(job)
-  if not job.company or (job.crashes or 0) < math.max(1, rules().max_crashes - 1) then
+local function max_runs_with(job)
+  if not job.crashed_with or (job.crashes or 0) < math.max(1, rules().max_crashes - 1) then
     return huge
   end
-  return math.max(1, math.floor(job.company / 2))
+  return math.max(1, math.floor(job.crashed_with / 2))
 end
 
-local function promote_ids(ids)
-  for _, id in ipairs(ids) do
-    local job = find(id)
-    if job.place then
-      set_ready(job)
-    else
-      append(job)
+-- Put a dead or failed job back to waiting: in its old place if it kept that, else at the tail.
+local function revive(job)
+  local held = job.place ~= nil
+  if not held then
+    if job.session then
+      promote_session(job.session)
     end
-    job.state, job.due, job.why = 'waiting', nil, nil
-    put(job)
+    append(job)
   end
-end
-
--- Queue the due jobs of a session, before another job joins the queue.
-local function promote_session(session)
-  if (first_time('due') or huge) > now then
-    return
-  end
-  local key = ROOT .. 'sd:' .. session
-  local due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
-  while #due > 0 do
-    promote_ids(due)
-    due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
-  end
-end
-
-local function resume_session(session)
-  call('ZREM', ROOT .. 'pauses', session)
-  FIRSTS.pauses = nil
-  local head = head_of(session)
-  if head and head.shelf and head.ready then
-    head.shelf = nil
-    put(head)
-    LOOK = true
+  job.state, job.error = 'waiting', nil
+  delete_text(ROOT .. 'o:' .. job.id)
+  put(job)
+  if held then
+    list_next_head(job.session)
   end
 end
 
@@ -224,15 +223,44 @@ end
 -- Queue the parked jobs that are due, and end the pauses that are over. Return when the next of either
 -- falls due.
 local function promote()
-  return math.min(do_due('due', promote_ids), do_due('pauses', resume_sessions))
+  return math.min(do_due('due', _promote), do_due('pauses', resume_sessions))
 end
 
-local function forget_done()
-  local over = ask('ZRANGEBYSCORE', ROOT .. 'done', '-inf', now, 'LIMIT', 0, AT_ONCE)
-  for _, id in ipairs(over) do
-    forget(find(id))
+-- Queue the due jobs of a session, before another job joins the queue.
+function promote_session(session)
+  if (first_time('due') or huge) > now then
+    return
   end
-  CALLER_LOOKS = CALLER_LOOKS or #over == AT_ONCE  -- there may be more
+  local key = ROOT .. 'sd:' .. session
+  local due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
+  while #due > 0 do
+    _promote(due)
+    due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
+  end
+end
+
+function _promote(ids)
+  for _, id in ipairs(ids) do
+    local job = find(id)
+    if job.place then
+      set_ready(job)
+    else
+      append(job)
+    end
+    job.state, job.due, job.why = 'waiting', nil, nil
+    put(job)
+  end
+end
+
+function resume_session(session)
+  call('ZREM', ROOT .. 'pauses', session)
+  FIRSTS.pauses = nil
+  local head = head_of(session)
+  if head and head.shelf and head.ready then
+    head.shelf = nil
+    put(head)
+    LOOK = true
+  end
 end
 
 -- Microseconds until the time `first`, or until the pause of a lane ends before; false: nothing will.
@@ -243,4 +271,41 @@ local function next_due(first)
     end
   end
   return first < huge and math.max(0, first - now)
+end
+
+-- Whether the store has forgotten a job, or the next step will.
+local function is_over(job)
+  return ENDED[job.state] and job.due <= now
+end
+
+local function known(id)
+  local job = find(id)
+  if job and not is_over(job) then
+    return job
+  end
+end
+
+local function running_of(id, fence)
+  local job = find(id)
+  if job and job.state == 'running' and job.fence == fence then
+    return job
+  end
+end
+
+local function is_alive(instance)
+  local ends = call('ZSCORE', ROOT .. 'in', instance)
+  return ends and tonumber(ends) > now
+end
+
+-- The run with the instance, id and fence that stand first in the arguments; nil: it is lost.
+local function run_of(arguments)
+  if is_alive(arguments[1]) then
+    return running_of(arguments[2], tonumber(arguments[3]))
+  end
+end
+
+-- The job that runs in a session, which is the head of its queue.
+local function running_in(session)
+  local head = head_of(session)
+  return head and head.state == 'running' and head or nil
 end

@@ -78,7 +78,7 @@ local function indexes(job)
     end
     if job.lent == 1 then
       at[ROOT .. 'le:' .. job.instance] = job.fence
-    elseif job.company then
+    elseif job.crashed_with then
       at[ROOT .. 'su:' .. job.instance] = job.fence
     end
     if job.cancel then
@@ -181,12 +181,12 @@ end
 -- an index itself has the call read all of it again.
 local SIZES   -- by session: how many jobs its queue has
 local FIRSTS  -- by name of an index, `due` or `pauses`: the time of its first member; false: none
-local WANTS   -- whether a run wants its slot back
+local SLOT_REQUESTS   -- whether a run wants its slot back
 
 local function read_again()
   write_accepted()
   write_changed()
-  SIZES, FIRSTS, WANTS = {}, {}, nil
+  SIZES, FIRSTS, SLOT_REQUESTS = {}, {}, nil
 end
 
 at_call(read_again)
@@ -209,11 +209,11 @@ local function first_time(name)
   return FIRSTS[name]
 end
 
-local function some_want()
-  if WANTS == nil then
-    WANTS = ask('EXISTS', ROOT .. 'wants') == 1
+local function has_slot_requests()
+  if SLOT_REQUESTS == nil then
+    SLOT_REQUESTS = ask('EXISTS', ROOT .. 'wants') == 1
   end
-  return WANTS
+  return SLOT_REQUESTS
 end
 
 -- The sizes of queues say what the count of a lane is, if its queue is empty or all of it is new.
@@ -315,7 +315,7 @@ local function put(job)
     FIRSTS.due = nil
   end
   if was.lent ~= job.lent then
-    WANTS, was.lent = nil, job.lent
+    SLOT_REQUESTS, was.lent = nil, job.lent
   end
 end
 
@@ -353,26 +353,7 @@ local function write_records()
   DIRTY = {}
 end
 
--- Whether the store has forgotten a job, or the next step will.
-local function is_over(job)
-  return ENDED[job.state] and job.due <= now
-end
-
-local function known(id)
-  local job = find(id)
-  if job and not is_over(job) then
-    return job
-  end
-end
-
 local function keyed(key)
   local id = text_of(ROOT .. 'u:' .. key)
   return id and find(id) or nil
-end
-
-local function running_of(id, fence)
-  local job = find(id)
-  if job and job.state == 'running' and job.fence == fence then
-    return job
-  end
 end

@@ -2,7 +2,7 @@
 --
 -- The list e:<id> has the last EVENTS_KEPT events; `emitted` of the record is the number of the last.
 -- The hash m:<id> has the messages by number: {taken, key, text}; `sent` of the record is the number of
--- the last. A message that a run has not taken at its end is deleted, by `close_run`.
+-- the last. A message that a run has not taken at its end is deleted, by `leave`.
 
 local EVENTS_KEPT = 1000
 local EVENTS_AT_ONCE = 100
@@ -18,92 +18,9 @@ local function put_message(job, number, message)
   tell_news(job)
 end
 
--- Arguments: the session, the id, the message, the key; of the first two, one is empty. Answer: the id
--- and the number; or why not.
-local function send(arguments)
-  local session, id, key = given(arguments[1]), arguments[2], given(arguments[4])
-  local job
-  if session then
-    job = head_of(session)
-  else
-    job = known(id)
-  end
-  if not job or job.state ~= 'running' then
-    return { 0, 'no_active_run' }
-  end
-  local last = job.sent or 0
-  if key then
-    for number = 1, last do
-      local message = message_of(job, number)
-      if message and message.key == key then
-        return { 0, job.id, number }
-      end
-    end
-  end
-  if last >= MESSAGES_KEPT then
-    return { 0, 'not_streaming' }
-  end
-  job.sent = last + 1
-  put(job)
-  put_message(job, job.sent, { taken = false, key = key or false, text = arguments[3] })
-  return { 0, job.id, job.sent }
-end
-
--- Arguments: the id, the number. Answer: whether a run has taken the message; nothing: it may yet, and
--- the caller is told of news.
-local function sent(arguments)
-  local job = known(arguments[1])
-  local message = job and message_of(job, arguments[2])
-  if not message then
-    return { 0, 0 }
-  elseif message.taken then
-    return { 0, 1 }
-  end
-  listen_to(job)
-  return { 0 }
-end
-
--- Arguments: the instance, the id, the fence, the number after which. Answer: the number and the text
--- of the next message; nothing: there is none yet, and the caller is told of news; false: the fence is
--- not the run's.
-local function receive(arguments)
-  local job = run_of(arguments)
-  if not job then
-    return { 0, false }
-  end
-  for number = tonumber(arguments[4]) + 1, job.sent or 0 do
-    local message = message_of(job, number)
-    if message then
-      if not message.taken then
-        message.taken = true
-        put_message(job, number, message)
-      end
-      return { 0, number, message.text }
-    end
-  end
-  listen_to(job)
-  return { 0 }
-end
-
--- Arguments: the instance, the id, the fence, the event. Answer: its number; false: the fence is not
--- the run's.
-local function emit_event(arguments)
-  local job = run_of(arguments)
-  if not job then
-    return { 0, false }
-  end
-  local key = ROOT .. 'e:' .. job.id
-  job.emitted = (job.emitted or 0) + 1
-  put(job)
-  call('RPUSH', key, arguments[4])
-  call('LTRIM', key, -EVENTS_KEPT, -1)
-  tell_news(job)
-  return { 0, job.emitted }
-end
-
 -- Arguments: the id, the number after which. Answer: numbers and events; nothing: there are none yet,
--- and the caller is told when there are; false: the job is unknown.
-local function events(arguments)
+-- and the caller hears of them when there are; false: the job is unknown.
+function WRITES.events(arguments)
   local job, after = known(arguments[1]), tonumber(arguments[2])
   if not job then
     return { 0, false }
@@ -125,10 +42,38 @@ local function events(arguments)
   return { 0, found }
 end
 
-WITH_TICKET.emit_event = emit_event
-GROWS.emit_event = true
-WRITES.events = events
-WITH_TICKET.send = send
-GROWS.send = true
-WRITES.sent = sent
-WRITES.receive = receive
+-- Arguments: the id, the number. Answer: whether a run has taken the message; nothing: it may yet, and
+-- the caller hears of news.
+function WRITES.sent(arguments)
+  local job = known(arguments[1])
+  local message = job and message_of(job, arguments[2])
+  if not message then
+    return { 0, 0 }
+  elseif message.taken then
+    return { 0, 1 }
+  end
+  listen_to(job)
+  return { 0 }
+end
+
+-- Arguments: the instance, the id, the fence, the number after which. Answer: the number and the text
+-- of the next message; nothing: there is none yet, and the caller hears of news; false: the fence is
+-- not the run's.
+function WRITES.receive(arguments)
+  local job = run_of(arguments)
+  if not job then
+    return { 0, false }
+  end
+  for number = tonumber(arguments[4]) + 1, job.sent or 0 do
+    local message = message_of(job, number)
+    if message then
+      if not message.taken then
+        message.taken = true
+        put_message(job, number, message)
+      end
+      return { 0, number, message.text }
+    end
+  end
+  listen_to(job)
+  return { 0 }
+end

@@ -1,13 +1,13 @@
--- What other processes are told: that an instance should take a step, and that a job has ended.
+-- What other processes hear: that an instance should take a step, and that a job has ended.
 --
--- Each client listens on a channel of its own. Everything told is a hint: a client whose message is
+-- Each client listens on a channel of its own. All of it is a hint: a client whose message is
 -- lost finds out by its slow look.
 --
 -- A wake-up goes to one idle instance that has the handler of a job that may start. If its step
 -- leaves jobs, it wakes the next. An instance is idle after a step that left room. Idle instances are
 -- in the sets idle:<kind>; a kind is a set of handler names, which the hash kinds keeps.
 
-local LARGEST_TOLD = 16384
+local LARGEST_OUTCOME = 16384
 
 local LOOK          -- whether a job may start that could not before
 local SOON          -- whether something falls due earlier than idle instances know
@@ -42,22 +42,10 @@ local function delete_instance(id)
   INFOS = {}
 end
 
-local function is_alive(instance)
-  local ends = call('ZSCORE', ROOT .. 'in', instance)
-  return ends and tonumber(ends) > now
-end
-
 -- How many runs of an instance have not lent their slots.
-local function runs_beside(instance)
+local function run_count(instance)
   local runs = ask('ZCARD', ROOT .. 'run:' .. instance)
   return runs > 0 and runs - ask('ZCARD', ROOT .. 'le:' .. instance) or 0
-end
-
--- The run with the instance, id and fence that stand first in the arguments; nil: it is lost.
-local function run_of(arguments)
-  if is_alive(arguments[1]) then
-    return running_of(arguments[2], tonumber(arguments[3]))
-  end
 end
 
 local function publish(channel, text)
@@ -99,15 +87,15 @@ end
 
 local function tell_ended(job, outcome)
   local text = job.id .. ' ' .. job.state
-  if #outcome <= LARGEST_TOLD then
+  if #outcome <= LARGEST_OUTCOME then
     text = text .. ' ' .. outcome
   end
-  if job.told then
-    tell(job.told, text)
+  if job.submitter then
+    tell(job.submitter, text)
   end
   local waiting = listeners(job)
   for _, channel in ipairs(waiting) do
-    if channel ~= job.told then
+    if channel ~= job.submitter then
       tell(channel, text)
     end
   end
@@ -123,27 +111,7 @@ local function tell_news(job)
   end
 end
 
--- Delete the messages to a job that its run, which ends, has not taken, and tell their senders.
-local function drop_untaken(job)
-  local key = ROOT .. 'm:' .. job.id
-  local all = call('HGETALL', key)
-  for at = 1, #all, 2 do
-    if not cmsgpack.unpack(all[at + 1]).taken then
-      call('HDEL', key, all[at])
-    end
-  end
-  tell_news(job)
-end
-
--- End a run: in the history, and for its messages.
-local function close_run(job, how, failure)
-  if job.sent then
-    drop_untaken(job)
-  end
-  end_run(job, how, failure)
-end
-
--- Have the caller told of the news of a job, and of its end.
+-- Have the caller hear of the news of a job, and of its end.
 local function listen_to(job)
   local key = ROOT .. 'q:' .. job.id
   if not job.asked then
@@ -174,7 +142,7 @@ end
 
 -- The names of handlers for which a job may start, as far as slots allow it.
 local function startable_names(lanes_with_jobs)
-  local names, budget = {}, new_budget()
+  local names, budget = {}, Budget.new()
   for lane in pairs(lanes_with_jobs) do
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) and budget:free(lane) > 0 then
@@ -187,8 +155,8 @@ local function startable_names(lanes_with_jobs)
 end
 
 -- Runs that want their slots back try again after a step of their instance.
-local function wake_wanting()
-  for lane in pairs(some_want() and lanes_in_use() or {}) do
+local function wake_slot_requests()
+  for lane in pairs(has_slot_requests() and lanes_in_use() or {}) do
     local first = ask('ZRANGE', ROOT .. 'want:' .. lane, 0, 0)[1]
     local job = first and find(first)
     if job and job.instance ~= CALLER then
@@ -202,7 +170,7 @@ local function wake(for_others)
     return
   end
   if LOOK then
-    wake_wanting()
+    wake_slot_requests()
   end
   write_tails()
   local lanes_with_jobs = LOOK and lanes_with_lists() or {}
@@ -214,11 +182,11 @@ local function wake(for_others)
   for at = 1, #kinds, 2 do
     if call('EXISTS', ROOT .. 'idle:' .. kinds[at]) == 1 then
       names = names or startable_names(lanes_with_jobs)
-      local wanted = SOON
+      local is_needed = SOON
       for _, name in ipairs(cmsgpack.unpack(kinds[at + 1])) do
-        wanted = wanted or names[name]
+        is_needed = is_needed or names[name]
       end
-      if wanted and wake_of_kind(kinds[at], for_others) then
+      if is_needed and wake_of_kind(kinds[at], for_others) then
         return
       end
     end

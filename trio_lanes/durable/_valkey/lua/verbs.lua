@@ -89,6 +89,17 @@ local function brings_data(acts)
   return false
 end
 
+-- Host and pid of each instance that has a lease.
+local function living()
+  local found = {}
+  for _, id in ipairs(call('ZRANGEBYSCORE', ROOT .. 'in', '(' .. int(now), '+inf')) do
+    local info = instance_of(id)
+    found[#found + 1] = info.host
+    found[#found + 1] = info.pid
+  end
+  return found
+end
+
 -- A namespace of an older schema is opened by a worker alone, when no instance has a lease. Else return
 -- the answer that refuses the call.
 local function refuse_older(arguments)

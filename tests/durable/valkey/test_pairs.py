@@ -1,0 +1,146 @@
+"""The rules stand twice, in Python and in Lua: what is the same has the same name and place."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import trio_lanes
+from trio_lanes.durable._valkey import script
+from trio_lanes.durable.acts import VERBS
+
+ROOT = Path(trio_lanes.__file__).parent
+MODULES = {
+    path.stem: path
+    for path in (
+        *(ROOT / "durable/_rules").glob("[a-z]*.py"),
+        *(ROOT / "durable/acts").glob("[a-z]*.py"),
+        ROOT / "_limits/meters.py",
+    )
+}
+PAIRS = sorted(MODULES.keys() & set(script.ORDER))
+KEYWORDS = {"end": "end_job"}
+"""Names that Lua does not allow, and those that it has instead."""
+
+WITHOUT_TWIN = {
+    "base": "the keys and the numbers of a namespace",
+    "texts": "as the writers of the tables",
+    "ready": "as the tables: ready lists",
+    "records": "as the tables: jobs",
+    "limits": "as the settings of the tables, and lane_limits.py",
+    "tell": "as the waiters of the stores",
+    "clock": "as the clocks of the stores",
+    "select": "as the tables: `select`",
+    "open": "as the opening of an engine",
+    "verbs": "as `EngineStore.do`, and `Engine.once`",
+}
+"""The files that no module of Python has the name of, and what they are there."""
+
+LUA_ONLY = {
+    "blockers": "a_blocker blockers_of live_with some_runs_few",
+    "budget": "Budget.label",
+    "claims": """
+        payload_of sort_by_turn lanes_in_turn Isolation.running
+        Fronts.drop Fronts.front Fronts.first Fronts.pop
+    """,
+    "engine": """
+        runs_of last_step put_last_step compare_runs leave declare_dead forget_done
+        read_item refusal read_finish
+    """,
+    "inspection": """
+        shown_limit shown_number wait present_lanes all_requests last_messages is_head indexes_of
+        missing_from check_job check_index
+    """,
+    "lines": "request tell serve of_instance name_of",
+    "meters": """
+        SlidingWindow.mark_at SlidingWindow.add
+        Bucket.since_and_sum Bucket.get Bucket.put Bucket.is_replenished
+    """,
+    "orders": "clearable_of_session add_clearable_of_lane put_groups changed_lanes put_lanes",
+    "queues": "head_of pause_of resume_sessions do_due",
+    "rates": "key_of forget_at do_counted used",
+    "runs": "keep",
+    "talk": "message_of put_message",
+}
+"""What Python leaves to its tables, to a property, or to a store that calls the rules."""
+
+PYTHON_ONLY = {
+    "blockers": "blockers known",
+    "budget": "Budget._limit Budget.meters Budget.may_return",
+    "claims": """
+        is_paused size FairTurns.get read first pop ready LaneTurn._suspect LaneTurn.put_passed
+    """,
+    "engine": "digest open_as_worker once take_in record",
+    "history": "process_key error_type in_one_line",
+    "inspection": """
+        blockers_of statistics_of paused_of locks_of quotas_of by_name shown level with_heads
+    """,
+    "lines": "terms",
+    "meters": """
+        put sum time SlidingWindow.refilled_at SlidingWindow.left SlidingWindow.leaves
+        Bucket.refilled_at Bucket.left Bucket.whole Bucket.dip
+    """,
+    "orders": "replace portion",
+    "queues": "rules forget_effects advance",
+    "rates": """
+        lane_meters group_meters quota_meters meters lane_of costs_of counted put
+        to_json from_json group_to_json group_from_json
+    """,
+}
+"""What Lua leaves to another file or to the client, and what it needs not."""
+
+
+def of_lua(name: str) -> list[str]:
+    """The functions of a file of the script, in order; an act by its verb."""
+    text = (files(script.__package__) / "lua" / f"{name}.lua").read_text("utf-8")
+    found = re.findall(r"^(?:local )?function ([\w.:]+)", text, re.M)
+    tables = rf"^(?:READS|WRITES|WITH_TICKET|{name})\."
+    names = [re.sub(tables, "", one).replace(":", ".") for one in found]
+    return [one for one in names if not one.endswith(".new")]
+
+
+def of_python(name: str) -> list[str]:
+    """The functions of a module, in order, as Lua names them; an act by its verb.
+
+    A method has the name of its class if Lua has such a class, too. The underscore before a name
+    goes, unless the same name stands without it beside it.
+    """
+    classes = {one.split(".")[0] for one in of_lua(name) if "." in one}
+    verbs = {kind.__name__: kind.name for kind in VERBS.values()}
+    found = []  # (class, name)
+    for node in ast.parse(MODULES[name].read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found.append(("", node.name))
+        elif isinstance(node, ast.ClassDef) and node.name in verbs:
+            found.append(("", verbs[node.name]))
+        elif isinstance(node, ast.ClassDef):
+            owner = node.name.lstrip("_")
+            of = f"{owner}." if owner in classes else ""
+            methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+            found += [(of, one) for one in methods if not one.startswith("__")]
+    public = [(of, one.lstrip("_")) for of, one in found]
+    return [
+        f"{of}{one if public.count((of, short)) > 1 else KEYWORDS.get(short, short)}"
+        for (of, one), (_, short) in zip(found, public, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_functions_of_both_languages_stand_in_the_same_order(name: str) -> None:
+    python, lua = of_python(name), of_lua(name)
+    assert [one for one in lua if one in python] == [one for one in python if one in lua]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_function_of_one_language_alone_is_in_a_list(name: str) -> None:
+    python, lua = of_python(name), of_lua(name)
+    assert set(lua) - set(python) == set(LUA_ONLY.get(name, "").split())
+    assert set(python) - set(lua) == set(PYTHON_ONLY.get(name, "").split())
+
+
+def test_a_file_of_the_script_without_a_twin_is_in_a_list() -> None:
+    assert set(script.ORDER) - set(PAIRS) == set(WITHOUT_TWIN)

@@ -1,0 +1,51 @@
+-- The beginning of a call that writes. Time in which no instance could reach the store does not count
+-- for leases (`move_leases`): else the first to return would declare the others dead, which are well.
+
+-- The server has restarted, or the caller had no answer for some time.
+local function move_leases()
+  local gap = now - (meta.clock or now)
+  if gap > 0 then
+    for _, instance in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
+      call('ZINCRBY', ROOT .. 'in', gap, instance)
+    end
+  end
+end
+
+-- The server's clock was set: the jobs with a time of the wall clock follow it, some in each call.
+local function follow_clock()
+  local key, offset = ROOT .. 'at', '(' .. int(meta.offset)
+  local ids = ask('ZRANGEBYSCORE', key, '-inf', offset, 'LIMIT', 0, AT_ONCE)
+  if #ids == 0 then
+    ids = ask('ZRANGEBYSCORE', key, offset, '+inf', 'LIMIT', 0, AT_ONCE)
+  end
+  if #ids == 0 then
+    call('HDEL', META, 'follow')
+    return
+  end
+  find_all(ids)
+  for _, id in ipairs(ids) do
+    local job = find(id)
+    job.due, job.followed = job.run_at + meta.offset, meta.offset
+    put(job)
+  end
+  SOON, CALLER_LOOKS = true, true
+end
+
+-- Called before the first act that changes something.
+local function begin_writing()
+  if (meta.run and meta.run ~= RUN) or AWAY > 0 then
+    move_leases()
+  end
+  if meta.run ~= RUN or not meta.seq then
+    LAST_BEFORE = math.max(now, LAST_BEFORE)
+    LAST, RESERVED, meta.run = LAST_BEFORE, LAST_BEFORE, RUN
+    call('HSET', META, 'run', RUN)
+  end
+  call('HSET', META, 'clock', now, 'offset', meta.offset or 0, 'seq', reserve_numbers())
+  if WAS_SET then
+    call('HSET', META, 'follow', 1)
+  end
+  if WAS_SET or meta.follow then
+    follow_clock()
+  end
+end

@@ -1,0 +1,118 @@
+-- Acts of one run, and of those who send to it. Arguments: the instance, the id, the fence.
+
+local function keep(job, data)
+  put_text(ROOT .. 'c:' .. job.id, data)
+  job.kept = true
+  put(job)
+end
+
+function WITH_TICKET.checkpoint(arguments)
+  local job = run_of(arguments)
+  if job then
+    keep(job, arguments[4])
+  end
+  return { 0, job and 1 or 0 }
+end
+
+GROWS.checkpoint = true
+
+-- More arguments: data for the next attempt, the id and the outcome of each job that ends. Answer: 1
+-- if it is done, 0 if one of these jobs does not wait in the session, false if the fence is not the
+-- run's.
+function WITH_TICKET.take(arguments)
+  local job = run_of(arguments)
+  if not job then
+    return { 0, false }
+  end
+  for at = 5, #arguments, 2 do
+    local other = find(arguments[at])
+    local waits = other and (other.state == 'waiting' or other.state == 'parked')
+    if not waits or not job.session or other.session ~= job.session then
+      return { 0, 0 }
+    end
+  end
+  keep(job, arguments[4])
+  for at = 5, #arguments, 2 do
+    end_job(find(arguments[at]), 'cancelled', arguments[at + 1])
+  end
+  return { 0, 1 }
+end
+
+function WITH_TICKET.lend_slot(arguments)
+  local job = run_of(arguments)
+  if job then
+    job.lent = 1
+    put(job)
+    LOOK, CALLER_LOOKS = true, true
+  end
+  return { 0, job and 1 or 0 }
+end
+
+-- Answer: 1 if the run has its slot, 0 if none is free, false if the fence is not the run's.
+function WITH_TICKET.regain_slot(arguments)
+  local job = run_of(arguments)
+  if not job then
+    return { 0, false }
+  end
+  if job.lent == 1 then
+    job.lent = 2
+    put(job)
+  end
+  if job.lent and Budget.new():return_refused_by(job) then
+    return { 0, 0 }
+  end
+  job.lent = nil
+  put(job)
+  return { 0, 1 }
+end
+
+-- Arguments: the instance, the id, the fence, the event. Answer: its number; false: the fence is not
+-- the run's.
+function WITH_TICKET.emit_event(arguments)
+  local job = run_of(arguments)
+  if not job then
+    return { 0, false }
+  end
+  local key = ROOT .. 'e:' .. job.id
+  job.emitted = (job.emitted or 0) + 1
+  put(job)
+  call('RPUSH', key, arguments[4])
+  call('LTRIM', key, -EVENTS_KEPT, -1)
+  tell_news(job)
+  return { 0, job.emitted }
+end
+
+GROWS.emit_event = true
+
+-- Arguments: the session, the id, the message, the key; of the first two, one is empty. Answer: the id
+-- and the number; or why not.
+function WITH_TICKET.send(arguments)
+  local session, id, key = given(arguments[1]), arguments[2], given(arguments[4])
+  local job
+  if session then
+    job = head_of(session)
+  else
+    job = known(id)
+  end
+  if not job or job.state ~= 'running' then
+    return { 0, 'no_active_run' }
+  end
+  local last = job.sent or 0
+  if key then
+    for number = 1, last do
+      local message = message_of(job, number)
+      if message and message.key == key then
+        return { 0, job.id, number }
+      end
+    end
+  end
+  if last >= MESSAGES_KEPT then
+    return { 0, 'not_streaming' }
+  end
+  job.sent = last + 1
+  put(job)
+  put_message(job, job.sent, { taken = false, key = key or false, text = arguments[3] })
+  return { 0, job.id, job.sent }
+end
+
+GROWS.send = true
