@@ -128,11 +128,9 @@ end)
 -- all numbers have 16 digits, and a sorted set orders equal scores by number. A call reserves numbers
 -- before it uses them, each time twice as many; those that it does not use are lost.
 local LAST, RESERVED, MORE  -- the number that was used last, the last that may be used, how many more
-local LAST_BEFORE           -- no number of another call is above it
 
 at_call(function()
-  LAST_BEFORE = meta.seq or 0
-  LAST, RESERVED, MORE = LAST_BEFORE, LAST_BEFORE, 8
+  LAST, RESERVED, MORE = meta.seq or 0, meta.seq or 0, 8
 end)
 
 local function reserve_numbers()

@@ -125,6 +125,7 @@ function Claims.take(instance, info, room)
     return claims, nil, false
   end
   local isolation = Isolation.begin(instance)
+  write_changed()
   local lanes_with_jobs = ready_lanes()
   if #lanes_with_jobs == 0 then
     return claims, isolation.due, false
@@ -218,8 +219,8 @@ end
 -- ---- the ready lists of one lane whose handlers an instance has
 
 -- `lists`: by priority, by entry. Of each the first FRONT jobs are read at once: no other job joins a
--- sorted set, or leaves it, while jobs are claimed. Instead of a page, true: it is not read; false: only
--- the tail of the list is left. `present`: whether there was a list at first.
+-- sorted set while jobs are claimed. Instead of a page, true: it is not read; false: only the tail of
+-- the list is left. `present`: whether there was a list at first.
 function Fronts.new(lane, names)
   local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, present = false }
   local function add(entry, page)
@@ -242,21 +243,23 @@ function Fronts:drop(list, entry)
   drop_list(self.lane, entry)
 end
 
--- The id and ready number of the first job of a list; an empty list is dropped.
+-- The id and ready number of the first job of a list; an empty sorted set is dropped.
 function Fronts:front(list, entry)
   local page = list[entry]
   if page == true then
-    page = call('ZRANGE', ready_list(self.lane, entry), 0, FRONT - 1, 'WITHSCORES')
+    page = ask('ZRANGE', ready_list(self.lane, entry), 0, FRONT - 1, 'WITHSCORES')
     page.at = 1
     list[entry] = page
     if not page[1] then
       self:drop(list, entry)
     end
   end
-  if list[entry] then
-    return page[page.at], tonumber(page[page.at + 1])
+  local id, new = page and page[page.at], first_of_tail(self.lane, entry)
+  local number = id and tonumber(page[page.at + 1])
+  if new and (not id or find(new).ready < number) then
+    return new, find(new).ready
   end
-  return first_of_tail(self.lane, entry)
+  return id, number
 end
 
 -- The first job of a priority, and its list.
@@ -273,9 +276,10 @@ end
 
 -- The first job of a priority is claimed, and leaves its list.
 function Fronts:pop(priority)
-  local list, _, entry = self.lists[priority], self:first(priority)
-  local page = list[entry]
-  if not page then
+  local list, job, entry = self.lists[priority], self:first(priority)
+  local page, new, tail = list[entry], first_of_tail(self.lane, entry)
+  if new == job.id then
+    tail.at = tail.at + 1
     return
   end
   page.at = page.at + 2

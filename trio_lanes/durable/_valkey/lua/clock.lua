@@ -37,8 +37,8 @@ local function begin_writing()
     move_leases()
   end
   if meta.run ~= RUN or not meta.seq then
-    LAST_BEFORE = math.max(now, LAST_BEFORE)
-    LAST, RESERVED, meta.run = LAST_BEFORE, LAST_BEFORE, RUN
+    LAST = math.max(now, LAST)
+    RESERVED, meta.run = LAST, RUN
     call('HSET', META, 'run', RUN)
   end
   call('HSET', META, 'clock', now, 'offset', meta.offset or 0, 'seq', reserve_numbers())

@@ -248,17 +248,8 @@ local function is_head(job)
   return not job.session or (job.place and head_of(job.session).id == job.id)
 end
 
-local function indexes_of(job)
-  local at = indexes(job)
-  if ready_number(job) then
-    at[ready_list(job.lane, entry_of(job))] = job.ready
-  end
-  return at
-end
-
 local function missing_from(job)
-  write_tails()
-  for key, score in pairs(indexes_of(job)) do
+  for key, score in pairs(indexes(job)) do
     if tonumber(ask_all('ZSCORE', key, job.id) or nil) ~= score then
       return key
     end
@@ -274,7 +265,7 @@ local function check_job(job, repair, problems)
   if key then
     add('is not in its place in ' .. key)
     if repair then
-      WAS[job.id].at, WAS[job.id].ready = {}, nil
+      WAS[job.id].at = {}
       put(job)
       read_again()
       fixed = fixed + 1
@@ -313,7 +304,7 @@ local function check_index(key, repair, problems)
   local fixed = 0
   for _, id in ipairs(ask_all('ZRANGE', key, 0, PAGE - 1)) do
     local job = find(id)
-    if not job or not indexes_of(job)[key] then
+    if not job or not indexes(job)[key] then
       problems[#problems + 1] = 'job ' .. id .. ' is in ' .. key .. ', where it does not belong'
       if repair then
         call('ZREM', key, id)

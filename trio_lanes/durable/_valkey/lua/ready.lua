@@ -4,13 +4,12 @@
 --   rn:<lane>                    the lists of a lane with jobs, as <priority>:<name>
 --   lw                           the lanes that have such lists
 --
--- Jobs that a call puts at the end of a list are its tail. It is written at the end of the call, or
--- before other acts than claims read a list: a job that is accepted and claimed by one call was never
--- in the sorted set.
+-- The sets are indexes of `records`. The ready jobs that a call has accepted are in tails until they are
+-- written: so a job that is accepted and claimed by one call was never in a sorted set.
 
 local LEVELS = { [1] = '1:', [0] = '0:', [-1] = '-1:' }
 
-local TAILS      -- by lane, by entry: {at, number, id, number, id...}; `at`: the place of the first
+local TAILS      -- by lane, by entry: {at, id...}: accepted jobs that are not written; `at`: the first
 local WITH_JOBS  -- the lanes in lw, once it has been read
 
 at_call(function()
@@ -23,11 +22,6 @@ end
 
 local function entry_of(job)
   return LEVELS[job.priority] .. job.name
-end
-
--- The ready number of a job; nil: it is on no list.
-local function ready_number(job)
-  return not job.shelf and job.ready or nil
 end
 
 local function lanes_with_lists()
@@ -54,24 +48,13 @@ local function ready_lanes()
   return found
 end
 
-local function write_list(lane, entry, ...)
-  call('ZADD', ready_list(lane, entry), ...)
+-- Note that a list is not empty.
+local function note_list(lane, entry)
   call('SADD', ROOT .. 'rn:' .. lane, entry)
   if not lanes_with_lists()[lane] then
     call('SADD', ROOT .. 'lw', lane)
     WITH_JOBS[lane] = true
   end
-end
-
-local function write_tails()
-  for lane, tails in pairs(TAILS) do
-    for entry, tail in pairs(tails) do
-      for at = tail.at, #tail, 2 * AT_ONCE do
-        write_list(lane, entry, unpack(tail, at, math.min(at + 2 * AT_ONCE - 1, #tail)))
-      end
-    end
-  end
-  TAILS = {}
 end
 
 -- Forget that a list is empty.
@@ -83,47 +66,18 @@ local function drop_list(lane, entry)
   end
 end
 
--- The first job of a tail and its number.
-local function first_of_tail(lane, entry)
-  local tail = TAILS[lane] and TAILS[lane][entry]
-  if tail then
-    return tail[tail.at + 1], tail[tail.at]
-  end
-end
-
-local function join_list(job)
-  local lane, entry, number = job.lane, entry_of(job), job.ready
-  if number <= LAST_BEFORE then  -- it goes to the front, or back to its old place
-    write_list(lane, entry, number, job.id)
-    return
-  end
+local function join_tail(job)
+  local lane, entry = job.lane, entry_of(job)
   TAILS[lane] = TAILS[lane] or {}
   local tail = TAILS[lane][entry] or { at = 1 }
   TAILS[lane][entry] = tail
-  tail[#tail + 1] = number
   tail[#tail + 1] = job.id
 end
 
--- Only a claim takes a job from a tail, and it takes the first; all others that leave a list were
--- written by an earlier call or before their act.
-local function leave_list(job)
-  local lane, entry = job.lane, entry_of(job)
-  if first_of_tail(lane, entry) == job.id then
-    local tail = TAILS[lane][entry]
-    tail.at = tail.at + 2
-  else
-    call('ZREM', ready_list(lane, entry), job.id)
-  end
-end
-
--- A job has this ready number now, where it had the other; nil: none.
-local function move_on_list(job, number, before)
-  if number ~= before then
-    if before then
-      leave_list(job)
-    end
-    if number then
-      join_list(job)
-    end
+-- The first job of a tail, and the tail.
+local function first_of_tail(lane, entry)
+  local tail = TAILS[lane] and TAILS[lane][entry]
+  if tail then
+    return tail[tail.at], tail
   end
 end

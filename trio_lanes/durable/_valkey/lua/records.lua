@@ -19,6 +19,7 @@
 --   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
 --   wants                       all runs that want their slots back
 --   done                        ended jobs, by the time to forget them
+--   r:<lane>:<priority>:<name>  ready jobs, by ready number (see ready)
 --
 -- The hashes n and sl:<lane> count jobs by lane, state and name, and the queued jobs of a lane by
 -- session; a field of META counts the sessions with queued jobs. Only statistics read them.
@@ -27,17 +28,22 @@
 -- that may have them. So a job that is accepted and claimed by one call was never in w:<lane>, and the
 -- runs that a call ends leave run:<instance> by one command. An index is read with `ask`; with
 -- `ask_all` if it may have jobs that this call has accepted and that wait.
+--
+--             what it holds                               when it, or the server, is stale
+--   JOBS      the records read, by id; false: none        never
+--   WAS       by id: {job, at, state, placed, lent}       never: at and state as the server has them;
+--                                                         placed and lent as at the last `put`
+--   CHANGED   ids of jobs to be written                   the server: until `ask`
+--   ACCEPTED  the same of accepted jobs that wait, which  the server: until `ask_all`
+--             are in all, s, si, w, r
+--   TAILS     those of ACCEPTED that are ready            never (see ready)
+--   COUNTS    by key, by field: changes of counts         the server: until `write_counts`
+--   QUEUED    by lane, by session: the same, of sl        the server: until `write_counts`
 
-local JOBS      -- by id, as far as this call has read them; false: there is none
-local WAS       -- by id: {job, at, state: as they are written; placed, ready, lent: at the last `put`}
-local CHANGED   -- ids of jobs whose indexes and counts are to be written
-local ACCEPTED  -- the same, of jobs that this call has accepted and that wait: they are in all, s, si, w
-local DIRTY     -- ids of records to be written at the end of the call
-local COUNTS    -- by key, by field: the changes of counts, to be written at the end of the call
-local QUEUED    -- by lane, by session: the changes of counts of queued jobs
+local JOBS, WAS, CHANGED, ACCEPTED, COUNTS, QUEUED
 
 at_call(function()
-  JOBS, WAS, CHANGED, ACCEPTED, DIRTY, COUNTS, QUEUED = {}, {}, {}, {}, {}, {}, {}
+  JOBS, WAS, CHANGED, ACCEPTED, COUNTS, QUEUED = {}, {}, {}, {}, {}, {}
 end)
 
 -- ---- indexes and counts
@@ -60,6 +66,9 @@ local function indexes(job)
   end
   if waits then
     at[ROOT .. 'w:' .. job.lane] = id
+  end
+  if job.ready and not job.shelf then
+    at[ready_list(job.lane, entry_of(job))] = job.ready
   end
   if state == 'parked' then
     at[ROOT .. 'due'] = job.due
@@ -111,8 +120,8 @@ local function count_state(job, state, by)
   end
 end
 
-local function write_indexes(ids)
-  local added, removed = {}, {}
+local function write_jobs(ids)
+  local added, removed, jobs = {}, {}, {}
   for id in pairs(ids) do
     local was = WAS[id]
     local job, before = was.job, was.at
@@ -124,7 +133,7 @@ local function write_indexes(ids)
           local size = #words
           words[size + 1], words[size + 2] = score, id
         else
-          added[key] = { score, id }
+          added[key], jobs[key] = { score, id }, job
         end
       end
     end
@@ -143,26 +152,35 @@ local function write_indexes(ids)
       count_state(job, job.state, 1)
     end
     was.at, was.state = at, job.state
+    if job.state then
+      job.id = nil
+      put_text(ROOT .. 'j:' .. id, cmsgpack.pack(job))
+      job.id = id
+    end
   end
   for key, words in pairs(removed) do
     call_in_parts('ZREM', key, words)
   end
   for key, words in pairs(added) do
     call_in_parts('ZADD', key, words)
+    local job = jobs[key]
+    if job.ready and key == ready_list(job.lane, entry_of(job)) then
+      note_list(job.lane, entry_of(job))
+    end
   end
 end
 
 local function write_changed()
   if next(CHANGED) then
-    write_indexes(CHANGED)
+    write_jobs(CHANGED)
     CHANGED = {}
   end
 end
 
 local function write_accepted()
   if next(ACCEPTED) then
-    write_indexes(ACCEPTED)
-    ACCEPTED = {}
+    write_jobs(ACCEPTED)
+    ACCEPTED, TAILS = {}, {}
   end
 end
 
@@ -260,7 +278,6 @@ local function add_record(id, text)
     job.id = id
     WAS[id] = {
       job = job, at = indexes(job), state = job.state, placed = job.place ~= nil, lent = job.lent,
-      ready = ready_number(job),
     }
   end
 end
@@ -297,16 +314,11 @@ end
 -- Every change of a record ends with this. Between a change and this, no index may be asked for that the
 -- change concerns: it would be written half changed.
 local function put(job)
-  local id, was, ready = job.id, WAS[job.id], ready_number(job)
+  local id, was = job.id, WAS[job.id]
   if not was.state and job.state == 'waiting' then
     ACCEPTED[id] = true
   else
     ACCEPTED[id], CHANGED[id] = nil, true
-  end
-  DIRTY[id] = true
-  if ready ~= was.ready then
-    move_on_list(job, ready, was.ready)
-    was.ready = ready
   end
   if (job.place ~= nil) ~= was.placed then
     note_place(job, was)
@@ -327,6 +339,9 @@ local function insert(job, payload)
     put_text(ROOT .. 'u:' .. job.key, id)
   end
   put(job)
+  if ACCEPTED[id] and job.ready and not job.shelf then
+    join_tail(job)
+  end
 end
 
 local function forget(job)
@@ -339,18 +354,7 @@ local function forget(job)
   if job.key and text_of(ROOT .. 'u:' .. job.key) == id then
     delete_text(ROOT .. 'u:' .. job.key)
   end
-  JOBS[id], DIRTY[id] = false, nil
-end
-
-local function write_records()
-  write_tails()
-  for id in pairs(DIRTY) do
-    local job = JOBS[id]
-    job.id = nil
-    put_text(ROOT .. 'j:' .. id, cmsgpack.pack(job))
-    job.id = id
-  end
-  DIRTY = {}
+  JOBS[id] = false
 end
 
 local function keyed(key)

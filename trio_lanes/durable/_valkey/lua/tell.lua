@@ -172,7 +172,8 @@ local function wake(for_others)
   if LOOK then
     wake_slot_requests()
   end
-  write_tails()
+  write_accepted()
+  write_changed()
   local lanes_with_jobs = LOOK and lanes_with_lists() or {}
   if not next(lanes_with_jobs) and not SOON then
     return

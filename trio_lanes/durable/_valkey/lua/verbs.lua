@@ -69,7 +69,7 @@ end
 
 local function do_act(verb, arguments, ticket)
   if not HOT[verb] then
-    write_tails()
+    write_accepted()
     write_texts()
   end
   if READS[verb] then
@@ -146,7 +146,6 @@ return function(keys, arguments, is_script)
     answers[#answers + 1] = do_act(unpack(act))
   end
   wake()
-  write_records()
   write_counts()
   write_texts()
   answers[2], answers[3] = CALLER_LOOKS and 1 or 0, publish_news()
