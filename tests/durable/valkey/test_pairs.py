@@ -6,7 +6,9 @@ import ast
 import re
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
 import trio_lanes
@@ -52,7 +54,7 @@ LUA_ONLY = {
         read_item refusal read_finish
     """,
     "inspection": """
-        shown_limit shown_number wait present_lanes all_requests last_messages is_head indexes_of
+        shown_limit shown_number wait present_lanes all_requests last_messages is_head
         missing_from check_job check_index
     """,
     "lines": "request tell serve of_instance name_of",
@@ -92,6 +94,15 @@ PYTHON_ONLY = {
     """,
 }
 """What Lua leaves to another file or to the client, and what it needs not."""
+
+PARAMETERS = {
+    "limits": "limits, meters",  # the meters are the same in whole numbers
+    "seconds": "micros",
+    **{name: f"new_{name}" for name in ("lanes", "groups", "rules")},
+}
+"""The parameters of an act in Lua that have not the name of their field, by this."""
+PAGED = {"check", "repair", "clear"}
+"""The acts that begin after a number: the store asks for the next page, or portion."""
 
 
 def of_lua(name: str) -> list[str]:
@@ -144,3 +155,15 @@ def test_a_function_of_one_language_alone_is_in_a_list(name: str) -> None:
 
 def test_a_file_of_the_script_without_a_twin_is_in_a_list() -> None:
     assert set(script.ORDER) - set(PAIRS) == set(WITHOUT_TWIN)
+
+
+@pytest.mark.parametrize("kind", VERBS.values(), ids=VERBS)
+def test_the_parameters_of_an_act_are_the_fields_of_its_record(kind: type[Any]) -> None:
+    text = script.source()
+    (parameters,) = re.findall(rf"^function [A-Z_]+\.{kind.name}\((.*)\)$", text, re.M)
+    if f"\nLISTED.{kind.name} = true\n" in text:  # there may be any number of them
+        assert parameters == "arguments"
+        return
+    names = [PARAMETERS.get(field.name, field.name) for field in attrs.fields(kind)]
+    first, last = ["instance"] * getattr(kind, "leased", 0), ["after"] * (kind.name in PAGED)
+    assert parameters == ", ".join([*first, *names, *last])

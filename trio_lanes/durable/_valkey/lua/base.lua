@@ -25,6 +25,10 @@ local AT_ONCE = 500   -- how many members of a set are read, written or worked o
 -- The acts, by verb: acts that only read, acts that write, acts that are done once for each ticket.
 local READS, WRITES, WITH_TICKET = {}, {}, {}
 
+-- The acts that take their arguments as a list, by verb: they may be more than a function can have. The
+-- arguments of all others are the fields of their records in Python, after the instance.
+local LISTED = {}
+
 -- The acts that bring data, by verb: a server whose memory is full refuses these, and no others.
 local GROWS = {}
 

@@ -8,8 +8,8 @@ local function a_blocker(kind, lane, job, ends)
   return { kind, lane, job or false, ends and ends < huge and int(ends) or false }
 end
 
-function WRITES.blockers_of(arguments)
-  local job = known(arguments[1])
+function WRITES.blockers_of(id)
+  local job = known(id)
   if not job then
     return { 0, false }
   elseif job.state == 'running' then

@@ -68,13 +68,14 @@ function WITH_TICKET.join(arguments)
   return { 0 }
 end
 
--- Arguments: the instance, then the microseconds of its lease. Answer: whether it has its lease.
-function WRITES.beat(arguments)
-  local instance = arguments[1]
+LISTED.join = true
+
+-- Answer: whether the instance has its lease.
+function WRITES.beat(instance, ttl)
   if not is_alive(instance) then
     return { 0, 0 }
   end
-  call('ZADD', ROOT .. 'in', now + tonumber(arguments[2]), instance)
+  call('ZADD', ROOT .. 'in', now + tonumber(ttl), instance)
   reap(instance)
   return { 0, 1 }
 end
@@ -152,16 +153,18 @@ function WRITES.compare_runs(arguments)
   return lost
 end
 
-function WRITES.leave(arguments)
-  remove_instance(arguments[1])
+LISTED.compare_runs = true
+
+function WRITES.leave(instance)
+  remove_instance(instance)
   return { 0 }
 end
 
--- Arguments: the host and the pid of a process that has ended.
-function WRITES.declare_dead(arguments)
+-- A process has ended.
+function WRITES.declare_dead(host, pid)
   for _, id in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
     local info = instance_of(id)
-    if info.host == arguments[1] and info.pid == arguments[2] then
+    if info.host == host and info.pid == pid then
       remove_instance(id)
     end
   end
@@ -241,6 +244,7 @@ function WITH_TICKET.enqueue(arguments)
 end
 
 GROWS.enqueue = true
+LISTED.enqueue = true
 
 function accept(item)
   if item.key then
@@ -315,6 +319,8 @@ function WRITES.step(arguments)
   call(is_idle and 'SADD' or 'SREM', ROOT .. 'idle:' .. info.kind, instance)
   return { 0, claims, stale, cancels(instance), next_due(math.min(first, due or huge)) }
 end
+
+LISTED.step = true
 
 -- Forget, now and then, what is kept of lanes of templates that have no jobs any more.
 function forget_lanes()

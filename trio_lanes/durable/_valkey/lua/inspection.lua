@@ -1,7 +1,7 @@
 -- Inspection: acts that change nothing, the wait for the end of a job, and the check of consistency, in
 -- pages: a page of jobs against the rules and the indexes, and of each index of runs against its jobs.
 
-local LISTED = 100
+local SHOWN = 100
 
 -- Functions that are called before the place that they have in inspection.py, too.
 local _status_of, texts_of, levels, checked, wrong_with
@@ -64,12 +64,12 @@ function READS.all_instances()
   return answer
 end
 
--- Arguments: the session, how many at most. Answer: the oldest jobs that have not ended, with their
+-- Answer: the oldest jobs that have not ended, with their
 -- payloads, of which there are at most STEP_BYTES.
-function READS.queue_of(arguments)
-  local of = { states = ' waiting  parked  running ', session = arguments[1] }
+function READS.queue_of(session, limit)
+  local of = { states = ' waiting  parked  running ', session = session }
   local answer, size = { 0 }, 0
-  local most = math.min(tonumber(arguments[2]), PAGE)
+  local most = math.min(tonumber(limit), PAGE)
   for _, job in ipairs(most > 0 and page_of(of, '0', most) or {}) do
     size = size + call('STRLEN', ROOT .. 'p:' .. job.id) + call('STRLEN', ROOT .. 'c:' .. job.id)
     if #answer > 1 and size > STEP_BYTES then
@@ -84,19 +84,19 @@ function READS.queue_of(arguments)
   return answer
 end
 
--- Arguments: the id, whether to answer what the job carries as well.
-function READS.status_of(arguments)
-  local job = known(arguments[1])
+-- `texts`: whether to answer what the job carries as well.
+function READS.status_of(id, texts)
+  local job = known(id)
   if not job then
     return { 0, false }
   end
-  return { 0, _status_of(job), arguments[2] == '1' and texts_of(job) or nil }
+  return { 0, _status_of(job), texts == '1' and texts_of(job) or nil }
 end
 
 -- Answer: the state and the outcome of a job that has ended or is dead; only 0 if it has not, and the
 -- caller hears of it when it does; false if it is unknown.
-function WRITES.wait(arguments)
-  local job = known(arguments[1])
+function WRITES.wait(id)
+  local job = known(id)
   if not job then
     return { 0, false }
   end
@@ -108,8 +108,8 @@ function WRITES.wait(arguments)
 end
 
 -- The status of the job that runs in a session.
-function READS.running_in(arguments)
-  local job = running_in(arguments[1])
+function READS.running_in(session)
+  local job = running_in(session)
   return { 0, job and _status_of(job) or false }
 end
 
@@ -123,6 +123,8 @@ function READS.jobs_of(arguments)
   end
   return { 0, found, after }
 end
+
+LISTED.jobs_of = true
 
 -- The lanes that are there, with their limits: those that are configured, and lanes of templates
 -- while they have jobs or a pause.
@@ -182,16 +184,16 @@ function READS.all_statistics()
   }
 end
 
--- Arguments: the id after which. Answer: the problems, the id after which the next page begins.
-function WRITES.check(arguments)
-  local problems, _, after = checked(arguments[1], false)
-  return { 0, problems, after }
+-- Answer: the problems, the id after which the next page begins.
+function WRITES.check(after)
+  local problems, _, last = checked(after, false)
+  return { 0, problems, last }
 end
 
 -- The same; the answer begins with how many were repaired.
-function WITH_TICKET.repair(arguments)
-  local _, fixed, after = checked(arguments[1], true)
-  return { 0, fixed, after }
+function WITH_TICKET.repair(after)
+  local _, fixed, last = checked(after, true)
+  return { 0, fixed, last }
 end
 
 function _status_of(job)
@@ -212,7 +214,7 @@ local function last_messages(job)
   local found, flat = {}, call('HGETALL', ROOT .. 'm:' .. job.id)
   for at = 1, #flat, 2 do
     local number, message = tonumber(flat[at]), cmsgpack.unpack(flat[at + 1])
-    if number > job.sent - LISTED then
+    if number > job.sent - SHOWN then
       found[#found + 1] = { number, message.taken and 1 or 0, message.text }
     end
   end
@@ -225,7 +227,7 @@ function texts_of(job)
   return {
     text_of(ROOT .. 'p:' .. job.id) or false, text_of(ROOT .. 'c:' .. job.id) or false,
     text_of(ROOT .. 'o:' .. job.id) or false, job.emitted or 0,
-    call('LRANGE', ROOT .. 'e:' .. job.id, -LISTED, -1), job.sent and last_messages(job) or {},
+    call('LRANGE', ROOT .. 'e:' .. job.id, -SHOWN, -1), job.sent and last_messages(job) or {},
   }
 end
 

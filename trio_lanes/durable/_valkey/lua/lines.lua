@@ -65,10 +65,10 @@ function lines.answer_of(id)
   return { 0, id, lines.request(id).served }
 end
 
--- Arguments: the instance, the request. Answer: the fence or the time of the charge, or 0, and in how
--- many microseconds to ask again; or false: the request has ended.
-function lines.look(arguments)
-  local request = is_alive(arguments[1]) and lines.request(arguments[2])
+-- Answer: the fence or the time of the charge, or 0, and in how many microseconds to ask again; or
+-- false: the request has ended.
+function lines.look(instance, id)
+  local request = is_alive(instance) and lines.request(id)
   if not request then
     return { 0, false }
   end

@@ -4,25 +4,24 @@ local RECORDS_AT_ONCE = 1000
 local PART = 20
 local BYTES_AT_ONCE = 4 * 1024 * 1024
 
--- Arguments: the instance, the log, the record. Answer: its number; or false: the instance has no lease.
-function WITH_TICKET.write_log(arguments)
-  if not is_alive(arguments[1]) then
+-- Answer: its number; or false: the instance has no lease.
+function WITH_TICKET.write_log(instance, log, record)
+  if not is_alive(instance) then
     return { 0, false }
   end
-  local record = cmsgpack.pack({ arguments[1], arguments[3] })
-  return { 0, call('RPUSH', ROOT .. 'x:' .. arguments[2], record) }
+  return { 0, call('RPUSH', ROOT .. 'x:' .. log, cmsgpack.pack({ instance, record })) }
 end
 
 GROWS.write_log = true
 
--- Arguments: the log. Answer: whether there was one.
-function WITH_TICKET.drop_log(arguments)
-  return { 0, call('UNLINK', ROOT .. 'x:' .. arguments[1]) }
+-- Answer: whether there was one.
+function WITH_TICKET.drop_log(log)
+  return { 0, call('UNLINK', ROOT .. 'x:' .. log) }
 end
 
--- Arguments: the log, the number after which. Answer: numbers, incarnations and texts.
-function READS.log_page(arguments)
-  local key, number, found, size = ROOT .. 'x:' .. arguments[1], tonumber(arguments[2]), { 0 }, 0
+-- Answer: numbers, incarnations and texts.
+function READS.log_page(log, after)
+  local key, number, found, size = ROOT .. 'x:' .. log, tonumber(after), { 0 }, 0
   local last = number + RECORDS_AT_ONCE
   while number < last do
     local texts = call('LRANGE', key, number, number + PART - 1)

@@ -23,10 +23,10 @@ local function add_groups(list)
   end
 end
 
--- Arguments: JSON {identity, worker, lanes: [{name, limit}], groups: [...]}, and whether to make the
--- namespace, which has been regarded already.
-function WRITES.open(arguments)
-  local asked = cjson.decode(arguments[1])
+-- `opening`: JSON {identity, worker, lanes: [{name, limit}], groups: [...]}. Whether to make the namespace
+-- has been regarded already.
+function WRITES.open(opening)
+  local asked = cjson.decode(opening)
   if not meta.schema then
     call('HSET', META, 'identity', asked.identity)
   end

@@ -3,29 +3,29 @@
 -- Functions that are called before the place that they have in orders.py, too.
 local known_lanes, check_unused, letters, open_session
 
--- Arguments: the id, the outcome, whether a running job is cancelled too.
-function WITH_TICKET.cancel(arguments)
-  local job = find(arguments[1])
+-- `running`: whether a running job is cancelled too.
+function WITH_TICKET.cancel(id, outcome, running)
+  local job = find(id)
   if not job or ENDED[job.state] or job.state == 'dead' then
     return { 0, 0 }
-  elseif job.state == 'running' and arguments[3] == '0' then
+  elseif job.state == 'running' and running == '0' then
     return { 0, 0 }
   elseif job.state == 'running' then
     if not job.cancel then
-      job.cancel = arguments[2]
+      job.cancel = outcome
       put(job)
     end
     look_at(job.instance)
   else
-    end_job(job, 'cancelled', arguments[2])
+    end_job(job, 'cancelled', outcome)
   end
   return { 0, 1 }
 end
 
--- Arguments: the id. Put a waiting job first in its session, behind jobs that were put first before it,
+-- Put a waiting job first in its session, behind jobs that were put first before it,
 -- and behind a head that does not wait. Their places are below 0, in the order of the numbers.
-function WITH_TICKET.put_first(arguments)
-  local job = find(arguments[1])
+function WITH_TICKET.put_first(id)
+  local job = find(id)
   if not job or job.state ~= 'waiting' or not job.session then
     return { 0, 0 }
   elseif job.place < 0 then
@@ -48,10 +48,10 @@ function WITH_TICKET.put_first(arguments)
   return { 0, 1 }
 end
 
--- Arguments: the session, the outcome. Cancel the job that runs there.
-function WITH_TICKET.abort_run(arguments)
-  local job = running_in(arguments[1])
-  return job and WITH_TICKET.cancel({ job.id, arguments[2], '1' }) or { 0, 0 }
+-- Cancel the job that runs in a session.
+function WITH_TICKET.abort_run(session, outcome)
+  local job = running_in(session)
+  return job and WITH_TICKET.cancel(job.id, outcome, '1') or { 0, 0 }
 end
 
 -- The last waiting and parked jobs of a session with ids below `before`: those with a place by place,
@@ -87,15 +87,15 @@ local function add_clearable_of_lane(jobs, lane, before)
   end
 end
 
--- Arguments: the lane, the session, the outcome, the number below which ids are cleared, or ''.
+-- `after`: the number below which ids are cleared, or ''.
 -- Answer: how many, and that number for the next portion; false: there are no more.
-function WITH_TICKET.clear(arguments)
-  local lane, session = given(arguments[1]), given(arguments[2])
+function WITH_TICKET.clear(lane, session, outcome, after)
+  lane, session = given(lane), given(session)
   local of = lane and known_lanes(lane) or {}
   if lane and not known_lanes(lane) then
     return unknown_lane(lane)
   end
-  local before = tonumber(arguments[4]) or next_number()
+  local before = tonumber(after) or next_number()
   local jobs = session and clearable_of_session(session, before) or {}
   for _, one in ipairs(of) do
     add_clearable_of_lane(jobs, one, before)
@@ -107,7 +107,7 @@ function WITH_TICKET.clear(arguments)
   local lowest = before
   for _, job in ipairs(jobs) do
     lowest = math.min(lowest, tonumber(job.id))
-    end_job(job, 'cancelled', arguments[3])
+    end_job(job, 'cancelled', outcome)
   end
   if #jobs == AT_ONCE then
     return { 0, #jobs, int(#of == 1 and lowest or before) }
@@ -121,10 +121,10 @@ function WITH_TICKET.clear(arguments)
   return { 0, #jobs, false }
 end
 
--- Arguments: the lane, the session, microseconds or 'inf'. It prolongs a pause, never shortens it.
-function WITH_TICKET.pause(arguments)
-  local lane, session = given(arguments[1]), given(arguments[2])
-  local ends = now + number_of(arguments[3])
+-- `micros` may be 'inf'. It prolongs a pause, never shortens it.
+function WITH_TICKET.pause(lane, session, micros)
+  lane, session = given(lane), given(session)
+  local ends = now + number_of(micros)
   if lane then
     if not known_lanes(lane) then
       return unknown_lane(lane)
@@ -147,8 +147,8 @@ function WITH_TICKET.pause(arguments)
   return { 0 }
 end
 
-function WITH_TICKET.resume(arguments)
-  local lane, session = given(arguments[1]), given(arguments[2])
+function WITH_TICKET.resume(lane, session)
+  lane, session = given(lane), given(session)
   if lane then
     local names, all = known_lanes(lane), lanes()
     if not names then
@@ -244,16 +244,16 @@ local function put_lanes(before, after)
   end
 end
 
--- Arguments: JSON of lanes, [{name, limit}, {name, c}, {name, gone}...]; of groups, [...], or ''; of rules.
--- A lane with `c`, or with neither, gets another concurrency alone; `gone` removes it.
-function WITH_TICKET.configure(arguments)
-  local before, changed_rules = lanes(), cjson.decode(arguments[3])
-  local after, refused = changed_lanes(before, cjson.decode(arguments[1]))
+-- JSON of lanes, [{name, limit}, {name, c}, {name, gone}...]; of groups, [...], or ''; of rules. A lane
+-- with `c`, or with neither, gets another concurrency alone; `gone` removes it.
+function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
+  local before, changed_rules = lanes(), cjson.decode(new_rules)
+  local after, refused = changed_lanes(before, cjson.decode(new_lanes))
   if refused then
     return refused
   end
   local groups_before = groups()
-  local list = arguments[2] ~= '' and cjson.decode(arguments[2]) or nil
+  local list = new_groups ~= '' and cjson.decode(new_groups) or nil
   local replaces = list ~= nil
   if not replaces then
     list = {}
@@ -292,6 +292,8 @@ function WITH_TICKET.requeue(arguments)
   return { 0, #jobs, after }
 end
 
+LISTED.requeue = true
+
 function WITH_TICKET.purge(arguments)
   local jobs, after = letters(arguments)
   for _, job in ipairs(jobs) do
@@ -300,6 +302,8 @@ function WITH_TICKET.purge(arguments)
   end
   return { 0, #jobs, after }
 end
+
+LISTED.purge = true
 
 -- The lanes that a name means: that lane, or all lanes of that template that have jobs or a pause, in
 -- order; nil: there is no such lane or template.

@@ -297,10 +297,10 @@ local function is_alive(instance)
   return ends and tonumber(ends) > now
 end
 
--- The run with the instance, id and fence that stand first in the arguments; nil: it is lost.
-local function run_of(arguments)
-  if is_alive(arguments[1]) then
-    return running_of(arguments[2], tonumber(arguments[3]))
+-- The job of a run, if the instance has a lease, and the fence is still the run's.
+local function run_of(instance, id, fence)
+  if is_alive(instance) then
+    return running_of(id, tonumber(fence))
   end
 end
 

@@ -1,4 +1,4 @@
--- Acts of one run, and of those who send to it. Arguments: the instance, the id, the fence.
+-- Acts of one run, and of those who send to it. Those of a run begin with its instance, id and fence.
 
 local function keep(job, data)
   put_text(ROOT .. 'c:' .. job.id, data)
@@ -6,21 +6,21 @@ local function keep(job, data)
   put(job)
 end
 
-function WITH_TICKET.checkpoint(arguments)
-  local job = run_of(arguments)
+function WITH_TICKET.checkpoint(instance, id, fence, data)
+  local job = run_of(instance, id, fence)
   if job then
-    keep(job, arguments[4])
+    keep(job, data)
   end
   return { 0, job and 1 or 0 }
 end
 
 GROWS.checkpoint = true
 
--- More arguments: data for the next attempt, the id and the outcome of each job that ends. Answer: 1
--- if it is done, 0 if one of these jobs does not wait in the session, false if the fence is not the
--- run's.
+-- Arguments: of the run; data for the next attempt, the id and the outcome of each job that ends.
+-- Answer: 1 if it is done, 0 if one of these jobs does not wait in the session, false if the fence is
+-- not the run's.
 function WITH_TICKET.take(arguments)
-  local job = run_of(arguments)
+  local job = run_of(arguments[1], arguments[2], arguments[3])
   if not job then
     return { 0, false }
   end
@@ -38,8 +38,10 @@ function WITH_TICKET.take(arguments)
   return { 0, 1 }
 end
 
-function WITH_TICKET.lend_slot(arguments)
-  local job = run_of(arguments)
+LISTED.take = true
+
+function WITH_TICKET.lend_slot(instance, id, fence)
+  local job = run_of(instance, id, fence)
   if job then
     job.lent = 1
     put(job)
@@ -49,8 +51,8 @@ function WITH_TICKET.lend_slot(arguments)
 end
 
 -- Answer: 1 if the run has its slot, 0 if none is free, false if the fence is not the run's.
-function WITH_TICKET.regain_slot(arguments)
-  local job = run_of(arguments)
+function WITH_TICKET.regain_slot(instance, id, fence)
+  local job = run_of(instance, id, fence)
   if not job then
     return { 0, false }
   end
@@ -66,17 +68,17 @@ function WITH_TICKET.regain_slot(arguments)
   return { 0, 1 }
 end
 
--- Arguments: the instance, the id, the fence, the event. Answer: its number; false: the fence is not
+-- Answer: the number of the event; false: the fence is not
 -- the run's.
-function WITH_TICKET.emit_event(arguments)
-  local job = run_of(arguments)
+function WITH_TICKET.emit_event(instance, id, fence, event)
+  local job = run_of(instance, id, fence)
   if not job then
     return { 0, false }
   end
   local key = ROOT .. 'e:' .. job.id
   job.emitted = (job.emitted or 0) + 1
   put(job)
-  call('RPUSH', key, arguments[4])
+  call('RPUSH', key, event)
   call('LTRIM', key, -EVENTS_KEPT, -1)
   tell_news(job)
   return { 0, job.emitted }
@@ -84,10 +86,9 @@ end
 
 GROWS.emit_event = true
 
--- Arguments: the session, the id, the message, the key; of the first two, one is empty. Answer: the id
--- and the number; or why not.
-function WITH_TICKET.send(arguments)
-  local session, id, key = given(arguments[1]), arguments[2], given(arguments[4])
+-- Of the session and the id, one is empty. Answer: the id and the number; or why not.
+function WITH_TICKET.send(session, id, message, key)
+  session, key = given(session), given(key)
   local job
   if session then
     job = head_of(session)
@@ -100,8 +101,8 @@ function WITH_TICKET.send(arguments)
   local last = job.sent or 0
   if key then
     for number = 1, last do
-      local message = message_of(job, number)
-      if message and message.key == key then
+      local former = message_of(job, number)
+      if former and former.key == key then
         return { 0, job.id, number }
       end
     end
@@ -111,7 +112,7 @@ function WITH_TICKET.send(arguments)
   end
   job.sent = last + 1
   put(job)
-  put_message(job, job.sent, { taken = false, key = key or false, text = arguments[3] })
+  put_message(job, job.sent, { taken = false, key = key or false, text = message })
   return { 0, job.id, job.sent }
 end
 

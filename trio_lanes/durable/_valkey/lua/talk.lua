@@ -18,15 +18,15 @@ local function put_message(job, number, message)
   tell_news(job)
 end
 
--- Arguments: the id, the number after which. Answer: numbers and events; nothing: there are none yet,
+-- Answer: numbers and events; nothing: there are none yet,
 -- and the caller hears of them when there are; false: the job is unknown.
-function WRITES.events(arguments)
-  local job, after = known(arguments[1]), tonumber(arguments[2])
+function WRITES.events(id, after)
+  local job = known(id)
   if not job then
     return { 0, false }
   end
   local key, last, found = ROOT .. 'e:' .. job.id, job.emitted or 0, {}
-  if last > after then
+  if last > tonumber(after) then
     local first = last - call('LLEN', key) + 1  -- the number of the first that is kept
     local from = math.max(after + 1, first)
     local texts = call('LRANGE', key, from - first, from - first + EVENTS_AT_ONCE - 1)
@@ -42,11 +42,11 @@ function WRITES.events(arguments)
   return { 0, found }
 end
 
--- Arguments: the id, the number. Answer: whether a run has taken the message; nothing: it may yet, and
+-- Answer: whether a run has taken the message; nothing: it may yet, and
 -- the caller hears of news.
-function WRITES.sent(arguments)
-  local job = known(arguments[1])
-  local message = job and message_of(job, arguments[2])
+function WRITES.sent(id, number)
+  local job = known(id)
+  local message = job and message_of(job, number)
   if not message then
     return { 0, 0 }
   elseif message.taken then
@@ -56,15 +56,14 @@ function WRITES.sent(arguments)
   return { 0 }
 end
 
--- Arguments: the instance, the id, the fence, the number after which. Answer: the number and the text
--- of the next message; nothing: there is none yet, and the caller hears of news; false: the fence is
--- not the run's.
-function WRITES.receive(arguments)
-  local job = run_of(arguments)
+-- Answer: the number and the text of the next message; nothing: there is none yet, and the caller hears
+-- of news; false: the fence is not the run's.
+function WRITES.receive(instance, id, fence, after)
+  local job = run_of(instance, id, fence)
   if not job then
     return { 0, false }
   end
-  for number = tonumber(arguments[4]) + 1, job.sent or 0 do
+  for number = tonumber(after) + 1, job.sent or 0 do
     local message = message_of(job, number)
     if message then
       if not message.taken then

@@ -17,17 +17,24 @@ at_call(function()
   REMEMBERED = {}
 end)
 
+local function apply(act, verb, arguments)
+  if LISTED[verb] then
+    return act(arguments)
+  end
+  return act(unpack(arguments))
+end
+
 -- The same ticket gives the same answer; a refused act can be asked for again. A join that is asked
 -- for again prolongs the lease.
 local function once(ticket, verb, arguments)
   local text = REMEMBERED[ticket]
   if text then
     if verb == 'join' then
-      WRITES.beat(arguments)
+      WRITES.beat(arguments[1], arguments[2])
     end
     return cmsgpack.unpack(text)
   end
-  local answer = WITH_TICKET[verb](arguments)
+  local answer = apply(WITH_TICKET[verb], verb, arguments)
   if answer[1] == 0 then
     text = cmsgpack.pack(answer)
     REMEMBERED[ticket] = text
@@ -73,11 +80,11 @@ local function do_act(verb, arguments, ticket)
     write_texts()
   end
   if READS[verb] then
-    return READS[verb](arguments)
+    return apply(READS[verb], verb, arguments)
   elseif ticket then
     return once(ticket, verb, arguments)
   end
-  return WRITES[verb](arguments)
+  return apply(WRITES[verb], verb, arguments)
 end
 
 local function brings_data(acts)
