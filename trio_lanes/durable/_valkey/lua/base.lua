@@ -32,13 +32,6 @@ local LISTED = {}
 -- The acts that bring data, by verb: a server whose memory is full refuses these, and no others.
 local GROWS = {}
 
--- A table of methods, which is the metatable of its instances, too.
-local function class()
-  local methods = {}
-  methods.__index = methods
-  return methods
-end
-
 local AT_CALL = {}
 
 local function at_call(set)

@@ -5,7 +5,8 @@
 -- lent is counted as if it held one, so it goes ahead of all waiting jobs. A member of a group is a
 -- lane, or a template: then all lanes of the template share the slots of that member.
 
-local Budget, Group = class(), class()
+local Budget, Group = {}, {}
+Budget.__index, Group.__index = Budget, Group
 
 -- `groups`: by name, as far as their use is counted. `due`: when a rate allows a start that it has
 -- refused; or nil.

@@ -12,7 +12,9 @@ local ISOLATED_FOR = 15 * SECOND
 local STEP_BYTES = 4 * 1024 * 1024
 local FRONT = 20
 
-local FairTurns, Claims, Isolation, Fronts, LaneTurn = class(), {}, class(), class(), class()
+local FairTurns, Claims, Isolation, Fronts, LaneTurn = {}, {}, {}, {}, {}
+FairTurns.__index, Isolation.__index = FairTurns, Isolation
+Fronts.__index, LaneTurn.__index = Fronts, LaneTurn
 
 local PAYLOADS  -- by id, as far as this call has read them
 

@@ -177,11 +177,10 @@ local function write_changed()
   end
 end
 
-local function write_accepted()
-  if next(ACCEPTED) then
-    write_jobs(ACCEPTED)
-    ACCEPTED, TAILS = {}, {}
-  end
+local function write_all()
+  write_jobs(ACCEPTED)
+  ACCEPTED, TAILS = {}, {}
+  write_changed()
 end
 
 local function ask(command, key, ...)
@@ -190,8 +189,7 @@ local function ask(command, key, ...)
 end
 
 local function ask_all(command, key, ...)
-  write_accepted()
-  write_changed()
+  write_all()
   return call(command, key, ...)
 end
 
@@ -202,8 +200,7 @@ local FIRSTS  -- by name of an index, `due` or `pauses`: the time of its first m
 local SLOT_REQUESTS   -- whether a run wants its slot back
 
 local function read_again()
-  write_accepted()
-  write_changed()
+  write_all()
   SIZES, FIRSTS, SLOT_REQUESTS = {}, {}, nil
 end
 
@@ -256,8 +253,7 @@ local function write_queued()
 end
 
 local function write_counts()
-  write_accepted()
-  write_changed()
+  write_all()
   write_queued()
   for key, fields in pairs(COUNTS) do
     for field, by in pairs(fields) do

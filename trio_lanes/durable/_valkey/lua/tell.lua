@@ -172,8 +172,7 @@ local function wake(for_others)
   if LOOK then
     wake_slot_requests()
   end
-  write_accepted()
-  write_changed()
+  write_all()
   local lanes_with_jobs = LOOK and lanes_with_lists() or {}
   if not next(lanes_with_jobs) and not SOON then
     return

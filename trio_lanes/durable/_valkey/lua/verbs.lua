@@ -76,7 +76,7 @@ end
 
 local function do_act(verb, arguments, ticket)
   if not HOT[verb] then
-    write_accepted()
+    write_all()
     write_texts()
   end
   if READS[verb] then
