@@ -21,7 +21,7 @@ _REAL = "call('TIME')"
 _TESTS = f"call('HMGET', '{KEY}', 'seconds', 'micros')"
 
 
-_BOUND = "number_of(MOST)"
+_BOUND = "number_of(MAX_TIME)"
 assert source().count(_REAL) == source().count(_BOUND) == 1
 
 

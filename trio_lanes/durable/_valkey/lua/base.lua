@@ -20,7 +20,7 @@ local MIGRATIONS = {}  -- by schema: the function that makes the next schema of 
 local SECOND = 1000000
 local FIRST = 9       -- the place of the first act
 local AHEAD = SECOND  -- the clock was set if it has gone on by so much more than that of the caller
-local AT_ONCE = 500   -- how many members of a set are read, written or worked on at once
+local BATCH = 500     -- how many members of a set are read, written or worked on at once
 
 -- The acts, by verb: acts that only read, acts that write, acts that are done once for each ticket.
 local READS, WRITES, WITH_TICKET = {}, {}, {}
@@ -38,13 +38,13 @@ local function at_call(set)
   AT_CALL[#AT_CALL + 1] = set
 end
 
-local call, ROOT, META, RUN, CHANNEL, CALLER, AWAY, MOST, GIVEN_RULES
+local call, ROOT, META, RUN, CHANNEL, CALLER, AWAY, MAX_TIME, GIVEN_RULES
 
 at_call(function(key, arguments)
   call = redis.call
   META, ROOT = key, string.sub(key, 1, -5)
   RUN, CHANNEL, CALLER, AWAY = arguments[1], arguments[2], arguments[3], tonumber(arguments[4])
-  MOST, GIVEN_RULES = arguments[5], { arguments[6], arguments[7], arguments[8] }
+  MAX_TIME, GIVEN_RULES = arguments[5], { arguments[6], arguments[7], arguments[8] }
 end)
 
 -- The members of a set. SMEMBERS makes a server take 16 kB of memory: it counts while it answers.
@@ -114,7 +114,7 @@ at_call(function()
   local server = time[1] * SECOND + time[2]
   now, WAS_SET = server + (meta.offset or 0), false
   if meta.clock then
-    local most = number_of(MOST)
+    local most = number_of(MAX_TIME)
     local right = math.max(meta.clock, now > most + AHEAD and most or now)
     WAS_SET, now, meta.offset = right ~= now, right, right - server
   end

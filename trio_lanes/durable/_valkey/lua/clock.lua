@@ -14,9 +14,9 @@ end
 -- The server's clock was set: the jobs with a time of the wall clock follow it, some in each call.
 local function follow_clock()
   local key, offset = ROOT .. 'at', '(' .. int(meta.offset)
-  local ids = ask('ZRANGEBYSCORE', key, '-inf', offset, 'LIMIT', 0, AT_ONCE)
+  local ids = ask('ZRANGEBYSCORE', key, '-inf', offset, 'LIMIT', 0, BATCH)
   if #ids == 0 then
-    ids = ask('ZRANGEBYSCORE', key, offset, '+inf', 'LIMIT', 0, AT_ONCE)
+    ids = ask('ZRANGEBYSCORE', key, offset, '+inf', 'LIMIT', 0, BATCH)
   end
   if #ids == 0 then
     call('HDEL', META, 'follow')

@@ -3,7 +3,7 @@
 -- The sorted set `in` has the end of each lease, i:<instance> what the incarnation has joined with,
 -- st:<instance> its last step. A lease that is over never comes back.
 
-local REAPED_AT_ONCE = 10
+local MAX_REAPED = 10
 local JOB_FIELDS = 11
 local FINISH_FIELDS = 8
 local FORGET_LANES_EVERY = 60 * SECOND
@@ -81,7 +81,7 @@ function WRITES.beat(instance, ttl)
 end
 
 function reap(instance)
-  local over = call('ZRANGEBYSCORE', ROOT .. 'in', '-inf', now, 'LIMIT', 0, REAPED_AT_ONCE)
+  local over = call('ZRANGEBYSCORE', ROOT .. 'in', '-inf', now, 'LIMIT', 0, MAX_REAPED)
   for _, id in ipairs(over) do
     if id ~= instance then
       remove_instance(id)
@@ -172,11 +172,11 @@ function WRITES.declare_dead(host, pid)
 end
 
 local function forget_done()
-  local over = ask('ZRANGEBYSCORE', ROOT .. 'done', '-inf', now, 'LIMIT', 0, AT_ONCE)
+  local over = ask('ZRANGEBYSCORE', ROOT .. 'done', '-inf', now, 'LIMIT', 0, BATCH)
   for _, id in ipairs(over) do
     forget(find(id))
   end
-  CALLER_LOOKS = CALLER_LOOKS or #over == AT_ONCE  -- there may be more
+  CALLER_LOOKS = CALLER_LOOKS or #over == BATCH  -- there may be more
 end
 
 local function read_item(arguments, at)

@@ -1,8 +1,8 @@
 -- Logs: the list x:<log> has the records in order, each with the incarnation that added it.
 
-local RECORDS_AT_ONCE = 1000
+local RECORDS_BATCH = 1000
 local PART = 20
-local BYTES_AT_ONCE = 4 * 1024 * 1024
+local MAX_BYTES = 4 * 1024 * 1024
 
 -- Answer: its number; or false: the instance has no lease.
 function WITH_TICKET.write_log(instance, log, record)
@@ -22,13 +22,13 @@ end
 -- Answer: numbers, incarnations and texts.
 function READS.log_page(log, after)
   local key, number, found, size = ROOT .. 'x:' .. log, tonumber(after), { 0 }, 0
-  local last = number + RECORDS_AT_ONCE
+  local last = number + RECORDS_BATCH
   while number < last do
     local texts = call('LRANGE', key, number, number + PART - 1)
     for _, text in ipairs(texts) do
       local record = cmsgpack.unpack(text)
       size = size + #record[2]
-      if size > BYTES_AT_ONCE and #found > 1 then
+      if size > MAX_BYTES and #found > 1 then
         return found
       end
       number = number + 1

@@ -23,8 +23,8 @@ local function add_groups(list)
   end
 end
 
--- `opening`: JSON {identity, worker, lanes: [{name, limit}], groups: [...]}. Whether to make the namespace
--- has been regarded already.
+-- `opening`: JSON {identity, worker, lanes: [{name, limit}], groups: [...]}. The argument after it,
+-- whether to make the namespace, has been regarded already.
 function WRITES.open(opening)
   local asked = cjson.decode(opening)
   if not meta.schema then

@@ -61,17 +61,17 @@ local function clearable_of_session(session, before)
   local function add(id)
     local job = find(id)
     local clearable = job.state == 'waiting' or job.state == 'parked'
-    if clearable and tonumber(id) < before and #jobs < AT_ONCE then
+    if clearable and tonumber(id) < before and #jobs < BATCH then
       jobs[#jobs + 1] = job
     end
   end
-  local ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, 0, AT_ONCE)
-  while #ids > 0 and #jobs < AT_ONCE do
+  local ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, 0, BATCH)
+  while #ids > 0 and #jobs < BATCH do
     for _, id in ipairs(ids) do
       add(id)
     end
     at = at + #ids
-    ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, at, at + AT_ONCE)
+    ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, at, at + BATCH)
   end
   for _, id in ipairs(ask('ZRANGE', ROOT .. 'sd:' .. session, 0, -1)) do
     add(id)
@@ -80,7 +80,7 @@ local function clearable_of_session(session, before)
 end
 
 local function add_clearable_of_lane(jobs, lane, before)
-  local below, most = '(' .. int(before), AT_ONCE - #jobs
+  local below, most = '(' .. int(before), BATCH - #jobs
   local ids = ask_all('ZREVRANGEBYSCORE', ROOT .. 'w:' .. lane, below, '-inf', 'LIMIT', 0, most)
   for _, id in ipairs(ids) do
     jobs[#jobs + 1] = find(id)
@@ -109,7 +109,7 @@ function WITH_TICKET.clear(lane, session, outcome, after)
     lowest = math.min(lowest, tonumber(job.id))
     end_job(job, 'cancelled', outcome)
   end
-  if #jobs == AT_ONCE then
+  if #jobs == BATCH then
     return { 0, #jobs, int(#of == 1 and lowest or before) }
   end
   if session then
@@ -356,7 +356,7 @@ function letters(arguments)
   end
   of.states = states
   local after = arguments[SELECTION + 1]
-  return page_of(of, after == '' and '0' or after, AT_ONCE)
+  return page_of(of, after == '' and '0' or after, BATCH)
 end
 
 function open_session(job)

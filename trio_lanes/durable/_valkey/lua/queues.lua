@@ -215,7 +215,7 @@ end
 -- Do with the members of an index whose time has come. Return the time of the first that is left.
 local function do_due(name, act)
   if (first_time(name) or huge) <= now then
-    act(ask('ZRANGEBYSCORE', ROOT .. name, '-inf', now, 'LIMIT', 0, AT_ONCE))
+    act(ask('ZRANGEBYSCORE', ROOT .. name, '-inf', now, 'LIMIT', 0, BATCH))
   end
   return first_time(name) or huge
 end
@@ -232,10 +232,10 @@ function promote_session(session)
     return
   end
   local key = ROOT .. 'sd:' .. session
-  local due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
+  local due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, BATCH)
   while #due > 0 do
     _promote(due)
-    due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, AT_ONCE)
+    due = ask('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, BATCH)
   end
 end
 

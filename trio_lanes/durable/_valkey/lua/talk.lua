@@ -5,7 +5,7 @@
 -- the last. A message that a run has not taken at its end is deleted, by `leave`.
 
 local EVENTS_KEPT = 1000
-local EVENTS_AT_ONCE = 100
+local EVENTS_BATCH = 100
 local MESSAGES_KEPT = 1000
 
 local function message_of(job, number)
@@ -29,7 +29,7 @@ function WRITES.events(id, after)
   if last > tonumber(after) then
     local first = last - call('LLEN', key) + 1  -- the number of the first that is kept
     local from = math.max(after + 1, first)
-    local texts = call('LRANGE', key, from - first, from - first + EVENTS_AT_ONCE - 1)
+    local texts = call('LRANGE', key, from - first, from - first + EVENTS_BATCH - 1)
     for at, text in ipairs(texts) do
       found[#found + 1] = from + at - 1
       found[#found + 1] = text
