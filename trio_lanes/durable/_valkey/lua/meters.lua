@@ -220,13 +220,10 @@ end
 -- The used part stays the same, and leaks at the new rate from now on.
 function Bucket.continued(key, meter, old)
   local since, sum = Bucket.since_and_sum(key)
-  if not since then
-    return now
-  end
-  local used = math.max(((since - now) * old.den + sum * old.num) / old.num, 0)
+  local used = since and math.max(((since - now) * old.den + sum * old.num) / old.num, 0) or 0
   local whole = math.floor(used)
   local at = now + math.ceil((used - whole) * meter.num / meter.den)
-  return Bucket.put(key, meter, { since = at, sum = whole, begun = at, dips = {} })
+  return since and Bucket.put(key, meter, { since = at, sum = whole, begun = at, dips = {} }) or now
 end
 
 -- The theoretical arrival time: from then on nothing is used.

@@ -38,12 +38,14 @@
 --             are in all, s, si, w, r
 --   TAILS     those of ACCEPTED that are ready            never (see ready)
 --   COUNTS    by key, by field: changes of counts         the server: until `write_counts`
---   QUEUED    by lane, by session: the same, of sl        the server: until `write_counts`
+--
+-- Without ACCEPTED and TAILS a job takes the server up to a quarter more instructions: 43 commands become
+-- 54 with one job in flight, 5.4 become 6.5 with ten.
 
-local JOBS, WAS, CHANGED, ACCEPTED, COUNTS, QUEUED
+local JOBS, WAS, CHANGED, ACCEPTED, COUNTS
 
 at_call(function()
-  JOBS, WAS, CHANGED, ACCEPTED, COUNTS, QUEUED = {}, {}, {}, {}, {}, {}
+  JOBS, WAS, CHANGED, ACCEPTED, COUNTS = {}, {}, {}, {}, {}
 end)
 
 -- ---- indexes and counts
@@ -106,12 +108,6 @@ local function count(key, field, by)
   local fields = COUNTS[key] or {}
   fields[field] = (fields[field] or 0) + by
   COUNTS[key] = fields
-end
-
-local function count_queued(job, by)
-  local sessions = QUEUED[job.lane] or {}
-  sessions[job.session] = (sessions[job.session] or 0) + by
-  QUEUED[job.lane] = sessions
 end
 
 local function count_state(job, state, by)
@@ -231,30 +227,8 @@ local function has_slot_requests()
   return SLOT_REQUESTS
 end
 
--- The sizes of queues say what the count of a lane is, if its queue is empty or all of it is new.
-local function write_queued()
-  for lane, sessions in pairs(QUEUED) do
-    local key, fresh, gone = ROOT .. 'sl:' .. lane, {}, {}
-    for session, by in pairs(sessions) do
-      local size = queue_size(session)
-      if size == 0 then
-        gone[#gone + 1] = session
-      elseif size == by then
-        fresh[#fresh + 1] = session
-        fresh[#fresh + 1] = by
-      elseif by ~= 0 and call('HINCRBY', key, session, by) == 0 then
-        gone[#gone + 1] = session
-      end
-    end
-    call_in_parts('HSET', key, fresh)
-    call_in_parts('HDEL', key, gone)
-  end
-  QUEUED = {}
-end
-
 local function write_counts()
   write_all()
-  write_queued()
   for key, fields in pairs(COUNTS) do
     for field, by in pairs(fields) do
       if by ~= 0 and call('HINCRBY', key, field, by) == 0 and key ~= META then
@@ -303,7 +277,7 @@ local function note_place(job, was)
   if size == 0 or size + by == 0 then
     count(META, 'sessions', by)
   end
-  count_queued(job, by)
+  count(ROOT .. 'sl:' .. job.lane, job.session, by)
   was.placed = not was.placed
 end
 
