@@ -206,9 +206,12 @@ class SessionActor(Actor):
             self.step()
         window = 0 if self.paused else self.concurrency - len(self.running)
         if self.rates.units or self.readmitting:
-            window, again = self._limited_window(window, now)
+            head = self._charged_next(window, now) if self.rates.units else None
+            again = self._next_readmitted(head)
             if again is not None:
-                return again, 0, True  # readmitted: it is in no backlog, and others may follow it
+                return again, 0, True  # it is in no backlog, and others may follow it
+            if self.rates.units:  # the next that is charged goes alone
+                window = 0 if head is None or head in self.readmitting else min(window, 1)
         free = window - len(forwarded)
         if free <= 0:
             if free < 0:
@@ -264,27 +267,24 @@ class SessionActor(Actor):
                 moved[peer], arrival = arrival, peer._arrival
         return Displacement(arrival, leave, moved)
 
-    def _limited_window(self, window: int | float, now: float) -> tuple[int | float, AnyJob | None]:
-        """Return the window under rate limits, and a readmitted job that is forwarded first.
+    def _next_readmitted(self, head: AnyJob | None) -> AnyJob | None:
+        """Return a readmitted job that is to enter the line of its lane, or None.
 
-        Readmitted jobs that may not be started now are taken out of the lines of their lanes.
+        Readmitted jobs that may not be started now are taken out of these lines. Under rate limits
+        only ``head``, the next that is charged, may be.
         """
-        self.wake_at = math.inf
-        head: AnyJob | None = None
-        if self.rates.units:
-            head = self._charged_next(window, now)
-            window = 0 if head is None or head in self.readmitting else min(window, 1)
         for job, in_line in self.readmitting.items():
             may_start = not self.paused and (head is job or not self.rates.units)
             if may_start is not in_line:
                 self.readmitting[job] = may_start
                 if may_start:
-                    return window, job
+                    return job
                 job._lane.withhold(job)
-        return window, None
+        return None
 
     def _charged_next(self, window: int | float, now: float) -> AnyJob | None:
         """Return the best of the jobs that only a rate limit stops; None if the limit stops it."""
+        self.wake_at = math.inf
         heads = {rank(job._priority, -LAST): job for job in reversed(self.readmitting)}
         if window > 0:
             heads |= self.forwarded
