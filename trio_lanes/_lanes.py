@@ -405,6 +405,7 @@ class Lanes(Submitter):
 
         Raises:
           TypeError, ValueError: if ``timeout`` is no number of seconds from 0 up.
+          LaneDeadlockError: as `wait_idle`, however short the timeout is.
         """
         actors = _control.named(self._scheduler, name)
         return await _control.wait_active(self._scheduler, actors, timeout)
@@ -415,6 +416,10 @@ class Lanes(Submitter):
         Inside a job this leaves out the caller's job and each job that cannot start or end before
         the caller's job has ended: because it waits for that job, or needs the place in the session
         or the slot that the caller's job holds. A job that was left out goes on after that.
+
+        Raises:
+          LaneDeadlockError: inside a job, if this wait and waits for lanes inside other jobs hold
+            up each other. The latest of these ends so, and the others go on.
         """
         await _control.wait_until(self._scheduler, name, idle=True)
 
@@ -487,6 +492,7 @@ class Lanes(Submitter):
 
         Raises:
           TypeError, ValueError: for a bad argument; then the lanes are not closed.
+          LaneDeadlockError: as `wait_idle`, whatever the graces are; then the lanes are closed.
         """
         return await drain(
             self._scheduler,

@@ -1,5 +1,6 @@
 """Many waits for lanes while anything happens to these: each ends when it has come true, and then.
 
+Of waits inside jobs that hold up each other some end in errors, and no such waits are left.
 Whether one is true is asked of the lanes after each step that any task takes.
 """
 
@@ -21,6 +22,7 @@ from tests.support.bodies import this_job
 from trio_lanes import (
     Job,
     JobState,
+    LaneDeadlockError,
     LaneGroup,
     Lanes,
     UnknownLaneError,
@@ -49,6 +51,7 @@ class Waiting:
     job: Job[Any] | None
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     was_true: bool = False
+    was_held_up: bool = False
     over: bool = False
 
 
@@ -63,13 +66,17 @@ class AtEachStep(trio.abc.Instrument):
 class Then:
     """Hooks that do one thing each that has been put off until then."""
 
-    def __init__(self, act: Callable[[Act], None]) -> None:
+    def __init__(self, act: Callable[[Act], None], look: Callable[[], None]) -> None:
         self.act = act
+        self.look = look
         self.put_off: list[Act] = []
 
     def told(self, *of: object) -> None:
         if self.put_off:
             self.act(self.put_off.pop())
+
+    def deadlock_refused(self, error: LaneDeadlockError) -> None:
+        self.look()
 
     job_started = job_finished = job_forwarded = lane_idle = lane_empty = told
 
@@ -82,7 +89,8 @@ class History:
         self.nursery: trio.Nursery
         self.jobs: list[Job[Any]] = []
         self.waits: list[Waiting] = []
-        self.then = Then(self.act)
+        self.refused: list[Waiting] = []
+        self.then = Then(self.act, self.look)
         self.numbers = count(1)
         self.delays: dict[int, float] = {}  # of jobs, by their ids
         self.grouped = False
@@ -120,6 +128,8 @@ class History:
         await wait_all_tasks_blocked()
         for wait in self.waits:
             assert wait.over is wait.was_true, wait
+        assert not self.held_up()
+        assert all(wait.was_held_up and not wait.was_true for wait in self.refused)
         self.waits = [wait for wait in self.waits if not wait.over]
 
     def act(self, act: Act) -> None:
@@ -197,6 +207,8 @@ class History:
                 wait.over = True
         except UnknownLaneError:
             pass
+        except LaneDeadlockError:
+            self.refused.append(wait)
         finally:
             if not wait.over:
                 self.waits.remove(wait)
@@ -204,26 +216,46 @@ class History:
     # ---- what is true
 
     def look(self) -> None:
-        waits = [wait for wait in self.waits if not (wait.over or wait.was_true)]
-        for wait in [wait for wait in waits if self.is_true(wait)]:
+        for wait in [wait for wait in self.open_waits() if self.is_true(wait)]:
             wait.was_true = True
+        for wait in self.held_up():
+            wait.was_held_up = True
+
+    def open_waits(self) -> list[Waiting]:
+        return [wait for wait in self.waits if not (wait.over or wait.was_true)]
 
     def is_true(self, wait: Waiting) -> bool:
-        left_out = self.left_out(wait.job)
-        jobs = [job for job in self.lanes.jobs() if self.is_of(job, wait.name)]
-        left = [job for job in jobs if job not in left_out]
+        return not self.has_any(wait, self.awaited(wait))
+
+    def awaited(self, wait: Waiting) -> set[Job[Any]]:
+        """The jobs in the lanes of ``wait`` that it does not leave out."""
+        jobs = {job for job in self.lanes.jobs() if self.is_of(job, wait.name)}
+        return jobs - self.left_out([wait.job])
+
+    def has_any(self, wait: Waiting, jobs: set[Job[Any]]) -> bool:
+        """Whether ``jobs`` in the lanes of ``wait`` are as many as keep it from being true."""
         if wait.room:
-            return sum(job.state is JobState.WAITING for job in left) < wait.room
-        return not left
+            return sum(job.state is JobState.WAITING for job in jobs) >= wait.room
+        return bool(jobs)
+
+    def held_up(self) -> list[Waiting]:
+        """The waits inside jobs that cannot come true as long as these jobs do not end."""
+        found = [wait for wait in self.open_waits() if wait.job is not None]
+        while True:
+            held = self.left_out([wait.job for wait in found])
+            left = [wait for wait in found if self.has_any(wait, self.awaited(wait) & held)]
+            if left == found:
+                return found
+            found = left
 
     def is_of(self, job: Job[Any], name: str | None) -> bool:
         if name == "t-*":
             return self.lanes.lane(job.lane).label == name
         return name in (None, job.lane, f"session:{job.session}")
 
-    def left_out(self, job: Job[Any] | None) -> set[Job[Any]]:
-        """It, and each job that cannot start or end before it has ended."""
-        found = set() if job is None else {job}
+    def left_out(self, held: Sequence[Job[Any] | None]) -> set[Job[Any]]:
+        """These jobs, and each job that cannot start or end before these have ended."""
+        found = {job for job in held if job is not None}
         jobs = self.lanes.jobs()
         while found and (more := {job for job in jobs if self.needs(job, found)} - found):
             found |= more
@@ -234,15 +266,7 @@ class History:
         if job.state is JobState.WAITING:
             return self.is_full(job.lane, held) or self.has_no_turn(job, held)
         has_slot = job in self.lanes.lane(job.lane).limiter.statistics().borrowers
-        if not has_slot and self.is_full(job.lane, held):
-            return True
-        for wait in self.waits:
-            if wait.job is job and not (wait.over or wait.was_true):
-                of_it = [one for one in held if self.is_of(one, wait.name)]
-                waiting = [one for one in of_it if one.state is JobState.WAITING]
-                if (len(waiting) >= wait.room) if wait.room else of_it:
-                    return True
-        return False
+        return not has_slot and self.is_full(job.lane, held)
 
     def is_full(self, name: str, held: set[Job[Any]]) -> bool:
         """Whether jobs that are held have all slots of that lane, or all tokens of its group."""

@@ -23,10 +23,10 @@ MAX_LINES = {
     "_limits": 600,
     "_actors": 3_250,
     "_observe": 650,
-    "_waiting": 1_300,
+    "_waiting": 1_475,  # all that waits for lanes, 250 lines of which stood in _lifecycle
     "_flow": 2_250,
-    "_lifecycle": 700,
-    ".": 3_150,  # the public doors
+    "_lifecycle": 450,
+    ".": 3_100,  # the public doors
     "replay": 1_050,
     "durable": 200,
     "durable/acts": 1_150,
@@ -56,7 +56,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_450
+MAX_IN_ALL = 52_350
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

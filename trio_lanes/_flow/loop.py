@@ -189,7 +189,7 @@ class Scheduler:
         table = jobs_by_task()
         self.running: Final = table  # {task: the job it runs}
         self.waits: Final = table.waits
-        self.watches: Final = Watches(table.watches)
+        self.watches: Final = Watches(table, self.lanes, self._tell_refused)
         self.room: Final = Room(self.lanes, self._clocks)
         self.workers: Final = WorkerPool(
             table, self._spawn_now, self.returned, self.raised, self.interrupted

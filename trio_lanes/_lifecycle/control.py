@@ -5,7 +5,6 @@ A verb acts on the actors that a name means. None means all global lanes, and so
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final
@@ -19,8 +18,7 @@ from .._config.errors import LaneClearedError, LaneResetError, UnknownLaneError
 from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
 from .._flow.loop import Scheduler
 from .._waiting.current import jobs_here
-from .._waiting.watch import Held, Watch
-from .left_out import LeftOut, comes_true, may_be_left_out, may_leave_out_waiting
+from .._waiting.watch import Watch
 
 ANY_OWNER: Final = ...
 
@@ -143,16 +141,6 @@ def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
 # ---- waiting
 
 
-def _belongs(job: AnyJob, actors: Sequence[Actor]) -> bool:
-    """Whether ``job`` is in any of ``actors``."""
-    return job._lane in actors or job._session_lane in actors
-
-
-def _count(jobs: Iterable[AnyJob], actors: Sequence[Actor]) -> int:
-    """Return how many of ``jobs`` are in any of ``actors``."""
-    return sum(_belongs(job, actors) for job in jobs)
-
-
 async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: float) -> bool:
     """Wait for the end of the jobs that run in ``actors`` now; return whether it came in time."""
     seconds("timeout", timeout)
@@ -166,20 +154,11 @@ async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: fl
                 if not job.done:
                     await job.wait_done()
         return all(job.done for job in running)
-
-    def are_left() -> bool:
-        left = [job for job in running if not job.done]
-        if not set(left).issubset(may_be_left_out(scheduler, inside)):
-            return True
-        return not comes_true(scheduler, inside, lambda left_out: all(map(left_out.has, left)))
-
-    def is_held_up(left_out: Held) -> bool:
-        jobs = set(running)
-        return not (jobs.isdisjoint(left_out.held) and jobs.isdisjoint(left_out.running(scheduler)))
-
+    words = "the end of jobs that ran in lanes"
+    watch = Watch(words, inside, scheduler.watches.left_out, ended=frozenset(running))
     with trio.move_on_after(timeout):
-        await scheduler.watches.wait(object(), Watch(are_left, inside, is_held_up))
-    return not are_left()
+        await scheduler.watches.wait(object(), watch)
+    return not watch.obstacle()
 
 
 async def wait_until(
@@ -192,7 +171,6 @@ async def wait_until(
     """Wait until fewer than ``fewer_than`` jobs wait there and, if ``idle``, no job runs there."""
     named(scheduler, name)  # raises, if there is no such lane
     scheduler.check_thread()
-    inside = tuple(jobs_here(scheduler.running))
 
     def actors() -> Sequence[Actor]:
         try:
@@ -200,44 +178,10 @@ async def wait_until(
         except UnknownLaneError:  # removed since then; only an idle lane can be removed
             return ()
 
-    def is_busy(actor: Actor) -> bool:
-        return bool((idle and actor.active) or (fewer_than == 1 and actor.waiting))
-
-    def obstacle() -> Actor | bool:
-        if not inside and fewer_than in (1, math.inf):  # the usual case
-            return next(filter(is_busy, actors()), False)
-        found = actors()
-        active = [actor for actor in found if idle and actor.active]
-        waiting = sum(actor.waiting for actor in found)
-        if not active and waiting < fewer_than:
-            return False
-        if not inside:
-            return True
-        running = may_be_left_out(scheduler, inside) if active else []
-        if any(actor.active > _count(running, (actor,)) for actor in active):
-            return True
-        if waiting >= fewer_than and not may_leave_out_waiting(scheduler, inside):
-            return True
-
-        def is_true(left_out: LeftOut) -> bool:
-            running = left_out.running(scheduler) if active else ()
-            if any(actor.active > _count(running, (actor,)) for actor in active):
-                return False
-            if waiting < fewer_than:
-                return True
-            return waiting - _count(left_out.waiting(scheduler), found) < fewer_than
-
-        return not comes_true(scheduler, inside, is_true)
-
-    def is_held_up(left_out: Held) -> bool:
-        found = actors()
-        if idle and any(_belongs(job, found) for job in left_out.held):
-            return True
-        if idle and any(_belongs(job, found) for job in left_out.running(scheduler)):
-            return True
-        return _count(left_out.waiting(scheduler), found) >= fewer_than
-
-    watch = Watch(obstacle, inside, is_held_up)
+    what = "idle" if idle else "empty" if fewer_than == 1 else f"below {fewer_than} waiting jobs"
+    words = f"{'all lanes' if name is None else f'lane {name!r}'} to be {what}"
+    inside = tuple(jobs_here(scheduler.running))
+    watch = Watch(words, inside, scheduler.watches.left_out, actors, fewer_than, idle)
     await scheduler.watches.wait((name, fewer_than, idle, inside), watch)
 
 

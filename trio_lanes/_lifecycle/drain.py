@@ -14,7 +14,6 @@ from .._config.check import seconds
 from .._flow.loop import Scheduler
 from .._waiting.current import jobs_here
 from .control import all_jobs, give_up, wait_until
-from .left_out import all_left_out
 
 
 @final
@@ -76,5 +75,6 @@ def _withdraw_waiting(scheduler: Scheduler) -> int:
 
 
 def _running(scheduler: Scheduler) -> list[AnyJob]:
-    left_out = set(all_left_out(scheduler, jobs_here(scheduler.running)).running(scheduler))
-    return [job for job in all_jobs(scheduler) if job.state is RUNNING and job not in left_out]
+    left_out = scheduler.watches.left_out(jobs_here(scheduler.running))
+    running = (job for job in all_jobs(scheduler) if job.state is RUNNING)
+    return [job for job in running if not left_out.has(job)]

@@ -227,7 +227,7 @@ class _Cycle:
                 cure = _CURE
                 goals.append(f"a slot of lane {job.lane!r} again")
                 line += self._in_the_way(job._lane, None)
-            lines.append(f"  {_called(job)} {_holdings(job)}, and waits for {' and '.join(goals)}")
+            lines.append(f"  {called(job)} {holdings(job)}, and waits for {' and '.join(goals)}")
         return "\n".join(["this wait would never end:", *lines, f"cure: {cure}"])
 
     def _needed(self, wait: Wait) -> tuple[str, list[AnyJob]]:
@@ -252,8 +252,8 @@ class _Cycle:
             if target.session is not None:
                 where = f"session {target.session!r} and {where}"
             holders = self._in_the_way(target._lane, target._session_lane)
-            return f"{_called(target)}, which waits for {where}", holders
-        return _called(target), [target]
+            return f"{called(target)}, which waits for {where}", holders
+        return called(target), [target]
 
     def _in_the_way(self, lane: LaneActor, session: SessionActor | None) -> list[AnyJob]:
         """Return the stuck jobs that hold slots or tokens that a job of these lanes needs."""
@@ -266,11 +266,11 @@ class _Cycle:
         ]
 
 
-def _called(job: AnyJob) -> str:
+def called(job: AnyJob) -> str:
     return f"job {job.id} {job.name!r}"
 
 
-def _holdings(job: AnyJob) -> str:
+def holdings(job: AnyJob) -> str:
     held = []
     if job.session is not None:
         held.append(f"session {job.session!r}")

@@ -57,26 +57,22 @@ async def test_a_slot_is_lent_while_a_job_of_other_lanes_is_waited_for(
 
 
 @pytest.mark.parametrize("verb", ["wait_idle", "wait_active"])
-async def test_jobs_that_wait_for_the_lanes_of_each_other_leave_each_other_out(
+async def test_of_jobs_that_wait_for_the_lanes_of_each_other_the_later_gets_an_error(
     autojump_clock: MockClock, verb: str
 ) -> None:
-    ended: list[float] = []
-
     async def first() -> None:
         await trio.sleep(1)
         await getattr(there, verb)()
-        ended.append(trio.current_time())
 
     async def second() -> None:
         await trio.sleep(2)
         await getattr(here, verb)()
-        ended.append(trio.current_time())
 
     async with open_two() as (here, there):
-        here.start_soon(first)
-        there.start_soon(second)
+        jobs = [here.submit_nowait(first), there.submit_nowait(second)]
         here.start_soon(trio.sleep, 5)
-    assert ended == [2.0, 5.0]
+    assert isinstance(jobs[1].exception, LaneDeadlockError)
+    assert [job.finished_at for job in jobs] == [2.0, 2.0]
 
 
 async def test_a_job_that_waits_for_lanes_leaves_out_jobs_that_wait_for_it_through_other_lanes(

@@ -15,6 +15,7 @@ from trio_lanes import (
     JobState,
     LaneClearedError,
     LaneConfig,
+    LaneDeadlockError,
     LaneGroup,
     Lanes,
     LanesClosedError,
@@ -471,26 +472,46 @@ async def test_a_job_that_waits_for_its_lanes_leaves_out_its_parent_that_waits_f
 
 
 @pytest.mark.many_seeds(5)
-@pytest.mark.parametrize("wait", ["wait_idle", "wait_active"])
-async def test_two_jobs_that_both_wait_for_their_lanes_do_not_wait_for_each_other(
+@pytest.mark.parametrize("wait", ["wait_idle", "wait_active", "drain"])
+async def test_of_two_jobs_that_wait_for_their_lanes_the_later_gets_an_error(
     autojump_clock: MockClock, wait: str
 ) -> None:
-    times: Times = {}
-    async with open_lanes({"main": 3}) as lanes:
+    errors: list[LaneDeadlockError] = []
 
-        async def body(name: str, seconds: float) -> None:
+    class Hears:
+        def deadlock_refused(self, error: LaneDeadlockError) -> None:
+            errors.append(error)
+
+    async with open_lanes({"main": 3}, instruments=[Hears()]) as lanes:
+
+        async def body(seconds: float) -> float:
             await trio.sleep(seconds)
             await getattr(lanes, wait)()
-            times[name] = trio.current_time()
+            return trio.current_time()
 
-        lanes.start_soon(body, "a", 1)
-        lanes.start_soon(body, "b", 2)
+        first = lanes.submit_nowait(body, 1, name="first")
+        later = lanes.submit_nowait(body, 2, name="later", session="alice")
         lanes.start_soon(trio.sleep, 3)
-        with trio.move_on_after(10):
-            await lanes.wait_idle()
-        found = dict(times)
-        lanes.reset()
-    assert found == {"a": 3.0, "b": 3.0}
+        with pytest.raises(
+            LaneDeadlockError, match=r"(?s)'first' holds a slot.*'later' holds sess"
+        ):
+            await later.wait()
+        assert trio.current_time() == 2.0
+        assert await first.wait() == 3.0
+    assert errors == [later.exception]
+
+
+@pytest.mark.many_seeds(5)
+async def test_of_any_number_of_jobs_that_wait_for_their_lanes_the_first_gets_no_error(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 3}) as lanes:
+        jobs = [lanes.submit_nowait(lanes.wait_idle) for _ in range(3)]
+        with trio.fail_after(9):
+            for job in jobs:
+                await job.wait_done()
+    ended = [type(job.exception) for job in jobs]
+    assert sorted(ended, key=str) == [type(None), LaneDeadlockError, LaneDeadlockError]
 
 
 @pytest.mark.many_seeds(5)
@@ -517,26 +538,24 @@ async def test_a_job_that_waits_for_its_lanes_leaves_out_jobs_that_begin_to_wait
     assert state is JobState.SUCCEEDED
 
 
-async def test_a_wait_for_lanes_leaves_a_job_out_as_soon_as_it_waits_for_these_lanes_too(
+async def test_a_job_that_waits_for_lanes_in_which_a_job_waits_for_its_session_gets_an_error(
     autojump_clock: MockClock,
 ) -> None:
-    times: Times = {}
     async with open_lanes({"main": 3}) as lanes:
 
-        async def a() -> None:
+        async def a() -> float:
             assert await lanes.wait_active("session:b") is True
-            times["a"] = trio.current_time()
+            return trio.current_time()
 
         async def b() -> None:
             await trio.sleep(1)
-            assert await lanes.wait_active() is True
-            times["b"] = trio.current_time()
+            await lanes.wait_active()
 
-        lanes.start_soon(a, session="a")
-        lanes.start_soon(b, session="b")
+        first = lanes.submit_nowait(a, session="a")
+        second = lanes.submit_nowait(b, session="b")
         lanes.start_soon(trio.sleep, 5)
-        await lanes.wait_idle()
-    assert times == {"a": 1.0, "b": 5.0}
+        assert await first.wait() == 1.0
+        assert isinstance(second.exception, LaneDeadlockError)
 
 
 async def test_a_job_of_other_lanes_is_no_reason_to_leave_out_anything(
@@ -647,7 +666,7 @@ async def test_a_job_that_waits_for_its_lanes_leaves_out_a_job_that_wants_its_sl
         assert await lender.wait() == 2
 
 
-async def test_two_jobs_that_wait_for_lanes_in_which_jobs_wait_for_the_other_leave_these_out(
+async def test_of_two_jobs_that_wait_for_lanes_in_which_jobs_wait_for_the_other_one_gets_an_error(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 4, "a": 1, "b": 1}) as lanes:
@@ -656,40 +675,18 @@ async def test_two_jobs_that_wait_for_lanes_in_which_jobs_wait_for_the_other_lea
             await lanes.wait_empty("b")
             return trio.current_time()
 
-        async def second() -> float:
+        async def second() -> None:
             await trio.sleep(1)
             await lanes.wait_idle("a")
-            return trio.current_time()
 
         jobs = [lanes.submit_nowait(first, lane="a"), lanes.submit_nowait(second, lane="b")]
         for lane in ("a", "b"):
             lanes.submit_nowait(trio.sleep, 0, lane=lane)
-        assert [await job.wait() for job in jobs] == [1, 1]
+        assert await jobs[0].wait() == 1
+        assert isinstance(jobs[1].exception, LaneDeadlockError)
 
 
-async def test_a_job_that_waits_for_a_lane_in_which_a_job_waits_for_another_is_left_out_by_that(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_lanes({"main": 2, "side": 1}) as lanes:
-
-        async def first() -> float:
-            await trio.sleep(1)
-            await lanes.wait_idle()
-            return trio.current_time()
-
-        async def waits_for_the_first() -> None:
-            await job.wait()
-
-        async def waits_for_its_lane() -> None:
-            await lanes.wait_idle("side")
-
-        job = lanes.submit_nowait(first)
-        lanes.submit_nowait(waits_for_the_first, lane="side")
-        lanes.submit_nowait(waits_for_its_lane)
-        assert await job.wait() == 1
-
-
-async def test_jobs_whose_waits_for_lanes_hold_up_each_other_only_together_all_go_on(
+async def test_of_jobs_whose_waits_for_lanes_hold_up_each_other_only_together_one_gets_an_error(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 3}) as lanes:
@@ -704,9 +701,76 @@ async def test_jobs_whose_waits_for_lanes_hold_up_each_other_only_together_all_g
         waiters = [lanes.submit_nowait(lanes.wait_idle, f"session:{key}") for key in "abc"]
         behind = [lanes.submit_nowait(trio.sleep, 1, session=key) for key in "bc"]
         with trio.fail_after(9):
+            for job in waiters:
+                await job.wait_done()
+    assert [type(job.exception) for job in waiters[:2]] == [type(None), type(None)]
+    assert isinstance(waiters[2].exception, LaneDeadlockError)
+    assert all(job.done for job in (lender, *behind))
+
+
+async def test_a_submission_may_let_waits_for_lanes_hold_up_each_other_and_ends_one_of_these(
+    autojump_clock: MockClock,
+) -> None:
+    errors: list[LaneDeadlockError] = []
+
+    async def wait() -> None:
+        try:
+            await lanes.wait_idle("main")
+        except LaneDeadlockError as error:
+            errors.append(error)
+
+    async def two_tasks_wait() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+
+    async with open_lanes({"main": 2, "side": 2, "other": 1}) as lanes:
+        lanes.submit_nowait(trio.sleep, 3, lane="side")
+        first = lanes.submit_nowait(lanes.wait_idle, "side")
+        await wait_all_tasks_blocked()
+        second = lanes.submit_nowait(two_tasks_wait, session="b")
+        await wait_all_tasks_blocked()
+        outsider = lanes.submit_nowait(lanes.wait_idle, "main", lane="other")
+        await trio.sleep(1)
+        lanes.submit_nowait(trio.sleep, 1, lane="side", session="b")
+    assert len(errors) == 2
+    assert (first.finished_at, second.finished_at, outsider.finished_at) == (3.0, 1.0, 3.0)
+    assert first.exception is outsider.exception is None
+
+
+async def test_a_job_that_waits_for_a_job_may_let_waits_for_lanes_hold_up_each_other(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 2, "side": 1}) as lanes:
+
+        async def waits_for_the_first() -> None:
+            await trio.sleep(1)
+            await first.wait_done()
+
+        lanes.submit_nowait(waits_for_the_first, lane="side")
+        first = lanes.submit_nowait(lanes.wait_idle)
+        await wait_all_tasks_blocked()
+        second = lanes.submit_nowait(lanes.wait_idle, "side")
+    assert isinstance(second.exception, LaneDeadlockError)
+    assert (first.finished_at, second.finished_at) == (1.0, 1.0)
+
+
+async def test_a_wait_for_lanes_inside_a_job_that_was_cancelled_holds_up_no_other(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 3}) as lanes:
+
+        async def cancels_the_other() -> None:
+            other.cancel()
             await lanes.wait_idle()
-    assert [waiter.finished_at for waiter in waiters] == [0.0, 0.0, 0.0]
-    assert [job.finished_at for job in (lender, *behind)] == [1.0, 1.0, 1.0]
+
+        lanes.submit_nowait(trio.sleep, 5)
+        other = lanes.submit_nowait(lanes.wait_idle)
+        await wait_all_tasks_blocked()
+        job = lanes.submit_nowait(cancels_the_other)
+        await job.wait()
+        assert trio.current_time() == 5.0
+        assert other.state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("session", [None, "b"])
@@ -918,26 +982,3 @@ async def test_each_waiter_gets_the_very_exception_and_its_traceback_does_not_gr
             depths.append(len(caught.traceback))
         assert len(set(depths)) == 1
         assert "fail" in [entry.name for entry in caught.traceback]
-
-
-@pytest.mark.many_seeds(10)
-async def test_a_wait_that_has_come_true_inside_a_job_keeps_the_job_in_other_waits(
-    autojump_clock: MockClock,
-) -> None:
-    has_begun = trio.Event()
-
-    async def waits_for_all() -> float:
-        await lanes.wait_idle()
-        return trio.current_time()
-
-    async def waits_for_main() -> None:
-        has_begun.set()  # so "cron" becomes idle while the next wait, which is true, lets it run
-        await lanes.wait_idle("main")
-        await trio.sleep(5)
-
-    async with open_lanes({"main": 2, "cron": 1}) as lanes:
-        job = lanes.submit_nowait(waits_for_all)
-        lanes.submit_nowait(has_begun.wait, lane="cron")
-        await wait_all_tasks_blocked()
-        lanes.submit_nowait(waits_for_main)
-        assert await job.wait() == 5
