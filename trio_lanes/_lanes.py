@@ -206,7 +206,7 @@ class Lanes(Submitter):
 
     def jobs(self) -> list[AnyJob]:
         """Return the jobs that wait or run, in the order of submission."""
-        return _control.all_jobs(self._scheduler)
+        return _control.jobs_in(self._scheduler)
 
     def sessions(self) -> list[str]:
         """Return the keys of the sessions whose lanes are alive."""
@@ -350,7 +350,7 @@ class Lanes(Submitter):
           owner: if given, only jobs of that owner; the owner of a job is its session by default.
           reason: the reason in the error that the waiters of these jobs get.
         """
-        return _control.clear(self._scheduler, _control.named(self._scheduler, name), owner, reason)
+        return _control.clear(self._scheduler, name, owner, reason)
 
     @enable_ki_protection
     def reset(self, name: str | None = None) -> int:
@@ -362,7 +362,7 @@ class Lanes(Submitter):
         its successor: try ``cancel`` and `wait_active` first. The bodies stay children of the
         lanes' nursery, and leaving the block waits for them. Not a checkpoint.
         """
-        return _control.reset(self._scheduler, _control.named(self._scheduler, name))
+        return _control.reset(self._scheduler, name)
 
     @enable_ki_protection
     def pause(self, name: str | None = None) -> None:
@@ -371,7 +371,7 @@ class Lanes(Submitter):
         Running jobs are not touched. The name of a template means all of its lanes, also lanes that
         come to life later. Without a name, this holds for every template. Not a checkpoint.
         """
-        _control.pause(self._scheduler, _control.resolve_or_create(self._scheduler, name))
+        _control.pause(self._scheduler, name)
 
     @enable_ki_protection
     def pause_for(self, name: str | None, seconds: float) -> None:
@@ -394,7 +394,7 @@ class Lanes(Submitter):
         template is paused stays alive, and not paused, until the template is resumed or its timed
         pause ends.
         """
-        _control.resume(self._scheduler, _control.resolve_or_create(self._scheduler, name))
+        _control.resume(self._scheduler, name)
 
     # ---- waiting; inside a job, these leave out the jobs that cannot go on before it has ended
 
@@ -407,8 +407,7 @@ class Lanes(Submitter):
           TypeError, ValueError: if ``timeout`` is no number of seconds from 0 up.
           LaneDeadlockError: as `wait_idle`, however short the timeout is.
         """
-        actors = _control.named(self._scheduler, name)
-        return await _control.wait_active(self._scheduler, actors, timeout)
+        return await _control.wait_active(self._scheduler, name, timeout)
 
     async def wait_idle(self, name: str | None = None) -> None:
         """Wait until no job waits or runs there. A checkpoint.

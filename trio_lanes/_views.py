@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from itertools import islice
 from typing import Any, final
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ._actors.actor import Actor
 from ._actors.job import AnyJob
 from ._actors.lane import LaneActor
 from ._actors.options import LaneConfig
+from ._actors.session import SessionActor
 from ._config.check import natural
 from ._config.errors import UnknownLaneError
 from ._config.names import SESSION_PREFIX
@@ -38,25 +41,55 @@ class OneLane(Submitter):
         """Its full name; the name of a session's lane begins with ``session:``."""
         return self._name
 
+    @property
+    @abstractmethod
+    def _actor(self) -> Actor:
+        """The lane itself, alive or not."""
+
+    @property
+    def config(self) -> LaneConfig:
+        """Its configuration; that of a global lane with its present concurrency, unless its limiter
+        is shared."""
+        return self._actor.config
+
+    @property
+    def paused(self) -> bool:
+        """Whether it starts nothing until it is resumed."""
+        return self._actor.paused
+
+    @property
+    def waiting(self) -> int:
+        """How many of its jobs have not started: of a global lane, in both layers."""
+        return self._actor.waiting
+
+    @property
+    def active(self) -> int:
+        """How many of its jobs run."""
+        return self._actor.active
+
+    @property
+    def generation(self) -> int:
+        """How often it was reset: a session's lane, since it came to life."""
+        return self._actor.generation
+
     def jobs(self) -> list[AnyJob]:
         """Return the jobs that wait or run there, in the order of submission, in linear time."""
-        return _control.jobs_of(_control.named(self._scheduler, self.name))
+        return _control.jobs_in(self._scheduler, self.name)
 
     @enable_ki_protection
     def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
         """`Lanes.clear` for this lane."""
-        actors = _control.named(self._scheduler, self.name)
-        return _control.clear(self._scheduler, actors, owner, reason)
+        return _control.clear(self._scheduler, self.name, owner, reason)
 
     @enable_ki_protection
     def reset(self) -> int:
         """`Lanes.reset` for this lane."""
-        return _control.reset(self._scheduler, _control.named(self._scheduler, self.name))
+        return _control.reset(self._scheduler, self.name)
 
     @enable_ki_protection
     def pause(self) -> None:
         """`Lanes.pause` for this lane. A session's lane stays alive until it is resumed."""
-        _control.pause(self._scheduler, _control.resolve_or_create(self._scheduler, self.name))
+        _control.pause(self._scheduler, self.name)
 
     @enable_ki_protection
     def pause_for(self, seconds: float) -> None:
@@ -66,12 +99,11 @@ class OneLane(Submitter):
     @enable_ki_protection
     def resume(self) -> None:
         """`Lanes.resume` for this lane."""
-        _control.resume(self._scheduler, _control.resolve_or_create(self._scheduler, self.name))
+        _control.resume(self._scheduler, self.name)
 
     async def wait_active(self, *, timeout: float = math.inf) -> bool:
         """`Lanes.wait_active` for this lane."""
-        actors = _control.named(self._scheduler, self.name)
-        return await _control.wait_active(self._scheduler, actors, timeout)
+        return await _control.wait_active(self._scheduler, self.name, timeout)
 
     async def wait_idle(self) -> None:
         """`Lanes.wait_idle` for this lane."""
@@ -130,11 +162,6 @@ class Lane(OneLane):
         return self._actor.label
 
     @property
-    def config(self) -> LaneConfig:
-        """Its configuration, with its present concurrency, unless its limiter is shared."""
-        return self._actor.config
-
-    @property
     def limiter(self) -> trio.CapacityLimiter:
         """Its slots, for reading: the borrowers are the jobs that run."""
         return self._actor.limiter
@@ -155,26 +182,6 @@ class Lane(OneLane):
     @enable_ki_protection
     def concurrency(self, value: int | float) -> None:
         set_concurrency(self._scheduler, self._actor, value)
-
-    @property
-    def paused(self) -> bool:
-        """Whether it starts nothing until it is resumed."""
-        return self._actor.paused
-
-    @property
-    def waiting(self) -> int:
-        """How many jobs that are bound for it have not started, in both layers."""
-        return self._actor.waiting
-
-    @property
-    def active(self) -> int:
-        """How many jobs run in it."""
-        return self._actor.active
-
-    @property
-    def generation(self) -> int:
-        """How often it was reset."""
-        return self._actor.generation
 
     def head(self, n: int) -> list[AnyJob]:
         """Return the first ``n`` jobs of its line, the next to start first.
@@ -234,9 +241,8 @@ class SessionLane(OneLane):
         return self._key
 
     @property
-    def config(self) -> LaneConfig:
-        """Its configuration."""
-        return self._scheduler.registry.session_lane(self._key).config
+    def _actor(self) -> SessionActor:
+        return self._scheduler.registry.session_lane(self._key)
 
     @property
     def limiter(self) -> trio.CapacityLimiter:
@@ -251,31 +257,9 @@ class SessionLane(OneLane):
         """How many of its jobs may run at once; `Lanes.configure` changes it."""
         return self.config.concurrency
 
-    @property
-    def generation(self) -> int:
-        """How often it was reset since it came to life."""
-        return self._scheduler.registry.session_lane(self._key).generation
-
     def statistics(self) -> SessionStatistics:
         """Return its numbers at this moment."""
-        return session_statistics(self._scheduler.registry.session_lane(self._key))
-
-    @property
-    def waiting(self) -> int:
-        """How many of its jobs wait."""
-        actor = self._scheduler.sessions.get(self._key)
-        return 0 if actor is None else actor.waiting
-
-    @property
-    def active(self) -> int:
-        """How many of its jobs run."""
-        actor = self._scheduler.sessions.get(self._key)
-        return 0 if actor is None else actor.active
-
-    @property
-    def paused(self) -> bool:
-        """Whether it starts nothing until it is resumed."""
-        return self._scheduler.registry.session_lane(self._key).paused
+        return session_statistics(self._actor)
 
 
 def view_of(scheduler: Scheduler, actor: Any) -> Lane | SessionLane:

@@ -14,7 +14,7 @@ from .._actors.plan import Plan
 from .._config.check import count
 from .._config.names import is_template
 from .._flow.loop import Scheduler
-from .control import resume
+from .control import resume_actors
 
 
 def configure(
@@ -88,7 +88,7 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
             else:
                 switched += _change(scheduler, lane, config)
     for name in registry.templates.keys() - plan.lanes.keys():
-        resume(scheduler, (registry.templates.pop(name),))
+        resume_actors(scheduler, (registry.templates.pop(name),))
     for name, config in plan.lanes.items():
         if not is_template(name):
             if name not in scheduler.lanes:

@@ -70,16 +70,16 @@ def resolve_or_create(scheduler: Scheduler, name: str | None) -> Sequence[Pausab
     return (scheduler.bring_to_life(lane),)
 
 
-def clear(scheduler: Scheduler, actors: Iterable[Actor], owner: object, reason: str | None) -> int:
-    """Cancel the waiting jobs of ``actors``, of ``owner`` alone if given; return how many."""
+def clear(scheduler: Scheduler, name: str | None, owner: object, reason: str | None) -> int:
+    """Cancel the waiting jobs of these lanes, of ``owner`` alone if given; return how many."""
+    actors = named(scheduler, name)
     with scheduler.batch():
         cleared = 0
         for actor in actors:
-            name = actor.name
             jobs = actor.waiting_jobs()
             if owner is not ANY_OWNER:
                 jobs = [job for job in jobs if job.owner == owner]
-            withdrawn = scheduler.withdraw_all(jobs, _cleared(name, reason))
+            withdrawn = scheduler.withdraw_all(jobs, _cleared(actor.name, reason))
             cleared += withdrawn
             scheduler.call_hooks(scheduler.hooks.lane_cleared, actor, withdrawn, reason)
     return cleared
@@ -89,8 +89,9 @@ def _cleared(name: str, reason: str | None) -> Callable[[AnyJob], LaneClearedErr
     return lambda job: LaneClearedError(name, reason)
 
 
-def reset(scheduler: Scheduler, actors: Iterable[Actor]) -> int:
-    """Give up the jobs that run in ``actors``; return how many."""
+def reset(scheduler: Scheduler, name: str | None) -> int:
+    """Give up the jobs that run in these lanes; return how many."""
+    actors = named(scheduler, name)
     with scheduler.batch():
         total = 0
         for actor in actors:
@@ -110,8 +111,9 @@ def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = Non
     return len(running)
 
 
-def pause(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
-    """Pause ``actors`` until they are resumed."""
+def pause(scheduler: Scheduler, name: str | None) -> None:
+    """Pause these lanes until they are resumed."""
+    actors = resolve_or_create(scheduler, name)
     with scheduler.batch():
         for actor in actors:
             actor.pause_by_hand()
@@ -130,7 +132,12 @@ def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
             scheduler.update_pause(actor)
 
 
-def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
+def resume(scheduler: Scheduler, name: str | None) -> None:
+    """Let these lanes start jobs again."""
+    resume_actors(scheduler, resolve_or_create(scheduler, name))
+
+
+def resume_actors(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     """Let ``actors`` start jobs again."""
     with scheduler.batch():
         for actor in actors:
@@ -141,8 +148,9 @@ def resume(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
 # ---- waiting
 
 
-async def wait_active(scheduler: Scheduler, actors: Iterable[Actor], timeout: float) -> bool:
-    """Wait for the end of the jobs that run in ``actors`` now; return whether it came in time."""
+async def wait_active(scheduler: Scheduler, name: str | None, timeout: float) -> bool:
+    """Wait for the end of the jobs that run there now; return whether it came in time."""
+    actors = named(scheduler, name)
     seconds("timeout", timeout)
     scheduler.check_thread()
     running = [job for actor in actors for job in actor.running_jobs()]
@@ -193,14 +201,9 @@ def check_room(n: object) -> int | float:
     return number
 
 
-def jobs_of(actors: Iterable[Actor]) -> list[AnyJob]:
-    """Return the jobs that wait or run in ``actors``, in the order of submission."""
+def jobs_in(scheduler: Scheduler, name: str | None = None) -> list[AnyJob]:
+    """Return the jobs that wait or run in these lanes, in the order of submission."""
     jobs = chain.from_iterable(
-        chain(actor.waiting_jobs(), actor.running_jobs()) for actor in actors
+        chain(actor.waiting_jobs(), actor.running_jobs()) for actor in named(scheduler, name)
     )
     return sorted(jobs, key=lambda job: job.id)
-
-
-def all_jobs(scheduler: Scheduler) -> list[AnyJob]:
-    """Return all jobs that wait or run, in the order of submission."""
-    return jobs_of(scheduler.lanes.values())

@@ -13,7 +13,7 @@ from .._actors.state import CANCELLED, RUNNING
 from .._config.check import seconds
 from .._flow.loop import Scheduler
 from .._waiting.current import jobs_here
-from .control import all_jobs, give_up, wait_until
+from .control import give_up, jobs_in, wait_until
 
 
 @final
@@ -76,5 +76,5 @@ def _withdraw_waiting(scheduler: Scheduler) -> int:
 
 def _running(scheduler: Scheduler) -> list[AnyJob]:
     left_out = scheduler.watches.left_out(jobs_here(scheduler.running))
-    running = (job for job in all_jobs(scheduler) if job.state is RUNNING)
+    running = (job for job in jobs_in(scheduler) if job.state is RUNNING)
     return [job for job in running if not left_out.has(job)]
