@@ -69,8 +69,7 @@ NPM := $(shell command -v npm)
 # all tests alone, and has no bound where something was missing (tests/conftest.py).
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * min(os.cpu_count() or 1, 8))')
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# 99, not 100, until a whole run has shown the lines that many changes at once have left.
-COVERAGE ?= $(if $(ARGS),,--cov --cov-report=term --cov-fail-under=99)
+COVERAGE ?= $(if $(ARGS),,--cov --cov-report=term --cov-fail-under=100)
 
 test: $(call set,test) $(if $(NPM),$(NODE) $(NODE_CLIENTS))
 	$(BIN)/python -m pytest $(PARALLEL) $(COVERAGE) $(ARGS)

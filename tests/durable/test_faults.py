@@ -203,6 +203,18 @@ async def test_only_a_worker_migrates_and_no_worker_of_the_older_version_may_liv
     await deploy(lambda: SqliteStore(tmp_path / "jobs.db"), newer_version, StoreLockedError)
 
 
+async def test_a_worker_migrates_no_file_that_an_asker_has_open(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    await used(path)
+    async with open_durable_lanes(SqliteStore(path), {}, worker=False):
+        store = SqliteStore(path, busy_timeout=0.01)
+        with newer_version(), pytest.raises(StoreUnavailableError, match="have the file open"):
+            async with open_durable_lanes(store, {}):
+                raise AssertionError
+    with newer_version():
+        await used(path)
+
+
 async def test_a_file_whose_worker_was_killed_while_it_brought_the_schema_up_to_date_is_opened(
     tmp_path: Path, limited: None
 ) -> None:

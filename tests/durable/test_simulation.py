@@ -17,8 +17,8 @@ from trio.testing import MockClock
 from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples, number
-from trio_lanes.durable import CheckReport, JobDeadError
-from trio_lanes.durable.acts.inspection import Check
+from trio_lanes.durable import CheckReport, JobDeadError, MemoryStore
+from trio_lanes.durable.acts.inspection import Check, JobsOf
 from trio_lanes.durable.testing import (
     NO_FAULTS,
     Faults,
@@ -139,6 +139,15 @@ async def test_a_life_reports_a_broken_rule(
 @pytest.mark.parametrize("seed", range(12))
 def test_the_store_in_memory_and_sqlite_answer_the_same(seed: int) -> None:
     assert compare_stores(memory(), sqlite, seed=seed) == []
+
+
+def test_a_comparison_says_where_two_stores_differ() -> None:
+    class Empty(MemoryStore):
+        async def look(self, question: Any) -> Any:
+            return [] if isinstance(question, JobsOf) else await super().look(question)
+
+    different, *_ = compare_stores(memory(), lambda folder: Empty(), seed=0)
+    assert different.startswith("after 3 acts, jobs: ")
 
 
 def test_a_comparison_names_what_a_check_finds_in_both_stores(

@@ -31,8 +31,8 @@ CORE_CLASSES = {"Job", "Lane", "Lanes", "SessionLane"}
 LAYERS = ("replay", "durable", "instruments", "agents", "monitor", "command")
 """From the lowest to the highest: each imports only layers that stand before it."""
 PARTS_OF = {"command": ["durable"], "monitor": ["replay"]}
-OF_OTHERS = {"_value_", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
-"""Names of `enum`, and of the scheduler of Trio, which the simulation makes deterministic."""
+OF_OTHERS = {"_value_", "_asdict", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
+"""Names of `enum`, of named tuples, and of Trio's scheduler, which the simulation seeds."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
 

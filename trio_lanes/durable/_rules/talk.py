@@ -32,10 +32,10 @@ def sent(queues: Queues, id: int, number: int) -> tuple[bool] | None:
     """Return whether a message was taken, in a tuple; None: it may be taken yet."""
     job = queues.known(id)
     items = () if job is None else queues.tables.items(job.message_list, number - 1, 1)
-    for item in items:
-        if item.number == number:
-            return (True,) if item.taken else None
-    return (False,)
+    item = next(iter(items), None)
+    if item is None or item.number != number:
+        return (False,)
+    return (True,) if item.taken else None
 
 
 def receive(

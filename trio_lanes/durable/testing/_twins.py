@@ -71,7 +71,7 @@ OVER: Final = frozenset(DurableState) - {
     DurableState.RUNNING,
 }
 ENDLESS_LEASE: Final = 1e6
-SESSIONS: Final = ("a", "b", "c")
+TWIN_SESSIONS: Final = ("a", "b", "c")
 TWIN_LANES: Final = {
     "main": LaneLimit(3, 12),
     "cron": LaneLimit(1),
@@ -233,6 +233,7 @@ class _TwinLife:
     async def live(self, acts: int) -> None:
         await self.open()
         try:
+            await self._submit([SubmittedJob(name="echo")])  # an act may need a job
             for _ in range(acts):
                 await getattr(self, "do_" + self.chance.choice(ACTS).replace(" ", "_"))()
                 await self.look()
@@ -252,12 +253,12 @@ class _TwinLife:
         look = twin.played.look
         found = await look(inspection.JobsOf(Selection(), 0, PAGE))
         sums = await look(inspection.AllStatistics())
-        running = [await look(inspection.RunningIn(session)) for session in SESSIONS]
+        running = [await look(inspection.RunningIn(session)) for session in TWIN_SESSIONS]
         return {
             "jobs": [twin.shown(status) for status in found],
             "queues": [
                 (twin.job(job.id), job.name, job.key, job.state, job.payload, job.begun)
-                for session in SESSIONS
+                for session in TWIN_SESSIONS
                 for job in await look(inspection.QueueOf(session, 9))
             ],
             "blocked by": [await twin.blocked_by(status) for status in found],
@@ -286,8 +287,9 @@ class _TwinLife:
         )
 
     async def do_submit(self) -> None:
-        batch = [self._submission() for _ in range(self.chance.randrange(1, 4))]
+        await self._submit([self._submission() for _ in range(self.chance.randrange(1, 4))])
 
+    async def _submit(self, batch: list[SubmittedJob]) -> None:
         async def submit(twin: _Twin) -> object:
             return [twin.job(id) for id in await twin.played.enqueue(batch)]
 
@@ -317,8 +319,8 @@ class _TwinLife:
     async def do_finish(self) -> None:
         if self.claims:
             claim = self.chance.choice(self.claims)
-            if self.chance.random() < 0.9:
-                self.claims.remove(claim)  # else it is reported twice
+            again = self.chance.random() < 0.1  # it is reported twice
+            self.claims = [one for one in self.claims if again or one != claim]
             await self._next_step([claim], self.chance.choice(OUTCOMES), self.chance.randrange(3))
 
     async def do_step_again(self) -> None:
@@ -396,7 +398,7 @@ class _TwinLife:
     async def do_send(self) -> None:
         chance = self.chance
         message, key = str(chance.randrange(9)), chance.choice((None, "m1", "m2"))
-        to = chance.choice(SESSIONS)
+        to = chance.choice(TWIN_SESSIONS)
         run = self.jobs[chance.choice(self.claims)] if self.claims else None
 
         def send(twin: _Twin) -> Send:
@@ -434,19 +436,17 @@ class _TwinLife:
             await self.both("sent", sent)
 
     async def do_events(self) -> None:
-        job = self._place()
-        if job is not None:
-            after = self.chance.randrange(3)
+        job, after = self._place(), self.chance.randrange(3)
 
-            async def events(twin: _Twin) -> object:
-                store, id = twin.played.store, twin.ids[job]
-                found = await store.look(inspection.JobsOf(Selection(id=id, states=OVER), 0, 1))
-                if not found and await store.look(inspection.StatusOf(id)) is not None:
-                    return None  # it would wait
-                events = await store.events(id, after)
-                return None if events is None else list(map(tuple, events))
+        async def events(twin: _Twin) -> object:
+            store, id = twin.played.store, twin.ids[job]
+            found = await store.look(inspection.JobsOf(Selection(id=id, states=OVER), 0, 1))
+            if not found and await store.look(inspection.StatusOf(id)) is not None:
+                return None  # it would wait
+            events = await store.events(id, after)
+            return None if events is None else list(map(tuple, events))
 
-            await self.both("events", events)
+        await self.both("events", events)
 
     async def do_acquire(self) -> None:
         key, shared = self.chance.choice(("k", "l")), self.chance.random() < 0.5
@@ -524,14 +524,12 @@ class _TwinLife:
             ]
         )
 
-    def _place(self) -> int | None:
-        ids = self.twins[0].ids
-        return self.chance.randrange(len(ids)) if ids else None
+    def _place(self) -> int:
+        return self.chance.randrange(len(self.twins[0].ids))
 
     async def _of_job(self, make: Callable[[int], Act[Any]]) -> None:
         job = self._place()
-        if job is not None:
-            await self._do(lambda twin: make(twin.ids[job]))
+        await self._do(lambda twin: make(twin.ids[job]))
 
     async def do_cancel(self) -> None:
         await self._of_job(lambda id: Cancel(id, STOP))
@@ -540,7 +538,7 @@ class _TwinLife:
         await self._of_job(PutFirst)
 
     async def do_abort(self) -> None:
-        session = self.chance.choice(SESSIONS)
+        session = self.chance.choice(TWIN_SESSIONS)
         await self._order(lambda twin: AbortRun(session, "{}"))
 
     async def do_clear(self) -> None:

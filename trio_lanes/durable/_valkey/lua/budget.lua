@@ -5,8 +5,8 @@
 -- lent is counted as if it held one, so it goes ahead of all waiting jobs. A member of a group is a
 -- lane, or a template: then all lanes of the template share the slots of that member.
 
-local Budget, Group = {}, {}
-Budget.__index, Group.__index = Budget, Group
+local Budget, GroupUse = {}, {}
+Budget.__index, GroupUse.__index = Budget, GroupUse
 
 -- `groups`: by name, as far as their use is counted. `due`: when a rate allows a start that it has
 -- refused; or nil.
@@ -51,7 +51,7 @@ function Budget:group(lane)
   end
   local group = self.groups[limit.name]
   if not group then
-    group = setmetatable({ name = limit.name, limit = limit, lanes = {}, used = {} }, Group)
+    group = setmetatable({ name = limit.name, limit = limit, lanes = {}, used = {} }, GroupUse)
     self.groups[limit.name] = group
     local in_use = lanes_in_use()
     in_use[lane] = true
@@ -191,7 +191,7 @@ function Budget:return_refused_by(job)
   return earlier >= group:left() + requests and { 'group', group.name } or nil
 end
 
-function Group:left()
+function GroupUse:left()
   local left = self.limit.c or huge
   for _, number in pairs(self.used) do
     left = left - number
@@ -200,7 +200,7 @@ function Group:left()
 end
 
 -- How many free slots of a group are reserved for other members.
-function Group:kept(member)
+function GroupUse:kept(member)
   local kept = 0
   for other, tokens in pairs(self.limit.reserve) do
     if other ~= member then

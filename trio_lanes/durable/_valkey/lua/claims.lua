@@ -68,7 +68,7 @@ function FairTurns:put_served(lane)
   self.new.served = lane
 end
 
-function FairTurns:keep()
+function FairTurns:write()
   for key, value in pairs(self.new) do
     local before = self.known[key]
     if tostring(value) ~= before and not (value == 0 and not before) then
@@ -153,7 +153,7 @@ function Claims.take(instance, info, room)
       break
     end
   end
-  turns:keep()
+  turns:write()
   local due = math.min(budget.due or huge, isolation.due or huge)
   return claims, due < huge and due or nil, why == 'bytes'
 end
