@@ -164,7 +164,9 @@ async def test_a_lock_that_another_client_holds_delays_calls_and_then_refuses_th
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         with psycopg.connect(server.dsn()) as other:
             other.execute(f"SELECT FROM {namespace}.meta FOR UPDATE".encode())
-            with pytest.raises(StoreUnavailableError, match="lock timeout") as caught:
+            # the server says the first, unless the machine is so slow that patience ends before
+            says = "lock timeout|has not answered within 3 s"
+            with pytest.raises(StoreUnavailableError, match=says) as caught:
                 await store.do(Enqueue([]), "t")
             assert not caught.value.unknown
             await unavailable(lanes)
