@@ -11,9 +11,8 @@ from typing import Any, Final, NoReturn
 import attrs
 import trio
 
-_MAX_SECONDS: Final = (
-    sys.float_info.max
-)  # a whole number may be above it, and no time of a clock is
+# a whole number may be above it, and no time of a clock is
+_MAX_SECONDS: Final = sys.float_info.max
 
 
 def whole(field: str, value: Any, kind: str = "a whole number") -> int:
