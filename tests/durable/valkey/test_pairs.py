@@ -87,7 +87,7 @@ PYTHON_ONLY = {
         Bucket.refilled_at Bucket.left Bucket.whole Bucket.dip
     """,
     "orders": "replace portion",
-    "queues": "rules forget_effects advance",
+    "queues": "rules forget_effects advance wait_again",
     "rates": """
         lane_meters group_meters quota_meters meters lane_of costs_of counted put
         to_json from_json group_to_json group_from_json

@@ -253,15 +253,7 @@ class Queues:
             if job.session is not None:
                 self.promote_session(job.session)
             self.append(job)
-        self.advance(
-            job,
-            WAITING,
-            place=job.place,
-            ready=job.ready,
-            shelf=job.shelf,
-            outcome=None,
-            error=None,
-        )
+        self._wait_again(job, outcome=None, error=None)
         if held:
             self.list_next_head(job.session)
 
@@ -287,15 +279,12 @@ class Queues:
                 self.append(job)
             else:
                 self._set_ready(job)
-            self.advance(
-                job,
-                WAITING,
-                place=job.place,
-                ready=job.ready,
-                shelf=job.shelf,
-                due=None,
-                why=None,
-            )
+            self._wait_again(job, due=None, why=None)
+
+    def _wait_again(self, job: JobRecord, **changes: object) -> None:
+        """Write a job that waits now, with the places that its record has got."""
+        places = {"place": job.place, "ready": job.ready, "shelf": job.shelf}
+        self.advance(job, WAITING, **places, **changes)
 
     def resume_session(self, session: str) -> None:
         """End the pause of a session; its head has kept its place on the ready list."""

@@ -262,11 +262,10 @@ class ValkeyStore:
         if act.leased:
             words.insert(0, self.instance)
         weight = max(1, len(lookups.batch) + len(lookups.ids))
-        answer = await self._call(act.name, ticket, *words, weight=weight)
-        result = text.answer_to(act, answer)
+        answer: Any = text.answer_to(act, await self._call(act.name, ticket, *words, weight=weight))
         if lookups.batch:
-            self._waiters.accepted(map(int, answer))
-        return result
+            self._waiters.accepted(answer)  # ids
+        return answer  # type: ignore[no-any-return]  # it is T
 
     async def _in_portions(self, act: PortionedAct, ticket: str) -> int:
         """Do an act in portions, as a whole; other acts can come between two.
@@ -281,7 +280,6 @@ class ValkeyStore:
                 name = f"{ticket} {after}"
                 number, after = await self._call(act.name, name, *words, after, weight=PORTION)
                 done += number
-        self._waiters.all_changed()  # a task may wait for a job that is gone
         return int(done)
 
     async def look(self, question: Question[T]) -> T:

@@ -298,6 +298,7 @@ function WITH_TICKET.purge(arguments)
   local jobs, after = letters(arguments)
   for _, job in ipairs(jobs) do
     open_session(job)
+    tell_news(job)  -- a task may wait for it, if it has heard nothing
     forget(job)
   end
   return { 0, #jobs, after }
