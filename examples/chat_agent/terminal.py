@@ -202,8 +202,14 @@ def open_terminal() -> Iterator[tuple[Screen, Lines]]:
     lines = PromptLines(session)
     screen = plain_screen(lines.show)
     screen.on_change = lines.redraw
-    with patch_stdout(raw=True):  # for output of other code, such as warnings
-        yield screen, lines
+    try:
+        with patch_stdout(raw=True):  # for output of other code, such as warnings
+            yield screen, lines
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # the terminal was closed
+            _discard_output()
 
 
 def plain_screen(write: Callable[[str], None] | None = None) -> Screen:
@@ -226,5 +232,10 @@ def _write(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError:  # the reader or the terminal is closed: treat it as Ctrl-C
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         signal.raise_signal(signal.SIGTERM)
+
+
+def _discard_output() -> None:
+    """Let what is written to standard output go nowhere: else Python exits with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
