@@ -48,7 +48,7 @@ class Api:
     def __init__(
         self, engine: Engine, hooks: Hooks, backlog: Backlog | None, requests: Requests
     ) -> None:
-        self._requests = requests
+        self._requests, self.engine = requests, engine
         responses = Responses(engine, backlog)
         completions, threads = Completions(engine), Threads(engine)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
@@ -127,6 +127,25 @@ async def serving(
     max_crashes: float,
 ) -> AsyncIterator[DurableLanes]:
     """Serve on ``listener``; enter with the durable lanes. Leaving does not end the server."""
+    own = jobs, kind, durable_lanes, max_crashes
+    async with making(options, parts, requests, opened, beside, *own) as (api, durable):
+        await beside.start(serve, api, listener)
+        yield durable
+
+
+@asynccontextmanager
+async def making(
+    options: argparse.Namespace,
+    parts: Parts,
+    requests: Requests,
+    opened: Lanes,
+    beside: trio.Nursery,
+    jobs: Store,
+    kind: type[Backlog],
+    durable_lanes: Mapping[str, float | LaneConfig],
+    max_crashes: float,
+) -> AsyncIterator[tuple[Api, DurableLanes]]:
+    """Make the application; enter with it and the durable lanes."""
     upstream, toolbox, client, folder = parts
     # a folder of conversations belongs to one process; several have them beside their jobs
     store = MemoryTranscript() if kind.takes_all else JsonlTranscript(folder / "conversations")
@@ -143,9 +162,7 @@ async def serving(
         if kind.takes_all:
             engine.store = SharedTranscripts(durable)
         await backlog.recover()
-        api = Api(engine, hooks, backlog if options.durable else None, requests)
-        await beside.start(serve, api, listener)
-        yield durable
+        yield Api(engine, hooks, backlog if options.durable else None, requests), durable
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:
