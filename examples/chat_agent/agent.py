@@ -129,7 +129,7 @@ class Agent:
                             calls[event.id] = event
                         elif isinstance(event, Usage):
                             job.charge(tokens=event.tokens)
-                        else:
+                        elif isinstance(event, str):
                             said.append(event)
                             turn.append(event)  # stored with the next write
                             self.tell(Piece(session, event))

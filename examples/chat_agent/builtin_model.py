@@ -15,11 +15,13 @@ from typing import Any, Final
 
 import trio
 
-from .model import Event, Message, ModelError, ToolCall, Usage
+from .instances import instance_of
+from .model import Cut, Event, Message, ModelError, Settings, ToolCall, Usage
 from .tools import ASK_SUBAGENT
 
 MAX_SECONDS: Final = 3600.0
 MAX_SENTENCES: Final = 500
+LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 SLOW: Final = re.compile(r"\bslow(?:ly)?\b(?: (?:for |by )?(\d{1,6}(?:\.\d{1,3})?))?", re.I)
 FAIL: Final = re.compile(r"^(?:\W*please)?\W*fail\b|\bfail (?:now|please)\b", re.I)
@@ -56,15 +58,21 @@ class BuiltinModel:
     Args:
       word_delay: the pause before each word, in seconds.
       tools: the functions that it may call, as in chat completions; None: the bundled tools.
+      settings: it honours the choice and number of tools, the format, the maximum length, and stop
+        texts. There is no chance in its answers, so a temperature or a seed changes nothing.
     """
 
     name: Final = "built-in"
 
     def __init__(
-        self, word_delay: float = 0.03, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        word_delay: float = 0.03,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self._word_delay: Final = word_delay
         self._tools: Final = tools
+        self._settings: Final = settings or {}
 
     @asynccontextmanager
     async def stream(self, messages: Sequence[Message]) -> AsyncIterator[AsyncIterator[Event]]:
@@ -92,22 +100,53 @@ class BuiltinModel:
             fails = fails or bool(FAIL.search(asked))
             if not wanted:
                 texts.append(_answer(asked, count))
-        text = "\n".join(texts)
-        for word in _words(text):
+        if not calls and (calls := self._forced(messages)):
+            texts = []
+        if self._settings.get("parallel_tool_calls") is False:
+            calls = calls[:1]
+        text = self._formed("\n".join(texts), bool(calls))
+        words = [*_words(text), *calls]
+        limit = min(self._settings.get(name) or len(words) for name in LIMITS)
+        for word in words[:limit]:
             await trio.sleep(self._word_delay)
             yield word
         if fails:
             raise ModelError("the built-in model failed, as it was asked to")
-        if calls:
-            await trio.sleep(self._word_delay)
-            for call in calls:
-                yield call
-        yield _usage(messages, len(text.split()) + len(calls))
+        if limit < len(words):
+            yield Cut("length")
+        yield _usage(messages, min(limit, len(words)))
+
+    def _forced(self, messages: Sequence[Message]) -> list[ToolCall]:
+        """Return the call that the settings demand, if they do."""
+        choice = self._settings.get("tool_choice")
+        name = choice["function"]["name"] if isinstance(choice, Mapping) else None
+        forced = [tool for tool in self._tools or () if name in (None, tool["name"])]
+        if name is None and choice != "required":
+            return []
+        asked = next((m.text for m in reversed(messages) if m.role == "user"), "")
+        return [
+            ToolCall(f"call_{len(messages)}", tool["name"], json.dumps(_arguments(tool, asked)))
+            for tool in forced[:1]
+        ]
+
+    def _formed(self, text: str, has_calls: bool) -> str:
+        """Return the text in the format that the settings demand, up to the first stop text."""
+        form = self._settings.get("response_format") or {"type": "text"}
+        if form["type"] != "text":
+            schema = form.get("json_schema", {}).get("schema", {"properties": {"answer": {}}})
+            text = "" if has_calls else json.dumps(instance_of(schema, text))
+        stops = self._settings.get("stop") or []
+        for stop in [stops] if isinstance(stops, str) else stops:
+            text = text.partition(stop)[0]
+        return text
 
     def _calls(self, asked: str, place: int) -> list[ToolCall]:
         """Return the tool calls for a message."""
         if self._tools is None:
             return _wanted(asked, place)
+        choice = self._settings.get("tool_choice")
+        if choice == "none" or isinstance(choice, Mapping):
+            return []
         offered = {str(tool["name"]): tool for tool in self._tools}
         wanted = [call for call in _wanted(asked, place) if call.name in offered]
         taken = {call.name for call in wanted}
@@ -122,17 +161,23 @@ class BuiltinModel:
 
 def _arguments(tool: Mapping[str, Any], asked: str) -> dict[str, Any]:
     """Return a value for each argument: the numbers of the message, and the word behind "in"."""
-    numbers = iter(re.findall(r"-?\d+(?:\.\d+)?", asked))
+    numbers = iter(re.findall(r"-?\d{1,15}(?:\.\d{1,15})?", asked))
     where = re.search(r"\b(?:in|for|of) (\w+)", asked)
     properties = (tool.get("parameters") or {}).get("properties") or {}
+    if not isinstance(properties, Mapping):
+        return {}
     return {
-        name: json.loads(next(numbers, "0"))
-        if schema.get("type") in ("number", "integer")
+        name: _number(next(numbers, "0"))
+        if isinstance(schema, Mapping) and schema.get("type") in ("number", "integer")
         else where[1]
         if where
         else asked
         for name, schema in properties.items()
     }
+
+
+def _number(text: str) -> int | float:
+    return float(text) if "." in text else int(text)
 
 
 def _wanted(asked: str, turn: int) -> list[ToolCall]:
@@ -168,7 +213,8 @@ def _calls(turn: int, wanted: list[tuple[str, dict[str, str]]]) -> list[ToolCall
 
 def _usage(messages: Sequence[Message], said: int) -> Usage:
     """Return the usage. The tokens of this model are words, of the prompt and of the answer."""
-    return Usage(sum(_count_words(message.text) for message in messages) + said)
+    prompt = sum(_count_words(message.text) for message in messages)
+    return Usage(prompt + said, prompt, said)
 
 
 @lru_cache(4096)  # a long conversation is counted again at each turn

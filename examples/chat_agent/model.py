@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import attrs
+
+Settings = Mapping[str, Any]  # of one call of a model, named as in chat completions
 
 
 @attrs.frozen
@@ -26,17 +28,46 @@ class Message:
     text: str
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    name: str = ""  # of the person or program that it is from
 
 
 @attrs.frozen
 class Usage:
-    """The usage of a call of the model, as the model counts it."""
+    """The tokens of a call of the model, as the model counts them: in all, and what it says more.
+
+    ``cached`` tokens are part of the prompt, ``reasoning`` tokens are part of the completion.
+    """
 
     tokens: int
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+    def __add__(self, more: Usage) -> Usage:
+        return Usage(
+            *(a + b for a, b in zip(attrs.astuple(self), attrs.astuple(more), strict=True))
+        )
+
+
+@attrs.frozen
+class Cut:
+    """The model has stopped before the end of its answer: "length" or "content_filter"."""
+
+    reason: str
 
 
 class ModelError(Exception):
     """The model could not answer; the text is one line for the user."""
+
+
+class RequestError(ModelError):
+    """The model does not take the request; ``code`` and ``param`` say why."""
+
+    def __init__(self, text: str, code: str, param: str | None = None) -> None:
+        super().__init__(text)
+        self.code: Final = code
+        self.param: Final = param
 
 
 class ModelBusyError(ModelError):
@@ -47,7 +78,8 @@ class ModelBusyError(ModelError):
         self.retry_after: Final = retry_after
 
 
-Event = str | ToolCall | Usage  # a piece of text, a complete call, or, at most once, the usage
+# a piece of text, a complete call, or, at most once each, the usage, and that it is cut
+Event = str | ToolCall | Usage | Cut
 
 
 class Model(Protocol):

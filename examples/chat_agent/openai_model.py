@@ -7,6 +7,7 @@ repeats or holds back. The lane limits the number of concurrent requests.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final, Protocol, Self
@@ -15,13 +16,28 @@ import httpx2
 
 from trio_lanes import retry_after
 
-from .model import Event, Message, ModelBusyError, ModelError, ToolCall, Usage, well_formed
+from .model import (
+    Cut,
+    Event,
+    Message,
+    ModelBusyError,
+    ModelError,
+    RequestError,
+    Settings,
+    ToolCall,
+    Usage,
+    well_formed,
+)
 from .screen import shorten
 from .tools import Tool
 
 # The pool has no limit, so it needs no timeout. The `timeout` of the job limits a turn.
 TIMEOUT: Final = httpx2.Timeout(connect=20, read=60, write=60, pool=None)
 TOO_MANY_REQUESTS: Final = 429
+OF_THE_REQUEST: Final = (400, 404, 413, 422)  # other errors are about the endpoint, or its key
+TOO_LONG: Final = "context_length_exceeded"
+TOO_LONG_TEXT: Final = re.compile(r"context (length|window|size)|maximum context|too long", re.I)
+OF_TOOLS: Final = ("tool_choice", "parallel_tool_calls")  # refused by endpoints without tools
 MAX_TOKENS: Final = (
     100_000_000  # of one call; a larger number is an error, and would block all other calls
 )
@@ -38,12 +54,22 @@ class OpenAIModel:
     """Streams from `{base_url}/chat/completions`. Use `open`, which closes the connections."""
 
     def __init__(
-        self, client: httpx2.AsyncClient, base_url: str, model: str, tools: Iterable[HasSchema]
+        self,
+        client: httpx2.AsyncClient,
+        base_url: str,
+        model: str,
+        tools: Iterable[HasSchema],
+        settings: Settings | None = None,
     ) -> None:
         self.name: Final = model
         self._client: Final = client
         self._url: Final = base_url.rstrip("/") + "/chat/completions"
         self._tools: Final = [tool.schema() for tool in tools]
+        self._settings: Final = {
+            name: value
+            for name, value in (settings or {}).items()
+            if self._tools or name not in OF_TOOLS
+        }
 
     @classmethod
     @asynccontextmanager
@@ -63,6 +89,7 @@ class OpenAIModel:
             **({"tools": self._tools} if self._tools else {}),
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._settings,
         }
         try:
             # Leaving the block in any way closes the stream and the request.
@@ -72,7 +99,7 @@ class OpenAIModel:
                     if source.response.status_code == TOO_MANY_REQUESTS:
                         wait = retry_after(source.response.headers)
                         raise ModelBusyError(_refusal(source.response), wait)
-                    raise ModelError(_refusal(source.response))
+                    raise _refused(source.response)
                 async with _reading(source) as chunks, aclosing(_events(chunks)) as events:
                     yield events
         except httpx2.HTTPError as error:
@@ -103,15 +130,17 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
     """Yield text as it arrives, and calls at the end, when they are complete."""
     calls: dict[int, dict[str, str]] = {}
     finished = False
-    tokens: object = None
+    reason: object = None
+    usage: dict[str, Any] = {}
     async for event in chunks:
         if event.data == "[DONE]":
             finished = True
             continue  # not `break`: only after reading to the end can the connection be used again
         chunk = _chunk(event.data)
-        tokens = _mapping(chunk.get("usage")).get("total_tokens", tokens)
+        usage |= _mapping(chunk.get("usage"))
         choice = _choice(chunk)
-        finished = finished or choice.get("finish_reason") is not None
+        reason = choice.get("finish_reason") or reason
+        finished = finished or reason is not None
         delta = _mapping(choice.get("delta"))
         if text := delta.get("content"):
             yield well_formed(str(text))
@@ -119,11 +148,32 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
             _add(calls, _mapping(fragment))
     if not finished:
         raise ModelError("the endpoint ended its answer in the middle")
+    if reason in ("length", "content_filter"):
+        yield Cut(str(reason))
+        calls = {}  # their arguments may be cut, too
     for place, call in enumerate(calls.values()):
         id, name, arguments = map(well_formed, (call["id"], call["name"], call["arguments"]))
         yield ToolCall(id or f"call_{place}", name, arguments)
-    if type(tokens) is int and 0 <= tokens <= MAX_TOKENS:
-        yield Usage(tokens)
+    if _is_count(usage.get("total_tokens")):
+        yield _usage(usage)
+
+
+def _is_count(tokens: object) -> bool:
+    return type(tokens) is int and 0 <= tokens <= MAX_TOKENS
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    """Return the usage that an endpoint told; a count that is none is 0."""
+    prompt = usage.get("prompt_tokens_details") or {}
+    completion = usage.get("completion_tokens_details") or {}
+    counts = (
+        usage["total_tokens"],
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        prompt.get("cached_tokens") if isinstance(prompt, dict) else None,
+        completion.get("reasoning_tokens") if isinstance(completion, dict) else None,
+    )
+    return Usage(*(count if _is_count(count) else 0 for count in counts))
 
 
 def _chunk(data: str) -> Mapping[str, Any]:
@@ -156,6 +206,8 @@ def _add(calls: dict[int, dict[str, str]], fragment: Mapping[str, Any]) -> None:
 
 def _to_json(message: Message) -> dict[str, Any]:
     result: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.name:
+        result["name"] = message.name
     if message.calls:
         result["tool_calls"] = [
             {
@@ -176,6 +228,25 @@ def _mapping(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"the endpoint sent something unexpected: {shorten(repr(value), 60)}")
     return value
+
+
+def _refused(response: httpx2.Response) -> ModelError:
+    """Return the error for a response with an error."""
+    text = _refusal(response)
+    if response.status_code not in OF_THE_REQUEST:
+        return ModelError(text)
+    try:
+        error = _mapping(response.json()["error"])
+    except (ValueError, LookupError, TypeError, RecursionError, ModelError):
+        error = {}
+    code, param = error.get("code"), error.get("param")
+    if TOO_LONG_TEXT.search(text):
+        code = TOO_LONG
+    return RequestError(
+        text,
+        code if isinstance(code, str) else "refused",
+        param if isinstance(param, str) else None,
+    )
 
 
 def _refusal(response: httpx2.Response) -> str:

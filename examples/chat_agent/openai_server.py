@@ -29,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from .builtin_model import BuiltinModel
-from .model import Message, Model, ModelError, ToolCall, Usage
+from .model import Cut, Message, Model, ModelError, ToolCall, Usage
 
 BUSY: Final = re.compile(
     r"\bbusy\b(?: (?P<wait>\d+(?:\.\d+)?)(?P<ms>ms)?)?(?: (?P<times>twice|always))?"
@@ -81,11 +81,14 @@ class Endpoint:
         self.streams += 1
         self.most_streams = max(self.most_streams, self.streams)
         try:
-            calls = tokens = 0
+            calls, usage, reason = 0, Usage(0), ""
             async with self.model.stream(messages) as events:
                 async for event in events:
                     if isinstance(event, Usage):
-                        tokens = event.tokens
+                        usage = event
+                        continue
+                    if isinstance(event, Cut):
+                        reason = event.reason
                         continue
                     for delta in _deltas(event, calls):
                         yield _chunk({"choices": [{"index": 0, "delta": delta}]})
@@ -95,9 +98,10 @@ class Endpoint:
                         return
                     if "garbage" in asked:
                         yield "data: {what is this\n\n"
-            reason = "tool_calls" if calls else "stop"
+            reason = reason or ("tool_calls" if calls else "stop")
             yield _chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-            yield _chunk({"choices": [], "usage": {"total_tokens": tokens}})
+            told = {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
+            yield _chunk({"choices": [], "usage": {"total_tokens": usage.tokens, **told}})
             yield "data: [DONE]\n\n"
             complete = True
         except ModelError as error:

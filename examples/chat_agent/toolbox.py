@@ -23,6 +23,7 @@ from .model import ToolCall
 from .tools import ToolError, argument_of, bundled_tools
 
 Json = dict[str, Any]
+Servers = dict[str, list[str] | None]  # {label: its tools that are allowed, None: all}
 BUNDLED: Final = "gateway"
 CALL_SECONDS: Final = 30.0
 PER_SERVER: Final = 4  # calls of one server at once
@@ -76,15 +77,23 @@ class Toolbox:
     def __contains__(self, label: object) -> bool:
         return label in self._schemas
 
-    def schemas(self, servers: Sequence[str]) -> list[Json]:
-        """Return the tools of these servers, as in chat completions."""
-        return [schema for label in servers for schema in self._schemas[label].values()]
+    def schemas(self, servers: Servers) -> list[Json]:
+        """Return the tools of these servers that are allowed, as in chat completions."""
+        return [
+            schema
+            for label, allowed in servers.items()
+            for name, schema in self._schemas[label].items()
+            if allowed is None or name in allowed
+        ]
 
-    def server_of(self, name: str, servers: Sequence[str]) -> str | None:
-        """Return the server that has the tool; None if none of them has it."""
-        return next((label for label in servers if name in self._schemas[label]), None)
+    def server_of(self, name: str, servers: Servers) -> str | None:
+        """Return the server that has the tool, and may run it; None if none of them does."""
+        for label, allowed in servers.items():
+            if name in self._schemas[label] and (allowed is None or name in allowed):
+                return label
+        return None
 
-    def item(self, call: ToolCall, servers: Sequence[str]) -> Json:
+    def item(self, call: ToolCall, servers: Servers) -> Json:
         """Return the output item of a call that begins."""
         return {
             "id": f"mcp_{secrets.token_hex(12)}",
@@ -98,7 +107,7 @@ class Toolbox:
             "approval_request_id": None,
         }
 
-    async def run(self, lanes: Lanes, call: ToolCall, servers: Sequence[str]) -> str:
+    async def run(self, lanes: Lanes, call: ToolCall, servers: Servers) -> str:
         """Run a call in the lane of its server, and return its text.
 
         Raises:
@@ -117,7 +126,7 @@ class Toolbox:
         self,
         lanes: Lanes,
         calls: Sequence[ToolCall],
-        servers: Sequence[str],
+        servers: Servers,
         ended: Callable[[int, Json], Awaitable[None]],
     ) -> None:
         """Run calls at once. ``ended`` gets the place of each, and its end, in their order."""

@@ -15,7 +15,7 @@ import httpx2
 from trio_lanes import Lanes, current_job
 
 from .builtin_model import BuiltinModel
-from .model import Message, Model, ModelBusyError, ToolCall, Usage
+from .model import Cut, Message, Model, ModelBusyError, Settings, ToolCall, Usage
 from .openai_model import LIMITS, TIMEOUT, OpenAIModel
 
 Json = dict[str, Any]
@@ -30,8 +30,8 @@ class Upstream(Protocol):
     @property
     def name(self) -> str: ...
 
-    def model(self, tools: Sequence[Json]) -> Model:
-        """Return a model that may call these tools, in the shape of chat completions."""
+    def model(self, tools: Sequence[Json], settings: Settings) -> Model:
+        """Return a model with these tools and settings, in the shape of chat completions."""
         ...
 
 
@@ -42,8 +42,8 @@ class Builtin:
     word_delay: float = 0.02
     name: str = "built-in"
 
-    def model(self, tools: Sequence[Json]) -> Model:
-        return BuiltinModel(self.word_delay, [tool["function"] for tool in tools])
+    def model(self, tools: Sequence[Json], settings: Settings) -> Model:
+        return BuiltinModel(self.word_delay, [tool["function"] for tool in tools], settings)
 
 
 @attrs.frozen
@@ -62,8 +62,14 @@ class Endpoint:
     url: str
     name: str
 
-    def model(self, tools: Sequence[Json]) -> Model:
-        return OpenAIModel(self.client, self.url, self.name, [_Schema(tool) for tool in tools])
+    def model(self, tools: Sequence[Json], settings: Settings) -> Model:
+        schemas = [_Schema(tool) for tool in tools]
+        return OpenAIModel(self.client, self.url, self.name, schemas, settings)
+
+
+def model_name(upstream: Upstream, settings: Settings) -> str:
+    """Return the name of the model that answers; an endpoint may have several."""
+    return upstream.name if isinstance(upstream, Builtin) else settings.get("model", upstream.name)
 
 
 async def ask_model(
@@ -71,7 +77,7 @@ async def ask_model(
     prompt: Sequence[Message],
     lanes: Lanes,
     lane: str,
-    tell: Callable[[str | Usage], object],
+    tell: Callable[[str | Usage | Cut], object],
 ) -> list[ToolCall]:
     """Call a model in the current job, again while it is busy and has said nothing.
 

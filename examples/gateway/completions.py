@@ -10,9 +10,13 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import Feed
 
-from ..chat_agent.model import Message, ModelError
-from ..openai_api.chat import chunks, completion, to_message
-from ..openai_api.http import EventStream, Refused, body_of, field, unless_lost
+from ..chat_agent.model import Cut, Message, ModelError, Settings
+from ..chat_agent.upstream import ask_model, model_name
+from ..openai_api.chat import Done, chunks, completion, end_of, to_message
+from ..openai_api.errors import BadInputError, Refused, failed, of_model, problem
+from ..openai_api.fields import COMPLETIONS, checked
+from ..openai_api.http import EventStream, body_of, unless_lost
+from ..openai_api.requests import chat_tools, choice_of
 from ..openai_api.wire import Json, new_id
 from .engine import TURNS, Engine
 
@@ -32,33 +36,46 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         body = await body_of(request)
-        messages = [to_message(message) for message in field(body, "messages", list, [])]
+        settings = checked(COMPLETIONS, body)
+        tools = chat_tools(body.get("tools") or [])
+        names = [tool["function"]["name"] for tool in tools]
+        settings = settings | choice_of(body.get("tool_choice"), names)
+        messages = [to_message(message) for message in body.get("messages") or ()]
         if not any(message.role in ("user", "tool") for message in messages):
-            raise Refused(400, "messages must have a message of a user")
+            raise BadInputError("messages must have a message of a user", "messages")
         feed: Feed[Any] = Feed(keep=100_000)
         job = self._engine.lanes.submit_nowait(
-            self._run, messages, field(body, "tools", list, []), feed, lane=TURNS,
-            owner=field(body, "user", str), name="completion",
+            self._run, messages, tools, settings, feed, lane=TURNS,
+            owner=body.get("user"), name="completion",
         )  # fmt: skip
         job.on_settled(lambda job: feed.close())
-        model = body.get("model") or self._engine.upstream.name
+        model = model_name(self._engine.upstream, settings)
         head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
-        if field(body, "stream", bool, False):
-            usage = (field(body, "stream_options", dict, {})).get("include_usage")
+        if body.get("stream"):
+            usage = (body.get("stream_options") or {}).get("include_usage")
             return EventStream(chunks(head, feed, bool(usage)), lambda: job.cancel("hung up"))
         if not await unless_lost(request, job.wait_done):
             job.cancel("the client hung up")
             await job.wait_done()
         events = feed.since(-1)
-        for event in events:
-            if isinstance(event, ModelError):
-                raise Refused(502, str(event), "upstream_error")
-        return JSONResponse(head | completion(events))
+        end = end_of(events)
+        if isinstance(end, Refused):
+            raise end
+        return JSONResponse(head | completion(events, end.reason))
 
-    async def _run(self, messages: list[Message], tools: list[Json], feed: Feed[Any]) -> None:
+    async def _run(
+        self, messages: list[Message], tools: list[Json], settings: Settings, feed: Feed[Any]
+    ) -> None:
+        engine = self._engine
         try:
-            async with self._engine.upstream.model(tools).stream(messages) as events:
-                async for event in events:
-                    feed.publish(event)
+            model = engine.upstream.model(tools, settings)
+            calls = await ask_model(model, messages, engine.lanes, TURNS, feed.publish)
+            for call in calls:
+                feed.publish(call)
+            cut = next((event.reason for event in feed.since(-1) if isinstance(event, Cut)), "")
+            feed.publish(Done(cut or ("tool_calls" if calls else "stop")))
         except ModelError as error:
-            feed.publish(error)
+            feed.publish(failed(of_model(error)))
+        except Exception as error:
+            feed.publish(failed(problem(f"the gateway failed: {type(error).__name__}")))
+            raise

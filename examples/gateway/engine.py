@@ -20,17 +20,20 @@ from trio_lanes import agents as parts
 from trio_lanes.agents import Conversation, ConversationTurn, Receipt, SettledKind, Turn, WhenBusy
 
 from ..chat_agent import model as chat
-from ..chat_agent.model import ModelError, ToolCall, Usage
+from ..chat_agent.model import ModelError, ToolCall
 from ..chat_agent.toolbox import Toolbox
-from ..chat_agent.upstream import Upstream, ask_model
+from ..chat_agent.upstream import Upstream
+from ..openai_api.errors import BadInputError, of_model
 from ..openai_api.history import Histories
-from ..openai_api.items import BadInputError, for_model, once
+from ..openai_api.items import once, outputs_of
 from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, new_id, session_of
-from .asks import Ask, Pending
+from .asks import Ask, Pending, joined
+from .rounds import Rounds
 
 TURNS: Final = "main"
 MAX_ROUNDS: Final = 16  # rounds of tool calls in a turn
+CUTS: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 KEPT: Final = 250  # answers that have ended; older ones are read from the transcripts
 CAP: Final = 20  # waiting messages of a session
 
@@ -62,7 +65,10 @@ class Engine:
     _histories: Histories = attrs.field(factory=Histories)
     _pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
 
+    _rounds: Rounds = attrs.field(init=False)
+
     def __attrs_post_init__(self) -> None:
+        self._rounds = Rounds(self.lanes, TURNS, self.upstream, self.toolbox)
         self.inboxes = parts.Inboxes(
             self.lanes, self._turn, when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
             cap=CAP, overflow=parts.Overflow.DROP_NEWEST,
@@ -97,11 +103,8 @@ class Engine:
 
     def resume(self, ask: Ask) -> bool:
         """Give outputs in the request to the turn that waits for them; False if none does."""
-        outputs = {
-            str(item["call_id"]): item.get("output")
-            for item in ask.items
-            if item.get("type") == "function_call_output" and item["call_id"] in self._pending
-        }
+        said = outputs_of(ask.items)
+        outputs = {id: output for id, output in said.items() if id in self._pending}
         if not outputs:
             return False
         pending = self._pending[next(iter(outputs))]
@@ -114,7 +117,7 @@ class Engine:
 
     def pending_of(self, items: Sequence[Json]) -> Pending | None:
         """Return the calls that wait for outputs in these items."""
-        found = [self._pending.get(str(item.get("call_id"))) for item in items]
+        found = [self._pending.get(id) for id in outputs_of(items)]
         return next((pending for pending in found if pending is not None), None)
 
     async def messages(self, session: str) -> list[parts.Message]:
@@ -147,13 +150,24 @@ class Engine:
         live = Live(abort)
         for ask in asks:
             live.join(ask.answer)
-        status, why = "cancelled", ""
+        status: str = "cancelled"
+        why: str | Json = ""
+        is_kept = any(ask.is_kept for ask in asks)
+        store = self.store if is_kept else parts.MemoryTranscript()
         try:
             with trio.move_on_after(self.turn_timeout) as limit:
                 contents = [ask.content for ask in asks]
-                async with Conversation(session, self.store).turn(*contents) as exchange:
+                past = [] if is_kept else await Conversation(session, self.store).messages()
+                async with Conversation(session, store).turn(*contents) as exchange:
+                    past = exchange.history if is_kept else past
+                    previous = asks[-1].previous
+                    history = self._histories.read(session, past, previous, live.ids)
+                    # what is steered in may have to be kept
+                    take_more = take if is_kept else list
                     try:
-                        await self._answer(exchange, asks[-1], live, session, take)
+                        await self._answer(
+                            exchange, joined(asks), history, live, session, take_more
+                        )
                     finally:
                         if rolled_back():
                             exchange.rollback()
@@ -161,7 +175,7 @@ class Engine:
             if limit.cancelled_caught:
                 status, why = "failed", f"stopped after {self.turn_timeout:g} s"
         except ModelError as error:
-            status, why = "failed", str(error)
+            status, why = "failed", of_model(error)
         except Exception as error:
             status, why = "failed", f"the gateway failed: {type(error).__name__}"
             raise
@@ -172,81 +186,68 @@ class Engine:
         self,
         exchange: ConversationTurn,
         ask: Ask,
+        history: list[chat.Message],
         live: Live,
         session: str,
         take: Callable[[], list[Ask]],
     ) -> None:
         previous = ask.previous
-        history = self._histories.read(session, exchange.history, previous, live.ids)
         for _ in range(MAX_ROUNDS):
-            tools = [*ask.tools, *self.toolbox.schemas(ask.servers)]
-            system = [chat.Message("system", ask.instructions)] if ask.instructions else []
-            prompt = [*system, *history, *for_model(exchange.messages)]
-            calls = await self._ask(prompt, tools, exchange, live)
+            calls, cut = await self._rounds.ask(ask, history, exchange, live)
+            # the id of the model may repeat in other sessions
+            calls = [attrs.evolve(call, id=new_id(f"call{self.tag}")) for call in calls]
             if calls:
                 answered = await self._call(exchange, ask, calls, live, session)
                 if answered is None:
                     return  # the client never brought the outputs
+                if answered is ask and "tool_choice" in ask.settings:  # it holds for one call
+                    answered = attrs.evolve(ask, settings=ask.settings | {"tool_choice": "auto"})
                 ask = answered
-            more = take()
+            more = [] if cut else take()
             for steer in more:
                 live.join(steer.answer)
                 await exchange.steer(steer.content)
             if not calls and not more:
-                tokens = max((answer.tokens for answer in live.answers), default=0)
-                usage = {"responses": live.ids, "previous": previous, "tokens": tokens}
+                tokens = max((answer.usage.tokens for answer in live.answers), default=0)
+                usage = {"responses": live.stored, "previous": previous, "tokens": tokens}
                 await exchange.finish(usage=usage)
+                if cut:
+                    live.end("incomplete", CUTS[cut])
                 return
+            ask = joined([ask, *more])
             for answer in live.answers:
                 answer.end_text()
         raise ModelError(f"the model still wants tools after {MAX_ROUNDS} rounds")
 
-    async def _ask(
-        self, prompt: list[chat.Message], tools: list[Json], exchange: ConversationTurn, live: Live
-    ) -> list[ToolCall]:
-        """Call the model, and write what it says. Return the tool calls."""
-
-        def tell(event: str | Usage) -> None:
-            if isinstance(event, str):
-                exchange.append(event)
-            live.add(event)
-
-        calls = await ask_model(self.upstream.model(tools), prompt, self.lanes, TURNS, tell)
-        # the id of the model may repeat in other sessions
-        return [attrs.evolve(call, id=new_id(f"call{self.tag}")) for call in calls]
-
     async def _call(
         self, exchange: ConversationTurn, ask: Ask, calls: list[ToolCall], live: Live, session: str
     ) -> Ask | None:
-        """Run the calls of server tools, and wait for the client's outputs of the others."""
+        """Run the calls of server tools, and wait for the client: for outputs, and approvals."""
         await exchange.call([attrs.asdict(call) for call in calls])
-        here = [call for call in calls if self.toolbox.server_of(call.name, ask.servers)]
-        items = [self.toolbox.item(call, ask.servers) for call in here]
-        for answer in live.answers:
-            for item in items:
-                answer.begin_call(item)
-
-        async def ended(place: int, fields: Json) -> None:
-            await exchange.result(here[place].id, fields.get("output", fields.get("error")))
-            for answer in live.answers:
-                answer.end_call(items[place], here[place], "response.mcp_call_arguments", **fields)
-
-        await self.toolbox.run_all(self.lanes, here, ask.servers, ended)
-        offered = {tool["function"]["name"] for tool in ask.tools}
-        left = [call for call in calls if call not in here]
-        for call in [call for call in left if call.name not in offered]:
-            await exchange.result(call.id, f"error: there is no tool {call.name[:60]!r}")
-            left.remove(call)
-        return await self._wait_for_client(exchange, left, live, session) if left else ask
+        left, waiting = await self._rounds.call(ask, calls, exchange, live)
+        if not left and not waiting:
+            return ask
+        return await self._wait_for_client(exchange, left, live, session, ask, waiting)
 
     async def _wait_for_client(
-        self, exchange: ConversationTurn, calls: list[ToolCall], live: Live, session: str
+        self,
+        exchange: ConversationTurn,
+        calls: list[ToolCall],
+        live: Live,
+        session: str,
+        asked: Ask,
+        waiting: Sequence[ToolCall],
     ) -> Ask | None:
-        pending = Pending(session, live.ids[0], parts.ActionGate([call.id for call in calls]))
-        self._pending.update(dict.fromkeys([call.id for call in calls], pending))
+        """Wait for outputs of calls, and for approvals of those that are ``waiting``."""
+        approvals = {f"mcpr_{call.id}": call for call in waiting}
+        ids = [*[call.id for call in calls], *approvals]
+        pending = Pending(session, live.ids[0], parts.ActionGate(ids))
+        self._pending.update(dict.fromkeys(ids, pending))
         for answer in live.answers:
             for call in calls:
                 answer.call(call)
+            for id, call in approvals.items():
+                answer.ask(id, call, self.toolbox.server_of(call.name, asked.servers))
         live.end("completed")
         job = current_job()
         assert job is not None
@@ -255,13 +256,23 @@ class Engine:
                 with trio.move_on_after(self.gate_timeout):
                     await pending.gate.wait()
         finally:
-            for call in calls:
-                del self._pending[call.id]
+            for id in ids:
+                del self._pending[id]
             if pending.ask is not None:
                 live.join(pending.ask.answer)  # if the turn is cancelled now, this response is, too
         if pending.ask is not None:
+            approved = []
             for result in await pending.gate.wait():
-                await exchange.result(result.id, result.value)
+                if result.id not in approvals:
+                    await exchange.result(result.id, result.value)
+                elif result.value["approve"]:
+                    approved.append(approvals[result.id])
+                else:
+                    why = result.value.get("reason") or "no reason was given"
+                    text = f"error: a person has refused this call: {why}"
+                    await exchange.result(approvals[result.id].id, text)
+            given = {call.id: id for id, call in approvals.items()}
+            await self._rounds.run(asked, approved, exchange, live, **given)
         return pending.ask
 
 

@@ -9,8 +9,11 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import FeedGapError, WhenBusy
 
-from ..openai_api.http import EventStream, Refused, body_of, field, listed, named, unless_lost
-from ..openai_api.items import conversation_object, to_items
+from ..chat_agent.upstream import model_name
+from ..openai_api.errors import BadInputError, failed
+from ..openai_api.fields import CONVERSATIONS, checked
+from ..openai_api.http import NAME, EventStream, Refused, body_of, field, listed, named, unless_lost
+from ..openai_api.items import came_too_late, conversation_object, to_items
 from ..openai_api.requests import wanted
 from ..openai_api.wire import Answer, Json, new_id, session_of
 from .asks import Ask
@@ -28,7 +31,7 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         body = await body_of(request)
-        ask, mode, group = self._ask(body)
+        ask, mode, group = await self._ask(body)
         try:
             answer = ask.answer
             if self._backlog is not None and (body.get("background") or self._backlog.takes_all):
@@ -40,11 +43,13 @@ class Responses:
             raise Refused(
                 409, "the conversation is busy", "conversation_busy", **no_retry
             ) from None
-        if field(body, "stream", bool, False):
+        if body.get("stream"):
             lost = (lambda: None) if body.get("background") else (lambda: answer.stop("hung up"))
             return EventStream(answer.lines(-1), lost)
         if not body.get("background") and not await unless_lost(request, answer.ended.wait):
             answer.stop("the client hung up")
+        if answer.status == "failed" and answer.error is not None:
+            raise failed(answer.error)
         return JSONResponse(answer.object())
 
     async def retrieve(self, request: Request) -> Response:
@@ -69,6 +74,7 @@ class Responses:
     async def create_conversation(self, request: Request) -> Response:
         """`POST /v1/conversations`."""
         body = await body_of(request)
+        checked(CONVERSATIONS, body)
         return JSONResponse(conversation_object(new_id("conv"), field(body, "metadata", dict, {})))
 
     async def conversation(self, request: Request) -> Response:
@@ -80,15 +86,27 @@ class Responses:
         messages = await self._engine.messages(named(request.path_params["id"]))
         return listed(request, to_items(messages))
 
-    def _ask(self, body: Json) -> tuple[Ask, WhenBusy | None, str | None]:
+    async def _ask(self, body: Json) -> tuple[Ask, WhenBusy | None, str | None]:
         """Return the request, its mode, and its group."""
         want = wanted(body, self._item, self._engine.toolbox)
         pending = self._engine.pending_of(want.items)
         session = want.session if pending is None else pending.session
+        if pending is None and (late := came_too_late(want.items)) is not None:
+            raise BadInputError(f"no call waits for the approval {late[:100]}")
+        if want.previous is not None and pending is None:
+            try:
+                await self._find(want.previous)
+            except Refused as unknown:
+                unknown.code, unknown.param = "previous_response_not_found", "previous_response_id"
+                raise
         session = new_id("one") if session is None else session
-        answer = Answer.begun(session, self._engine.upstream.name, body)
-        ask = Ask(answer, want.items, want.instructions, want.functions, want.servers)
-        ask.previous = want.previous
+        name = model_name(self._engine.upstream, want.settings)
+        answer = Answer.begun(session, name, body)
+        ask = Ask(
+            answer, want.items, want.instructions, want.functions, want.servers,
+            want.previous, dict(want.settings), want.approvals, body.get("max_tool_calls"),
+            body.get("truncation") == "auto", want.is_kept,
+        )  # fmt: skip
         return ask, want.when_busy, want.group
 
     def _item(self, id: str) -> Json | None:
@@ -98,10 +116,12 @@ class Responses:
 
     async def _find(self, id: str) -> Answer:
         """Return a response: from memory, from its file, or from its conversation."""
-        answer = self._engine.answers.get(named(id))
+        if not NAME.fullmatch(id) or not NAME.fullmatch(session_of(id)):
+            raise Refused(404, "there is no such response")
+        answer = self._engine.answers.get(id)
         if (answer is None or answer.is_suspended) and self._backlog is not None:
             answer = self._backlog.find(id)
-        if answer is not None:
+        if answer is not None and answer.is_stored:
             return answer
         said = await self._engine.said(id)
         if said is None:

@@ -16,6 +16,7 @@ from typing import Final
 import httpx2
 import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,7 +30,7 @@ from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
 from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
-from ..openai_api.http import Bounded, Refused, Requests, full, guarded
+from ..openai_api.http import Bounded, Refused, Requests, full, guarded, not_found
 from ..openai_api.wire import Answer
 from .asks import Ask
 from .backlog import Backlog
@@ -85,7 +86,9 @@ class Api:
 
     def app(self) -> Starlette:
         return Starlette(
-            routes=self._routes, middleware=[Middleware(Bounded, requests=self._requests)]
+            routes=self._routes,
+            middleware=[Middleware(Bounded, requests=self._requests)],
+            exception_handlers={HTTPException: not_found},
         )
 
 
@@ -95,7 +98,7 @@ async def answer_text(engine: Engine, session: str, text: str) -> str:
     ask = Ask(answer, [{"role": "user", "content": text}])
     turn = partial(engine.answer, session, [ask], lambda reason: None)
     await engine.lanes.run(turn, session=f"hook-{session}", lane=TURNS)
-    if answer.status != "completed":
+    if answer.status not in ("completed", "incomplete"):
         raise ConnectionError("the model did not answer")
     return "".join(part["text"] for item in answer.output for part in item.get("content", ()))
 

@@ -17,8 +17,11 @@ from trio_lanes import Job
 from trio_lanes.agents import RunStatus
 
 from ..openai_api.chat import run_object, thread_message, thread_messages
+from ..openai_api.errors import BadInputError
+from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
 from ..openai_api.http import Refused, body_of, field, listed, named
-from ..openai_api.items import BadInputError, text_of
+from ..openai_api.items import text_of
+from ..openai_api.requests import chat_tools, choice_of
 from ..openai_api.wire import Answer, Json, new_id
 from .asks import Ask
 from .engine import TURNS, Engine
@@ -69,6 +72,7 @@ class Threads:
     async def create(self, request: Request) -> Response:
         """`POST /v1/threads`."""
         body = await body_of(request)
+        checked(THREADS, body)
         id = new_id("thread")
         self._post(id, field(body, "messages", list, []))
         return JSONResponse({"id": id, "object": "thread", "created_at": 0, "metadata": {}})
@@ -87,11 +91,15 @@ class Threads:
     async def run(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs`."""
         id, body = named(request.path_params["id"]), await body_of(request)
+        settings = checked(RUNS, body)
+        tools = chat_tools(body.get("tools") or [])
+        names = [tool["function"]["name"] for tool in tools]
+        settings = settings | choice_of(body.get("tool_choice"), names)
         items = self._posted.get(id)
         if not items:
             raise BadInputError("no message was posted since the last run")
-        ask = Ask(Answer.begun(id, "", {}), items, field(body, "instructions", str, ""))
-        ask.tools = field(body, "tools", list, [])
+        ask = Ask(Answer.begun(id, "", {}), items, body.get("instructions") or "", tools)
+        ask.settings = dict(settings)
         run = Run(id, ask)
         run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=id)
         del self._posted[id]
@@ -118,7 +126,7 @@ class Threads:
         """`POST /v1/threads/{id}/runs/{run}/submit_tool_outputs`: of all calls, or of none."""
         run, body = self._run(request), await body_of(request)
         outputs = [o for o in field(body, "tool_outputs", list, []) if isinstance(o, dict)]
-        items = [{"type": "function_call_output", "call_id": o.get("tool_call_id"),
+        items = [{"type": "function_call_output", "call_id": str(o.get("tool_call_id")),
                   "output": o.get("output")} for o in outputs]  # fmt: skip
         ask = attrs.evolve(run.ask, answer=Answer.begun(run.thread, "", {}), items=items)
         if run.status is not RunStatus.REQUIRES_ACTION or not self._engine.resume(ask):
@@ -127,8 +135,12 @@ class Threads:
         return JSONResponse(run.object())
 
     def _post(self, id: str, messages: list[Any]) -> list[Json]:
-        items = [{"role": "user", "content": text_of(message.get("content"))}
-                 for message in messages if isinstance(message, dict)]  # fmt: skip
+        items = []
+        for message in messages:
+            if not isinstance(message, dict):
+                raise BadInputError("a message is an object", "messages")
+            checked(MESSAGES, message)
+            items.append({"role": "user", "content": text_of(message.get("content"))})
         if id not in self._posted and len(self._posted) == KEPT:
             raise Refused(429, "too many threads have messages that no run took")
         if items:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
+
+import attrs
 
 from trio_lanes.agents import Feed
 from trio_lanes.agents import Message as Kept
 
-from ..chat_agent.model import Message, ModelError, ToolCall, Usage
-from .http import Refused
+from ..chat_agent.model import Message, ToolCall, Usage
+from .errors import BadInputError, Refused, problem
 from .items import text_of
+from .shapes import chat_usage_of
 from .wire import Json
+
+
+@attrs.frozen
+class Done:
+    """The answer is whole, or was cut by the model; without it, something else has cut it."""
+
+    reason: str
+
+
+CUT_OFF: Final = Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
 
 
 def data_line(value: Json) -> str:
@@ -23,8 +36,14 @@ def data_line(value: Json) -> str:
 
 def usage_of(events: Sequence[Any]) -> Json:
     """Return the usage in the events of a model."""
-    tokens = sum(event.tokens for event in events if isinstance(event, Usage))
-    return {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+    usages = (event for event in events if isinstance(event, Usage))
+    return chat_usage_of(sum(usages, start=Usage(0)))
+
+
+def end_of(events: Sequence[Any]) -> Done | Refused:
+    """Return how an answer has ended."""
+    ends = (event for event in events if isinstance(event, Done | Refused))
+    return next(ends, CUT_OFF)
 
 
 def tool_call(call: ToolCall) -> Json:
@@ -39,13 +58,20 @@ def to_message(message: Any) -> Message:
         case {"role": "tool", "tool_call_id": str(id)}:
             return Message("tool", text_of(message.get("content")), call_id=id)
         case {"role": "user" | "assistant" | "system" | "developer" as role}:
-            calls = [
-                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-                for call in message.get("tool_calls") or ()
-            ]
+            calls = message.get("tool_calls") or []
+            if not isinstance(calls, list) or message.get("function_call") or message.get("audio"):
+                raise BadInputError("a message has a content, or tool_calls", "messages")
             kind: Any = "system" if role == "developer" else role
-            return Message(kind, text_of(message.get("content")), tuple(calls))
-    raise Refused(400, "a message has a role and a content")
+            text = text_of(message.get("content") or message.get("refusal"))
+            return Message(kind, text, tuple(map(_to_call, calls)), name=message.get("name") or "")
+    raise BadInputError("a message has a role and a content", "messages")
+
+
+def _to_call(call: Any) -> ToolCall:
+    match call:
+        case {"id": str(id), "function": {"name": str(name), "arguments": str(arguments)}}:
+            return ToolCall(id, name, arguments)
+    raise BadInputError("a tool call has an id, and a function with arguments", "messages")
 
 
 def thread_message(thread: str, id: str, role: str, text: str) -> Json:
@@ -83,14 +109,13 @@ def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json
     }  # fmt: skip
 
 
-def completion(events: Sequence[Any]) -> Json:
+def completion(events: Sequence[Any], reason: str) -> Json:
     """Return the whole answer of a chat completion."""
     text = "".join(event for event in events if isinstance(event, str))
     calls = [event for event in events if isinstance(event, ToolCall)]
     message: Json = {"role": "assistant", "content": text or None, "refusal": None}
     if calls:
         message["tool_calls"] = [tool_call(call) for call in calls]
-    reason = "tool_calls" if calls else "stop"
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
     return {"object": "chat.completion", "choices": [choice], "usage": usage_of(events)}
 
@@ -109,13 +134,14 @@ async def chunks(head: Json, feed: Feed[Any], with_usage: bool) -> AsyncIterator
             if isinstance(event, ToolCall):
                 yield chunk({"tool_calls": [{"index": calls, **tool_call(event)}]})
                 calls += 1
-            elif isinstance(event, ModelError):
-                yield data_line({"error": {"message": str(event), "type": "server_error"}})
-                return
             elif isinstance(event, str):
                 yield chunk({"content": event})
-    yield chunk({}, "tool_calls" if calls else "stop")
+    end = end_of(feed.since(-1))
+    if isinstance(end, Refused):
+        yield data_line({"error": problem(str(end), end.code, end.param, end.status)})
+        return
+    yield chunk({}, end.reason)
     if with_usage:
-        end = {"object": "chat.completion.chunk", "choices": [], "usage": usage_of(feed.since(-1))}
-        yield data_line(head | end)
+        last = {"object": "chat.completion.chunk", "choices": [], "usage": usage_of(feed.since(-1))}
+        yield data_line(head | last)
     yield "data: [DONE]\n\n"

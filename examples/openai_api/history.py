@@ -13,7 +13,7 @@ from typing import Final
 
 from trio_lanes.agents import Message as Kept
 
-from ..chat_agent.model import Message, ModelError
+from ..chat_agent.model import Message, RequestError
 from .items import exchange_of, for_model, once
 
 CONVERSATIONS: Final = 100  # that are kept, those that were used last
@@ -40,7 +40,7 @@ class Histories:
           again: responses whose answer begins now; a crash may have left another of them.
 
         Raises:
-          ModelError: if there is no such response.
+          RequestError: if there is no such response.
         """
         known = self._known.get(session)
         if known is None or not known.read_on(history):
@@ -96,7 +96,8 @@ class _History:
         exchanges: list[str] = []
         while response is not None:
             if response not in self._places:
-                raise ModelError(f"there is no completed response {response}")
+                text = f"there is no completed response {response}"
+                raise RequestError(text, "previous_response_not_found", "previous_response_id")
             exchange, response = self._places[response]
             exchanges.append(exchange)
             if exchange in self._chains:
@@ -110,6 +111,13 @@ class _History:
         if len(self._chains) > TIPS:
             del self._chains[next(iter(self._chains))]
         return [*chain]
+
+
+def newer_half(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without the older half; the first that is left is a question."""
+    places = range(len(messages) // 2 + 1, len(messages))
+    start = next((place for place in places if messages[place].role == "user"), len(messages))
+    return [*messages[start:]]
 
 
 def _asked(messages: Sequence[Kept]) -> list[str]:

@@ -4,51 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
 import trio
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trio_lanes import LaneError, Lanes, LanesClosedError
+from trio_lanes import LaneFullError, Lanes, LanesClosedError
 from trio_lanes.agents import TranscriptError
 from trio_lanes.durable import KeyConflictError, PayloadError, StoreError
 
 from ..chat_agent.web.server import is_ours
-from .items import BadInputError
+from .errors import Refused as Refused
+from .errors import error
 from .wire import Json
 
 logger: Final = logging.getLogger(__name__)
 MAX_BODY: Final = 4_000_000  # bytes
 FAREWELL_SECONDS: Final = 3.0
 MAX_REQUESTS: Final = 2_000  # open at once
-NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-
-
-class Refused(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, message: str, code: str | None = None, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-        self.headers: Final = {name.replace("_", "-"): value for name, value in headers.items()}
-
-
-def error(refused: Refused) -> JSONResponse:
-    """Return an error in the API's shape."""
-    kinds = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
-    kind = kinds.get(refused.status, "server_error" if refused.status > 499 else "")
-    body = {
-        "message": str(refused),
-        "type": kind or "invalid_request_error",
-        "param": None,
-        "code": refused.code,
-    }
-    return JSONResponse({"error": body}, refused.status, refused.headers)
+ROOM: Final = 100  # levels around a body, in what is told of it
+NAME: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -62,8 +44,6 @@ def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]]) -> Endpoint:
             return await endpoint(request)
         except Refused as refused:
             return error(refused)
-        except BadInputError as bad:
-            return error(Refused(400, str(bad)))
         except LanesClosedError as closed:
             return error(Refused(503, str(closed), "shutting_down"))
         except PayloadError as large:
@@ -78,9 +58,13 @@ def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]]) -> Endpoint:
             return error(Refused(500, text, "damaged_conversation", x_should_retry="false"))
         except KeyConflictError as conflict:
             return error(Refused(409, str(conflict)))
-        except LaneError:
+        except LaneFullError:
             text = "too much work waits; try again later"
             return error(Refused(429, text, "rate_limit_exceeded", **full()))
+        except Exception as fault:
+            logger.exception("a request has failed")
+            text = f"the gateway failed: {type(fault).__name__}"
+            return error(Refused(500, text, "server_error", x_should_retry="false"))
 
     return call
 
@@ -114,14 +98,39 @@ async def raw_of(request: Request) -> bytes:
 
 
 def json_of(raw: bytes) -> Json:
-    """Return the JSON object in a body; an empty body is an empty object."""
+    """Return the JSON object in a body; an empty body is an empty object.
+
+    What it has can be sent back: JSON has no infinite number, and UTF-8 no lone surrogate.
+    """
     try:
-        body = json.loads(raw or b"{}")
+        body = json.loads(raw or b"{}", parse_constant=_finite, parse_float=_finite)
+        whole = body
+        for _ in range(ROOM):
+            whole = [whole]
+        json.dumps(whole, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refused(400, "the body has half of a character: a lone surrogate") from None
     except (ValueError, RecursionError):
-        raise Refused(400, "the body is not JSON") from None
+        raise Refused(400, "the body is not JSON, or is too deep") from None
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     return body
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+async def not_found(request: Request, fault: Exception) -> Response:
+    """Return the error for an unknown path, or for a method that a path does not have."""
+    assert isinstance(fault, HTTPException)
+    text = f"{request.method} {request.url.path[:100]} is not of this API"
+    answer = error(Refused(fault.status_code, f"{fault.detail}: {text}", "unknown_url"))
+    answer.headers.update(fault.headers or {})
+    return answer
 
 
 def listed(request: Request, found: list[Json]) -> JSONResponse:
@@ -138,14 +147,15 @@ def field(body: Json, name: str, kind: Any, default: Any = None) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind) or (isinstance(value, str) and len(value) > MAX_BODY):
-        raise Refused(400, f"{name} has the wrong type")
+        raise Refused(400, f"{name} has the wrong type", "invalid_type", param=name)
     return value
 
 
-def named(value: str) -> str:
+def named(value: str, param: str | None = None) -> str:
     """Return ``value`` if it is a valid name of a session, a user or an id."""
     if not NAME.fullmatch(value):
-        raise Refused(400, "a name has up to 100 letters, digits and the signs _ . -")
+        text = "a name has up to 100 letters, digits and the signs _ . -"
+        raise Refused(400, text, "invalid_value", param=param)
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
@@ -11,11 +11,8 @@ import attrs
 from trio_lanes.agents import Message as Kept
 
 from ..chat_agent.model import Message, ToolCall, well_formed
+from .errors import BadInputError as BadInputError
 from .wire import Json
-
-
-class BadInputError(Exception):
-    """The input of a request is not valid; the text is one line for the client."""
 
 
 def text_of(content: Any) -> str:
@@ -59,7 +56,9 @@ def to_messages(items: Sequence[Json]) -> list[Message]:
                 messages.append(Message("system", text_of(item.get("content"))))
             case {"role": "user"}:
                 messages.append(Message("user", text_of(item.get("content"))))
-            case {"type": "reasoning" | "mcp_call" | "mcp_list_tools"}:
+            case {"type": "mcp_approval_response", "approval_request_id": str(), "approve": bool()}:
+                pass  # for a turn that waits for it, or it is history
+            case {"type": "reasoning" | "mcp_call" | "mcp_list_tools" | "mcp_approval_request"}:
                 pass  # nothing that the model needs
             case _:
                 raise BadInputError(f"an input item is not supported: {str(item)[:60]}")
@@ -130,19 +129,29 @@ def to_items(messages: Sequence[Kept]) -> list[Json]:
     return found
 
 
-def split_tools(tools: Sequence[Any], servers: Container[str]) -> tuple[list[Json], list[str]]:
-    """Return the functions among the tools, as in chat completions, and the labels of servers."""
-    functions, labels = [], []
-    for tool in tools:
-        match tool:
-            case {"type": "function", "name": str()}:
-                shape = {name: tool.get(name) for name in ("name", "description", "parameters")}
-                functions.append({"type": "function", "function": shape})
-            case {"type": "mcp", "server_label": str(label)} if label in servers:
-                labels.append(label)
-            case _:
-                raise BadInputError("a tool is a function, or an MCP server of the gateway")
-    return functions, labels
+def outputs_of(items: Sequence[Json]) -> dict[str, Any]:
+    """Return what the client answers: outputs by call id, approvals by the id of their request."""
+    found: dict[str, Any] = {}
+    for item in items:
+        match item:
+            case {"type": "function_call_output", "call_id": id}:
+                found[str(id)] = item.get("output")
+            case {"type": "mcp_approval_response", "approval_request_id": id}:
+                found[str(id)] = item
+    return found
+
+
+def came_too_late(items: Sequence[Json]) -> str | None:
+    """Return the id of a call that is approved, and of which the items have no end."""
+    ended = [item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"]
+    return next(
+        (
+            id
+            for id, said in outputs_of(items).items()
+            if isinstance(said, dict) and said.get("approve") is True and id not in ended
+        ),
+        None,
+    )
 
 
 def conversation_object(id: str, metadata: Any) -> Json:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import attrs
 
 from ..chat_agent.model import Usage
-from .wire import Answer
+from .wire import Answer, Json
 
 
 @attrs.define(eq=False)
@@ -17,6 +17,7 @@ class Live:
     abort: Callable[[str], object]
     answers: list[Answer] = attrs.field(factory=list)
     ids: list[str] = attrs.field(factory=list)  # of all responses that it has written to
+    stored: list[str] = attrs.field(factory=list)  # those that clients may find later
 
     def join(self, answer: Answer) -> None:
         """Write to this response, too."""
@@ -30,6 +31,7 @@ class Live:
 
         self.answers.append(answer)
         self.ids.append(answer.id)
+        self.stored += [answer.id] if answer.is_stored else []
         answer.stop = stop
         answer.begin()
 
@@ -39,9 +41,9 @@ class Live:
             if isinstance(event, str):
                 answer.text(event)
             else:
-                answer.tokens += event.tokens
+                answer.usage += event
 
-    def end(self, status: str, why: str = "") -> None:
+    def end(self, status: str, why: str | Json = "") -> None:
         """End all responses."""
         for answer in self.answers:
             answer.end(status, why)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 import attrs
 
 from trio_lanes.agents import WhenBusy
 
-from .http import Refused, field, named
-from .items import split_tools, to_messages
+from ..chat_agent.model import Settings
+from ..chat_agent.toolbox import Servers, Toolbox
+from .errors import BadInputError, Refused
+from .fields import FUNCTION, RESPONSES, SERVER, checked, kind
+from .http import field, named
+from .items import to_messages
 from .wire import Json, session_of
+
+CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": kind(dict, "an object", FUNCTION)}
 
 
 @attrs.frozen
@@ -21,51 +27,64 @@ class Wanted:
     items: list[Json]
     instructions: str
     functions: list[Json]  # tools of the client, as in chat completions
-    servers: list[str]  # labels of servers whose tools run here
+    servers: Servers  # whose tools run here
+    approvals: Json  # {label of a server: its `require_approval`}
+    settings: Settings  # for the model
     previous: str | None
     session: str | None  # None: it names none
     when_busy: WhenBusy | None
     group: str | None
+    is_kept: bool  # in its conversation
 
 
-def wanted(body: Json, item: Callable[[str], Json | None], servers: Container[str]) -> Wanted:
+def wanted(body: Json, item: Callable[[str], Json | None], toolbox: Toolbox) -> Wanted:
     """Return what the body of a request asks for.
 
     Args:
       item: returns the item with an id.
-      servers: the labels of the servers that are known.
+      toolbox: the servers that are known.
 
     Raises:
-      Refused, BadInputError: if the request is not valid.
+      Refused: if the request is not valid, or asks for what the gateway cannot do.
     """
+    settings = checked(RESPONSES, body)
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list) or not items or not all(isinstance(i, dict) for i in items):
-        raise Refused(400, "input must be a string, or a list of items that is not empty")
+        raise BadInputError("input must be a string, or a list of items that is not empty")
     items = [_referred(one, item) for one in items]
     to_messages(items)  # raises for an item that is not supported
-    previous = field(body, "previous_response_id", str)
+    previous = body.get("previous_response_id")
     conversation: Any = body.get("conversation")
     if isinstance(conversation, dict):
-        conversation = conversation.get("id")
+        conversation = field(conversation, "id", str, "")
     if previous is not None and conversation is not None:
-        raise Refused(400, "either conversation or previous_response_id")
-    session = None if conversation is None else named(str(conversation))
+        text = "either conversation or previous_response_id"
+        raise Refused(400, text, "mutually_exclusive_parameters", param="previous_response_id")
+    session = None if conversation is None else named(conversation, "conversation")
     if previous is not None:
-        session = session_of(named(previous))
-    mode = field(body, "metadata", dict, {}).get("when_busy")
+        session = session_of(previous) or None
+    mode = (body.get("metadata") or {}).get("when_busy")
     if mode is not None and mode not in [*WhenBusy]:
-        raise Refused(400, f"metadata.when_busy must be one of {', '.join(WhenBusy)}")
-    functions, labels = split_tools(field(body, "tools", list, []), servers)
+        text = f"metadata.when_busy must be one of {', '.join(WhenBusy)}"
+        raise Refused(400, text, "invalid_value", param="metadata.when_busy")
+    if body.get("background") and body.get("store") is False:
+        text = "a response in the background is stored"
+        raise Refused(400, text, "invalid_value", param="store")
+    functions, servers, approvals = tools_of(body.get("tools") or [], toolbox)
+    names = [tool["function"]["name"] for tool in functions + toolbox.schemas(servers)]
     return Wanted(
         items,
-        field(body, "instructions", str, ""),
+        body.get("instructions") or "",
         functions,
-        labels,
+        servers,
+        approvals,
+        settings | choice_of(body.get("tool_choice"), names),
         previous,
         session,
         None if mode is None else WhenBusy(mode),
-        field(body, "user", str),
+        body.get("user"),
+        body.get("store") is not False or conversation is not None,
     )
 
 
@@ -75,5 +94,90 @@ def _referred(given: Json, item: Callable[[str], Json | None]) -> Json:
         return given
     found = item(str(given.get("id")))
     if found is None:
-        raise Refused(404, f"there is no item {str(given.get('id'))[:60]}")
+        raise Refused(404, f"there is no item {str(given.get('id'))[:60]}", param="input")
     return found
+
+
+def tools_of(tools: Sequence[Any], toolbox: Toolbox) -> tuple[list[Json], Servers, Json]:
+    """Return the functions among the tools, the servers, and the approvals that they require."""
+    functions: list[Json] = []
+    servers: Servers = {}
+    approvals: Json = {}
+    for place, tool in enumerate(tools):
+        where = f"tools[{place}]"
+        match tool:
+            case {"type": "function", "name": str()}:
+                checked(FUNCTION, tool, f"{where}.")
+                shape = {name: value for name, value in tool.items() if value is not None}
+                del shape["type"]
+                functions.append({"type": "function", "function": shape})
+            case {"type": "mcp", "server_label": str(label)} if label in toolbox:
+                checked(SERVER, tool, f"{where}.")
+                servers[label] = _allowed(tool.get("allowed_tools"), where)
+                approvals[label] = _approval(tool.get("require_approval"), where)
+            case _:
+                raise BadInputError("a tool is a function, or an MCP server of the gateway", where)
+    return functions, servers, approvals
+
+
+def chat_tools(tools: Sequence[Any]) -> list[Json]:
+    """Return the tools of a chat completion, or of a run of a thread."""
+    for place, tool in enumerate(tools):
+        match tool:
+            case {"type": "function", "function": {"name": str()}}:
+                checked(CHAT_TOOL, tool, f"tools[{place}].")
+            case _:
+                raise BadInputError("a tool is a function with a name", f"tools[{place}]")
+    return [*tools]
+
+
+def choice_of(choice: Any, names: Collection[str]) -> Json:
+    """Return the choice of a tool as a setting for the model."""
+    match choice:
+        case None:
+            return {}
+        case "none" | "auto":
+            return {"tool_choice": choice}
+        case "required" if names:
+            return {"tool_choice": choice}
+        case (
+            {"type": "function" | "mcp", "name": str(name)}
+            | {"type": "function", "function": {"name": str(name)}}
+        ) if name in names:  # fmt: skip
+            return {"tool_choice": {"type": "function", "function": {"name": name}}}
+    raise BadInputError("tool_choice is none, auto, required, or names a tool", "tool_choice")
+
+
+def _names(given: Any, where: str) -> list[str]:
+    """Return the names in a list, or in a filter; a filter by `read_only` is refused."""
+    match given:
+        case {"tool_names": names, **rest} if not rest:
+            given = names
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise BadInputError(f"{where} has names of tools", where)
+    return given
+
+
+def _allowed(given: Any, where: str) -> list[str] | None:
+    return None if given is None else _names(given, f"{where}.allowed_tools")
+
+
+def _approval(given: Any, where: str) -> Any:
+    where = f"{where}.require_approval"
+    match given:
+        case None:  # the operator of the gateway has chosen its servers
+            return "never"
+        case "always" | "never":
+            return given
+        case {**filters} if filters and not filters.keys() - {"always", "never"}:
+            return {kind: _names(names, f"{where}.{kind}") for kind, names in filters.items()}
+    raise BadInputError(f"{where} is always, never, or has names of tools", where)
+
+
+def needs_approval(approval: Any, name: str) -> bool:
+    """Return whether a person has to approve a call, by the `require_approval` of its server."""
+    if isinstance(approval, str):
+        return approval == "always"
+    if name in approval.get("always", ()) or name in approval.get("never", ()):
+        return name in approval.get("always", ())
+    return "never" in approval  # a list of those that need none names all of them

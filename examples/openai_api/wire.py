@@ -22,26 +22,13 @@ import trio
 
 from trio_lanes.agents import Feed
 
-from ..chat_agent.model import ToolCall
+from ..chat_agent.model import ToolCall, Usage
+from .errors import problem
+from .shapes import echoed, told_usage, usage_of
 
 logger: Final = logging.getLogger(__name__)
 Json = dict[str, Any]
 TERMINAL: Final = ("completed", "failed", "cancelled", "incomplete")
-ECHOED: Final[Json] = {  # the fields of a request that its response repeats, with their defaults
-    "background": False,
-    "instructions": None,
-    "max_output_tokens": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "temperature": 1.0,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_p": 1.0,
-    "truncation": "disabled",
-    "user": None,
-}
 
 
 def new_id(prefix: str) -> str:
@@ -67,8 +54,10 @@ class Answer:
         self.feed: Final[Feed[Json]] = Feed(math.inf)
         self.ended: Final = trio.Event()
         self.stop: Callable[[str], object] = lambda reason: None
-        self.tokens = 0
+        self.usage = Usage(0)
         self.error: Json | None = None
+        self.completed_at: int | None = None
+        self.incomplete: Json | None = None  # why
         self.record: Callable[[Json], None] | None = None
         self.is_closing: Callable[[], bool] = bool
         self._message: Json | None = None  # the item that grows
@@ -84,9 +73,9 @@ class Answer:
                 "id": id or f"resp_{session}.{secrets.token_hex(6)}",
                 "object": "response",
                 "created_at": int(time.time()),
-                "model": body.get("model") or model,
+                "model": model,
                 "conversation": {"id": session} if body.get("conversation") else None,
-                **{name: body.get(name, default) for name, default in ECHOED.items()},
+                **echoed(body),
             }
         )
         answer._publish("response.created", response=answer.object())
@@ -104,20 +93,19 @@ class Answer:
 
     def object(self) -> Json:
         """Return the response as it is now."""
-        usage = {
-            "input_tokens": self.tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": 0,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": self.tokens,
-        }
         return self._head | {
             "status": self.status,
             "output": [*self.output],
             "error": self.error,
-            "incomplete_details": None,
-            "usage": usage if self.status in TERMINAL else None,
+            "completed_at": self.completed_at,
+            "incomplete_details": self.incomplete,
+            "usage": usage_of(self.usage) if self.status in TERMINAL else None,
         }
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether clients may find it later."""
+        return self._head.get("store") is not False
 
     def begin(self) -> None:
         """The turn has started."""
@@ -166,6 +154,13 @@ class Answer:
         self.begin_call(item)
         self.end_call(item, call, "response.function_call_arguments", status="completed")
 
+    def ask(self, id: str, call: ToolCall, server: str | None) -> None:
+        """Add the request to approve a call."""
+        item = {"id": id, "type": "mcp_approval_request", "server_label": server}
+        self.begin_call(item | {"name": call.name, "arguments": call.arguments or "{}"})
+        if not self.ended.is_set():
+            self._item_done(self.output[-1])
+
     def begin_call(self, item: Json) -> None:
         """Add the item of a call that runs; several may run at once."""
         if not self.ended.is_set():
@@ -205,8 +200,11 @@ class Answer:
         elif "response" in event:
             self.status, self.error = event["response"]["status"], event["response"]["error"]
             if self.status in TERMINAL:
-                self.output[:] = event["response"]["output"]
-                self.tokens = event["response"]["usage"]["total_tokens"]
+                response = event["response"]
+                self.output[:] = response["output"]
+                self.completed_at = response["completed_at"]
+                self.incomplete = response["incomplete_details"]
+                self.usage = told_usage(response["usage"])
         self.feed.publish(event)
         if self.status in TERMINAL:
             self._over()
@@ -226,19 +224,23 @@ class Answer:
         self.is_closing = bool
         self.stop(reason)
 
-    def end(self, status: str, why: str = "") -> None:
-        """Enter a terminal state; only the first call counts."""
+    def end(self, status: str, why: str | Json = "") -> None:
+        """Enter a terminal state; only the first call counts. ``why`` is an error, or its text."""
         if status == "cancelled" and self.record is not None and self.is_closing():
             self.suspend()
         if self.ended.is_set():
             return
         self.end_text("completed" if status == "completed" else "incomplete")
         for item in self.output:
-            if item["status"] == "in_progress":  # a call of a turn that was stopped
+            if item.get("status") == "in_progress":  # a call of a turn that was stopped
                 item["status"] = "incomplete"
         self.status = status
         if status == "failed":
-            self.error = {"code": "server_error", "message": why}
+            self.error = problem(why) if isinstance(why, str) else why
+        elif status == "incomplete":
+            self.incomplete = {"reason": why}
+        elif status == "completed":
+            self.completed_at = int(time.time())
         self._publish(f"response.{status}", response=self.object())
         self._over()
 

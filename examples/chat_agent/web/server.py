@@ -250,7 +250,9 @@ def is_ours(connection: HTTPConnection) -> bool:
 
 def _hostname(url: str) -> str | None:
     try:
-        return urlsplit(url).hostname
+        parts = urlsplit(url)
+        _ = parts.port  # raises for "8080, another.host"
+        return parts.hostname
     except ValueError:
         return None
 

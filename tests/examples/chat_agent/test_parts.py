@@ -125,8 +125,9 @@ async def test_the_built_in_model_answers_with_what_the_tools_said(autojump_cloc
 
 async def test_the_built_in_model_counts_words_as_its_tokens(autojump_clock: object) -> None:
     said = await events("tell me", Message("assistant", "yes"), "more about it")
-    assert said[-1] == Usage(len(["tell", "me", "yes", "more", "about", "it"]) + len(said) - 1)
-    assert (await events("calc 1+1, and search limits"))[-1] == Usage(5 + 2)
+    words = len(["tell", "me", "yes", "more", "about", "it"])
+    assert said[-1] == Usage(words + len(said) - 1, words, len(said) - 1)
+    assert (await events("calc 1+1, and search limits"))[-1] == Usage(5 + 2, 5, 2)
 
 
 async def test_the_built_in_model_is_long_when_asked_to(autojump_clock: object) -> None:

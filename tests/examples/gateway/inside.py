@@ -27,7 +27,7 @@ import httpx2
 import trio
 from starlette.types import ASGIApp
 
-from examples.chat_agent.model import Message, ToolCall, Usage
+from examples.chat_agent.model import Cut, Message, Settings, ToolCall, Usage
 from examples.chat_agent.toolbox import Toolbox, open_toolbox
 from examples.chat_agent.upstream import Upstream
 from examples.gateway.backlog import LANE, Backlog
@@ -53,11 +53,11 @@ class Script:
         self.answers = [*answers] or [["all is well"]]
         self.prompts: list[Sequence[Message]] = []  # of each call
         self.offered: list[Sequence[Json]] = []  # the tools of each call
-        self.settings: list[Mapping[str, Any]] = []  # of each call
+        self.settings: list[Settings] = []  # of each call
 
-    def model(self, tools: Sequence[Json], settings: Mapping[str, Any] | None = None) -> Script:
+    def model(self, tools: Sequence[Json], settings: Settings) -> Script:
         self.offered.append(tools)
-        self.settings.append(settings or {})
+        self.settings.append(settings)
         return self
 
     @asynccontextmanager
@@ -67,7 +67,7 @@ class Script:
         async with aclosing(self._events(answer)) as events:
             yield events
 
-    async def _events(self, answer: Sequence[Any]) -> AsyncIterator[str | ToolCall | Usage]:
+    async def _events(self, answer: Sequence[Any]) -> AsyncIterator[str | ToolCall | Usage | Cut]:
         for event in answer:
             if isinstance(event, float):
                 await trio.sleep(event)
@@ -205,7 +205,7 @@ async def inside(
     with tempfile.TemporaryDirectory() as folder, patch("trio.to_thread.run_sync", _at_once):
         async with (
             open_toolbox(chosen.tool_timeout, chosen.mcp) as tools,
-            httpx2.AsyncClient() as client,
+            httpx2.AsyncClient(verify=False) as client,
             open_lanes(lanes_of(chosen)) as lanes,
             trio.open_nursery() as beside,
         ):

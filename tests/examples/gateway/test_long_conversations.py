@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 
-from examples.chat_agent.model import Event, Message, Model, ModelError, Usage
+from examples.chat_agent.model import Event, Message, Model, ModelError, Settings, Usage
 from examples.chat_agent.toolbox import Toolbox
 from examples.gateway.asks import Ask
 from examples.gateway.engine import TURNS, Engine
@@ -33,7 +33,7 @@ class Upstream:
     name: str = "watched"
     shown: Sequence[Message] = ()
 
-    def model(self, tools: Sequence[Json]) -> Model:
+    def model(self, tools: Sequence[Json], settings: Settings) -> Model:
         return self
 
     @asynccontextmanager

@@ -1,0 +1,67 @@
+"""Errors in the API's own shape: of requests that are refused, and of turns that have failed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.responses import JSONResponse
+
+from ..chat_agent.model import ModelError, RequestError
+
+KINDS: Final = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+STATUS: Final = {"upstream_error": 502, "previous_response_not_found": 404}  # others: 400 or 500
+
+
+class Refused(Exception):
+    """A request that is answered with an error; ``param`` is the field that it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        *,
+        param: str | None = None,
+        **headers: str,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.headers: Final = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class BadInputError(Refused):
+    """The input of a request is not valid; the text is one line for the client."""
+
+    def __init__(self, message: str, param: str = "input") -> None:
+        super().__init__(400, message, "invalid_value", param=param)
+
+
+def error(refused: Refused) -> JSONResponse:
+    """Return an error in the API's shape."""
+    body = problem(str(refused), refused.code, refused.param, refused.status)
+    return JSONResponse({"error": body}, refused.status, refused.headers)
+
+
+def problem(
+    message: str, code: str | None = "server_error", param: str | None = None, status: int = 500
+) -> dict[str, Any]:
+    """Return the object of an error, as clients read it."""
+    kind = KINDS.get(status, "server_error" if status > 499 else "invalid_request_error")
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def of_model(failure: ModelError) -> dict[str, Any]:
+    """Return the object of an error of the model."""
+    if isinstance(failure, RequestError):
+        status = STATUS.get(failure.code, 400)
+        return problem(str(failure), failure.code, failure.param, status)
+    return problem(str(failure), "upstream_error")
+
+
+def failed(told: dict[str, Any]) -> Refused:
+    """Return the answer to a request whose turn has failed; a repetition would ask again."""
+    status = 500 if told["type"] == "server_error" else 400
+    status = STATUS.get(told["code"], status)
+    return Refused(
+        status, told["message"], told["code"], param=told["param"], x_should_retry="false"
+    )

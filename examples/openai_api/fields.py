@@ -1,0 +1,249 @@
+"""What becomes of each field of a request: passed on to the model, done here, or refused.
+
+A field with `to` is passed on under that name of chat completions. Any other is done here, if its
+check accepts the value; `only` accepts the values that ask for nothing, and is how a field is
+refused. `None` is as if the field were missing. A field that is in no table is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from ..chat_agent.model import Settings
+from .errors import Refused
+
+Json = dict[str, Any]
+Table = Mapping[str, "Rule"]
+
+
+@attrs.frozen
+class Rule:
+    """What becomes of a field; ``wants`` says to people what the check accepts."""
+
+    check: Callable[[Any], bool]
+    wants: str
+    to: str = ""
+    convert: Callable[[Any], Any] = lambda value: value
+    fields: Table | None = None  # of a value that is an object
+
+
+def number(low: float, high: float, kinds: tuple[type, ...] = (int, float)) -> Rule:
+    wants = f"must be a {'number' if float in kinds else 'whole number'} from {low:g} to {high:g}"
+    return Rule(lambda v: type(v) in kinds and low <= v <= high, wants)
+
+
+def text(longest: int = 512) -> Rule:
+    wants = f"must be a string of at most {longest:,} characters"
+    return Rule(lambda v: isinstance(v, str) and len(v) <= longest, wants)
+
+
+def one_of(*values: str) -> Rule:
+    return Rule(lambda v: isinstance(v, str) and v in values, f"must be one of {', '.join(values)}")
+
+
+def only(*values: Any) -> Rule:
+    """Refuse each value but these, which ask for nothing."""
+    wants = "is not supported by this gateway"
+    return Rule(lambda v: any(type(v) is type(one) and v == one for one in values), wants)
+
+
+def kind(what: type | tuple[type, ...], wants: str, fields: Table | None = None) -> Rule:
+    return Rule(lambda v: isinstance(v, what), f"must be {wants}", fields=fields)
+
+
+def refused(*names: str) -> Table:
+    return dict.fromkeys(names, only())
+
+
+def _is_metadata(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= 16
+        and all(isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in value.items())
+    )
+
+
+def _chat_format(value: Any) -> Any:
+    """Return the format of a response, or of a run, as chat completions name it."""
+    match value:
+        case "auto":
+            return {"type": "text"}
+        case {"type": "json_schema", **schema} if "json_schema" not in schema:
+            return {"type": "json_schema", "json_schema": schema}
+    return value
+
+
+def _is_format(value: Any) -> bool:
+    match _chat_format(value):
+        case {"type": "text" | "json_object"}:
+            return True
+        case {"type": "json_schema", "json_schema": {"name": str(), "schema": dict()}}:
+            return True
+    return False
+
+
+def _is_stop(value: Any) -> bool:
+    stops = value if isinstance(value, list) else [value]
+    return all(isinstance(stop, str) and stop for stop in stops)
+
+
+def _is_include(value: Any) -> bool:
+    # each name is of something that the output never has; logprobs it could have
+    return isinstance(value, list) and all(
+        isinstance(i, str) and "logprobs" not in i for i in value
+    )
+
+
+FLAG: Final = kind(bool, "true or false")
+LIST: Final = kind(list, "a list")
+OBJECT: Final = kind(dict, "an object")
+CONTENT: Final = kind((str, list), "a string or a list")
+CHOICE: Final = kind((str, dict), "a string or an object")
+LONG: Final = text(4_000_000)
+METADATA: Final = Rule(_is_metadata, "must have at most 16 strings of at most 512 characters")
+COUNT: Final = number(1, 2**53, (int,))
+FORMAT: Final = "must be of the type text, json_object or json_schema, with its name and schema"
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+PASSED: Final[Table] = {
+    name: attrs.evolve(rule, to=name)
+    for name, rule in {
+        "frequency_penalty": number(-2, 2),
+        "max_completion_tokens": COUNT,
+        "max_tokens": COUNT,
+        "model": text(),
+        "parallel_tool_calls": FLAG,
+        "prediction": OBJECT,
+        "presence_penalty": number(-2, 2),
+        "prompt_cache_key": text(),
+        "prompt_cache_options": OBJECT,
+        "prompt_cache_retention": one_of("in_memory", "24h"),
+        "reasoning_effort": one_of(*EFFORTS),
+        "response_format": Rule(_is_format, FORMAT, convert=_chat_format),
+        "safety_identifier": text(),
+        "seed": number(-(2**63), 2**63, (int,)),
+        "service_tier": text(),
+        "stop": Rule(_is_stop, "must be a string, or strings"),
+        "temperature": number(0, 2),
+        "top_p": number(0, 1),
+        "verbosity": one_of("low", "medium", "high"),
+    }.items()
+}
+RUNS: Final[Table] = {
+    **{name: PASSED[name] for name in ("model", "parallel_tool_calls", "temperature", "top_p")},
+    **{n: PASSED[n] for n in ("max_completion_tokens", "reasoning_effort", "response_format")},
+    "additional_instructions": only(""),
+    "additional_messages": only([]),
+    "assistant_id": text(),  # there are no assistants: any name is one
+    "include": only([]),
+    "instructions": LONG,
+    "metadata": only({}),
+    "stream": only(False),
+    "tool_choice": CHOICE,  # see `requests.choice_of`
+    "tools": LIST,
+    "truncation_strategy": only({"type": "auto"}),
+    **refused("max_prompt_tokens"),
+}
+COMPLETIONS: Final[Table] = PASSED | {
+    "logit_bias": only({}),
+    "logprobs": only(False),
+    "messages": LIST,
+    "metadata": only({}),  # is for completions that are stored
+    "modalities": only(["text"]),
+    "n": only(1),
+    "store": only(False),
+    "stream": FLAG,
+    "stream_options": kind(
+        dict, "an object", {"include_usage": FLAG, "include_obfuscation": only(False)}
+    ),
+    "tool_choice": CHOICE,
+    "tools": LIST,
+    "top_logprobs": only(0),
+    "user": text(),
+    **refused("audio", "function_call", "functions", "moderation", "web_search_options"),
+}
+OTHER_NAMES: Final = ("max_tokens", "prediction", "seed", "stop", "response_format", "verbosity")
+RESPONSES: Final[Table] = {
+    **{name: PASSED[name] for name in PASSED if name not in OTHER_NAMES},
+    "background": FLAG,
+    "context_management": only([]),
+    "conversation": CHOICE,
+    "include": Rule(_is_include, "must be a list of names; logprobs are not supported"),
+    "input": CONTENT,
+    "instructions": LONG,
+    "max_output_tokens": PASSED["max_completion_tokens"],
+    "max_tool_calls": COUNT,
+    "metadata": METADATA,
+    "previous_response_id": text(),
+    "reasoning": kind(dict, "an object", {
+        "context": only("auto"),
+        "effort": PASSED["reasoning_effort"],
+        "mode": only("standard"),
+        # chat completions tell no summary, so there is none, as "auto" allows
+        **dict.fromkeys(("summary", "generate_summary"), only("auto")),
+    }),
+    "store": FLAG,
+    "stream": FLAG,
+    "stream_options": kind(dict, "an object", {"include_obfuscation": only(False)}),
+    "text": kind(dict, "an object", {
+        "format": PASSED["response_format"], "verbosity": PASSED["verbosity"],
+    }),
+    "tool_choice": CHOICE,
+    "tools": LIST,
+    "top_logprobs": only(0),
+    "truncation": one_of("auto", "disabled"),
+    "user": text(),
+    **refused("access_programs", "background_options", "image", "moderation", "prompt"),
+}  # fmt: skip
+CONVERSATIONS: Final[Table] = {"items": LIST, "metadata": METADATA}
+THREADS: Final[Table] = {
+    "messages": LIST,
+    **dict.fromkeys(("metadata", "tool_resources"), only({})),
+}
+MESSAGES: Final[Table] = {
+    "content": CONTENT, "role": one_of("user"), "attachments": only([]), "metadata": only({}),
+}  # fmt: skip
+FUNCTION: Final[Table] = {
+    "type": one_of("function"),
+    "name": text(128),
+    "description": text(100_000),
+    "parameters": OBJECT,
+    "strict": FLAG,
+}
+SERVER: Final[Table] = {
+    "type": one_of("mcp"),
+    "server_label": text(),
+    # clients have to send one of these; the label decides, and the gateway knows its server
+    **dict.fromkeys(("server_url", "server_description"), text(100_000)),
+    "allowed_tools": kind((list, dict), "names, or an object"),
+    "require_approval": CHOICE,
+}
+
+
+def checked(table: Table, body: Json, where: str = "") -> Settings:
+    """Check the fields of a body; return the settings for the model.
+
+    Args:
+      where: the name of the field that the body is the value of, and a point.
+
+    Raises:
+      Refused: if a field is not known, or has a value that is not accepted; nothing has run.
+    """
+    settings: Json = {}
+    for name, value in body.items():
+        rule, param = table.get(name), f"{where}{name}"[:100]
+        if rule is None:
+            text = f"{param} is not a field that this gateway knows"
+            raise Refused(400, text, "unknown_parameter", param=param)
+        if value is None:
+            continue
+        if not rule.check(value):
+            raise Refused(400, f"{param} {rule.wants}", "invalid_value", param=param)
+        if rule.fields is not None:
+            settings |= checked(rule.fields, value, f"{param}.")
+        elif rule.to:
+            settings[rule.to] = rule.convert(value)
+    return settings

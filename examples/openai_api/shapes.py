@@ -1,0 +1,77 @@
+"""Parts of responses: what repeats the request, and the usage."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ..chat_agent.model import Usage
+
+Json = dict[str, Any]
+ECHOED: Final[
+    Json
+] = {  # what a response repeats of its request, and what if that has no such field
+    "background": False,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+def echoed(body: Json) -> Json:
+    """Return what a response repeats of its request."""
+    given = {name: value for name, value in body.items() if value is not None and name in ECHOED}
+    for name in ("reasoning", "text"):
+        given[name] = ECHOED[name] | given.get(name, {})
+    shape = {"description": None, "parameters": None, "strict": None}
+    given["tools"] = [
+        {**(shape if tool["type"] == "function" else {}), **tool} for tool in given.get("tools", ())
+    ]
+    return ECHOED | given
+
+
+def usage_of(usage: Usage) -> Json:
+    """Return the usage of a response."""
+    return {
+        # an endpoint may tell the sum alone
+        "input_tokens": usage.prompt or usage.tokens - usage.completion,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.tokens,
+    }
+
+
+def told_usage(told: Json) -> Usage:
+    """Return the usage that a response tells."""
+    cached, reasoning = told["input_tokens_details"], told["output_tokens_details"]
+    counts = told["total_tokens"], told["input_tokens"], told["output_tokens"]
+    return Usage(*counts, cached["cached_tokens"], reasoning["reasoning_tokens"])
+
+
+def chat_usage_of(usage: Usage) -> Json:
+    """Return the usage of a chat completion."""
+    return {
+        "prompt_tokens": usage.prompt or usage.tokens - usage.completion,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
