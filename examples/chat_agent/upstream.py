@@ -78,16 +78,19 @@ async def ask_model(
     lanes: Lanes,
     lane: str,
     tell: Callable[[str | Usage | Cut], object],
+    first: bool = True,
 ) -> list[ToolCall]:
     """Call a model in the current job, again while it is busy and has said nothing.
 
     Return the tool calls; ``tell`` gets the other events. A busy model pauses the lane, because its
-    429 is for all users of the key.
+    429 is for all users of the key. The start of the job has paid for the first call in it.
     """
     job = current_job()
     assert job is not None
     for tries_left in reversed(range(MAX_TRIES)):
-        await job.readmit()
+        if not first:
+            await job.readmit()
+        first = False
         calls: list[ToolCall] = []
         said = False
         try:

@@ -40,9 +40,13 @@ class Completions:
         tools = chat_tools(body.get("tools") or [])
         names = [tool["function"]["name"] for tool in tools]
         settings = settings | choice_of(body.get("tool_choice"), names)
-        messages = [to_message(message) for message in body.get("messages") or ()]
-        if not any(message.role in ("user", "tool") for message in messages):
-            raise BadInputError("messages must have a message of a user", "messages")
+        try:
+            messages = [to_message(message) for message in body.get("messages") or ()]
+            if not any(message.role in ("user", "tool") for message in messages):
+                raise BadInputError("messages must have a message of a user")
+        except BadInputError as bad:
+            bad.param = "messages"
+            raise
         feed: Feed[Any] = Feed(keep=100_000)
         job = self._engine.lanes.submit_nowait(
             self._run, messages, tools, settings, feed, lane=TURNS,

@@ -64,7 +64,6 @@ class Engine:
     inboxes: parts.Inboxes = attrs.field(init=False)
     _histories: Histories = attrs.field(factory=Histories)
     _pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
-
     _rounds: Rounds = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -157,17 +156,14 @@ class Engine:
         try:
             with trio.move_on_after(self.turn_timeout) as limit:
                 contents = [ask.content for ask in asks]
-                past = [] if is_kept else await Conversation(session, self.store).messages()
                 async with Conversation(session, store).turn(*contents) as exchange:
-                    past = exchange.history if is_kept else past
-                    previous = asks[-1].previous
-                    history = self._histories.read(session, past, previous, live.ids)
-                    # what is steered in may have to be kept
-                    take_more = take if is_kept else list
                     try:
-                        await self._answer(
-                            exchange, joined(asks), history, live, session, take_more
-                        )
+                        past = exchange.history
+                        if not is_kept:
+                            past = await Conversation(session, self.store).messages()
+                        history = self._histories.read(session, past, asks[-1].previous, live.ids)
+                        more = take if is_kept else list  # what is steered in may have to be kept
+                        await self._answer(exchange, joined(asks), history, live, session, more)
                     finally:
                         if rolled_back():
                             exchange.rollback()
@@ -192,8 +188,8 @@ class Engine:
         take: Callable[[], list[Ask]],
     ) -> None:
         previous = ask.previous
-        for _ in range(MAX_ROUNDS):
-            calls, cut = await self._rounds.ask(ask, history, exchange, live)
+        for number in range(MAX_ROUNDS):
+            calls, cut = await self._rounds.ask(ask, history, exchange, live, number == 0)
             # the id of the model may repeat in other sessions
             calls = [attrs.evolve(call, id=new_id(f"call{self.tag}")) for call in calls]
             if calls:
@@ -224,10 +220,8 @@ class Engine:
     ) -> Ask | None:
         """Run the calls of server tools, and wait for the client: for outputs, and approvals."""
         await exchange.call([attrs.asdict(call) for call in calls])
-        left, waiting = await self._rounds.call(ask, calls, exchange, live)
-        if not left and not waiting:
-            return ask
-        return await self._wait_for_client(exchange, left, live, session, ask, waiting)
+        left = await self._rounds.call(ask, calls, exchange, live)
+        return await self._wait_for_client(exchange, left, live, session, ask) if left else ask
 
     async def _wait_for_client(
         self,
@@ -236,18 +230,19 @@ class Engine:
         live: Live,
         session: str,
         asked: Ask,
-        waiting: Sequence[ToolCall],
     ) -> Ask | None:
-        """Wait for outputs of calls, and for approvals of those that are ``waiting``."""
-        approvals = {f"mcpr_{call.id}": call for call in waiting}
-        ids = [*[call.id for call in calls], *approvals]
+        """Wait for the outputs of calls, and for the approvals of those that servers run."""
+        servers = {call.id: self.toolbox.server_of(call.name, asked.servers) for call in calls}
+        approvals = {f"mcpr_{call.id}": call for call in calls if servers[call.id]}
+        ids = [*[id for id, server in servers.items() if not server], *approvals]
         pending = Pending(session, live.ids[0], parts.ActionGate(ids))
         self._pending.update(dict.fromkeys(ids, pending))
         for answer in live.answers:
             for call in calls:
-                answer.call(call)
-            for id, call in approvals.items():
-                answer.ask(id, call, self.toolbox.server_of(call.name, asked.servers))
+                if servers[call.id]:
+                    answer.ask(f"mcpr_{call.id}", call, servers[call.id])
+                else:
+                    answer.call(call)
         live.end("completed")
         job = current_job()
         assert job is not None

@@ -112,7 +112,8 @@ class Responses:
     def _item(self, id: str) -> Json | None:
         """Return an item of a response that is in memory."""
         answers = reversed(self._engine.answers.values())
-        return next((item for a in answers for item in a.output if item["id"] == id), None)
+        items = (item for a in answers if a.is_stored for item in a.output)
+        return next((item for item in items if item["id"] == id), None)
 
     async def _find(self, id: str) -> Answer:
         """Return a response: from memory, from its file, or from its conversation."""

@@ -9,7 +9,7 @@ import attrs
 from trio_lanes import Lanes
 from trio_lanes.agents import ConversationTurn
 
-from ..chat_agent.model import Cut, Message, RequestError, ToolCall, Usage
+from ..chat_agent.model import Cut, Message, RequestError, ToolCall, Usage, well_formed
 from ..chat_agent.openai_model import TOO_LONG
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Upstream, ask_model
@@ -31,7 +31,12 @@ class Rounds:
     toolbox: Toolbox
 
     async def ask(
-        self, ask: Ask, history: list[Message], exchange: ConversationTurn, live: Live
+        self,
+        ask: Ask,
+        history: list[Message],
+        exchange: ConversationTurn,
+        live: Live,
+        first: bool,
     ) -> tuple[list[ToolCall], str]:
         """Ask the model, and write what it says. Return its tool calls, and why it was cut.
 
@@ -53,35 +58,36 @@ class Rounds:
         while True:
             prompt = [*system, *history, *for_model(exchange.messages)]
             try:
-                return await ask_model(model, prompt, self.lanes, self.lane, tell), cut
+                return await ask_model(model, prompt, self.lanes, self.lane, tell, first), cut
             except RequestError as error:
                 if error.code != TOO_LONG or not ask.truncates or not history:
                     raise
-                history[:] = newer_half(history)
+                history[:], first = newer_half(history), False
 
     async def call(
         self, ask: Ask, calls: list[ToolCall], exchange: ConversationTurn, live: Live
-    ) -> tuple[list[ToolCall], list[ToolCall]]:
-        """Run the calls of server tools; return those of the client, and those to be approved."""
+    ) -> list[ToolCall]:
+        """Run the calls of server tools; return those that wait for outputs, or for approval."""
         offered = {tool["function"]["name"] for tool in ask.tools}
         made = sum(item["type"] == "mcp_call" for a in live.answers[:1] for item in a.output)
         here: list[ToolCall] = []
         left: list[ToolCall] = []
-        waiting: list[ToolCall] = []
         for call in calls:
             label = self.toolbox.server_of(call.name, ask.servers)
             if label is None and call.name in offered:
                 left.append(call)
             elif label is None:
                 await exchange.result(call.id, f"error: there is no tool {call.name[:60]!r}")
-            elif made + len(here) + len(waiting) >= (ask.max_tool_calls or math.inf):
+            elif made >= (ask.max_tool_calls or math.inf):
                 await exchange.result(call.id, "error: this response may call no more tools")
             elif needs_approval(ask.approvals.get(label, "never"), call.name):
-                waiting.append(call)
+                left.append(call)
+                made += 1
             else:
                 here.append(call)
+                made += 1
         await self.run(ask, here, exchange, live)
-        return left, waiting
+        return left
 
     async def run(
         self,
@@ -101,6 +107,7 @@ class Rounds:
                 answer.begin_call(item)
 
         async def ended(place: int, fields: Json) -> None:
+            fields = {name: well_formed(text) for name, text in fields.items()}
             await exchange.result(calls[place].id, fields.get("output", fields.get("error")))
             for answer in live.answers:
                 kind = "response.mcp_call_arguments"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -14,6 +14,7 @@ from trio_lanes.agents import Message as Kept
 
 from ..chat_agent.model import Message, ToolCall, Usage
 from .errors import BadInputError, Refused, problem
+from .http import field
 from .items import text_of
 from .shapes import chat_usage_of
 from .wire import Json
@@ -24,9 +25,6 @@ class Done:
     """The answer is whole, or was cut by the model; without it, something else has cut it."""
 
     reason: str
-
-
-CUT_OFF: Final = Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
 
 
 def data_line(value: Json) -> str:
@@ -42,8 +40,8 @@ def usage_of(events: Sequence[Any]) -> Json:
 
 def end_of(events: Sequence[Any]) -> Done | Refused:
     """Return how an answer has ended."""
-    ends = (event for event in events if isinstance(event, Done | Refused))
-    return next(ends, CUT_OFF)
+    cut_off = Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
+    return next((event for event in events if isinstance(event, Done | Refused)), cut_off)
 
 
 def tool_call(call: ToolCall) -> Json:
@@ -60,18 +58,19 @@ def to_message(message: Any) -> Message:
         case {"role": "user" | "assistant" | "system" | "developer" as role}:
             calls = message.get("tool_calls") or []
             if not isinstance(calls, list) or message.get("function_call") or message.get("audio"):
-                raise BadInputError("a message has a content, or tool_calls", "messages")
+                raise BadInputError("a message has a content, or tool_calls")
             kind: Any = "system" if role == "developer" else role
             text = text_of(message.get("content") or message.get("refusal"))
-            return Message(kind, text, tuple(map(_to_call, calls)), name=message.get("name") or "")
-    raise BadInputError("a message has a role and a content", "messages")
+            name = field(message, "name", str, "")
+            return Message(kind, text, tuple(map(_to_call, calls)), name=name)
+    raise BadInputError("a message has a role and a content")
 
 
 def _to_call(call: Any) -> ToolCall:
     match call:
         case {"id": str(id), "function": {"name": str(name), "arguments": str(arguments)}}:
             return ToolCall(id, name, arguments)
-    raise BadInputError("a tool call has an id, and a function with arguments", "messages")
+    raise BadInputError("a tool call has an id, and a function with arguments")
 
 
 def thread_message(thread: str, id: str, role: str, text: str) -> Json:

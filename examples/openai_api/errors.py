@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
-from ..chat_agent.model import ModelError, RequestError
+from ..chat_agent.model import ModelError, RequestError, well_formed
 
 KINDS: Final = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
 STATUS: Final = {"upstream_error": 502, "previous_response_not_found": 404}  # others: 400 or 500
@@ -47,7 +47,8 @@ def problem(
 ) -> dict[str, Any]:
     """Return the object of an error, as clients read it."""
     kind = KINDS.get(status, "server_error" if status > 499 else "invalid_request_error")
-    return {"message": message, "type": kind, "param": param, "code": code}
+    told = {"message": message, "type": kind, "param": param, "code": code}
+    return {name: value and well_formed(value) for name, value in told.items()}
 
 
 def of_model(failure: ModelError) -> dict[str, Any]:

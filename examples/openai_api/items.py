@@ -40,8 +40,10 @@ def to_messages(items: Sequence[Json]) -> list[Message]:
     messages: list[Message] = []
     for item in items:
         match item:
-            case {"type": "function_call", "call_id": str(id), "name": str(name)}:
-                call = ToolCall(id, name, str(item.get("arguments") or ""))
+            case {"type": "function_call", "call_id": str(id), "name": str(name), **more}:
+                if not isinstance(arguments := more.get("arguments", ""), str):
+                    raise BadInputError("the arguments of a call are a string")
+                call = ToolCall(id, name, arguments)
                 if messages and messages[-1].role == "assistant":
                     last = messages.pop()
                     messages.append(attrs.evolve(last, calls=(*last.calls, call)))

@@ -75,3 +75,8 @@ def chat_usage_of(usage: Usage) -> Json:
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
+
+
+def text_part(text: str) -> Json:
+    """Return a part of a message of a response."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

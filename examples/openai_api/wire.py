@@ -24,7 +24,7 @@ from trio_lanes.agents import Feed
 
 from ..chat_agent.model import ToolCall, Usage
 from .errors import problem
-from .shapes import echoed, told_usage, usage_of
+from .shapes import echoed, text_part, told_usage, usage_of
 
 logger: Final = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -126,7 +126,7 @@ class Answer:
                 "content": [],
             }
             self._publish("response.output_item.added", item=dict(self._message), at=self._message)
-            self._publish("response.content_part.added", part=_part(""), at=self._message)
+            self._publish("response.content_part.added", part=text_part(""), at=self._message)
         self._pieces.append(delta)
         self._publish("response.output_text.delta", delta=delta, logprobs=[], at=self._message)
 
@@ -136,8 +136,8 @@ class Answer:
             return
         text = "".join(self._pieces)
         self._publish("response.output_text.done", text=text, logprobs=[], at=message)
-        self._publish("response.content_part.done", part=_part(text), at=message)
-        message |= {"status": status, "content": [_part(text)]}
+        self._publish("response.content_part.done", part=text_part(text), at=message)
+        message |= {"status": status, "content": [text_part(text)]}
         self._item_done(message)
         self._message, self._pieces = None, []
 
@@ -156,9 +156,9 @@ class Answer:
 
     def ask(self, id: str, call: ToolCall, server: str | None) -> None:
         """Add the request to approve a call."""
-        item = {"id": id, "type": "mcp_approval_request", "server_label": server}
-        self.begin_call(item | {"name": call.name, "arguments": call.arguments or "{}"})
         if not self.ended.is_set():
+            item = {"id": id, "type": "mcp_approval_request", "server_label": server}
+            self.begin_call(item | {"name": call.name, "arguments": call.arguments or "{}"})
             self._item_done(self.output[-1])
 
     def begin_call(self, item: Json) -> None:
@@ -291,10 +291,6 @@ class Answer:
 def session_of(id: str) -> str:
     """Return the session in the id of a response; "" if there is none."""
     return id.removeprefix("resp_").rpartition(".")[0]
-
-
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def sse(event: Json) -> str:

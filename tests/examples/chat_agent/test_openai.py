@@ -15,6 +15,7 @@ from examples.chat_agent.builtin_model import BuiltinModel
 from examples.chat_agent.chat import run_chat
 from examples.chat_agent.limits import Limits
 from examples.chat_agent.model import (
+    Cut,
     Event,
     Message,
     Model,
@@ -273,6 +274,19 @@ async def test_an_endpoint_may_say_that_it_is_done_in_either_way() -> None:
         ([{"total_tokens": 7}], [Usage(7)]),
         ([{"total_tokens": 3}, {}, {"total_tokens": 7}, None], [Usage(7)]),
         ([{"total_tokens": 0}], [Usage(0)]),
+        (
+            [
+                {
+                    "total_tokens": 18,
+                    "prompt_tokens": 11,
+                    "completion_tokens": 7,
+                    "prompt_tokens_details": {"cached_tokens": 8},
+                    "completion_tokens_details": {"reasoning_tokens": 3},
+                }
+            ],
+            [Usage(18, 11, 7, 8, 3)],
+        ),
+        ([{"total_tokens": 7, "prompt_tokens": "4", "prompt_tokens_details": 5}], [Usage(7)]),
         ([], []),
         ([{"total_tokens": -1}], []),
         ([{"total_tokens": "7"}], []),
@@ -285,6 +299,63 @@ async def test_the_last_usage_that_makes_sense_is_told_once_at_the_end(
 ) -> None:
     chunks = [{"choices": [], "usage": usage} for usage in usages]
     assert await answer_to(delta(content="yes"), *chunks, "[DONE]") == ["yes", *told]
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+async def test_an_answer_that_was_cut_says_so_and_has_no_calls(reason: str) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a": "b'}}
+    assert await answer_to(
+        delta(content="yes"), delta(tool_calls=[call]), delta(finish=reason), "[DONE]"
+    ) == ["yes", Cut(reason)]
+
+
+async def test_settings_are_in_the_request_and_those_of_tools_only_with_tools() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        bodies.append(json.loads(request.content))
+        return httpx2.Response(
+            200, text="data: [DONE]\n\n", headers={"content-type": "text/event-stream"}
+        )
+
+    settings = {"model": "large", "temperature": 0.5, "tool_choice": "none"}
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond)) as client:
+        for tools in ((), bundled_tools().values()):
+            model = OpenAIModel(client, "http://endpoint/v1/", "tiny", tools, settings)
+            async with model.stream([Message("user", "hello", name="ann")]) as events:
+                assert [event async for event in events] == []
+    without, with_tools = bodies
+    assert (without["model"], without["temperature"]) == ("large", 0.5)
+    assert without["messages"] == [{"role": "user", "content": "hello", "name": "ann"}]
+    assert "tool_choice" not in without
+    assert with_tools["tool_choice"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        (400, {"code": "invalid_value", "param": "temperature"}, "invalid_value"),
+        (404, {"code": None}, "refused"),
+        (400, {"message": "the maximum context length is 5 tokens"}, "context_length_exceeded"),
+        (422, "no", "refused"),
+        (401, {"code": "invalid_api_key"}, None),
+        (500, {"code": "overloaded"}, None),
+    ],
+)
+async def test_what_the_endpoint_refuses_is_the_fault_of_the_request_or_not(
+    status: int, error: Any, code: str | None
+) -> None:
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, json={"error": error})
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond)) as client:
+        model = OpenAIModel(client, "http://endpoint/v1/", "tiny", ())
+        with pytest.raises(ModelError) as raised:
+            async with model.stream([Message("user", "hello")]):
+                pass
+    assert getattr(raised.value, "code", None) == code
+    if isinstance(error, dict) and "param" in error:
+        assert getattr(raised.value, "param", None) == error["param"]
 
 
 async def test_chunks_without_text_are_passed_over() -> None:

@@ -241,6 +241,16 @@ async def test_the_choice_of_a_tool_holds_for_one_call(autojump_clock: MockClock
     assert [settings["tool_choice"] for settings in model.settings] == ["required", "auto"]
 
 
+async def test_what_a_tool_or_the_upstream_says_can_be_told(autojump_clock: MockClock) -> None:
+    bad = ToolCall("c", "time", '{"zone": "\\ud800"}')
+    fault = RequestError("\ud800", "\ud800", "\ud800")
+    async with inside(Script([bad], ["done"], [fault])) as gateway:
+        response = await ask(gateway, tools=mcp())
+        assert response["output"][0]["status"] == "failed"
+        assert texts(response) == ["done"]
+        assert (await gateway.request("POST", RESPONSES, {"input": "x"})).status == 400
+
+
 # ---- what is kept, and what is shown
 
 
