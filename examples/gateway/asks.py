@@ -1,13 +1,16 @@
-"""Requests for responses, and calls that wait for a request."""
+"""Requests for responses, calls that wait for a request, and how a turn reaches the outside."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import attrs
 
-from trio_lanes.agents import ActionGate
+from trio_lanes import Job, current_job
+from trio_lanes.agents import ActionGate, ConversationTurn, Turn
 
+from ..chat_agent.model import ToolCall
 from ..chat_agent.toolbox import Servers
 from ..openai_api.wire import Answer, Json
 
@@ -43,6 +46,7 @@ def joined(asks: Sequence[Ask]) -> Ask:
         servers={label: allowed for ask in asks for label, allowed in ask.servers.items()},
         approvals={label: approval for ask in asks for label, approval in ask.approvals.items()},
         instructions=next((a.instructions for a in reversed(asks) if a.instructions), ""),
+        is_kept=any(ask.is_kept for ask in asks),
     )
 
 
@@ -51,6 +55,59 @@ class Pending:
     """Calls that a client has to answer, and the request that answered them."""
 
     session: str
-    root: str  # the first response of the turn
     gate: ActionGate
+    responses: list[str]  # that the turn has written to
     ask: Ask | None = None
+
+
+class Reach:
+    """How a running turn reaches what is outside of it; this turn reaches nothing."""
+
+    def abort(self, reason: str) -> object:
+        """Stop the turn."""
+
+    async def take(self) -> list[Ask]:
+        """Return the requests that came meanwhile, and that the turn answers, too."""
+        return []
+
+    def rolled_back(self) -> bool:
+        """Whether the turn leaves its conversation."""
+        return False
+
+    async def restore(self, exchange: ConversationTurn) -> list[ToolCall]:
+        """Write what a process has left that died while its client had calls; return the calls."""
+        return []
+
+    @asynccontextmanager
+    async def waiting(self, pending: Pending) -> AsyncIterator[None]:
+        """Lend the slot of the turn, from before its client is told of the calls."""
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            yield
+
+
+@attrs.frozen
+class JobReach(Reach):
+    """A turn that is a job by itself."""
+
+    job: Job[object]
+
+    def abort(self, reason: str) -> object:
+        return self.job.cancel(reason)
+
+
+@attrs.frozen
+class InboxReach(Reach):
+    """A turn of an inbox of this process."""
+
+    turn: Turn
+
+    def abort(self, reason: str) -> object:
+        return self.turn.abort(reason)
+
+    async def take(self) -> list[Ask]:
+        return self.turn.take()
+
+    def rolled_back(self) -> bool:
+        return self.turn.rollback_called

@@ -48,8 +48,8 @@ class Completions:
             bad.param = "messages"
             raise
         feed: Feed[Any] = Feed(keep=100_000)
-        job = self._engine.lanes.submit_nowait(
-            self._run, messages, tools, settings, feed, lane=TURNS,
+        job = self._engine.begin(
+            self._run, messages, tools, settings, feed,
             owner=body.get("user"), name="completion",
         )  # fmt: skip
         job.on_settled(lambda job: feed.close())

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
 
-from trio_lanes import LaneFullError, Lanes, current_job
+from trio_lanes import Job, LaneFullError, Lanes
 from trio_lanes import agents as parts
 from trio_lanes.agents import Conversation, ConversationTurn, Receipt, SettledKind, Turn, WhenBusy
 
@@ -28,10 +28,11 @@ from ..openai_api.history import Histories
 from ..openai_api.items import once, outputs_of
 from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, new_id, session_of
-from .asks import Ask, Pending, joined
+from .asks import Ask, InboxReach, Pending, Reach, joined
 from .rounds import Rounds
 
 TURNS: Final = "main"
+PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
 MAX_ROUNDS: Final = 16  # rounds of tool calls in a turn
 CUTS: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 KEPT: Final = 250  # answers that have ended; older ones are read from the transcripts
@@ -50,6 +51,9 @@ class Engine:
       turn_timeout: the maximum number of seconds of a turn, with the waits for its client.
       gate_timeout: for how long a turn waits for outputs of its client.
       tag: a part of the ids of calls, which names this process; "" if there is no other.
+      begin: runs work without a session in a job, with a place among the turns, and returns the
+        job. It is called, and raises, as `Lanes.submit_nowait`; the job may raise a `LaneError`.
+      elsewhere: finds a call, by its id, that waits in another process.
     """
 
     lanes: Lanes
@@ -60,6 +64,8 @@ class Engine:
     turn_timeout: float = 600.0
     gate_timeout: float = 300.0
     tag: str = ""
+    elsewhere: Callable[[str], Pending | None] = attrs.field(default=lambda id: None)
+    begin: Callable[..., Job[Any]] = attrs.field(init=False)
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
     inboxes: parts.Inboxes = attrs.field(init=False)
     _histories: Histories = attrs.field(factory=Histories)
@@ -67,6 +73,7 @@ class Engine:
     _rounds: Rounds = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.begin = partial(self.lanes.submit_nowait, lane=TURNS)
         self._rounds = Rounds(self.lanes, TURNS, self.upstream, self.toolbox)
         self.inboxes = parts.Inboxes(
             self.lanes, self._turn, when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
@@ -116,8 +123,10 @@ class Engine:
 
     def pending_of(self, items: Sequence[Json]) -> Pending | None:
         """Return the calls that wait for outputs in these items."""
-        found = [self._pending.get(id) for id in outputs_of(items)]
-        return next((pending for pending in found if pending is not None), None)
+        for id in outputs_of(items):
+            if pending := self._pending.get(id) or self.elsewhere(id):
+                return pending
+        return None
 
     async def messages(self, session: str) -> list[parts.Message]:
         """Return the messages of a session."""
@@ -134,19 +143,11 @@ class Engine:
 
     async def _turn(self, turn: Turn) -> None:
         """Answer the messages of a turn: the handler of all inboxes."""
-        back = partial(getattr, turn, "rollback_called")
-        await self.answer(turn.session, turn.messages, turn.abort, turn.take, back)
+        await self.answer(turn.session, turn.messages, InboxReach(turn))
 
-    async def answer(
-        self,
-        session: str,
-        asks: list[Ask],
-        abort: Callable[[str], object],
-        take: Callable[[], list[Ask]] = list,
-        rolled_back: Callable[[], bool] = bool,
-    ) -> None:
-        """Answer requests in a conversation, in a job; `take` returns those that come meanwhile."""
-        live = Live(abort)
+    async def answer(self, session: str, asks: list[Ask], reach: Reach) -> None:
+        """Answer requests in a conversation, in a job."""
+        live = Live(reach.abort)
         for ask in asks:
             live.join(ask.answer)
         status: str = "cancelled"
@@ -162,10 +163,9 @@ class Engine:
                         if not is_kept:
                             past = await Conversation(session, self.store).messages()
                         history = self._histories.read(session, past, asks[-1].previous, live.ids)
-                        more = take if is_kept else list  # what is steered in may have to be kept
-                        await self._answer(exchange, joined(asks), history, live, session, more)
+                        await self._answer(exchange, joined(asks), history, live, session, reach)
                     finally:
-                        if rolled_back():
+                        if reach.rolled_back():
                             exchange.rollback()
                 status = "completed"
             if limit.cancelled_caught:
@@ -185,21 +185,26 @@ class Engine:
         history: list[chat.Message],
         live: Live,
         session: str,
-        take: Callable[[], list[Ask]],
+        reach: Reach,
     ) -> None:
-        previous = ask.previous
+        previous, is_kept = ask.previous, ask.is_kept
+        if left := await reach.restore(exchange):
+            answered = await self._wait_for_client(exchange, left, live, session, ask, reach)
+            if answered is None:
+                return
+            ask = answered
         for number in range(MAX_ROUNDS):
             calls, cut = await self._rounds.ask(ask, history, exchange, live, number == 0)
             # the id of the model may repeat in other sessions
             calls = [attrs.evolve(call, id=new_id(f"call{self.tag}")) for call in calls]
             if calls:
-                answered = await self._call(exchange, ask, calls, live, session)
+                answered = await self._call(exchange, ask, calls, live, session, reach)
                 if answered is None:
                     return  # the client never brought the outputs
                 if answered is ask and "tool_choice" in ask.settings:  # it holds for one call
                     answered = attrs.evolve(ask, settings=ask.settings | {"tool_choice": "auto"})
                 ask = answered
-            more = [] if cut else take()
+            more = [] if cut or not is_kept else await reach.take()
             for steer in more:
                 live.join(steer.answer)
                 await exchange.steer(steer.content)
@@ -216,12 +221,20 @@ class Engine:
         raise ModelError(f"the model still wants tools after {MAX_ROUNDS} rounds")
 
     async def _call(
-        self, exchange: ConversationTurn, ask: Ask, calls: list[ToolCall], live: Live, session: str
+        self,
+        exchange: ConversationTurn,
+        ask: Ask,
+        calls: list[ToolCall],
+        live: Live,
+        session: str,
+        reach: Reach,
     ) -> Ask | None:
         """Run the calls of server tools, and wait for the client: for outputs, and approvals."""
         await exchange.call([attrs.asdict(call) for call in calls])
         left = await self._rounds.call(ask, calls, exchange, live)
-        return await self._wait_for_client(exchange, left, live, session, ask) if left else ask
+        if not left:
+            return ask
+        return await self._wait_for_client(exchange, left, live, session, ask, reach)
 
     async def _wait_for_client(
         self,
@@ -230,24 +243,23 @@ class Engine:
         live: Live,
         session: str,
         asked: Ask,
+        reach: Reach,
     ) -> Ask | None:
         """Wait for the outputs of calls, and for the approvals of those that servers run."""
         servers = {call.id: self.toolbox.server_of(call.name, asked.servers) for call in calls}
         approvals = {f"mcpr_{call.id}": call for call in calls if servers[call.id]}
         ids = [*[id for id, server in servers.items() if not server], *approvals]
-        pending = Pending(session, live.ids[0], parts.ActionGate(ids))
+        pending = Pending(session, parts.ActionGate(ids), [*live.ids])
         self._pending.update(dict.fromkeys(ids, pending))
-        for answer in live.answers:
-            for call in calls:
-                if servers[call.id]:
-                    answer.ask(f"mcpr_{call.id}", call, servers[call.id])
-                else:
-                    answer.call(call)
-        live.end("completed")
-        job = current_job()
-        assert job is not None
         try:
-            async with job.yield_slot():
+            async with reach.waiting(pending):
+                for answer in live.answers:
+                    for call in calls:
+                        if servers[call.id]:
+                            answer.ask(f"mcpr_{call.id}", call, servers[call.id])
+                        else:
+                            answer.call(call)
+                live.end("completed")
                 with trio.move_on_after(self.gate_timeout):
                     await pending.gate.wait()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import secrets
 import socket
@@ -32,10 +33,10 @@ from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
 from ..openai_api.http import Bounded, Refused, Requests, full, guarded, not_found
 from ..openai_api.wire import Answer
-from .asks import Ask
+from .asks import Ask, Reach
 from .backlog import Backlog
 from .completions import Completions
-from .engine import TURNS, Engine
+from .engine import PLACED, TURNS, Engine
 from .responses import Responses
 from .threads import Threads
 
@@ -96,7 +97,7 @@ async def answer_text(engine: Engine, session: str, text: str) -> str:
     """Answer a message of a chat, in a turn of its own; `ConnectionError` if the model does not."""
     answer = Answer.begun(session, engine.upstream.name, {})
     ask = Ask(answer, [{"role": "user", "content": text}])
-    turn = partial(engine.answer, session, [ask], lambda reason: None)
+    turn = partial(engine.answer, session, [ask], Reach())
     await engine.lanes.run(turn, session=f"hook-{session}", lane=TURNS)
     if answer.status not in ("completed", "incomplete"):
         raise ConnectionError("the model did not answer")
@@ -172,7 +173,11 @@ def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:
     """Return the lanes of this process."""
     rate = [] if options.rpm is None else [RateLimit(options.rpm, per=60.0)]
     turns = LaneConfig(concurrency=options.limit, max_waiting=options.waiting, rate=rate, fair=True)
-    return {TURNS: turns, "mcp:*": LaneConfig(concurrency=PER_SERVER)}
+    return {
+        TURNS: turns,
+        PLACED: LaneConfig(concurrency=math.inf),
+        "mcp:*": LaneConfig(concurrency=PER_SERVER),
+    }
 
 
 def parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ from ..openai_api.http import Refused, body_of, field, listed, named
 from ..openai_api.items import text_of
 from ..openai_api.requests import chat_tools, choice_of
 from ..openai_api.wire import Answer, Json, new_id
-from .asks import Ask
+from .asks import Ask, JobReach
 from .engine import TURNS, Engine
 
 KEPT: Final = 1_000  # threads, and runs
@@ -110,7 +110,7 @@ class Threads:
         return JSONResponse(run.object())
 
     async def _answer(self, run: Run) -> None:
-        await self._engine.answer(run.thread, [run.ask], run.job.cancel)
+        await self._engine.answer(run.thread, [run.ask], JobReach(run.job))
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/runs/{run}`."""

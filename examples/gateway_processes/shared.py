@@ -57,7 +57,7 @@ class SharedBacklog(Backlog):
         if any(call[1] != engine.tag for call in calls if call is not None):
             raise Refused(409, ELSEWHERE, "other_process", x_should_retry="false")
         pending = engine.pending_of(ask.items)
-        root = answer.id if pending is None else pending.root
+        root = answer.id if pending is None else pending.responses[0]
         log = await self._create(ask, group, root=root)
         try:
             if pending is None:
