@@ -29,6 +29,7 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str = ""  # of the person or program that it is from
+    parts: tuple[Any, ...] = ()  # the text and images, as in chat completions; if it has images
 
 
 @attrs.frozen

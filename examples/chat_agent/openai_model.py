@@ -205,7 +205,7 @@ def _add(calls: dict[int, dict[str, str]], fragment: Mapping[str, Any]) -> None:
 
 
 def _to_json(message: Message) -> dict[str, Any]:
-    result: dict[str, Any] = {"role": message.role, "content": message.text}
+    result: dict[str, Any] = {"role": message.role, "content": [*message.parts] or message.text}
     if message.name:
         result["name"] = message.name
     if message.calls:

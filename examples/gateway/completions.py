@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 from trio_lanes.agents import Feed
 
 from ..chat_agent.model import Cut, Message, ModelError, Settings
-from ..chat_agent.upstream import ask_model, model_name
+from ..chat_agent.upstream import ask_model, model_name, takes_images
 from ..openai_api.chat import Done, chunks, completion, end_of, to_message
 from ..openai_api.errors import BadInputError, Refused, failed, of_model, problem
 from ..openai_api.fields import COMPLETIONS, checked
 from ..openai_api.http import EventStream, body_of, unless_lost
+from ..openai_api.items import without_images
 from ..openai_api.requests import chat_tools, choice_of
 from ..openai_api.wire import Json, new_id
 from .engine import TURNS, Engine
@@ -44,6 +45,8 @@ class Completions:
             messages = [to_message(message) for message in body.get("messages") or ()]
             if not any(message.role in ("user", "tool") for message in messages):
                 raise BadInputError("messages must have a message of a user")
+            if not takes_images(self._engine.upstream):
+                without_images(messages, "messages")
         except BadInputError as bad:
             bad.param = "messages"
             raise

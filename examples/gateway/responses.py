@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import FeedGapError, WhenBusy
 
-from ..chat_agent.upstream import model_name
+from ..chat_agent.upstream import model_name, takes_images
 from ..openai_api.errors import BadInputError, failed
 from ..openai_api.fields import CONVERSATIONS, checked
 from ..openai_api.http import NAME, EventStream, Refused, body_of, field, listed, named, unless_lost
@@ -88,7 +88,7 @@ class Responses:
 
     async def _ask(self, body: Json) -> tuple[Ask, WhenBusy | None, str | None]:
         """Return the request, its mode, and its group."""
-        want = wanted(body, self._item, self._engine.toolbox)
+        want = wanted(body, self._item, self._engine.toolbox, takes_images(self._engine.upstream))
         pending = self._engine.pending_of(want.items)
         session = want.session if pending is None else pending.session
         if pending is None and (late := came_too_late(want.items)) is not None:

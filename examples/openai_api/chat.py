@@ -15,7 +15,7 @@ from trio_lanes.agents import Message as Kept
 from ..chat_agent.model import Message, ToolCall, Usage
 from .errors import BadInputError, Refused, problem
 from .http import field
-from .items import text_of
+from .items import text_of, user_message
 from .shapes import chat_usage_of
 from .wire import Json
 
@@ -60,8 +60,10 @@ def to_message(message: Any) -> Message:
             if not isinstance(calls, list) or message.get("function_call") or message.get("audio"):
                 raise BadInputError("a message has a content, or tool_calls")
             kind: Any = "system" if role == "developer" else role
-            text = text_of(message.get("content") or message.get("refusal"))
             name = field(message, "name", str, "")
+            if kind == "user":
+                return user_message(message.get("content"), name)
+            text = text_of(message.get("content") or message.get("refusal"))
             return Message(kind, text, tuple(map(_to_call, calls)), name=name)
     raise BadInputError("a message has a role and a content")
 

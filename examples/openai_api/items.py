@@ -35,6 +35,31 @@ def text_of(content: Any) -> str:
     return well_formed("".join(texts))
 
 
+def user_message(content: Any, name: str = "") -> Message:
+    """Return a message of a user; images are passed on as parts."""
+    parts: list[Json] = []
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [content]:
+        match part:
+            case (
+                {"type": "input_image", "image_url": str(url), **more}
+                | {"type": "image_url", "image_url": {"url": str(url), **more}}
+            ):  # fmt: skip
+                detail = {"detail": more["detail"]} if more.get("detail") else {}
+                parts.append({"type": "image_url", "image_url": {"url": url, **detail}})
+            case _:
+                texts.append(text_of(part if part is content else [part]))
+                parts.append({"type": "text", "text": texts[-1]})
+    has_images = len(parts) > len(texts)
+    return Message("user", "".join(texts), name=name, parts=tuple(parts) if has_images else ())
+
+
+def without_images(messages: Sequence[Message], param: str) -> None:
+    """Refuse messages that have images."""
+    if any(message.parts for message in messages):
+        raise BadInputError("the built-in model takes no images", param)
+
+
 def to_messages(items: Sequence[Json]) -> list[Message]:
     """Return input items as messages; calls behind each other are calls of one message."""
     messages: list[Message] = []
@@ -57,7 +82,7 @@ def to_messages(items: Sequence[Json]) -> list[Message]:
             case {"role": "system" | "developer"}:
                 messages.append(Message("system", text_of(item.get("content"))))
             case {"role": "user"}:
-                messages.append(Message("user", text_of(item.get("content"))))
+                messages.append(user_message(item.get("content")))
             case {"type": "mcp_approval_response", "approval_request_id": str(), "approve": bool()}:
                 pass  # for a turn that waits for it, or it is history
             case {"type": "reasoning" | "mcp_call" | "mcp_list_tools" | "mcp_approval_request"}:

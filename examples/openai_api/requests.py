@@ -14,7 +14,7 @@ from ..chat_agent.toolbox import Servers, Toolbox
 from .errors import BadInputError, Refused
 from .fields import FUNCTION, RESPONSES, SERVER, checked, kind
 from .http import field, named
-from .items import to_messages
+from .items import to_messages, without_images
 from .wire import Json, session_of
 
 CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": kind(dict, "an object", FUNCTION)}
@@ -37,12 +37,15 @@ class Wanted:
     is_kept: bool  # in its conversation
 
 
-def wanted(body: Json, item: Callable[[str], Json | None], toolbox: Toolbox) -> Wanted:
+def wanted(
+    body: Json, item: Callable[[str], Json | None], toolbox: Toolbox, images: bool
+) -> Wanted:
     """Return what the body of a request asks for.
 
     Args:
       item: returns the item with an id.
       toolbox: the servers that are known.
+      images: whether the model takes images.
 
     Raises:
       Refused: if the request is not valid, or asks for what the gateway cannot do.
@@ -53,7 +56,9 @@ def wanted(body: Json, item: Callable[[str], Json | None], toolbox: Toolbox) -> 
     if not isinstance(items, list) or not items or not all(isinstance(i, dict) for i in items):
         raise BadInputError("input must be a string, or a list of items that is not empty")
     items = [_referred(one, item) for one in items]
-    to_messages(items)  # raises for an item that is not supported
+    messages = to_messages(items)  # raises for an item that is not supported
+    if not images:
+        without_images(messages, "input")
     previous = body.get("previous_response_id")
     conversation: Any = body.get("conversation")
     if isinstance(conversation, dict):

@@ -29,7 +29,7 @@ def with_node() -> None:
 
 
 ONE_SLOT = ["simple", "conversation", "previous", "stream", "background", "cancel", "hang_up"]
-ONE_SLOT += ["functions", "servers", "completions", "errors"]
+ONE_SLOT += ["functions", "servers", "completions", "structured", "approvals", "errors"]
 
 
 def test_openai_with_threads(url: str) -> None:

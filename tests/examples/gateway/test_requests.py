@@ -336,6 +336,30 @@ async def test_requests_that_join_bring_their_instructions_and_tools(
     assert names == (["a", "b", "c"] if mode == "steer" else ["b", "c"])
 
 
+URL = "data:image/png;base64,iVBORw0KGgo="
+IMAGE = {"type": "input_image", "image_url": URL, "detail": "low"}
+CHAT_IMAGE = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
+
+
+async def test_images_are_passed_on_but_the_built_in_model_takes_none(
+    autojump_clock: MockClock,
+) -> None:
+    content = [{"type": "input_text", "text": "what is it?"}, IMAGE]
+    parts = [{"type": "text", "text": "what is it?"}, CHAT_IMAGE]
+    messages = [{"role": "user", "content": parts}]
+    bodies = {
+        RESPONSES: {"input": [{"role": "user", "content": content}]},
+        COMPLETIONS: {"messages": messages},
+    }
+    model = Script()
+    for upstream in (model, Builtin(0)):
+        async with inside(upstream) as gateway:
+            for path, body in bodies.items():
+                reply = await gateway.request("POST", path, body)
+                assert reply.status == (200 if upstream is model else 400)
+    assert [[*prompt[-1].parts] for prompt in model.prompts] == [parts, parts]
+
+
 # ---- errors, and the shape of a response
 
 

@@ -5,12 +5,16 @@ import sys
 
 from agents import (
     Agent,
+    HostedMCPTool,
+    MCPToolApprovalRequest,
     OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
+from openai.types.responses.tool_param import Mcp
+from pydantic import BaseModel
 
 set_tracing_disabled(True)
 
@@ -19,6 +23,11 @@ set_tracing_disabled(True)
 def get_weather(city: str) -> str:
     """Return the weather."""
     return f"{city} is sunny"
+
+
+class City(BaseModel):
+    name: str
+    people: int
 
 
 async def main() -> None:
@@ -35,6 +44,23 @@ async def main() -> None:
     kinds = [event.type async for event in streamed.stream_events()]
     assert "raw_response_event" in kinds
     assert streamed.final_output.startswith("Hello")
+    shaped = Agent(name="shaped", model=model, output_type=City)
+    assert (await Runner.run(shaped, "Paris 5")).final_output.people == 5
+
+    asked: list[str] = []
+
+    def approve(request: MCPToolApprovalRequest) -> dict[str, bool]:
+        asked.append(request.data.name)
+        return {"approve": True}
+
+    server: Mcp = {"type": "mcp", "server_label": "gateway", "require_approval": "always"}
+    hosted = HostedMCPTool(server, approve)  # type: ignore[arg-type]
+    careful = Agent(name="careful", model=model, tools=[hosted])
+    done = await Runner.run(careful, "what is 6 * 7")
+    assert done.final_output == "6 * 7 = 42", done.final_output
+    assert asked == ["calc"]
+    more = await Runner.run(careful, [*done.to_input_list(), {"role": "user", "content": "thanks"}])
+    assert "thanks" in more.final_output
     await client.close()
 
 

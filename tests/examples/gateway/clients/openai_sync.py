@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
+from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=sys.argv[1], api_key="any", timeout=120)
 create: Callable[..., Any] = client.responses.create
@@ -279,6 +280,36 @@ def completions() -> None:
         client.chat.completions.create(model="any", messages=asked).choices[0].message.content
         == "sun"
     )
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+def structured() -> None:
+    """An answer has the schema that the client asks for."""
+    parsed = client.responses.parse(model="any", input="Paris 5", text_format=City).output_parsed
+    assert parsed is not None
+    assert parsed.people == 5
+    with client.responses.stream(model="any", input="Paris 5", text_format=City) as events:
+        assert events.get_final_response().output_parsed == parsed
+    chat = client.chat.completions.parse(
+        model="any", messages=[{"role": "user", "content": "Paris 5"}], response_format=City
+    )
+    assert chat.choices[0].message.parsed == parsed
+
+
+def approvals() -> None:
+    """A tool that a person has to approve runs when the client has sent the approval."""
+    tools = [{"type": "mcp", "server_label": "gateway", "require_approval": "always"}]
+    asked = create(input="what is 6 * 7", tools=tools)
+    (request,) = asked.output
+    assert request.type == "mcp_approval_request"
+    approval = {"type": "mcp_approval_response", "approval_request_id": request.id}
+    more = {"previous_response_id": asked.id, "tools": tools}
+    told = create(input=[approval | {"approve": True}], **more)
+    assert told.output[0].output == told.output_text == "6 * 7 = 42"
 
 
 def threads() -> None:

@@ -1,7 +1,7 @@
 // The AI SDK with its OpenAI provider: node ai.mjs BASE_URL
 import assert from "node:assert/strict";
 import { createOpenAI } from "@ai-sdk/openai";
-import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
+import { generateObject, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 
 const openai = createOpenAI({ baseURL: process.argv[2], apiKey: "any" });
 const model = openai.responses("built-in");
@@ -49,4 +49,16 @@ const more = await generateText({
   ],
 });
 assert.match(more.text, /message 2/);
+
+// an answer that has a schema, no tool where none may be called, and an error that can be read
+const properties = { name: { type: "string" }, people: { type: "integer" } };
+const required = ["name", "people"];
+const schema = jsonSchema({ type: "object", properties, required, additionalProperties: false });
+const { object } = await generateObject({ model, schema, prompt: "Paris 5" });
+assert.equal(object.people, 5);
+const none = await generateText({ model, tools, toolChoice: "none", prompt: "weather in Rome" });
+assert.equal(none.toolCalls.length, 0);
+const short = await generateText({ model, prompt: "long answer", maxOutputTokens: 3 });
+assert.equal(short.finishReason, "length");
+await assert.rejects(generateText({ model, prompt: "fail now" }), /the built-in model failed/);
 console.log("all good");

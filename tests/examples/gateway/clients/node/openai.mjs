@@ -68,6 +68,19 @@ const told = await client.responses.create({
 });
 assert.equal(told.output_text, "sunny");
 
+// half an emoji is refused at once
+const half = { input: "hello", metadata: { title: "great 😀".slice(0, 7) } };
+await assert.rejects(client.responses.create(half), { status: 400 });
+
+// an answer that has a schema
+const format = {
+  type: "json_schema",
+  name: "city",
+  schema: { type: "object", properties: { people: { type: "integer" } } },
+};
+const parsed = await client.responses.parse({ input: "Paris 5", text: { format } });
+assert.deepEqual(JSON.parse(parsed.output_text), { people: 5 });
+
 // an abort cancels the job: the only slot is free again
 const controller = new AbortController();
 setTimeout(() => controller.abort(), 500);
