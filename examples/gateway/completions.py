@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ class Completions:
         except BadInputError as bad:
             bad.param = "messages"
             raise
-        feed: Feed[Any] = Feed(keep=100_000)
+        feed: Feed[Any] = Feed(math.inf)
         job = self._engine.begin(
             self._run, messages, tools, settings, feed,
             owner=body.get("user"), name="completion",

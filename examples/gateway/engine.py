@@ -23,7 +23,7 @@ from ..chat_agent import model as chat
 from ..chat_agent.model import ModelError, ToolCall
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Upstream
-from ..openai_api.errors import BadInputError, of_model
+from ..openai_api.errors import BadInputError, of_model, problem
 from ..openai_api.history import Histories
 from ..openai_api.items import once, outputs_of
 from ..openai_api.live import Live
@@ -150,8 +150,7 @@ class Engine:
         live = Live(reach.abort)
         for ask in asks:
             live.join(ask.answer)
-        status: str = "cancelled"
-        why: str | Json = ""
+        status, why = "cancelled", problem("")
         is_kept = any(ask.is_kept for ask in asks)
         store = self.store if is_kept else parts.MemoryTranscript()
         try:
@@ -169,11 +168,11 @@ class Engine:
                             exchange.rollback()
                 status = "completed"
             if limit.cancelled_caught:
-                status, why = "failed", f"stopped after {self.turn_timeout:g} s"
+                status, why = "failed", problem(f"stopped after {self.turn_timeout:g} s")
         except ModelError as error:
             status, why = "failed", of_model(error)
         except Exception as error:
-            status, why = "failed", f"the gateway failed: {type(error).__name__}"
+            status, why = "failed", problem(f"the gateway failed: {type(error).__name__}")
             raise
         finally:
             live.end(status, why)
@@ -201,7 +200,8 @@ class Engine:
                 answered = await self._call(exchange, ask, calls, live, session, reach)
                 if answered is None:
                     return  # the client never brought the outputs
-                if answered is ask and "tool_choice" in ask.settings:  # it holds for one call
+                if answered is ask and ask.settings.get("tool_choice", "none") != "none":
+                    # a call that is demanded was made
                     answered = attrs.evolve(ask, settings=ask.settings | {"tool_choice": "auto"})
                 ask = answered
             more = [] if cut or not is_kept else await reach.take()
@@ -279,7 +279,7 @@ class Engine:
                     text = f"error: a person has refused this call: {why}"
                     await exchange.result(approvals[result.id].id, text)
             given = {call.id: id for id, call in approvals.items()}
-            await self._rounds.run(asked, approved, exchange, live, **given)
+            await self._rounds.run(asked, approved, exchange, live, given)
         return pending.ask
 
 

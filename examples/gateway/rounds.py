@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import attrs
 
@@ -86,7 +87,7 @@ class Rounds:
             else:
                 here.append(call)
                 made += 1
-        await self.run(ask, here, exchange, live)
+        await self.run(ask, here, exchange, live, {})
         return left
 
     async def run(
@@ -95,11 +96,11 @@ class Rounds:
         calls: list[ToolCall],
         exchange: ConversationTurn,
         live: Live,
-        **approved: str,
+        approvals: Mapping[str, str],
     ) -> None:
-        """Run calls of server tools; ``approved`` has the ids of requests for approval."""
+        """Run calls of server tools; ``approvals`` has the requests for approval by call id."""
         items = [
-            self.toolbox.item(call, ask.servers) | {"approval_request_id": approved.get(call.id)}
+            self.toolbox.item(call, ask.servers) | {"approval_request_id": approvals.get(call.id)}
             for call in calls
         ]
         for answer in live.answers:

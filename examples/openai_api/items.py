@@ -156,15 +156,20 @@ def to_items(messages: Sequence[Kept]) -> list[Json]:
     return found
 
 
+def is_approval(id: str) -> bool:
+    """Return whether this is the id of a request for approval."""
+    return id.startswith("mcpr_")
+
+
 def outputs_of(items: Sequence[Json]) -> dict[str, Any]:
     """Return what the client answers: outputs by call id, approvals by the id of their request."""
     found: dict[str, Any] = {}
     for item in items:
         match item:
-            case {"type": "function_call_output", "call_id": id}:
-                found[str(id)] = item.get("output")
-            case {"type": "mcp_approval_response", "approval_request_id": id}:
-                found[str(id)] = item
+            case {"type": "function_call_output", "call_id": str(id)} if not is_approval(id):
+                found[id] = item.get("output")
+            case {"type": "mcp_approval_response", "approval_request_id": str(id)}:
+                found |= {id: item} if is_approval(id) else {}
     return found
 
 

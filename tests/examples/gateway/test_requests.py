@@ -71,6 +71,19 @@ async def test_usage_is_what_the_model_said_over_all_calls_of_the_turn(
         assert usage["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
+@pytest.mark.parametrize("path", [RESPONSES, COMPLETIONS])
+async def test_a_turn_with_one_call_of_the_model_counts_once_in_the_rate(
+    autojump_clock: MockClock, path: str
+) -> None:
+    body: Json = {"input": "hello"}
+    if path == COMPLETIONS:
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+    async with inside(Script(), "--rpm", "3") as gateway:
+        for _ in range(3):
+            assert (await gateway.request("POST", path, body)).status == 200
+    assert 39 < trio.current_time() < 41  # 20 s between two
+
+
 @pytest.mark.parametrize(
     ("reason", "why"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
 )
