@@ -15,10 +15,10 @@ from ..chat_agent.model import Cut, Message, ModelError, Settings
 from ..chat_agent.upstream import ask_model, model_name, takes_images
 from ..openai_api.chat import Done, chunks, completion, end_of, to_message
 from ..openai_api.errors import BadInputError, Refused, failed, of_model, problem
-from ..openai_api.fields import COMPLETIONS, checked
+from ..openai_api.fields import COMPLETIONS
 from ..openai_api.http import EventStream, body_of, unless_lost
 from ..openai_api.items import without_images
-from ..openai_api.requests import chat_tools, choice_of
+from ..openai_api.requests import chat_request
 from ..openai_api.wire import Json, new_id
 from .engine import TURNS, Engine
 
@@ -38,10 +38,7 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         body = await body_of(request)
-        settings = checked(COMPLETIONS, body)
-        tools = chat_tools(body.get("tools") or [])
-        names = [tool["function"]["name"] for tool in tools]
-        settings = settings | choice_of(body.get("tool_choice"), names)
+        tools, settings = chat_request(COMPLETIONS, body)
         try:
             messages = [to_message(message) for message in body.get("messages") or ()]
             if not any(message.role in ("user", "tool") for message in messages):

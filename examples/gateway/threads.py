@@ -21,7 +21,7 @@ from ..openai_api.errors import BadInputError
 from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
 from ..openai_api.http import Refused, body_of, field, listed, named
 from ..openai_api.items import text_of
-from ..openai_api.requests import chat_tools, choice_of
+from ..openai_api.requests import chat_request
 from ..openai_api.wire import Answer, Json, new_id
 from .asks import Ask, JobReach
 from .engine import TURNS, Engine
@@ -91,15 +91,12 @@ class Threads:
     async def run(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs`."""
         id, body = named(request.path_params["id"]), await body_of(request)
-        settings = checked(RUNS, body)
-        tools = chat_tools(body.get("tools") or [])
-        names = [tool["function"]["name"] for tool in tools]
-        settings = settings | choice_of(body.get("tool_choice"), names)
+        tools, settings = chat_request(RUNS, body)
         items = self._posted.get(id)
         if not items:
             raise BadInputError("no message was posted since the last run")
         ask = Ask(Answer.begun(id, "", {}), items, body.get("instructions") or "", tools)
-        ask.settings = dict(settings)
+        ask.settings = settings
         run = Run(id, ask)
         run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=id)
         del self._posted[id]

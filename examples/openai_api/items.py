@@ -175,15 +175,11 @@ def outputs_of(items: Sequence[Json]) -> dict[str, Any]:
 
 def came_too_late(items: Sequence[Json]) -> str | None:
     """Return the id of a call that is approved, and of which the items have no end."""
-    ended = [item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"]
-    return next(
-        (
-            id
-            for id, said in outputs_of(items).items()
-            if isinstance(said, dict) and said.get("approve") is True and id not in ended
-        ),
-        None,
-    )
+    ended = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
+    for id, said in outputs_of(items).items():
+        if is_approval(id) and said["approve"] and id not in ended:
+            return id
+    return None
 
 
 def conversation_object(id: str, metadata: Any) -> Json:

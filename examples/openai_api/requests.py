@@ -12,7 +12,7 @@ from trio_lanes.agents import WhenBusy
 from ..chat_agent.model import Settings
 from ..chat_agent.toolbox import Servers, Toolbox
 from .errors import BadInputError, Refused
-from .fields import FUNCTION, RESPONSES, SERVER, checked, kind
+from .fields import FUNCTION, RESPONSES, SERVER, Table, checked, kind
 from .http import field, named
 from .items import to_messages, without_images
 from .wire import Json, session_of
@@ -125,15 +125,18 @@ def tools_of(tools: Sequence[Any], toolbox: Toolbox) -> tuple[list[Json], Server
     return functions, servers, approvals
 
 
-def chat_tools(tools: Sequence[Any]) -> list[Json]:
-    """Return the tools of a chat completion, or of a run of a thread."""
+def chat_request(table: Table, body: Json) -> tuple[list[Json], Json]:
+    """Check a request in the shape of chat completions; return its tools, and its settings."""
+    settings = checked(table, body)
+    tools = body.get("tools") or []
     for place, tool in enumerate(tools):
         match tool:
             case {"type": "function", "function": {"name": str()}}:
                 checked(CHAT_TOOL, tool, f"tools[{place}].")
             case _:
                 raise BadInputError("a tool is a function with a name", f"tools[{place}]")
-    return [*tools]
+    names = [tool["function"]["name"] for tool in tools]
+    return tools, {**settings, **choice_of(body.get("tool_choice"), names)}
 
 
 def choice_of(choice: Any, names: Collection[str]) -> Json:
