@@ -105,7 +105,7 @@ class BuiltinModel:
         if self._settings.get("parallel_tool_calls") is False:
             calls = calls[:1]
         text = self._formed("\n".join(texts), bool(calls))
-        words = [*_words(text), *calls]
+        words: list[str | ToolCall] = [*_words(text), *calls]
         limit = min(self._settings.get(name) or len(words) for name in LIMITS)
         for word in words[:limit]:
             await trio.sleep(self._word_delay)

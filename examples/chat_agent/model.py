@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, Protocol
 
 import attrs
 
-Settings = Mapping[str, Any]  # of one call of a model, named as in chat completions
+Settings = dict[str, Any]  # of one call of a model, named as in chat completions
 
 
 @attrs.frozen

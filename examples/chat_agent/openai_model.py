@@ -166,7 +166,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
     """Return the usage that an endpoint told; a count that is none is 0."""
     prompt = usage.get("prompt_tokens_details") or {}
     completion = usage.get("completion_tokens_details") or {}
-    counts = (
+    counts: tuple[Any, ...] = (
         usage["total_tokens"],
         usage.get("prompt_tokens"),
         usage.get("completion_tokens"),

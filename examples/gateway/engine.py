@@ -158,7 +158,7 @@ class Engine:
                 contents = [ask.content for ask in asks]
                 async with Conversation(session, store).turn(*contents) as exchange:
                     try:
-                        past = exchange.history
+                        past: Sequence[parts.Message] = exchange.history
                         if not is_kept:
                             past = await Conversation(session, self.store).messages()
                         history = self._histories.read(session, past, asks[-1].previous, live.ids)

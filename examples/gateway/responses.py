@@ -104,7 +104,7 @@ class Responses:
         answer = Answer.begun(session, name, body)
         ask = Ask(
             answer, want.items, want.instructions, want.functions, want.servers,
-            want.previous, dict(want.settings), want.approvals, body.get("max_tool_calls"),
+            want.previous, want.settings, want.approvals, body.get("max_tool_calls"),
             body.get("truncation") == "auto", want.is_kept,
         )  # fmt: skip
         return ask, want.when_busy, want.group

@@ -7,7 +7,7 @@ refused. `None` is as if the field were missing. A field that is in no table is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -16,7 +16,7 @@ from ..chat_agent.model import Settings
 from .errors import Refused
 
 Json = dict[str, Any]
-Table = Mapping[str, "Rule"]
+Table = dict[str, "Rule"]
 
 
 @attrs.frozen

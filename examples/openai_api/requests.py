@@ -136,7 +136,7 @@ def chat_request(table: Table, body: Json) -> tuple[list[Json], Json]:
             case _:
                 raise BadInputError("a tool is a function with a name", f"tools[{place}]")
     names = [tool["function"]["name"] for tool in tools]
-    return tools, {**settings, **choice_of(body.get("tool_choice"), names)}
+    return tools, settings | choice_of(body.get("tool_choice"), names)
 
 
 def choice_of(choice: Any, names: Collection[str]) -> Json:

@@ -202,7 +202,7 @@ class Answer:
             if self.status in TERMINAL:
                 response = event["response"]
                 self.output[:] = response["output"]
-                self.completed_at = response["completed_at"]
+                self.completed_at = response.get("completed_at")
                 self.incomplete = response["incomplete_details"]
                 self.usage = told_usage(response["usage"])
         self.feed.publish(event)
