@@ -13,7 +13,7 @@ from ..chat_agent.upstream import model_name, takes_images
 from ..openai_api.errors import BadInputError, failed
 from ..openai_api.fields import CONVERSATIONS, checked
 from ..openai_api.http import NAME, EventStream, Refused, body_of, field, listed, named, unless_lost
-from ..openai_api.items import came_too_late, conversation_object, to_items
+from ..openai_api.items import conversation_object, to_items, to_messages, without_call
 from ..openai_api.requests import wanted
 from ..openai_api.wire import Answer, Json, new_id, session_of
 from .asks import Ask
@@ -91,8 +91,10 @@ class Responses:
         want = wanted(body, self._item, self._engine.toolbox, takes_images(self._engine.upstream))
         pending = self._engine.pending_of(want.items)
         session = want.session if pending is None else pending.session
-        if pending is None and (late := came_too_late(want.items)) is not None:
-            raise BadInputError(f"no call waits for the approval {late[:100]}")
+        if pending is None and (late := without_call(want.items, want.session is None)):
+            raise BadInputError(f"no call waits for {late[:100]}")
+        if pending is None and not to_messages(want.items):
+            raise BadInputError("input has nothing that a model can be asked")
         if want.previous is not None and pending is None:
             try:
                 await self._find(want.previous)

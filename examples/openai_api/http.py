@@ -111,7 +111,7 @@ def json_of(raw: bytes) -> Json:
     except UnicodeEncodeError:
         raise Refused(400, "the body has half of a character: a lone surrogate") from None
     except (ValueError, RecursionError):
-        raise Refused(400, "the body is not JSON, or is too deep") from None
+        raise Refused(400, "the body is not JSON (NaN and Infinity are not), or too deep") from None
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     return body

@@ -173,11 +173,16 @@ def outputs_of(items: Sequence[Json]) -> dict[str, Any]:
     return found
 
 
-def came_too_late(items: Sequence[Json]) -> str | None:
-    """Return the id of a call that is approved, and of which the items have no end."""
+def without_call(items: Sequence[Json], is_alone: bool) -> str | None:
+    """Return the id of an output or of an approval that no call in the items is for.
+
+    Args:
+      is_alone: whether no earlier request can have the call of an output.
+    """
+    calls = {item.get("call_id") for item in items if item.get("type") == "function_call"}
     ended = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
     for id, said in outputs_of(items).items():
-        if is_approval(id) and said["approve"] and id not in ended:
+        if (said["approve"] and id not in ended) if is_approval(id) else is_alone > (id in calls):
             return id
     return None
 

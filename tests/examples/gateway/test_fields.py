@@ -131,6 +131,7 @@ def server(**more: Any) -> dict[str, Any]:
 
 NO_OBJECT = {"type": "function", "function": {"name": "f", "parameters": 5}}
 APPROVAL = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
 POST = "/v1/threads/t/messages"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"temperature": "hot"}, "temperature"),
@@ -162,6 +163,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, server(require_approval="sometimes"), "tools[0].require_approval"),
     (RESPONSES, {"input": []}, "input"),
     (RESPONSES, {"input": [APPROVAL]}, "input"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    (RESPONSES, {"input": [OUTPUT]}, "input"),
     (COMPLETIONS, {"n": 2}, "n"),
     (COMPLETIONS, {"logprobs": True}, "logprobs"),
     (COMPLETIONS, {"store": True}, "store"),
