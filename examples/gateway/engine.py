@@ -197,13 +197,17 @@ class Engine:
             # the id of the model may repeat in other sessions
             calls = [attrs.evolve(call, id=new_id(f"call{self.tag}")) for call in calls]
             if calls:
-                answered = await self._call(exchange, ask, calls, live, session, reach)
-                if answered is None:
-                    return  # the client never brought the outputs
-                if answered is ask and ask.settings.get("tool_choice", "none") != "none":
+                left = await self._rounds.call(ask, calls, exchange, live)
+                if left:
+                    answered = await self._wait_for_client(
+                        exchange, left, live, session, ask, reach
+                    )
+                    if answered is None:
+                        return  # the client never brought the outputs
+                    ask = answered
+                elif ask.settings.get("tool_choice", "none") != "none":
                     # a call that is demanded was made
-                    answered = attrs.evolve(ask, settings=ask.settings | {"tool_choice": "auto"})
-                ask = answered
+                    ask = attrs.evolve(ask, settings=ask.settings | {"tool_choice": "auto"})
             more = [] if cut or not is_kept else await reach.take()
             for steer in more:
                 live.join(steer.answer)
@@ -219,22 +223,6 @@ class Engine:
             for answer in live.answers:
                 answer.end_text()
         raise ModelError(f"the model still wants tools after {MAX_ROUNDS} rounds")
-
-    async def _call(
-        self,
-        exchange: ConversationTurn,
-        ask: Ask,
-        calls: list[ToolCall],
-        live: Live,
-        session: str,
-        reach: Reach,
-    ) -> Ask | None:
-        """Run the calls of server tools, and wait for the client: for outputs, and approvals."""
-        await exchange.call([attrs.asdict(call) for call in calls])
-        left = await self._rounds.call(ask, calls, exchange, live)
-        if not left:
-            return ask
-        return await self._wait_for_client(exchange, left, live, session, ask, reach)
 
     async def _wait_for_client(
         self,

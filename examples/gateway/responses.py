@@ -12,7 +12,16 @@ from trio_lanes.agents import FeedGapError, WhenBusy
 from ..chat_agent.upstream import model_name, takes_images
 from ..openai_api.errors import BadInputError, failed
 from ..openai_api.fields import CONVERSATIONS, checked
-from ..openai_api.http import NAME, EventStream, Refused, body_of, field, listed, named, unless_lost
+from ..openai_api.http import (
+    RESPONSE,
+    EventStream,
+    Refused,
+    body_of,
+    field,
+    listed,
+    named,
+    unless_lost,
+)
 from ..openai_api.items import conversation_object, to_items, to_messages, without_call
 from ..openai_api.requests import wanted
 from ..openai_api.wire import Answer, Json, new_id, session_of
@@ -88,28 +97,25 @@ class Responses:
 
     async def _ask(self, body: Json) -> tuple[Ask, WhenBusy | None, str | None]:
         """Return the request, its mode, and its group."""
-        want = wanted(body, self._item, self._engine.toolbox, takes_images(self._engine.upstream))
-        pending = self._engine.pending_of(want.items)
-        session = want.session if pending is None else pending.session
-        if pending is None and (late := without_call(want.items, want.session is None)):
+        upstream = self._engine.upstream
+        want = wanted(body, self._item, self._engine.toolbox, takes_images(upstream))
+        items, previous = want.ask["items"], want.ask["previous"]
+        pending = self._engine.pending_of(items)
+        session = want.session or new_id("one")
+        if pending is not None:
+            session = pending.session
+        elif (late := without_call(items, want.session is None)) is not None:
             raise BadInputError(f"no call waits for {late[:100]}")
-        if pending is None and not to_messages(want.items):
+        elif not to_messages(items):
             raise BadInputError("input has nothing that a model can be asked")
-        if want.previous is not None and pending is None:
+        elif previous is not None:
             try:
-                await self._find(want.previous)
+                await self._find(previous)
             except Refused as unknown:
                 unknown.code, unknown.param = "previous_response_not_found", "previous_response_id"
                 raise
-        session = new_id("one") if session is None else session
-        name = model_name(self._engine.upstream, want.settings)
-        answer = Answer.begun(session, name, body)
-        ask = Ask(
-            answer, want.items, want.instructions, want.functions, want.servers,
-            want.previous, want.settings, want.approvals, body.get("max_tool_calls"),
-            body.get("truncation") == "auto", want.is_kept,
-        )  # fmt: skip
-        return ask, want.when_busy, want.group
+        answer = Answer.begun(session, model_name(upstream, want.ask["settings"]), body)
+        return Ask(answer, **want.ask), want.when_busy, body.get("user")
 
     def _item(self, id: str) -> Json | None:
         """Return an item of a response that is in memory."""
@@ -119,7 +125,7 @@ class Responses:
 
     async def _find(self, id: str) -> Answer:
         """Return a response: from memory, from its file, or from its conversation."""
-        if not NAME.fullmatch(id) or not NAME.fullmatch(session_of(id)):
+        if not RESPONSE.fullmatch(id):
             raise Refused(404, "there is no such response")
         answer = self._engine.answers.get(id)
         if (answer is None or answer.is_suspended) and self._backlog is not None:

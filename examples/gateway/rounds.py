@@ -69,6 +69,7 @@ class Rounds:
         self, ask: Ask, calls: list[ToolCall], exchange: ConversationTurn, live: Live
     ) -> list[ToolCall]:
         """Run the calls of server tools; return those that wait for outputs, or for approval."""
+        await exchange.call([attrs.asdict(call) for call in calls])
         offered = {tool["function"]["name"] for tool in ask.tools}
         made = sum(item["type"] == "mcp_call" for a in live.answers[:1] for item in a.output)
         here: list[ToolCall] = []

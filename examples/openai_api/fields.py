@@ -85,16 +85,8 @@ def _is_format(value: Any) -> bool:
     return False
 
 
-def _is_stop(value: Any) -> bool:
-    stops = value if isinstance(value, list) else [value]
-    return all(isinstance(stop, str) and stop for stop in stops)
-
-
-def _is_include(value: Any) -> bool:
-    # each name is of something that the output never has; logprobs it could have
-    return isinstance(value, list) and all(
-        isinstance(i, str) and "logprobs" not in i for i in value
-    )
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) and text for text in value)
 
 
 FLAG: Final = kind(bool, "true or false")
@@ -126,7 +118,7 @@ PASSED: Final[Table] = {
         "safety_identifier": text(),
         "seed": number(-(2**63), 2**63, (int,)),
         "service_tier": text(),
-        "stop": Rule(_is_stop, "must be a string, or strings"),
+        "stop": Rule(lambda v: _are_texts(v if isinstance(v, list) else [v]), "must be strings"),
         "temperature": number(0, 2),
         "top_p": number(0, 1),
         "verbosity": one_of("low", "medium", "high"),
@@ -171,7 +163,11 @@ RESPONSES: Final[Table] = {
     "background": FLAG,
     "context_management": only([]),
     "conversation": CHOICE,
-    "include": Rule(_is_include, "must be a list of names; logprobs are not supported"),
+    # each name is of something that the output never has, but logprobs it could have
+    "include": Rule(
+        lambda v: _are_texts(v) and "message.output_text.logprobs" not in v,
+        "must be names; logprobs are not supported",
+    ),
     "input": CONTENT,
     "instructions": LONG,
     "max_output_tokens": PASSED["max_completion_tokens"],

@@ -9,7 +9,6 @@ import attrs
 
 from trio_lanes.agents import WhenBusy
 
-from ..chat_agent.model import Settings
 from ..chat_agent.toolbox import Servers, Toolbox
 from .errors import BadInputError, Refused
 from .fields import FUNCTION, RESPONSES, SERVER, Table, checked, kind
@@ -24,17 +23,9 @@ CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": kind(dict, "an object"
 class Wanted:
     """A request that was checked."""
 
-    items: list[Json]
-    instructions: str
-    functions: list[Json]  # tools of the client, as in chat completions
-    servers: Servers  # whose tools run here
-    approvals: Json  # {label of a server: its `require_approval`}
-    settings: Settings  # for the model
-    previous: str | None
+    ask: Json  # the fields of an `Ask`, without its answer
     session: str | None  # None: it names none
     when_busy: WhenBusy | None
-    group: str | None
-    is_kept: bool  # in its conversation
 
 
 def wanted(
@@ -78,19 +69,15 @@ def wanted(
         raise Refused(400, text, "invalid_value", param="store")
     functions, servers, approvals = tools_of(body.get("tools") or [], toolbox)
     names = [tool["function"]["name"] for tool in functions + toolbox.schemas(servers)]
-    return Wanted(
-        items,
-        body.get("instructions") or "",
-        functions,
-        servers,
-        approvals,
-        settings | choice_of(body.get("tool_choice"), names),
-        previous,
-        session,
-        None if mode is None else WhenBusy(mode),
-        body.get("user"),
-        body.get("store") is not False or conversation is not None,
-    )
+    ask = {
+        "items": items, "instructions": body.get("instructions") or "", "tools": functions,
+        "servers": servers, "approvals": approvals, "previous": previous,
+        "settings": settings | choice_of(body.get("tool_choice"), names),
+        "max_tool_calls": body.get("max_tool_calls"),
+        "truncates": body.get("truncation") == "auto",
+        "is_kept": body.get("store") is not False or conversation is not None,
+    }  # fmt: skip
+    return Wanted(ask, session, None if mode is None else WhenBusy(mode))
 
 
 def _referred(given: Json, item: Callable[[str], Json | None]) -> Json:

@@ -68,12 +68,13 @@ def told_usage(told: Json) -> Usage:
 
 def chat_usage_of(usage: Usage) -> Json:
     """Return the usage of a chat completion."""
+    told = usage_of(usage)
     return {
-        "prompt_tokens": usage.prompt or usage.tokens - usage.completion,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.tokens,
+        "prompt_tokens": told["input_tokens"],
+        "completion_tokens": told["output_tokens"],
+        "total_tokens": told["total_tokens"],
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "completion_tokens_details": told["output_tokens_details"],
     }
 
 

@@ -373,6 +373,15 @@ async def test_images_are_passed_on_but_the_built_in_model_takes_none(
     assert [[*prompt[-1].parts] for prompt in model.prompts] == [parts, parts]
 
 
+async def test_a_response_of_a_conversation_with_a_long_name_is_found(
+    autojump_clock: MockClock,
+) -> None:
+    async with inside(Script()) as gateway:
+        response = await ask(gateway, conversation="c" * 100)
+        found = await gateway.request("GET", f"{RESPONSES}/{response['id']}")
+    assert found.body == response
+
+
 # ---- errors, and the shape of a response
 
 
