@@ -9,12 +9,13 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from trio_lanes import Job
 from trio_lanes.agents import Feed
 
 from ..chat_agent.model import Cut, Message, ModelError, Settings
 from ..chat_agent.upstream import ask_model, model_name, takes_images
-from ..openai_api.chat import Done, chunks, completion, end_of, to_message
-from ..openai_api.errors import BadInputError, Refused, failed, of_model, problem
+from ..openai_api.chat import Done, chunks, completion, to_message
+from ..openai_api.errors import BadInputError, failed, of_model, problem
 from ..openai_api.fields import COMPLETIONS
 from ..openai_api.http import EventStream, body_of, unless_lost
 from ..openai_api.items import without_images
@@ -38,6 +39,18 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         body = await body_of(request)
+        job, feed, model = self.begin(body)
+        head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+        if body.get("stream"):
+            usage = (body.get("stream_options") or {}).get("include_usage")
+            return EventStream(chunks(head, feed, bool(usage)), lambda: job.cancel("hung up"))
+        if not await unless_lost(request, job.wait_done):
+            job.cancel("the client hung up")
+            await job.wait_done()
+        return JSONResponse(head | completion(feed.since(-1)))
+
+    def begin(self, body: Json) -> tuple[Job[None], Feed[Any], str]:
+        """Give a request its place. Return its job, what the model says, and the model's name."""
         tools, settings = chat_request(COMPLETIONS, body)
         try:
             messages = [to_message(message) for message in body.get("messages") or ()]
@@ -54,19 +67,7 @@ class Completions:
             owner=body.get("user"), name="completion",
         )  # fmt: skip
         job.on_settled(lambda job: feed.close())
-        model = model_name(self._engine.upstream, settings)
-        head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
-        if body.get("stream"):
-            usage = (body.get("stream_options") or {}).get("include_usage")
-            return EventStream(chunks(head, feed, bool(usage)), lambda: job.cancel("hung up"))
-        if not await unless_lost(request, job.wait_done):
-            job.cancel("the client hung up")
-            await job.wait_done()
-        events = feed.since(-1)
-        end = end_of(events)
-        if isinstance(end, Refused):
-            raise end
-        return JSONResponse(head | completion(events, end.reason))
+        return job, feed, model_name(self._engine.upstream, settings)
 
     async def _run(
         self, messages: list[Message], tools: list[Json], settings: Settings, feed: Feed[Any]

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,21 +27,30 @@ from trio_lanes import LaneConfig, Lanes, RateLimit
 from trio_lanes.agents import JsonlTranscript, MemoryTranscript, SharedTranscripts
 from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
 
+from ..anthropic_api.messages import error as anthropic_error
 from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
 from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
+from ..openai_api.errors import error
 from ..openai_api.http import Bounded, Refused, Requests, full, guarded, not_found
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
 from .backlog import Backlog
 from .completions import Completions
 from .engine import PLACED, TURNS, Engine
+from .messages import Messages
 from .responses import Responses
 from .threads import Threads
 
 Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
 WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply that failed, is kept
+MESSAGES: Final = "/v1/messages"
+
+
+def shape_of(path: str) -> Callable[[Refused], Response]:
+    """Return the shape of the errors of a path."""
+    return anthropic_error if path.startswith(MESSAGES) else error
 
 
 class Api:
@@ -53,6 +62,7 @@ class Api:
         self._requests, self.engine = requests, engine
         responses = Responses(engine, backlog)
         completions, threads = Completions(engine), Threads(engine)
+        messages = Messages(completions)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
         table = [
             ("POST", "/v1/responses", responses.create),
@@ -66,6 +76,8 @@ class Api:
         ]
         of_one_process = [
             ("POST", "/v1/chat/completions", completions.create),
+            ("POST", MESSAGES, messages.create),
+            ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
             ("POST", "/v1/threads", threads.create),
             ("POST", "/v1/threads/{id}/messages", threads.post),
             ("GET", "/v1/threads/{id}/messages", threads.messages),
@@ -80,8 +92,9 @@ class Api:
 
         if engine.tag:
             of_one_process = [(method, path, refused) for method, path, _ in of_one_process]
+        free = partial(full, engine.lanes, TURNS)
         self._routes = [
-            Route(path, guarded(endpoint, partial(full, engine.lanes, TURNS)), methods=[method])
+            Route(path, guarded(endpoint, free, shape_of(path)), methods=[method])
             for method, path, endpoint in table + of_one_process
         ]
 

@@ -110,14 +110,17 @@ def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json
     }  # fmt: skip
 
 
-def completion(events: Sequence[Any], reason: str) -> Json:
-    """Return the whole answer of a chat completion."""
+def completion(events: Sequence[Any]) -> Json:
+    """Return the whole answer of a chat completion; raise `Refused` if it has failed."""
+    end = end_of(events)
+    if isinstance(end, Refused):
+        raise end
     text = "".join(event for event in events if isinstance(event, str))
     calls = [event for event in events if isinstance(event, ToolCall)]
     message: Json = {"role": "assistant", "content": text or None, "refusal": None}
     if calls:
         message["tool_calls"] = [tool_call(call) for call in calls]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.reason}
     return {"object": "chat.completion", "choices": [choice], "usage": usage_of(events)}
 
 

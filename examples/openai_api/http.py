@@ -37,7 +37,11 @@ RESPONSE: Final = re.compile(rf"resp_{NAME.pattern}\.[A-Za-z0-9]{{1,40}}")  # an
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]]) -> Endpoint:
+def guarded(
+    endpoint: Endpoint,
+    full: Callable[[], dict[str, str]],
+    error: Callable[[Refused], Response] = error,
+) -> Endpoint:
     """Return the endpoint with its exceptions as errors; ``full`` has the headers of a 429."""
 
     async def call(request: Request) -> Response:

@@ -55,6 +55,10 @@ def test_openai_on_trio(url: str) -> None:
     client(sys.executable, CLIENTS / "openai_trio.py", url)
 
 
+def test_anthropic(url: str) -> None:
+    client(sys.executable, CLIENTS / "anthropic_sync.py", url)
+
+
 def test_openai_agents(url: str) -> None:
     client(sys.executable, CLIENTS / "agents_sdk.py", url)
 
@@ -67,6 +71,10 @@ def test_tools_of_an_mcp_server() -> None:
 
 def test_openai_for_node(url: str, with_node: None) -> None:
     client("node", NODE / "openai.mjs", url)
+
+
+def test_anthropic_for_node(url: str, with_node: None) -> None:
+    client("node", NODE / "anthropic.mjs", url)
 
 
 def test_the_ai_sdk(url: str, with_node: None) -> None:

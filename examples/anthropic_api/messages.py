@@ -1,0 +1,119 @@
+"""What a model says as a message: whole, or as a stream."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.responses import JSONResponse
+
+from trio_lanes.agents import Feed
+
+from ..chat_agent.model import ToolCall
+from ..openai_api.chat import completion
+from ..openai_api.errors import Refused
+from ..openai_api.wire import Json, new_id, sse
+
+REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+EMPTY: Final[Json] = {"input": {}}
+KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+                413: "request_too_large", 429: "rate_limit_error",
+                503: "overloaded_error"}  # fmt: skip
+
+
+def error(refused: Refused) -> JSONResponse:
+    """Return an error in the shape of this API."""
+    headers = dict(refused.headers)
+    if milliseconds := headers.get("retry-after-ms"):
+        headers["retry-after"] = str(math.ceil(int(milliseconds) / 1000))
+    return JSONResponse(_error(refused), refused.status, headers)
+
+
+def _error(refused: Refused) -> Json:
+    kind = "api_error" if refused.status > 499 else "invalid_request_error"
+    told: Json = {"type": KINDS.get(refused.status, kind), "message": str(refused)}
+    if refused.param == "thread":  # by this code, clients send the whole conversation instead
+        told["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": told}
+
+
+def message(model: str, events: Sequence[Any]) -> Json:
+    """Return the message in all events of a model; raise `Refused` if it has failed."""
+    done = completion(events)
+    said = done["choices"][0]["message"]
+    content: list[Json] = [{"type": "text", "text": said["content"]}] if said["content"] else []
+    for call in [event for event in events if isinstance(event, ToolCall)]:
+        block = {"type": "tool_use", "id": call.id, "name": call.name}
+        content.append(block | {"input": _input(call)})
+    return _head(model) | _reason(done) | {"content": content, "usage": _usage(done)}
+
+
+async def message_events(model: str, feed: Feed[Any]) -> AsyncIterator[str]:
+    """Yield the events of a model as the stream of a message."""
+
+    def event(kind: str, **fields: Any) -> str:
+        return sse({"type": kind, **fields})
+
+    yield event("message_start", message=_head(model))
+    yield event("ping")
+    index, grows = -1, False
+    try:
+        async with aclosing(feed.read()) as events:
+            async for _, said in events:
+                if isinstance(said, str):
+                    if not grows:
+                        index, grows = index + 1, True
+                        block = {"type": "text", "text": ""}
+                        yield event("content_block_start", index=index, content_block=block)
+                    piece = {"type": "text_delta", "text": said}
+                    yield event("content_block_delta", index=index, delta=piece)
+                elif isinstance(said, ToolCall):
+                    _input(said)
+                    if grows:
+                        yield event("content_block_stop", index=index)
+                    index, grows = index + 1, False
+                    block = {"type": "tool_use", "id": said.id, "name": said.name}
+                    yield event("content_block_start", index=index, content_block=block | EMPTY)
+                    piece = {"type": "input_json_delta", "partial_json": said.arguments or "{}"}
+                    yield event("content_block_delta", index=index, delta=piece)
+                    yield event("content_block_stop", index=index)
+        done = completion(feed.since(-1))
+    except Refused as refused:
+        yield sse(_error(refused))
+        return
+    if grows:
+        yield event("content_block_stop", index=index)
+    yield event("message_delta", delta=_reason(done), usage=_usage(done))
+    yield event("message_stop")
+
+
+def _head(model: str) -> Json:
+    usage = {"input_tokens": 0, "output_tokens": 0}  # the upstream counts at the end
+    return {"id": new_id("msg"), "type": "message", "role": "assistant", "model": model,
+            "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}  # fmt: skip
+
+
+def _input(call: ToolCall) -> Json:
+    """Return what the model has written as the input of a tool."""
+    try:
+        value = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refused(502, "the model wrote the input of a tool that is no JSON object")
+    return value
+
+
+def _reason(done: Json) -> Json:
+    reason = REASONS.get(done["choices"][0]["finish_reason"], "end_turn")
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _usage(done: Json) -> Json:
+    usage = done["usage"]
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return {"input_tokens": usage["prompt_tokens"] - cached, "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"]}  # fmt: skip
