@@ -100,6 +100,10 @@ class Engine:
             if receipt.outcome is not None:
                 raise LaneFullError(f"session:{answer.session}", CAP)
             answer.stop = receipt.cancel
+            is_busy = self.inboxes.turn(answer.session) is not None
+            answer.position = (receipt.position or 0) + is_busy
+            if answer.position:
+                answer.begin("queued", position=answer.position)
             self.nursery.start_soon(_follow, answer, receipt)
         self.answers[answer.id] = answer
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
@@ -148,8 +152,9 @@ class Engine:
     async def answer(self, session: str, asks: list[Ask], reach: Reach) -> None:
         """Answer requests in a conversation, in a job."""
         live = Live(reach.abort)
+        more = {"became": "collected"} if len(asks) > 1 else {}
         for ask in asks:
-            live.join(ask.answer)
+            live.join(ask.answer, **more)
         status, why = "cancelled", problem("")
         is_kept = any(ask.is_kept for ask in asks)
         store = self.store if is_kept else parts.MemoryTranscript()
@@ -210,7 +215,7 @@ class Engine:
                     ask = attrs.evolve(ask, settings=ask.settings | {"tool_choice": "auto"})
             more = [] if cut or not is_kept else await reach.take()
             for steer in more:
-                live.join(steer.answer)
+                live.join(steer.answer, became="steered")
                 await exchange.steer(steer.content)
             if not calls and not more:
                 tokens = max((answer.usage.tokens for answer in live.answers), default=0)

@@ -40,26 +40,38 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         body = await body_of(request)
+        answer = await self.begin(body)
+        place = {} if answer.position is None else {"x-lanes-position": str(answer.position)}
+        if body.get("stream"):
+            lost = (lambda: None) if body.get("background") else (lambda: answer.stop("hung up"))
+            stream = EventStream(answer.lines(-1), lost)
+            stream.headers.update(place)
+            return stream
+        if not body.get("background") and not await unless_lost(request, answer.ended.wait):
+            answer.stop("the client hung up")
+        if answer.status == "failed" and answer.error is not None:
+            raise failed(answer.error)
+        return JSONResponse(answer.object(), headers=place)
+
+    async def begin(self, body: Json, succeeds: bool = False) -> Answer:
+        """Accept a request, and give it its place; return its response.
+
+        Args:
+          succeeds: whether it steers a turn, whose responses end when the turn takes it.
+        """
         ask, mode, group = await self._ask(body)
+        ask.answer.succeeds = succeeds
+        mode = WhenBusy.STEER if succeeds else mode
         try:
-            answer = ask.answer
             if self._backlog is not None and (body.get("background") or self._backlog.takes_all):
-                answer = await self._backlog.accept(ask, mode, group)
-            else:
-                self._engine.post(ask, mode, group)
+                return await self._backlog.accept(ask, mode, group)
+            self._engine.post(ask, mode, group)
+            return ask.answer
         except BusyError:
             no_retry = {"x_should_retry": "false"}
             raise Refused(
                 409, "the conversation is busy", "conversation_busy", **no_retry
             ) from None
-        if body.get("stream"):
-            lost = (lambda: None) if body.get("background") else (lambda: answer.stop("hung up"))
-            return EventStream(answer.lines(-1), lost)
-        if not body.get("background") and not await unless_lost(request, answer.ended.wait):
-            answer.stop("the client hung up")
-        if answer.status == "failed" and answer.error is not None:
-            raise failed(answer.error)
-        return JSONResponse(answer.object())
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`, with `stream=true&starting_after=n`."""

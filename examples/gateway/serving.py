@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from trio_lanes import LaneConfig, Lanes, RateLimit
 from trio_lanes.agents import JsonlTranscript, MemoryTranscript, SharedTranscripts
@@ -42,6 +42,7 @@ from .engine import PLACED, TURNS, Engine
 from .messages import Messages
 from .responses import Responses
 from .threads import Threads
+from .websocket import MAX_FRAME, serve_socket
 
 Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
 WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply that failed, is kept
@@ -93,10 +94,12 @@ class Api:
         if engine.tag:
             of_one_process = [(method, path, refused) for method, path, _ in of_one_process]
         free = partial(full, engine.lanes, TURNS)
-        self._routes = [
+        self._routes: list[BaseRoute] = [
             Route(path, guarded(endpoint, free, shape_of(path)), methods=[method])
             for method, path, endpoint in table + of_one_process
         ]
+        socket = partial(serve_socket, responses, engine.lanes, partial(guarded, full=free))
+        self._routes.append(WebSocketRoute("/v1/responses", socket))
 
     def app(self) -> Starlette:
         return Starlette(
@@ -146,7 +149,7 @@ async def serving(
     """Serve on ``listener``; enter with the durable lanes. Leaving does not end the server."""
     own = jobs, kind, durable_lanes, max_crashes
     async with making(options, parts, requests, opened, beside, *own) as (api, durable):
-        await beside.start(serve, api, listener)
+        await beside.start(partial(serve, max_message=MAX_FRAME), api, listener)
         yield durable
 
 

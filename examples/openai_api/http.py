@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import trio
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -221,16 +221,16 @@ class Requests:
 
 
 class Bounded:
-    """ASGI middleware: requests of this machine alone, and not too many at once."""
+    """ASGI middleware: requests and WebSockets of this machine alone, not too many at once."""
 
     def __init__(self, app: ASGIApp, requests: Requests) -> None:
         self._app: Final = app
         self._requests: Final = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
-        elif not is_ours(Request(scope)):
+        elif not is_ours(HTTPConnection(scope)):
             await error(Refused(403, "this gateway is for this machine alone"))(
                 scope, receive, send
             )

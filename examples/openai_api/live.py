@@ -19,8 +19,8 @@ class Live:
     ids: list[str] = attrs.field(factory=list)  # of all responses that it has written to
     stored: list[str] = attrs.field(factory=list)  # those that clients may find later
 
-    def join(self, answer: Answer) -> None:
-        """Write to this response, too."""
+    def join(self, answer: Answer, **more: str) -> None:
+        """Write to this response, too; in place of the others if it succeeds them."""
 
         def stop(reason: str) -> None:
             if self.answers == [answer]:
@@ -29,11 +29,13 @@ class Live:
                 self.answers.remove(answer)
                 answer.end("cancelled")
 
+        if answer.succeeds:
+            self.end("incomplete", "steered")
         self.answers.append(answer)
         self.ids.append(answer.id)
         self.stored += [answer.id] if answer.is_stored else []
         answer.stop = stop
-        answer.begin()
+        answer.begin(**more)
 
     def add(self, event: str | Usage) -> None:
         """Add text, or tokens, to all responses."""

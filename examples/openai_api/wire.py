@@ -60,6 +60,8 @@ class Answer:
         self.incomplete: Json | None = None  # why
         self.record: Callable[[Json], None] | None = None
         self.is_closing: Callable[[], bool] = bool
+        self.position: int | None = None  # messages before its own when that was accepted here
+        self.succeeds = False  # whether the others of a turn end when the turn takes this one
         self._message: Json | None = None  # the item that grows
         self._pieces: list[str] = []
         self._head: Final = head
@@ -107,11 +109,11 @@ class Answer:
         """Whether clients may find it later."""
         return self._head.get("store") is not False
 
-    def begin(self) -> None:
-        """The turn has started."""
+    def begin(self, status: str = "in_progress", **more: Any) -> None:
+        """The turn has started; or the message waits. ``more`` is for clients."""
         if self.status == "queued":
-            self.status = "in_progress"
-            self._publish("response.in_progress", response=self.object())
+            self.status = status
+            self._publish(f"response.{status}", response=self.object(), **more)
 
     def text(self, delta: str) -> None:
         """Add text to the growing message; begin a message if none grows."""

@@ -275,6 +275,7 @@ class HasApp(Protocol):
 async def serve(
     page: HasApp,
     listener: socket.socket,
+    max_message: int = MAX_MESSAGE,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve on `listener` until cancelled; the server closes it. `started` gets the URL.
@@ -288,7 +289,7 @@ async def serve(
     config.graceful_timeout = 0.1
     config.keep_alive_timeout = IDLE_SECONDS
     config.errorlog = None
-    config.websocket_max_message_size = MAX_MESSAGE
+    config.websocket_max_message_size = max_message
     config.websocket_ping_interval = 20.0
     with listener:
         while True:

@@ -55,6 +55,10 @@ def test_openai_on_trio(url: str) -> None:
     client(sys.executable, CLIENTS / "openai_trio.py", url)
 
 
+def test_openai_over_a_websocket(url: str) -> None:
+    client(sys.executable, CLIENTS / "openai_socket.py", url)
+
+
 def test_anthropic(url: str) -> None:
     client(sys.executable, CLIENTS / "anthropic_sync.py", url)
 
