@@ -3,9 +3,10 @@
 A delivery is checked, accepted as a durable job with the id of its event as key, and acknowledged.
 The jobs of a thread run one by one, and each sends its answer.
 
-Sending cannot be undone, and a process may die between sending and remembering it. So the intent to
-send is a checkpoint. A later run that finds it repeats a reply that replaces itself (Discord), and
-never another: that job fails, and a person decides.
+Sending cannot be undone, and a process may die, or a connection break, before the service has said
+that it took the reply. So the intent to send is a checkpoint, for each part of a long reply. What a
+service has refused is sent again if that may help. Where nothing is known of a part, the job fails,
+and a person decides; only a part that replaces itself (the first in Discord) is sent again.
 """
 
 from __future__ import annotations
@@ -19,11 +20,24 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from trio_lanes.durable import DurableLanes, NoRetry, current_job
+from trio_lanes.durable import DurableLanes, KeyConflictError, NoRetry, current_job
+from trio_lanes.durable import DurableRun as Run
 
 from ..openai_api.http import Refused, json_of, raw_of
-from .shapes import APIS, CHECKS, READERS, Json, reply_request
+from .replies import (
+    APIS,
+    LARGEST,
+    NOT_SENT,
+    LaterError,
+    check,
+    parts_of,
+    replaces_itself,
+    request_of,
+)
+from .shapes import CHECKS, READERS, Json
 
+# what is known of the next part of a reply; FAILED: the job has failed, since nothing is known
+READY, BEGUN, FAILED = "ready", "begun", "failed"
 Answer = Callable[[str, str], Awaitable[str]]  # from the session and the text
 
 
@@ -62,7 +76,10 @@ class Hooks:
             return JSONResponse({})  # an event that needs no answer, for example of a bot
         key, session, text, to = found
         payload = {"chat": chat, "text": text, "to": to}
-        await self.durable.submit("reply", payload, session=session, key=f"{chat}:{key}")
+        try:
+            await self.durable.submit("reply", payload, session=session, key=f"{chat}:{key}")
+        except KeyConflictError:  # the first counts; a service repeats what is not acknowledged
+            pass
         return JSONResponse({"type": 5} if chat == "discord" else {"ok": True})
 
     async def reply(self, payload: Json) -> None:
@@ -70,18 +87,46 @@ class Hooks:
         run = current_job()
         assert run is not None
         assert run.session is not None
-        known = run.checkpoint_data
-        # Without a crash, a person has queued the job again, and wants it sent.
-        if known is not None and run.crashes and payload["chat"] != "discord":
-            raise NoRetry("the process died while it sent the reply; it may have arrived")
-        text = known or await self._answer(run.session, payload["text"])
-        with trio.CancelScope(shield=True):  # a drain does not come between the two
-            await run.checkpoint(text)
-            await self._send(payload["chat"], payload["to"], text)
+        chat, known = payload["chat"], run.checkpoint_data
+        if known is None:
+            text = await self._answer(run.session, payload["text"])
+            known = {"parts": parts_of(text, LARGEST[chat]), "next": 0, "is": READY}
+            if not known["parts"]:
+                raise NoRetry("the answer is empty")
+        # A person has queued a FAILED one again, unless the process died before the job failed.
+        unknown = known["is"] == BEGUN or (known["is"] == FAILED and run.crashes)
+        if unknown and not replaces_itself(chat, known["next"]):
+            await run.checkpoint(known | {"is": FAILED})
+            raise NoRetry("the run ended while it sent the reply, which may have arrived")
+        while known["next"] < len(known["parts"]):
+            with trio.CancelScope(shield=True):  # a drain does not come between
+                known = await self._send_next(run, chat, payload["to"], known)
 
-    async def _send(self, chat: str, to: Json, text: str) -> None:
+    async def _send_next(self, run: Run, chat: str, to: Json, known: Json) -> Json:
+        """Send the next part, and return what is known then; `LaterError` or `NoRetry`."""
+        place = known["next"]
+        await run.checkpoint(known | {"is": BEGUN})
+        try:
+            await self._send(chat, to, known["parts"][place], place)
+        except (LaterError, NoRetry):  # it was not taken
+            await run.checkpoint(known | {"is": READY})
+            raise
+        except Exception as error:
+            if replaces_itself(chat, place):
+                raise
+            await run.checkpoint(known | {"is": FAILED})
+            raise NoRetry(f"the reply may have arrived, but: {error!r}") from error
+        known = known | {"next": place + 1, "is": READY}
+        if known["next"] < len(known["parts"]):
+            await run.checkpoint(known)
+        return known
+
+    async def _send(self, chat: str, to: Json, text: str, place: int) -> None:
         token = os.environ.get(f"{chat.upper()}_TOKEN", "")
         base = os.environ.get(f"{chat.upper()}_API", APIS[chat])
-        response = await self._client.request(**reply_request(chat, to, text, base, token))
-        if response.is_error:
-            raise NoRetry(f"the reply was refused with status {response.status_code}")
+        request = request_of(chat, to, text, place, base, token)
+        try:
+            response = await self._client.request(**request)
+        except NOT_SENT as error:
+            raise LaterError(f"{chat} cannot be reached: {error}") from error
+        check(chat, response)

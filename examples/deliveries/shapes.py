@@ -1,20 +1,22 @@
-"""Check the signature of a delivery, read it, and make the request that replies to it."""
+"""Check the signature of a delivery, and read it."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 Json = dict[str, Any]
 MAX_AGE: Final = 300.0  # seconds, of a signed delivery
+STAMP: Final = re.compile(r"[0-9]{1,15}")
 
 
 def _slack_is_valid(secret: str, headers: Mapping[str, str], raw: bytes) -> bool:
     stamp = headers.get("x-slack-request-timestamp", "")
-    if not stamp.isdigit() or abs(time.time() - int(stamp)) > MAX_AGE:
+    if not STAMP.fullmatch(stamp) or abs(time.time() - int(stamp)) > MAX_AGE:
         return False
     digest = hmac.new(secret.encode(), b"v0:" + stamp.encode() + b":" + raw, hashlib.sha256)
     return _same(f"v0={digest.hexdigest()}", headers.get("x-slack-signature", ""))
@@ -42,24 +44,31 @@ def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
 
 
+# What is no question is not in it: an edit, a deletion, a link that unfurls, a member that joins.
+SUBTYPES: Final = (None, "file_share", "me_message", "thread_broadcast")
 Found = tuple[str, str, str, Json] | None  # the key, the session, the text, and where it goes
 
 
 def _read_slack(body: Json) -> Found:
     event = body["event"]
-    if event["type"] not in ("message", "app_mention") or event.get("bot_id"):
+    is_message = event["type"] in ("message", "app_mention") and event.get("subtype") in SUBTYPES
+    if not is_message or event.get("bot_id") or not event.get("user") or not event.get("text"):
         return None
-    thread = event.get("thread_ts", event["ts"])
-    to = {"channel": event["channel"], "thread_ts": thread}
-    return body["event_id"], f"slack-{event['channel']}-{thread}", event["text"], to
+    channel, ts = event["channel"], event["ts"]
+    thread = event.get("thread_ts", ts)
+    to = {"channel": channel, "thread_ts": thread}
+    # a message that mentions the bot comes as two events, which have the time in common
+    return f"{channel}-{ts}", f"slack-{channel}-{thread}", event["text"], to
 
 
 def _read_telegram(body: Json) -> Found:
-    message = body.get("message")
-    if message is None or "text" not in message or message["from"].get("is_bot"):
+    message = body.get("message") or {}
+    # an anonymous administrator has no `from`
+    if not message.get("text") or message.get("from", {}).get("is_bot"):
         return None
     to = {"chat_id": message["chat"]["id"]}
-    if topic := message.get("message_thread_id"):
+    # other groups have the number of a thread, too, but refuse it in a reply
+    if topic := message.get("is_topic_message") and message["message_thread_id"]:
         to["message_thread_id"] = topic
     session = f"telegram-{to['chat_id']}-{topic or 0}"
     return str(body["update_id"]), session, message["text"], to
@@ -68,32 +77,18 @@ def _read_telegram(body: Json) -> Found:
 def _read_discord(body: Json) -> Found:
     if body["type"] != 2:  # a command
         return None
-    text = " ".join(str(option["value"]) for option in body["data"]["options"])
+    text = " ".join(_values(body["data"])) or f"/{body['data']['name']}"
     to = {"application": body["application_id"], "token": body["token"]}
     return body["id"], f"discord-{body['channel_id']}", text, to
 
 
-APIS: Final = {
-    "slack": "https://slack.com/api",
-    "telegram": "https://api.telegram.org",
-    "discord": "https://discord.com/api/v10",
-}
-
-
-def reply_request(chat: str, to: Json, text: str, base: str, token: str) -> Json:
-    """Return the arguments of the HTTP request that replies; ``base`` is the API of the chat."""
-    if chat == "discord":
-        url = f"{base}/webhooks/{to['application']}/{to['token']}/messages/@original"
-        return {"method": "PATCH", "url": url, "json": {"content": text}}
-    if chat == "telegram":
-        return {
-            "method": "POST",
-            "url": f"{base}/bot{token}/sendMessage",
-            "json": to | {"text": text},
-        }
-    headers = {"Authorization": f"Bearer {token}"}
-    url = f"{base}/chat.postMessage"
-    return {"method": "POST", "url": url, "json": to | {"text": text}, "headers": headers}
+def _values(data: Json) -> list[str]:
+    """Return the values of the options of a command, and of its subcommands."""
+    return [
+        value
+        for option in data.get("options") or ()
+        for value in ([str(option["value"])] if "value" in option else _values(option))
+    ]
 
 
 CHECKS: Final[dict[str, Callable[[str, Mapping[str, str], bytes], bool]]] = {

@@ -32,6 +32,7 @@ from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
 from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
+from ..deliveries.replies import client_for_replies
 from ..openai_api.errors import error
 from ..openai_api.http import Bounded, Refused, Requests, full, guarded, not_found
 from ..openai_api.wire import Answer
@@ -128,7 +129,7 @@ async def opening(options: argparse.Namespace) -> AsyncIterator[Parts]:
         async with (
             open_upstream(options.upstream, key, options.model, options.word_delay) as upstream,
             open_toolbox(options.tool_timeout, options.mcp) as toolbox,
-            httpx2.AsyncClient() as client,
+            client_for_replies() as client,
         ):
             yield upstream, toolbox, client, options.durable or Path(folder)
 

@@ -1,230 +1,389 @@
-"""Webhooks in the shapes that Slack, Telegram and Discord send, signed here, and their replies."""
+"""Webhooks in the shapes that Slack, Telegram and Discord send, and their replies."""
 
 from __future__ import annotations
 
-import hmac
 import json
-import os
-import random
-import signal
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
 import httpx2
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+import trio
+from starlette.applications import Starlette
+from starlette.routing import Route
+from trio.testing import MockClock
 
-from tests.support.chaos import examples
+from examples.deliveries.hooks import Hooks
+from examples.deliveries.replies import AGAIN_SECONDS, APIS, parts_of
+from examples.openai_api.http import guarded
+from trio_lanes.durable import DurableLanes, DurableState, MemoryStore, Store, open_durable_lanes
 
-from .gateways import program
+from .deliveries import SECRETS, command, discord, said, slack, telegram
 
-pytestmark = [pytest.mark.real_processes]
-
-PATIENCE = 180  # seconds
-KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-SECRETS = {
-    "SLACK_SECRET": "8f742231b10e8888abcd99yyyzzz85a5",
-    "SLACK_TOKEN": "xoxb-token",
-    "TELEGRAM_SECRET": "hook-secret",
-    "TELEGRAM_TOKEN": "123:abc",
-    "DISCORD_SECRET": KEY.public_key().public_bytes_raw().hex(),
-}
+OPEN = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
 
 
-class Stub:
-    """The APIs that replies go to; they remember what arrives, and in which order."""
+class Chats:
+    """The APIs that replies go to. They remember what arrives."""
 
-    def __init__(self, delay: float = 0.0) -> None:
-        self.replies: list[tuple[str, dict[str, Any]]] = []
-        stub = self
+    def __init__(self) -> None:
+        self.replies: list[tuple[str, str, str]] = []  # method, path and text
+        self.bodies: list[dict[str, Any]] = []
+        self.times: list[float] = []
+        self.answers: list[Any] = []  # of the next requests: a status, its headers, its body
+        self.delay = 0.0
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                stub.replies.append((self.path, body))
-                time.sleep(delay)  # between the arrival and the answer
-                self.send_response(200)
-                self.send_header("content-length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
+    async def answer(self, request: httpx2.Request) -> httpx2.Response:
+        answer = self.answers.pop(0) if self.answers else (200, {}, {"ok": True})
+        if isinstance(answer, httpx2.ConnectError):
+            raise answer  # nothing has arrived
+        body = json.loads(request.content)
+        text = body.get("text", body.get("content"))
+        self.replies.append((request.method, request.url.path, text))
+        self.bodies.append(body)
+        self.times.append(trio.current_time())
+        await trio.sleep(self.delay)
+        if isinstance(answer, Exception):
+            raise answer
+        status, headers, found = answer
+        return httpx2.Response(status, headers=headers, json=found)
 
-            do_PATCH = do_POST
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.handle_error = lambda *arguments: None  # type: ignore[method-assign]
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def __enter__(self) -> Stub:
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    def wait(self, count: int) -> None:
-        """Wait until that many replies have arrived."""
-        until = time.monotonic() + PATIENCE
-        while len(self.replies) < count:
-            assert time.monotonic() < until, self.replies
-            time.sleep(0.02)
+    @property
+    def texts(self) -> list[str]:
+        return [text for _, _, text in self.replies]
 
 
-@contextmanager
-def running(stub: Stub, *options: str) -> Iterator[tuple[Any, httpx2.Client]]:
-    """A gateway whose replies go to the stub, and a client for its hooks."""
-    env = SECRETS | {f"{name}_API": stub.url for name in ("SLACK", "TELEGRAM", "DISCORD")}
-    with program(
-        "examples.gateway", "--port", "0", "--word-delay", "0.005", "--grace", "5", *options,
-        announces="the gateway is at ", env=env,
-    ) as (process, url):  # fmt: skip
-        with httpx2.Client(base_url=url.removesuffix("v1"), timeout=60) as client:
-            yield process, client
+async def echo(session: str, text: str) -> str:
+    """Answer a message with its own text."""
+    await trio.sleep(0.1)
+    return text
 
 
-def slack(client: httpx2.Client, number: int, text: str, thread: str = "1.5", **more: Any) -> Any:
-    body = {
-        "token": "x", "team_id": "T1", "api_app_id": "A1", "type": "event_callback",
-        "event_id": f"Ev{number}", "event_time": 1,
-        "event": {"type": "message", "channel": "C1", "user": "U1", "text": text, "ts": "9.1",
-                  "thread_ts": thread},
-    } | more  # fmt: skip
-    raw = json.dumps(body).encode()
-    stamp = str(int(time.time()))
-    digest = hmac.new(SECRETS["SLACK_SECRET"].encode(), f"v0:{stamp}:".encode() + raw, "sha256")
-    headers = {"x-slack-request-timestamp": stamp, "x-slack-signature": f"v0={digest.hexdigest()}"}
-    return client.post("hooks/slack", content=raw, headers=headers)
+@attrs.define
+class Hooked:
+    """The hooks, a client that delivers, and what the replies arrive at."""
+
+    client: httpx2.AsyncClient
+    durable: DurableLanes
+    chats: Chats
+
+    async def deliver(self, **request: Any) -> httpx2.Response:
+        """Deliver, and wait until no reply is under way."""
+        response = await self.client.post(**request)
+        while await self.durable.jobs(states=OPEN):  # noqa: ASYNC110
+            await trio.sleep(1)
+        return response
+
+    async def failed(self) -> list[str]:
+        """Why jobs have failed, in their order."""
+        ended = (DurableState.FAILED, DurableState.DEAD)
+        return [str(job.error) for job in await self.durable.jobs(states=ended)]
 
 
-def telegram(client: httpx2.Client, update: int, text: str, secret: str = "hook-secret") -> Any:
-    body = {
-        "update_id": update,
-        "message": {"message_id": 5, "date": 1, "text": text, "chat": {"id": 77, "type": "private"},
-                    "from": {"id": 9, "is_bot": False, "first_name": "Ann"}},
-    }  # fmt: skip
-    headers = {"x-telegram-bot-api-secret-token": secret}
-    return client.post("hooks/telegram", json=body, headers=headers)
+@asynccontextmanager
+async def hooked(
+    answer: Callable[[str, str], Awaitable[str]] = echo,
+    store: Store | None = None,
+    chats: Chats | None = None,
+    grace: float = 30.0,
+) -> AsyncIterator[Hooked]:
+    chats = Chats() if chats is None else chats
+    transport = httpx2.MockTransport(chats.answer)
+    async with httpx2.AsyncClient(transport=transport) as replies:
+        hooks = Hooks(answer, replies)
+        opening = open_durable_lanes(store or MemoryStore(), {"reply": hooks.reply}, grace=grace)
+        async with opening as durable:
+            hooks.durable = durable
+            receive = guarded(hooks.receive, dict)
+            app = Starlette(routes=[Route("/hooks/{chat}", receive, methods=["POST"])])
+            over = httpx2.ASGITransport(app)
+            async with httpx2.AsyncClient(transport=over, base_url="http://127.0.0.1/") as client:
+                yield Hooked(client, durable, chats)
 
 
-def discord(client: httpx2.Client, body: Any, stamp: str = "1700000000") -> Any:
-    raw = json.dumps(body).encode()
-    signature = KEY.sign(b"1700000000" + raw).hex()
-    headers = {"x-signature-ed25519": signature, "x-signature-timestamp": stamp}
-    return client.post("hooks/discord", content=raw, headers=headers)
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    for name in APIS:
+        monkeypatch.delenv(f"{name.upper()}_API", raising=False)
 
 
-def test_deliveries_are_checked_acknowledged_and_answered_once_and_in_order() -> None:
-    with Stub() as stub, running(stub, "--limit", "4") as (_, client):
-        began = time.monotonic()
-        for event in range(5):
+# ---- deliveries
+
+
+async def test_deliveries_are_acknowledged_at_once_and_answered_once_and_in_order(
+    autojump_clock: MockClock,
+) -> None:
+    async def answer(session: str, text: str) -> str:
+        await trio.sleep(10 - float(text.split()[1]))  # a later one would be faster
+        return text
+
+    async with hooked(answer) as here:
+        for number in range(5):
             for _ in range(2):  # Slack delivers again what it thinks was lost
-                assert slack(client, event, f"slow 0.{5 - event} {event}").status_code == 200
-        assert telegram(client, 1, "hello").json() == {"ok": True}
-        assert telegram(client, 1, "hello").json() == {"ok": True}
-        command = {
-            "id": "555", "application_id": "app", "type": 2, "token": "tok", "channel_id": "C2",
-            "data": {"name": "ask", "options": [{"name": "question", "value": "hello"}]},
-        }  # fmt: skip
-        assert discord(client, command).json() == {"type": 5}
-        assert time.monotonic() - began < 3 * 13
-        stub.wait(7)
-        time.sleep(0.3)  # for a reply that must not come
-        assert len(stub.replies) == 7
-        slacks = [body for path, body in stub.replies if path == "/chat.postMessage"]
-        assert len(slacks) == 5
-        assert all((b["channel"], b["thread_ts"]) == ("C1", "1.5") for b in slacks)
-        (telegrams,) = [body for path, body in stub.replies if path == "/bot123:abc/sendMessage"]
-        assert telegrams["chat_id"] == 77
-        assert telegrams["text"].startswith("Hello")
-        (commands,) = [b for path, b in stub.replies if path.startswith("/webhooks/app/tok/")]
-        assert commands["content"].startswith("Hello")
+                event = said(f"number {number}", ts=f"{number}.1")
+                response = await here.client.post(**slack(event, number))
+                assert response.json() == {"ok": True}
+        for _ in range(2):
+            assert (await here.client.post(**telegram(1, "a 1"))).json() == {"ok": True}
+            option = {"name": "question", "type": 3, "value": "b 1"}
+            assert (await here.client.post(**discord(command(option)))).json() == {"type": 5}
+        assert trio.current_time() < 1
+        await here.deliver(**slack({"type": "reaction_added"}))
+    by_path = {
+        path: [r[2] for r in here.chats.replies if r[1] == path]
+        for _, path, _ in here.chats.replies
+    }
+    assert by_path == {
+        "/api/chat.postMessage": [f"number {number}" for number in range(5)],
+        "/bot123:abc/sendMessage": ["a 1"],
+        "/api/v10/webhooks/app/tok/messages/@original": ["b 1"],
+    }
+    assert {"channel": "C1", "thread_ts": "1.5", "text": "number 0"} in here.chats.bodies
+    assert {"chat_id": 77, "text": "a 1"} in here.chats.bodies
 
 
-def test_several_processes_answer_deliveries_once_and_in_order(tmp_path: Path) -> None:
-    several = ("--limit", "4", "--durable", str(tmp_path), "--processes", "2")
-    with Stub() as stub, running(stub, *several) as (_, first):
-        base = str(first.base_url)
-        for event in range(6):
-            for _ in range(2):  # over connections of their own: to any process
-                with httpx2.Client(base_url=base, timeout=PATIENCE) as client:
-                    assert slack(client, event, f"number {event}.").status_code == 200
-        stub.wait(6)
-        time.sleep(0.3)  # for a reply that must not come
-        texts = [body["text"].removeprefix("You said: ") for _, body in stub.replies]
-        assert [text.partition(" (")[0] for text in texts] == [f"number {n}." for n in range(6)]
-
-
-def test_what_is_not_signed_is_refused_and_what_needs_no_answer_gets_none() -> None:
-    with Stub() as stub, running(stub) as (_, client):
-        assert client.post("hooks/slack", json={"type": "x"}).status_code == 401
-        assert telegram(client, 1, "hello", secret="wrong").status_code == 401
-        assert discord(client, {"type": 1}, stamp="5").status_code == 401
-        assert client.post("hooks/irc", json={}).status_code == 404
+async def test_what_is_not_signed_is_refused(autojump_clock: MockClock) -> None:
+    async with hooked() as here:
         old = {"x-slack-request-timestamp": "1531420618", "x-slack-signature": "v0=5"}
-        assert client.post("hooks/slack", content=b"{}", headers=old).status_code == 401
-        challenge = {"type": "url_verification", "challenge": "3eZb"}
-        assert slack(client, 1, "", **challenge).json() == {"challenge": "3eZb"}
-        assert discord(client, {"type": 1}).json() == {"type": 1}
-        assert slack(client, 2, "", event={"type": "message", "bot_id": "B1"}).json() == {}
-        assert slack(client, 3, "", event={"type": "reaction_added"}).json() == {}
-        assert slack(client, 4, "", event=5).status_code == 400
-        assert stub.replies == []
+        refused: list[dict[str, Any]] = [
+            {"url": "hooks/slack", "json": {"type": "x"}},
+            {"url": "hooks/slack", "content": b"{}", "headers": old},
+            slack(said("hello"), stamp="²".encode("latin-1")),
+            slack(said("hello"), stamp=b"9" * 5_000),
+            slack(said("hello"), stamp=b"1e9"),
+            telegram(1, secret="wrong"),
+            discord({"type": 1}, stamp="5"),
+        ]
+        for request in refused:
+            assert (await here.client.post(**request)).status_code == 401, request
+        assert (await here.client.post("hooks/irc", json={})).status_code == 404
+        assert (await here.deliver(**slack(5))).status_code == 400
+    assert here.chats.replies == []
 
 
-@pytest.mark.slow
-def test_no_webhook_is_answered_twice_however_often_the_gateway_is_killed(tmp_path: Path) -> None:
-    kills = examples(8)  # CHAOS=13: a hundred
-    rng = random.Random(kills)
-    sent: dict[str, list[str]] = defaultdict(list)
-    number = 0
-    with Stub(delay=0.02) as stub:
-        for kill in range(kills + 1):
-            with running(stub, "--limit", "4", "--durable", str(tmp_path)) as (process, client):
-                for _ in range(3):
-                    thread = f"{rng.randrange(3)}.1"
-                    if slack(client, number, f"number {number}.", thread).status_code == 200:
-                        sent[thread].append(f"number {number}.")
-                    number += 1
-                if kill < kills:
-                    time.sleep(rng.random() * 0.4)
-                    os.kill(process.pid, signal.SIGKILL)
-                    continue
-                until = time.monotonic() + PATIENCE
-                while "waiting" in (left := status(tmp_path)):
-                    assert time.monotonic() < until, left
-                    time.sleep(0.2)
-        answered: dict[str, list[str]] = defaultdict(list)
-        for _, body in stub.replies:
-            text = body["text"].removeprefix("You said: ").partition(" (")[0]
-            answered[body["thread_ts"]].append(text)
-    for thread, texts in answered.items():
-        assert len(set(texts)) == len(texts)  # none twice
-        assert texts == [text for text in sent[thread] if text in texts]  # in order
-    missing = sum(map(len, sent.values())) - sum(map(len, answered.values()))
-    assert 0 <= missing <= len(left)  # and none lost: answered, or failed for a person to see
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "reaction_added", "user": "U1", "item": {}},
+        said("hello", bot_id="B1"),
+        said("<@U1> has joined the channel", subtype="channel_join"),
+        {"type": "message", "channel": "C1", "ts": "1.1", "subtype": "message_changed",
+         "hidden": True, "message": {"text": "x", "user": "U1"}, "previous_message": {}},
+        said("hello", subtype="message_changed"),
+        {"type": "message", "channel": "C1", "ts": "1.1", "subtype": "message_deleted",
+         "hidden": True, "deleted_ts": "1.0"},
+        {"type": "message", "channel": "C1", "ts": "1.1", "user": "U1", "files": [{}],
+         "subtype": "file_share"},
+        {"type": "message", "channel": "C1", "ts": "1.1", "text": "hello"},
+        said(""),
+    ],
+)  # fmt: skip
+async def test_an_event_of_slack_that_is_no_question_is_acknowledged_and_answered_by_nothing(
+    autojump_clock: MockClock, event: dict[str, Any]
+) -> None:
+    async with hooked() as here:
+        assert (await here.deliver(**slack(event))).status_code == 200
+    assert here.chats.replies == []
 
 
-def status(folder: Path) -> list[str]:
-    """The states of the jobs that were not answered."""
-    import trio
+async def test_challenges_and_pings_are_answered(autojump_clock: MockClock) -> None:
+    async with hooked() as here:
+        challenge = slack(None, type="url_verification", challenge="3eZb")
+        assert (await here.deliver(**challenge)).json() == {"challenge": "3eZb"}
+        assert (await here.deliver(**discord({"type": 1}))).json() == {"type": 1}
 
-    from trio_lanes.durable import DurableState, SqliteStore, open_durable_lanes
 
-    async def main() -> list[str]:
-        store = SqliteStore(folder / "jobs.db")
-        async with open_durable_lanes(store, {}, worker=False) as lanes:
-            open_states = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
-            waiting = await lanes.jobs(states=open_states)
-            failed = await lanes.jobs(states=(DurableState.FAILED,))
-            return ["waiting"] * len(waiting) + ["failed"] * len(failed)
+async def test_one_message_of_slack_that_comes_as_two_events_is_answered_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with hooked() as here:
+        mention = said("<@BOT> hello", type="app_mention")
+        assert (await here.deliver(**slack(mention, 1))).status_code == 200
+        assert (await here.deliver(**slack(said("<@BOT> hello"), 2))).status_code == 200
+        # also if the two differ: the first counts
+        assert (await here.deliver(**slack(said("<@BOT> hello!"), 3))).status_code == 200
+    assert here.chats.texts == ["<@BOT> hello"]
 
-    return trio.run(main)
+
+@pytest.mark.parametrize(
+    ("more", "texts"),
+    [
+        ({"from": None, "sender_chat": {"id": -5}}, ["hello"]),  # an anonymous administrator
+        ({"text": None, "photo": [{}], "caption": "hello"}, []),
+        ({"from": {"id": 1, "is_bot": True}}, []),
+    ],
+)
+async def test_a_message_of_telegram_without_sender_or_text_is_acknowledged(
+    autojump_clock: MockClock, more: dict[str, Any], texts: list[str]
+) -> None:
+    async with hooked() as here:
+        assert (await here.deliver(**telegram(1, **more))).status_code == 200
+        edit = {"update_id": 2, "edited_message": {"text": "hello"}}
+        assert (await here.deliver(**telegram(2) | {"json": edit})).status_code == 200
+    assert here.chats.texts == texts
+
+
+async def test_a_reply_in_telegram_goes_to_a_topic_and_not_to_another_thread(
+    autojump_clock: MockClock,
+) -> None:
+    async with hooked() as here:
+        await here.deliver(**telegram(1, message_thread_id=3, is_topic_message=True))
+        await here.deliver(**telegram(2, message_thread_id=3))
+    assert [body.get("message_thread_id") for body in here.chats.bodies] == [3, None]
+
+
+async def test_a_command_of_discord_has_the_values_of_its_options_or_its_name_as_text(
+    autojump_clock: MockClock,
+) -> None:
+    inner = {"name": "question", "type": 3, "value": "why?"}
+    async with hooked() as here:
+        for id, options in enumerate(([], [{"name": "now", "type": 1, "options": [inner]}])):
+            response = await here.deliver(**discord(command(*options, id=str(id))))
+            assert response.json() == {"type": 5}
+    assert here.chats.texts == ["/ask", "why?"]
+
+
+# ---- replies
+
+
+BROKEN = httpx2.RemoteProtocolError("Server disconnected without sending a response.")
+MAY_HAVE_ARRIVED = [
+    BROKEN, httpx2.ReadTimeout("slow"), httpx2.WriteError("broken"), (500, {}, {}), (502, {}, {}),
+    (200, {}, {"ok": False, "error": "fatal_error"}), (200, {}, "no object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", MAY_HAVE_ARRIVED)
+async def test_a_reply_that_may_have_arrived_is_not_sent_again_until_a_person_wants_it(
+    autojump_clock: MockClock, answer: Any
+) -> None:
+    async with hooked() as here:
+        here.chats.answers = [answer]
+        await here.deliver(**slack(said("hello")))
+        assert here.chats.texts == ["hello"]
+        (error,) = await here.failed()
+        assert "may have arrived" in error
+        assert await here.durable.requeue(failed=True, handler="reply") == 1
+        await here.deliver(**slack({"type": "reaction_added"}))
+        assert here.chats.texts == ["hello", "hello"]
+        assert await here.failed() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ((200, {}, {"ok": False, "error": "channel_not_found"}), "channel_not_found"),
+        ((403, {}, {"ok": False, "description": "Forbidden: bot was blocked"}), "blocked"),
+    ],
+)
+async def test_a_reply_that_the_service_refuses_has_failed_with_the_reason(
+    autojump_clock: MockClock, answer: Any, reason: str
+) -> None:
+    async with hooked() as here:
+        here.chats.answers = [answer]
+        await here.deliver(**slack(said("hello")))
+        (error,) = await here.failed()
+        assert reason in error
+        assert here.chats.texts == ["hello"]
+        await here.durable.requeue(failed=True, handler="reply")
+        await here.deliver(**slack({"type": "reaction_added"}))
+        assert here.chats.texts == ["hello", "hello"]
+
+
+async def test_a_reply_that_is_refused_for_now_is_sent_when_the_service_says(
+    autojump_clock: MockClock,
+) -> None:
+    limited = {"ok": False, "error": "ratelimited"}
+    async with hooked() as here:
+        here.chats.answers = [(429, {"Retry-After": "30"}, limited)] * 5 + [(503, {}, {})]
+        await here.deliver(**slack(said("hello")))
+        assert await here.failed() == []
+    assert here.chats.texts == ["hello"] * 7
+    pauses = [b - a for a, b in zip(here.chats.times, here.chats.times[1:], strict=False)]
+    assert pauses == pytest.approx([30] * 5 + [AGAIN_SECONDS], abs=0.1)
+
+
+async def test_a_reply_of_which_nothing_was_sent_is_sent_again(autojump_clock: MockClock) -> None:
+    async with hooked() as here:
+        here.chats.answers = [httpx2.ConnectError("refused")]
+        await here.deliver(**slack(said("hello")))
+        assert await here.failed() == []
+    assert here.chats.texts == ["hello"]
+
+
+async def test_a_drain_waits_for_the_answer_to_a_reply(autojump_clock: MockClock) -> None:
+    chats, store = Chats(), MemoryStore()
+    chats.delay = 5.0
+    async with hooked(store=store, chats=chats, grace=0) as here:
+        await here.client.post(**slack(said("hello")))
+        await trio.sleep(1)
+    async with hooked(store=store, chats=chats) as here:
+        await here.deliver(**slack({"type": "reaction_added"}))
+        assert await here.failed() == []
+    assert chats.texts == ["hello"]
+
+
+async def test_a_long_reply_goes_in_parts_each_of_which_is_sent_once(
+    autojump_clock: MockClock,
+) -> None:
+    async def answer(session: str, text: str) -> str:
+        return "\n".join(f"line {number}" for number in range(1_000))
+
+    whole = await answer("", "")
+    cases = [(slack(said("x")), 4_000), (telegram(1), 4_096), (discord(command()), 2_000)]
+    for request, largest in cases:
+        async with hooked(answer) as here:
+            here.chats.answers = [(200, {}, {"ok": True}), (429, {"Retry-After": "1"}, {})]
+            await here.deliver(**request)
+            sent = [one for place, one in enumerate(here.chats.texts) if place != 1]
+            assert len(sent) > 2
+            assert "\n".join(sent) == whole
+            assert all(len(one) <= largest for one in sent)
+            assert here.chats.texts[1] == sent[1]  # refused, and sent again
+            assert await here.failed() == []
+    ways = [(method, path.rpartition("/")[2]) for method, path, _ in here.chats.replies]
+    assert ways[0] == ("PATCH", "@original")
+    assert set(ways[1:]) == {("POST", "tok")}
+
+
+async def test_a_part_that_may_have_arrived_is_the_first_that_a_person_sends(
+    autojump_clock: MockClock,
+) -> None:
+    async def answer(session: str, text: str) -> str:
+        return "\n\n".join([letter * 3_000 for letter in "abc"])
+
+    async with hooked(answer) as here:
+        here.chats.answers = [(200, {}, {"ok": True}), BROKEN]
+        await here.deliver(**slack(said("hello")))
+        assert [text[0] for text in here.chats.texts] == ["a", "b"]
+        await here.durable.requeue(failed=True, handler="reply")
+        await here.deliver(**slack({"type": "reaction_added"}))
+        assert [text[0] for text in here.chats.texts] == ["a", "b", "b", "c"]
+
+
+async def test_the_first_part_in_discord_replaces_itself_and_the_others_do_not(
+    autojump_clock: MockClock,
+) -> None:
+    async def answer(session: str, text: str) -> str:
+        return "a" * 2_000 + "b" * 2_000
+
+    async with hooked(answer) as here:
+        here.chats.answers = [BROKEN, (200, {}, {}), BROKEN]
+        await here.deliver(**discord(command()))
+        assert [text[0] for text in here.chats.texts] == ["a", "a", "b"]
+        assert len(await here.failed()) == 1
+
+
+def test_a_text_is_cut_at_paragraphs_lines_and_words_and_never_in_a_character() -> None:
+    assert parts_of("", 10) == parts_of(" \n", 10) == []
+    assert parts_of("short", 5) == ["short"]
+    assert parts_of("one two three", 8) == ["one two", "three"]
+    assert parts_of("one\n\ntwo three", 9) == ["one", "two three"]
+    assert parts_of("one two\n    code", 12) == ["one two", "    code"]
+    assert parts_of("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
+    assert parts_of("\U0001f600" * 7, 5) == ["\U0001f600" * 2] * 3 + ["\U0001f600"]
+    assert parts_of("a" + "\n" * 30 + "b", 10) == ["a", "b"]
