@@ -14,7 +14,7 @@ import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trio_lanes import LaneFullError, Lanes, LanesClosedError
 from trio_lanes.agents import TranscriptError
@@ -27,6 +27,9 @@ from .wire import Json
 
 logger: Final = logging.getLogger(__name__)
 MAX_BODY: Final = 4_000_000  # bytes
+BODY_SECONDS: Final = 30.0  # in which a body has to arrive
+ALIVE_SECONDS: Final = 15.0  # between two signs of life: proxies close a stream that is silent
+ALIVE: Final = b": alive\n\n"
 FAREWELL_SECONDS: Final = 3.0
 MAX_REQUESTS: Final = 2_000  # open at once
 ROOM: Final = 100  # levels around a body, in what is told of it
@@ -93,13 +96,17 @@ async def body_of(request: Request) -> Json:
 
 
 async def raw_of(request: Request) -> bytes:
-    """Return the body of a request, which is bounded."""
-    parts: list[bytes] = []
-    async for part in request.stream():
-        parts.append(part)
-        if sum(map(len, parts)) > MAX_BODY:
-            raise Refused(413, f"a body has at most {MAX_BODY:,} bytes")
-    return b"".join(parts)
+    """Return the body of a request, whose size and time are bounded."""
+    body = bytearray()
+    with trio.move_on_after(BODY_SECONDS) as limit:
+        async with aclosing(request.stream()) as parts:
+            async for part in parts:
+                body += part
+                if len(body) > MAX_BODY:
+                    raise Refused(413, f"a body has at most {MAX_BODY:,} bytes")
+    if limit.cancelled_caught:
+        raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s")
+    return bytes(body)
 
 
 def json_of(raw: bytes) -> Json:
@@ -165,7 +172,10 @@ def named(value: str, param: str | None = None) -> str:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; ``lost`` is called if the client leaves before the end."""
+    """Server-sent events; ``lost`` is called if the client leaves before the end.
+
+    While no event comes, there is a comment from time to time, which clients ignore.
+    """
 
     def __init__(self, events: AsyncIterator[str], lost: Callable[[], object], **more: str) -> None:
         headers = {"Cache-Control": "no-store", **{n.replace("_", "-"): v for n, v in more.items()}}
@@ -176,11 +186,32 @@ class EventStream(StreamingResponse):
         complete = False
         try:
             async with aclosing(self._events):  # type: ignore[type-var]
-                await super().stream_response(send)
+                await self._send_alive(send)
             complete = True
         finally:
             if not complete:
                 self._lost()
+
+    async def _send_alive(self, send: Send) -> None:
+        sent_at, more = trio.current_time(), True
+
+        async def put(message: Message) -> None:  # a whole event, or more of them
+            nonlocal sent_at, more
+            sent_at, more = trio.current_time(), message.get("more_body", True)
+            await send(message)
+
+        async def show_life() -> None:
+            while True:
+                await trio.sleep_until(sent_at + ALIVE_SECONDS)
+                if not more:
+                    return
+                if trio.current_time() >= sent_at + ALIVE_SECONDS:
+                    await put({"type": "http.response.body", "body": ALIVE, "more_body": True})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(show_life)
+            await super().stream_response(put)
+            nursery.cancel_scope.cancel()
 
 
 async def unless_lost(request: Request, wait: Callable[[], Awaitable[object]]) -> bool:
