@@ -21,12 +21,16 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import hypercorn
-import hypercorn.trio
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from trio_lanes import Lanes
@@ -57,7 +61,9 @@ MAX_SESSIONS: Final = 500  # that are busy, paused or open
 MAX_OPEN: Final = 50  # sessions that one page has open
 FAREWELL_SECONDS: Final = 10.0  # for the last facts to reach the viewers
 GOODBYE_SECONDS: Final = 10.0  # to send the reason of a close
-IDLE_SECONDS: Final = 60.0  # for which a connection may be idle
+IDLE_SECONDS: Final = 30.0  # for which a connection may be idle
+STALLED_SECONDS: Final = 60.0  # for which a client may take nothing of what is sent to it
+MAX_CONNECTIONS: Final = 2_500  # open at once
 CAP: Final = 20  # messages that may wait in a session
 GOING_AWAY, POLICY, TRY_LATER = 1001, 1008, 1013  # codes of a closed WebSocket
 
@@ -272,40 +278,80 @@ class HasApp(Protocol):
     def app(self) -> Starlette: ...
 
 
+class Connection(TCPServer):
+    """A connection of hypercorn that ends with its client, and not after its idle time."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
 async def serve(
     page: HasApp,
     listener: socket.socket,
     max_message: int = MAX_MESSAGE,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve on `listener` until cancelled; the server closes it. `started` gets the URL.
+    """Serve on `listener` until cancelled, and close it. `started` gets the URL.
 
-    On Trio, an unexpected message of one client ends hypercorn completely, for example data on a
-    WebSocket that was not accepted yet. This must not end turns, so the server is restarted, and
-    the pages connect again.
+    A connection is closed if it is idle for too long, or its client takes nothing of what is sent
+    to it; one above the bound is closed at once. Hypercorn has no bound for connections, and an
+    unexpected message of one client ends all of them, for example data on a WebSocket that was not
+    accepted yet. So its connections are opened here, and each fails alone.
     """
-    url = "http://{}:{}/".format(*listener.getsockname())
     config = hypercorn.Config()
-    config.graceful_timeout = 0.1
-    config.keep_alive_timeout = IDLE_SECONDS
+    config.keep_alive_timeout = IDLE_SECONDS  # also for the head of a request to arrive
     config.errorlog = None
     config.websocket_max_message_size = max_message
     config.websocket_ping_interval = 20.0
-    with listener:
-        while True:
-            config.bind = [f"fd://{listener.dup().detach()}"]
-            has_begun = False
-            try:
-                async with trio.open_nursery() as nursery:
-                    serving = partial(hypercorn.trio.serve, page.app(), config, mode="asgi")  # type: ignore[arg-type]
-                    await nursery.start(serving)
-                    has_begun = True
-                    task_status.started(url)
-                    task_status = trio.TASK_STATUS_IGNORED
-            except* Exception:
-                if not has_begun:
-                    raise  # a restart would fail, too
-                logger.exception("the web server has failed; it is restarted")
+    app, context = ASGIWrapper(taking_all(page.app())), WorkerContext(None)  # type: ignore[arg-type]
+    opened = 0
+
+    async def connected(stream: trio.SocketStream) -> None:
+        nonlocal opened
+        if opened >= MAX_CONNECTIONS:
+            return
+        opened += 1
+        try:
+            await Connection(app, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+        except* Exception:
+            logger.exception("the web server has failed at a client")
+        finally:
+            opened -= 1
+
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; elsewhere a client may stand still
+        milliseconds = round(1_000 * STALLED_SECONDS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    url = "http://{}:{}/".format(*listener.getsockname())
+    async with trio.open_nursery() as nursery:
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+        await nursery.start(trio.serve_listeners, connected, listeners)
+        task_status.started(url)
+
+
+def taking_all(app: ASGIApp) -> ASGIApp:
+    """Return the application, which takes the rest of a body that it has not read.
+
+    Without this, hypercorn waits for ever to hand over the rest of a refused request.
+    """
+
+    async def take(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        async def put(message: Message) -> None:
+            if message["type"] != "http.response.body" or message.get("more_body"):
+                await send(message)
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take, receive)
+                await send(message)
+                nursery.cancel_scope.cancel()
+
+        await app(scope, receive, put)
+
+    return call
 
 
 async def run_web(
