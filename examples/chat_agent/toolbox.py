@@ -3,30 +3,37 @@
 A request names the servers whose tools it wants: `{"type": "mcp", "server_label": "gateway"}`. Each
 server has a lane of its own, `mcp:LABEL`, which limits its calls. A call that exceeds its timeout
 holds its slot until it has really ended, so a server that hangs gets no more calls than its limit.
+The timeout counts from the last progress that the tool has reported.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
-from trio_lanes import JobTimeoutError, Lanes
+import trio
+
+from trio_lanes import JobTimeoutError, Lanes, current_job
 from trio_lanes.agents import Emit, run_tools
 from trio_lanes.agents import ToolCall as Running
 
 from .model import ToolCall
 from .tools import ToolError, argument_of, bundled_tools
 
+logger: Final = logging.getLogger(__name__)
 Json = dict[str, Any]
 Servers = dict[str, list[str] | None]  # {label: its tools that are allowed, None: all}
 BUNDLED: Final = "gateway"
 CALL_SECONDS: Final = 30.0
 PER_SERVER: Final = 4  # calls of one server at once
+RECONNECT_SECONDS: Final = 1.0  # between two attempts to connect to a server
 TOOLS: Final = {
     name: tool for name, tool in bundled_tools().items() if name in ("time", "calc", "search")
 }
@@ -35,9 +42,13 @@ TOOLS: Final = {
 @asynccontextmanager
 async def open_toolbox(call_seconds: float, servers: Sequence[str]) -> AsyncIterator[Toolbox]:
     """Open the bundled tools, and those of servers ``NAME=COMMAND`` or ``NAME=URL``."""
+    toolbox = Toolbox(call_seconds)
     async with AsyncExitStack() as stack:
-        toolbox = Toolbox(call_seconds)
-        await toolbox.connect(dict(server.split("=", 1) for server in servers), stack)
+        if servers:
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            for label, where in [server.split("=", 1) for server in servers]:
+                await toolbox.connect(label, where, nursery)
         yield toolbox
 
 
@@ -46,33 +57,16 @@ class Toolbox:
 
     def __init__(self, call_seconds: float = CALL_SECONDS) -> None:
         self._call_seconds: Final = call_seconds
-        self._clients: Final[dict[str, Any]] = {}
+        self._servers: Final[dict[str, ToolServer]] = {}
         self._schemas: Final[dict[str, dict[str, Json]]] = {
             BUNDLED: {name: tool.schema() for name, tool in TOOLS.items()}
         }
 
-    async def connect(self, servers: Mapping[str, str], stack: AsyncExitStack) -> None:
-        """Connect to MCP servers by label: a URL, or a command that speaks on standard output."""
-        if servers:
-            from mcp import Client, StdioServerParameters
-        for label, where in servers.items():
-            target: Any = where
-            if not where.startswith(("http://", "https://")):
-                command, *arguments = shlex.split(where)
-                target = StdioServerParameters(command=command, args=arguments)
-            client = await stack.enter_async_context(Client(target))
-            self._clients[label] = client
-            self._schemas[label] = {
-                tool.name: {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description or "",
-                        "parameters": tool.input_schema,
-                    },
-                }
-                for tool in (await client.list_tools()).tools
-            }
+    async def connect(self, label: str, where: Any, nursery: trio.Nursery) -> None:
+        """Connect to an MCP server: a URL, or a command that speaks on standard output."""
+        self._servers[label] = server = ToolServer(label, where, nursery)
+        self._schemas[label] = server.schemas
+        await server.client()
 
     def __contains__(self, label: object) -> bool:
         return label in self._schemas
@@ -117,7 +111,7 @@ class Toolbox:
         assert label is not None
         try:
             return await lanes.run(
-                self._call, label, call, lane=f"mcp:{label}", timeout=self._call_seconds
+                self._call, label, call, lane=f"mcp:{label}", idle_timeout=self._call_seconds
             )
         except JobTimeoutError:
             raise ToolError(f"no answer after {self._call_seconds:g} s") from None
@@ -148,8 +142,102 @@ class Toolbox:
             arguments = json.loads(call.arguments or "{}")
         except ValueError:
             raise ToolError("the arguments are not JSON") from None
-        result = await self._clients[label].call_tool(call.name, arguments)
-        text = "\n".join(getattr(part, "text", "") for part in result.content)
-        if result.is_error:
+        text, failed = await self._servers[label].call(call.name, arguments)
+        if failed:
             raise ToolError(text)
         return text
+
+
+class ToolServer:
+    """The connection to one MCP server. A call that finds it lost makes it again."""
+
+    def __init__(self, label: str, where: Any, nursery: trio.Nursery) -> None:
+        self.schemas: Final[dict[str, Json]] = {}  # of its tools, as in chat completions
+        self._label, self._where, self._nursery = label, where, nursery
+        self._client: Any = None
+        self._is_open: Callable[[], bool] = lambda: True
+        self._lost = trio.Event()
+        self._tried_at = -math.inf
+        self._connecting: Final = trio.Lock()
+
+    async def call(self, name: str, arguments: Json) -> tuple[str, bool]:
+        """Call a tool in a job, whose progress it reports. Return its text, and whether it failed.
+
+        Raises:
+          ToolError: if the server cannot be reached, or ends before it has answered.
+        """
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        job = current_job()
+        assert job is not None
+
+        async def progress(*report: object) -> None:
+            job.progress()
+
+        try:
+            client = await self.client()
+        except Exception as error:
+            raise ToolError(f"the server {self._label} cannot be reached: {error}") from error
+        try:
+            result = await client.call_tool(name, arguments, progress_callback=progress)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED or error.message == "Session terminated":
+                self._lost.set()  # the call may have done something, and is not repeated
+            raise ToolError(str(error)) from error
+        text = "\n".join(getattr(part, "text", "") for part in result.content)
+        return text, bool(result.is_error)
+
+    async def client(self) -> Any:
+        """Return the client that is connected; connect if none is, after a pause."""
+        async with self._connecting:
+            if self._client is None or self._lost.is_set() or not self._is_open():
+                self._lost.set()
+                await trio.sleep_until(self._tried_at + RECONNECT_SECONDS)
+                self._tried_at = trio.current_time()
+                self._client = None
+                self._client = await self._nursery.start(self._connected)
+            return self._client
+
+    async def _connected(self, task_status: trio.TaskStatus[Any]) -> None:
+        """Hold a connection until it is lost. It has to be closed in the task that opened it."""
+        from mcp import Client
+
+        lost = self._lost = trio.Event()
+        begun = False
+        try:
+            async with Client(self._transport()) as client:
+                for tool in (await client.list_tools()).tools:
+                    function = {
+                        "name": tool.name,
+                        "description": tool.description or "",
+                        "parameters": tool.input_schema,
+                    }
+                    self.schemas[tool.name] = {"type": "function", "function": function}
+                begun = True
+                task_status.started(client)
+                await lost.wait()
+        except Exception:
+            if not begun:
+                raise
+            logger.warning("the connection to the server %s ended", self._label, exc_info=True)
+
+    def _transport(self) -> Any:
+        """Return what `mcp.Client` connects to."""
+        where = self._where
+        if not isinstance(where, str) or where.startswith(("http://", "https://")):
+            return where
+        return self._process(*shlex.split(where))
+
+    @asynccontextmanager
+    async def _process(self, command: str, *arguments: str) -> AsyncIterator[Any]:
+        """Start a server, and notice when it has ended: a call would be the first to fail."""
+        from mcp import StdioServerParameters, stdio_client
+
+        started = StdioServerParameters(command=command, args=[*arguments])
+        async with stdio_client(started) as streams:
+            read: Any = streams[
+                0
+            ]  # of anyio, whose sending side is closed at the end of the output
+            self._is_open = lambda: read.statistics().open_send_streams > 0
+            yield streams
