@@ -199,6 +199,8 @@ class EventStream(StreamingResponse):
             nonlocal sent_at, more
             sent_at, more = trio.current_time(), message.get("more_body", True)
             await send(message)
+            if message["type"] == "http.response.start":
+                nursery.start_soon(show_life)
 
         async def show_life() -> None:
             while True:
@@ -209,7 +211,6 @@ class EventStream(StreamingResponse):
                     await put({"type": "http.response.body", "body": ALIVE, "more_body": True})
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(show_life)
             await super().stream_response(put)
             nursery.cancel_scope.cancel()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ import trio
 from starlette.requests import Request
 from trio.testing import MockClock
 
-from examples.openai_api.http import ALIVE, ALIVE_SECONDS, BODY_SECONDS, raw_of
+from examples.openai_api.http import ALIVE, ALIVE_SECONDS, BODY_SECONDS, EventStream, raw_of
 
 from .inside import Gateway, Script, inside
 
@@ -62,6 +62,25 @@ async def test_a_stream_that_waits_for_its_turn_shows_life(
             await trio.sleep(1)
             stream = await pieces(gateway, path, body)
     check(stream, 99)
+
+
+async def test_no_comment_comes_before_the_head_or_behind_the_end_of_a_stream(
+    autojump_clock: MockClock,
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        await trio.sleep(40)  # a slow client
+
+    async def events() -> AsyncIterator[str]:
+        yield "data: 1\n\n"
+
+    await EventStream(events(), lambda: None).stream_response(send)
+    bodies = [message.get("body") for message in sent if message.get("body") != ALIVE]
+    assert bodies == [None, b"data: 1\n\n", b""]
+    assert [sent[0]["type"], sent[1]["body"]] == ["http.response.start", b"data: 1\n\n"]
+    assert sent[-1]["more_body"] is False
 
 
 # ---- bodies
