@@ -13,6 +13,9 @@ from examples.chat_agent.model import Cut, ModelError, RequestError, ToolCall, U
 from examples.chat_agent.openai_model import TOO_LONG
 from examples.chat_agent.upstream import Builtin
 from examples.gateway.engine import Engine
+from trio_lanes import JobCancelledError, LaneFullError
+from trio_lanes.agents import TranscriptError
+from trio_lanes.durable import KeyConflictError
 
 from .inside import Gateway, Json, Reply, Script, inside
 
@@ -421,15 +424,29 @@ async def test_a_request_that_goes_on_from_an_unknown_response_is_refused(
     assert model.prompts == []
 
 
-async def test_a_defect_of_an_endpoint_is_an_error_in_the_shape_of_the_api(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (LaneFullError("main", 5), 429),
+        (KeyConflictError("k", 1, "payload"), 409),
+        (TranscriptError("damaged"), 500),
+        (JobCancelledError("why"), 500),
+        (TypeError("a defect"), 500),
+    ],
+)
+async def test_only_want_of_room_is_a_429_and_no_fault_is_asked_again(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int
 ) -> None:
+    def post(*args: object) -> None:
+        raise fault
+
     async with inside(Script()) as gateway:
-        monkeypatch.setattr(Engine, "post", None)
+        monkeypatch.setattr(Engine, "post", post)
         reply = await gateway.request("POST", RESPONSES, {"input": "x"})
-    assert reply.status == 500
-    assert reply.headers["x-should-retry"] == "false"
-    assert reply.body["error"]["message"] == "the gateway failed: TypeError"
+    assert reply.status == status
+    assert reply.body["error"]["message"]
+    assert ("retry-after-ms" in reply.headers) == (status == 429)
+    assert reply.headers.get("x-should-retry") == ("false" if status == 500 else None)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080, evil.example", "evil.example", "127.0.0.1:x"])
