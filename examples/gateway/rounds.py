@@ -10,7 +10,7 @@ import attrs
 from trio_lanes import Lanes
 from trio_lanes.agents import ConversationTurn
 
-from ..chat_agent.model import Cut, Message, RequestError, ToolCall, Usage, well_formed
+from ..chat_agent.model import Cut, Message, RequestError, ToolCall, Usage
 from ..chat_agent.openai_model import TOO_LONG
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Upstream, ask_model
@@ -109,7 +109,6 @@ class Rounds:
                 answer.begin_call(item)
 
         async def ended(place: int, fields: Json) -> None:
-            fields = {name: well_formed(text) for name, text in fields.items()}
             await exchange.result(calls[place].id, fields.get("output", fields.get("error")))
             for answer in live.answers:
                 kind = "response.mcp_call_arguments"

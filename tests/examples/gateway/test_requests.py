@@ -257,7 +257,9 @@ async def test_the_choice_of_a_tool_holds_for_one_call(autojump_clock: MockClock
     assert [settings["tool_choice"] for settings in model.settings] == ["required", "auto"]
 
 
-async def test_what_a_tool_or_the_upstream_says_can_be_told(autojump_clock: MockClock) -> None:
+async def test_half_a_character_of_a_tool_or_of_the_upstream_can_be_told(
+    autojump_clock: MockClock,
+) -> None:
     bad = ToolCall("c", "time", '{"zone": "\\ud800"}')
     fault = RequestError("\ud800", "\ud800", "\ud800")
     async with inside(Script([bad], ["done"], [fault])) as gateway:
