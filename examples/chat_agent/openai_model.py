@@ -163,7 +163,7 @@ def _is_count(tokens: object) -> bool:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Return the usage that an endpoint told; a count that is none is 0."""
+    """Return the usage that an endpoint sent; a count that is none is 0."""
     prompt = usage.get("prompt_tokens_details") or {}
     completion = usage.get("completion_tokens_details") or {}
     counts: tuple[Any, ...] = (

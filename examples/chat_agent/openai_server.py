@@ -100,8 +100,8 @@ class Endpoint:
                         yield "data: {what is this\n\n"
             reason = reason or ("tool_calls" if calls else "stop")
             yield _chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-            told = {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
-            yield _chunk({"choices": [], "usage": {"total_tokens": usage.tokens, **told}})
+            parts = {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
+            yield _chunk({"choices": [], "usage": {"total_tokens": usage.tokens, **parts}})
             yield "data: [DONE]\n\n"
             complete = True
         except ModelError as error:

@@ -47,8 +47,8 @@ def problem(
 ) -> dict[str, Any]:
     """Return the object of an error, as clients read it."""
     kind = KINDS.get(status, "server_error" if status > 499 else "invalid_request_error")
-    told = {"message": message, "type": kind, "param": param, "code": code}
-    return {name: value and well_formed(value) for name, value in told.items()}
+    body = {"message": message, "type": kind, "param": param, "code": code}
+    return {name: value and well_formed(value) for name, value in body.items()}
 
 
 def of_model(failure: ModelError) -> dict[str, Any]:
@@ -59,10 +59,10 @@ def of_model(failure: ModelError) -> dict[str, Any]:
     return problem(str(failure), "upstream_error")
 
 
-def failed(told: dict[str, Any]) -> Refused:
+def failed(body: dict[str, Any]) -> Refused:
     """Return the answer to a request whose turn has failed; a repetition would ask again."""
-    status = 500 if told["type"] == "server_error" else 400
-    status = STATUS.get(told["code"], status)
+    status = 500 if body["type"] == "server_error" else 400
+    status = STATUS.get(body["code"], status)
     return Refused(
-        status, told["message"], told["code"], param=told["param"], x_should_retry="false"
+        status, body["message"], body["code"], param=body["param"], x_should_retry="false"
     )

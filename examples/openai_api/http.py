@@ -32,7 +32,7 @@ ALIVE_SECONDS: Final = 15.0  # between two signs of life: proxies close a stream
 ALIVE: Final = b": alive\n\n"
 FAREWELL_SECONDS: Final = 3.0
 MAX_REQUESTS: Final = 2_000  # open at once
-ROOM: Final = 100  # levels around a body, in what is told of it
+ROOM: Final = 100  # levels around a body, in what repeats it
 NAME: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 RESPONSE: Final = re.compile(rf"resp_{NAME.pattern}\.[A-Za-z0-9]{{1,40}}")  # an id
 

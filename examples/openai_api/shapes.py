@@ -59,22 +59,22 @@ def usage_of(usage: Usage) -> Json:
     }
 
 
-def told_usage(told: Json) -> Usage:
-    """Return the usage that a response tells."""
-    cached, reasoning = told["input_tokens_details"], told["output_tokens_details"]
-    counts = told["total_tokens"], told["input_tokens"], told["output_tokens"]
+def usage_in(usage: Json) -> Usage:
+    """Return the usage that a response has."""
+    cached, reasoning = usage["input_tokens_details"], usage["output_tokens_details"]
+    counts = usage["total_tokens"], usage["input_tokens"], usage["output_tokens"]
     return Usage(*counts, cached["cached_tokens"], reasoning["reasoning_tokens"])
 
 
 def chat_usage_of(usage: Usage) -> Json:
     """Return the usage of a chat completion."""
-    told = usage_of(usage)
+    same = usage_of(usage)
     return {
-        "prompt_tokens": told["input_tokens"],
-        "completion_tokens": told["output_tokens"],
-        "total_tokens": told["total_tokens"],
+        "prompt_tokens": same["input_tokens"],
+        "completion_tokens": same["output_tokens"],
+        "total_tokens": same["total_tokens"],
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": told["output_tokens_details"],
+        "completion_tokens_details": same["output_tokens_details"],
     }
 
 

@@ -24,7 +24,7 @@ from trio_lanes.agents import Feed
 
 from ..chat_agent.model import ToolCall, Usage
 from .errors import problem
-from .shapes import echoed, text_part, told_usage, usage_of
+from .shapes import echoed, text_part, usage_in, usage_of
 
 logger: Final = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -206,7 +206,7 @@ class Answer:
                 self.output[:] = response["output"]
                 self.completed_at = response.get("completed_at")
                 self.incomplete = response["incomplete_details"]
-                self.usage = told_usage(response["usage"])
+                self.usage = usage_in(response["usage"])
         self.feed.publish(event)
         if self.status in TERMINAL:
             self._over()

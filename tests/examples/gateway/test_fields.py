@@ -199,15 +199,15 @@ async def test_what_cannot_be_done_is_refused_with_its_name_and_nothing_runs(
     assert model.prompts == []
 
 
-UNTELLABLE = [r'"\ud800"', r'{"a": "\udfff"}', "NaN", "-Infinity", "1e999", "[" * 990 + "]" * 990]
+BROKEN = [r'"\ud800"', r'{"a": "\udfff"}', "NaN", "-Infinity", "1e999", "[" * 990 + "]" * 990]
 
 
-async def test_what_cannot_be_told_again_is_refused_at_once(autojump_clock: MockClock) -> None:
+async def test_what_cannot_be_sent_back_is_refused_at_once(autojump_clock: MockClock) -> None:
     model = Script()
     async with inside(model) as gateway:
         for path in (RESPONSES, COMPLETIONS, "/v1/conversations", "/v1/threads"):
             for name in ("model", "instructions", "metadata", "input", "anything"):
-                for value in UNTELLABLE:
+                for value in BROKEN:
                     body = f'{{"input": "hi", "messages": [], "{name}": {value}}}'
                     reply = await gateway.request("POST", path, body.encode())
                     assert reply.status == 400, (path, body)

@@ -160,9 +160,9 @@ async def test_a_turn_that_failed_is_an_error_on_the_wire_and_is_not_asked_again
             assert reply.body["error"]["code"] == code
             assert reply.body["error"]["type"] == kind
             events = await streamed(gateway, path, **body)
-            told = events[-1]["response"] if path == RESPONSES else events[-1]
-            assert told["error"].keys() == {"message", "type", "param", "code"}
-            assert told["error"]["code"] == code
+            done = events[-1]["response"] if path == RESPONSES else events[-1]
+            assert done["error"].keys() == {"message", "type", "param", "code"}
+            assert done["error"]["code"] == code
         assert events[-2]["choices"][0]["finish_reason"] is None
         response = await ask(gateway, background=True)  # this request itself has not failed
         reply = await gateway.request("GET", f"{RESPONSES}/{response['id']}?stream=true")
@@ -186,12 +186,12 @@ async def test_a_call_that_is_to_be_approved_waits_for_a_person(autojump_clock: 
         approval = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
         approval |= {"approve": True}
         more = {"previous_response_id": asked["id"], "tools": tools}
-        told = await ask(gateway, [approval], **more)
-        assert told["output"][0]["output"] == "6*7 = 42"
-        assert told["output"][0]["approval_request_id"] == request["id"]
-        assert texts(told) == ["done"]
+        done = await ask(gateway, [approval], **more)
+        assert done["output"][0]["output"] == "6*7 = 42"
+        assert done["output"][0]["approval_request_id"] == request["id"]
+        assert texts(done) == ["done"]
         # a client without a session sends all of it again
-        items = [{"role": "user", "content": "hello"}, *asked["output"], approval, *told["output"]]
+        items = [{"role": "user", "content": "hello"}, *asked["output"], approval, *done["output"]]
         assert texts(await ask(gateway, [*items, {"role": "user", "content": "thanks"}])) == [
             "done"
         ]
@@ -205,8 +205,8 @@ async def test_the_model_hears_that_a_person_has_refused_a_call(autojump_clock: 
         assert request["type"] == "mcp_approval_request"
         refusal = {"type": "mcp_approval_response", "approval_request_id": request["id"],
                    "approve": False, "reason": "too dear"}  # fmt: skip
-        told = await ask(gateway, [refusal], previous_response_id=asked["id"])
-        assert [item["type"] for item in told["output"]] == ["message"]
+        done = await ask(gateway, [refusal], previous_response_id=asked["id"])
+        assert [item["type"] for item in done["output"]] == ["message"]
     assert "too dear" in model.prompts[-1][-1].text
 
 
@@ -257,7 +257,7 @@ async def test_the_choice_of_a_tool_holds_for_one_call(autojump_clock: MockClock
     assert [settings["tool_choice"] for settings in model.settings] == ["required", "auto"]
 
 
-async def test_half_a_character_of_a_tool_or_of_the_upstream_can_be_told(
+async def test_half_a_character_of_a_tool_or_of_the_upstream_can_be_sent(
     autojump_clock: MockClock,
 ) -> None:
     bad = ToolCall("c", "time", '{"zone": "\\ud800"}')

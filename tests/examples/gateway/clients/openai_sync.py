@@ -308,8 +308,8 @@ def approvals() -> None:
     assert request.type == "mcp_approval_request"
     approval = {"type": "mcp_approval_response", "approval_request_id": request.id}
     more = {"previous_response_id": asked.id, "tools": tools}
-    told = create(input=[approval | {"approve": True}], **more)
-    assert told.output[0].output == told.output_text == "6 * 7 = 42"
+    done = create(input=[approval | {"approve": True}], **more)
+    assert done.output[0].output == done.output_text == "6 * 7 = 42"
 
 
 def threads() -> None:
