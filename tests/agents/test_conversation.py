@@ -1148,3 +1148,27 @@ async def test_a_turn_that_was_cut_off_is_taken_out_and_a_complete_one_stays(
         await turn.finish("2")
     assert not await conversation.take_out("again")
     assert short(await conversation.messages()) == ["u:one", "a:1", "u:two", "a:2"]
+
+
+async def test_a_turn_that_was_taken_out_leaves_its_id_to_another_at_another_place(
+    store: TranscriptStore,
+) -> None:
+    conversation = Conversation("thread", store)
+    with pytest.raises(ModelError):
+        async with conversation.turn("one", id="mine"):
+            raise ModelError
+    await say(conversation, "two", "2")
+    assert await conversation.take_out("mine")
+    async with conversation.turn("three", id="mine") as turn:
+        assert short(turn.history) == ["u:two", "a:2"]
+        await turn.rollback()
+        with pytest.raises(TranscriptError, match="has a turn 'mine' already"):
+            async with conversation.turn("in its block", id="mine"):
+                pass
+    async with Conversation("thread", store).turn("four", id="mine") as turn:
+        await turn.finish("4")
+    for reader in (conversation, Conversation("thread", store)):
+        assert short(await reader.messages()) == ["u:two", "a:2", "u:four", "a:4"]
+    async with conversation.turn("five") as turn:
+        assert short(turn.history) == ["u:two", "a:2", "u:four", "a:4"]
+        await turn.finish("5")

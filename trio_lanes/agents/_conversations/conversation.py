@@ -96,7 +96,7 @@ class Conversation:
         Args:
           contents: the user messages, each a string or another JSON value.
           id: the id of the turn, by which `take_out` finds it after a crash; a new id unless it is
-            given.
+            given. A turn that was taken out or rolled back leaves its id to another.
 
         Raises:
           TranscriptError: at the call, if there is no message; on entering, if the thread has a
@@ -423,7 +423,7 @@ class _Turning:
         exchange = Exchange(_new_id() if self._id is None else self._id, self._contents)
         async with store.locks.exclusive(conversation.thread_id):
             await conversation._read()
-            if exchange.id in conversation._thread.exchanges:
+            if exchange.id in conversation._running or not conversation._thread.lacks(exchange.id):
                 raise TranscriptError(f"the thread has a turn {exchange.id!r} already")
             history = conversation._thread.history(store.live)
             record = {"turn": exchange.id, "op": "open", "contents": self._contents}

@@ -275,7 +275,7 @@ class MessageThread:
     def _read(self, record: Record) -> None:
         turn = record["turn"]
         match record:
-            case {"op": "open", "contents": [*contents]} if turn not in self.exchanges:
+            case {"op": "open", "contents": [*contents]} if self.lacks(turn):
                 self._begin(Exchange(turn, contents))
             case {"op": "copy", "messages": [*messages]} if turn not in self.exchanges:
                 self._begin(Exchange.copied(turn, [_message(**m) for m in messages]))
@@ -284,7 +284,14 @@ class MessageThread:
                 if turn not in self._behind:  # rolled back, or it goes on though it seemed cut off
                     self._history, self._behind = [], OrderedDict(self.exchanges)
 
+    def lacks(self, turn: str) -> bool:
+        """Whether a turn may begin with this id: none has it, or one that was rolled back."""
+        exchange = self.exchanges.get(turn)
+        return exchange is None or exchange.rolled_back
+
     def _begin(self, exchange: Exchange) -> None:
+        for known in (self.exchanges, self._behind):
+            known.pop(exchange.id, None)  # it was rolled back, and its place is another now
         self.exchanges[exchange.id] = self._behind[exchange.id] = exchange
 
     def history(self, live: Collection[str]) -> tuple[Message, ...]:
