@@ -140,19 +140,6 @@ async def telling(run: DurableRun) -> AsyncIterator[Listener]:
         raise failed
 
 
-class Reachable:
-    """A turn as others reach it: it takes no messages here, since the inbox has them."""
-
-    is_streaming = False
-    is_compacting = False
-
-    def queue_message(self, message: Any, /) -> bool:
-        return False
-
-    def abort(self, reason: str | None = None) -> None:
-        pass  # `/stop` cancels the job
-
-
 class SharedChat:
     """One process of a chat in several processes."""
 
@@ -202,7 +189,7 @@ class SharedChat:
             tell(Began(session, texts))
             ending = "interrupted"
             try:
-                async with self.registry.running(Reachable(), outputs=decide):
+                async with self.registry.running(turn, outputs=decide):
                     await self._lanes.run(
                         attrs.evolve(self._agent, tell=tell, approvals=approvals).answer,
                         session,

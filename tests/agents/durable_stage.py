@@ -10,7 +10,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes.agents import DurableInbox, DurableTurn, Settled, inbox_handler
+from trio_lanes.agents import DurableHandler, DurableInbox, DurableTurn, Settled, inbox_handler
 from trio_lanes.durable import DurableLanes, RetryPolicy, Store, open_durable_lanes
 
 
@@ -23,6 +23,8 @@ class DurableStage:
         self._pause = pause  # real seconds in which a notice of a server comes
         self.log: list[Any] = []
         self.turns: list[DurableTurn] = []
+        self.special: dict[str, DurableHandler] = {}
+        """Handlers of turns, by their first message."""
         self._gates: dict[str, trio.Event] = {}
         self.lanes: DurableLanes
 
@@ -34,6 +36,8 @@ class DurableStage:
         self.turns.append(turn)
         self.log.append(list(turn.messages))
         first = turn.messages[0]
+        if str(first) in self.special:
+            return await self.special[first](turn)
         if isinstance(first, str) and first.startswith("gate"):
             try:
                 await self.gate(first).wait()

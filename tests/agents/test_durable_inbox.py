@@ -25,7 +25,10 @@ from trio_lanes.agents import (
     DurableTurn,
     MessageState,
     Overflow,
+    RunRegistry,
+    SendRefused,
     SettledKind,
+    SharedRunRegistry,
     Summary,
     WhenBusy,
     inbox_handler,
@@ -44,6 +47,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable.acts.inspection import QueueOf
+from trio_lanes.durable.acts.jobs import Enqueue
 
 REAL = pytest.mark.real_processes
 NETWORKED = [pytest.param(name, marks=REAL) for name in ("postgres", "valkey")]
@@ -655,16 +659,14 @@ async def test_bad_arguments_are_refused_at_the_call(mock_clock: MockClock) -> N
             DurableInbox(lanes, " ", "answer")
         with pytest.raises(TypeError, match="handler must be a string"):
             DurableInbox(lanes, "alice", stage.handler)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="no mode 'rollback'"):
-            stage.inbox(when_busy=WhenBusy.ROLLBACK)
         for bad in ({"cap": 0}, {"debounce": -1.0}, {"max_wait": -1.0}, {"overflow": "all"}):
             with pytest.raises(
                 ValueError, match=next(iter(bad)) if "overflow" not in bad else "all"
             ):
                 stage.inbox(**bad)
         inbox = stage.inbox()
-        with pytest.raises(ValueError, match="no mode 'rollback'"):
-            await inbox.post("a", when_busy=WhenBusy.ROLLBACK)
+        with pytest.raises(ValueError, match="'all' is not a valid WhenBusy"):
+            await inbox.post("a", when_busy="all")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="id must be a string"):
             await inbox.post("a", id=7)  # type: ignore[arg-type]
         for id in ("", "x" * 201):
@@ -691,6 +693,7 @@ class Meddling:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.then: Any = None
+        self.after_submission: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -702,6 +705,13 @@ class Meddling:
             if then is not None:
                 await then()
         return found
+
+    async def do(self, act: Any, ticket: str) -> Any:
+        answer = await self._store.do(act, ticket)
+        if isinstance(act, Enqueue) and self.after_submission is not None:
+            then, self.after_submission = self.after_submission, None
+            await then()
+        return answer
 
 
 async def test_a_message_that_is_withdrawn_while_a_turn_looks_at_it_is_not_handled(
@@ -846,6 +856,491 @@ async def test_an_interrupt_leaves_a_job_that_is_no_message_alone(
         go.set()
         assert await job.wait() is None
         assert brief(await stop.settled()) == ("ran", "answer to stop")
+
+
+# ---- edits
+
+
+async def test_a_message_that_waits_is_edited_at_its_place(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open() as lanes:
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP, debounce=0.0)
+        first = await inbox.post("gate take")
+        await stage.settle()
+        modes = {"s": WhenBusy.STEER, "a": WhenBusy.COLLECT, "b": WhenBusy.COLLECT, "c": None}
+        receipts = {
+            text: await inbox.post(text, when_busy=mode, id=text) for text, mode in modes.items()
+        }
+        rejected = await inbox.post("no", when_busy=WhenBusy.REJECT)
+        assert not await first.edit("x")
+        assert not await rejected.edit("x")
+        for text in "sba":
+            assert await receipts[text].edit(f"{text}2")
+        assert await receipts["s"].edit("s3")
+        assert [one.id for one in await inbox.waiting()] == ["s", "a", "b", "c"]
+        assert await receipts["c"].position() == 3
+        with pytest.raises(PayloadError):
+            await receipts["c"].edit(object())
+        stage.gate("gate take").set()
+        settled = {text: brief(await one.settled()) for text, one in receipts.items()}
+        assert settled == {
+            "s": "steered",
+            "a": ("ran", "answer to a2"),
+            "b": ("merged", "answer to a2"),
+            "c": ("ran", "answer to c"),
+        }
+        assert stage.log == [["gate take"], ("took", ["s3"]), ["a2", "b2"], ["c"]]
+        assert not await receipts["c"].edit("late")
+        assert not await inbox.is_busy()
+        assert (await lanes.statistics()).waiting == 0
+
+
+async def test_the_last_message_of_the_queue_is_edited_for_its_own_turn(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        await inbox.post("gate 1")
+        await stage.settle()
+        receipt = await inbox.post("b")
+        assert await receipt.edit("fail once")
+        stage.gate("gate 1").set()
+        assert brief(await receipt.settled()) == ("ran", "answer to fail once")
+        assert stage.log == [["gate 1"], ["fail once"], ["fail once"]]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("mode", [WhenBusy.STEER, WhenBusy.COLLECT])
+async def test_an_edit_while_another_turn_takes_the_message_counts(
+    mock_clock: MockClock, mode: WhenBusy, crash: bool
+) -> None:
+    store = Meddling(MemoryStore())
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+    edited = []
+
+    async def fail() -> None:
+        raise ValueError("between the act and the look after it")
+
+    async def edit() -> None:  # between the look at the queue and the act
+        edited.append(await receipt.edit("new"))
+        if crash:
+            store.then = fail
+
+    async def take(turn: DurableTurn) -> Any:
+        if mode is WhenBusy.STEER and not edited:
+            store.then = edit
+        return [*turn.messages, *await turn.take()]
+
+    stage.special["a"] = take
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP, debounce=0.0)
+        await inbox.post("gate 1")
+        await stage.settle()
+        first = await inbox.post("a", when_busy=mode)
+        receipt = await inbox.post("b", when_busy=mode)
+        if mode is WhenBusy.COLLECT:
+            store.then = edit
+        stage.gate("gate 1").set()
+        assert (await first.settled()).result == ["a", "new"]
+        assert edited == [True]
+
+
+@pytest.mark.parametrize("seen", ["in time", "too late", "cleared", "too late and ended"])
+async def test_an_edit_while_the_turn_of_the_message_begins_counts_or_is_refused(
+    mock_clock: MockClock, seen: str
+) -> None:
+    store = Meddling(MemoryStore())
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+
+    async def begin() -> None:
+        stage.gate("gate 1").set()
+        await stage.settle()
+
+    async def go_on() -> None:
+        if seen == "cleared":
+            await stage.lanes.clear("session:alice")
+        elif seen == "too late and ended":
+            stage.gate("gate b").set()
+            await stage.settle()
+
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        await inbox.post("gate 1")
+        await stage.settle()
+        receipt = await inbox.post("gate b")
+        if seen == "in time":
+            store.after_submission = begin
+        else:
+            store.then, store.after_submission = begin, go_on
+        assert await receipt.edit("gate new") is (seen == "in time")
+        for text in ("gate b", "gate new"):
+            stage.gate(text).set()
+        await receipt.settled()
+        assert stage.log == [["gate 1"], ["gate new" if seen == "in time" else "gate b"]]
+        await stage.settle()
+        assert (await stage.lanes.statistics()).waiting == 0
+
+
+async def test_an_edit_that_is_withdrawn_while_a_turn_takes_it_has_no_effect(
+    mock_clock: MockClock,
+) -> None:
+    store = Meddling(MemoryStore())
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+
+    async def edit() -> None:
+        await receipt.edit("new")
+        store.then = withdraw
+
+    async def withdraw() -> None:
+        for job in await stage.lanes.queue("alice"):
+            if '"edits"' in job.payload:
+                assert await stage.lanes.cancel(job.id)
+
+    async def take(turn: DurableTurn) -> Any:
+        store.then = edit
+        return await turn.take()
+
+    stage.special["a"] = take
+    async with stage.open():
+        inbox = stage.inbox()
+        await inbox.post("gate 1")
+        await stage.settle()
+        first = await inbox.post("a", when_busy=WhenBusy.FOLLOWUP)
+        receipt = await inbox.post("s")
+        stage.gate("gate 1").set()
+        assert (await first.settled()).result == ["s"]
+
+
+async def test_an_edit_whose_editor_died_too_late_does_not_change_a_later_attempt(
+    mock_clock: MockClock,
+) -> None:
+    store = Meddling(MemoryStore())
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+
+    async def begin() -> None:
+        stage.gate("gate 1").set()
+        await stage.settle()
+
+    async def die() -> None:
+        raise StoreUnavailableError("the process was killed")
+
+    async def work(turn: DurableTurn) -> Any:
+        if turn.run.attempt == 1:
+            await stage.gate("gate work").wait()
+            raise ValueError("again")
+        return turn.messages
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        await inbox.post("gate 1")
+        await stage.settle()
+        receipt = await inbox.post("work")
+        store.then, store.after_submission = begin, die
+        with pytest.raises(StoreUnavailableError):
+            await receipt.edit("new")
+        stage.gate("gate work").set()
+        assert (await receipt.settled()).result == ["work"]
+        await stage.settle()
+        assert (await lanes.statistics()).waiting == 0
+
+
+async def test_a_late_edit_that_does_not_fit_into_the_checkpoint_is_refused(
+    mock_clock: MockClock,
+) -> None:
+    store = Meddling(MemoryStore(max_payload=500))
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+
+    async def edit() -> None:
+        await receipt.edit("e" * 200)
+
+    async def take(turn: DurableTurn) -> Any:
+        store.then = edit
+        return await turn.take()
+
+    stage.special["m" * 200] = take
+    async with stage.open():
+        inbox = stage.inbox()
+        await inbox.post("gate 1")
+        await stage.settle()
+        first = await inbox.post("m" * 200, when_busy=WhenBusy.FOLLOWUP)
+        receipt = await inbox.post("s")
+        stage.gate("gate 1").set()
+        assert (await first.settled()).result == ["s"]
+
+
+async def test_an_edit_that_its_message_has_fallen_behind_waits_for_it(
+    stage: DurableStage, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage.open() as lanes:
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        await inbox.post("gate 1")
+        await stage.settle()
+        receipt = await inbox.post("b")
+        assert await receipt.edit("b2")
+
+        async def nothing(*args: Any, **options: Any) -> bool:
+            return False
+
+        with monkeypatch.context() as dies:  # the poster, before it has put the interrupt first
+            dies.setattr(DurableLanes, "put_first", nothing)
+            dies.setattr(DurableLanes, "cancel", nothing)
+            await inbox.post("stop", when_busy=WhenBusy.INTERRUPT)
+        stage.gate("gate 1").set()
+        assert brief(await receipt.settled()) == ("ran", "answer to b2")
+        assert stage.log == [["gate 1"], ["stop"], ["b2"]]
+        await stage.settle()
+        assert (await lanes.statistics()).waiting == 0
+
+
+# ---- ROLLBACK
+
+
+async def test_the_turn_of_a_rollback_knows_which_turn_it_takes_back(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        wrong = await inbox.post("gate wrong", id="wrong")
+        await stage.settle()
+        waits = await inbox.post("f", id="f")
+        right = await inbox.post("gate right", id="right", when_busy=WhenBusy.ROLLBACK)
+        await stage.settle()
+        assert (await wrong.settled()).kind is SettledKind.CANCELLED
+        assert stage.log == [["gate wrong"], "gate wrong is cancelled", ["gate right"]]
+        # the turn that is aborted now may not have come to take the first one back
+        stop = await inbox.post("gate stop", id="stop", when_busy=WhenBusy.INTERRUPT)
+        await stage.settle()
+        assert (await right.settled()).kind is SettledKind.CANCELLED
+        last = await inbox.post("last", id="last", when_busy=WhenBusy.ROLLBACK)
+        assert brief(await last.settled()) == ("ran", "answer to last")
+        assert (await stop.settled()).kind is SettledKind.CANCELLED
+        assert brief(await waits.settled()) == ("ran", "answer to f")
+        assert [(turn.id, turn.rolls_back) for turn in stage.turns] == [
+            ("wrong", []),
+            ("right", ["wrong"]),
+            ("stop", ["wrong"]),
+            ("last", ["stop", "wrong"]),
+            ("f", []),
+        ]
+
+
+async def test_a_rollback_aborts_a_turn_between_two_attempts_and_no_message_that_waits(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    policy = RetryPolicy(max_attempts=2, backoff=(9.0, 9.0), jitter=0.0)
+    async with stage.open(retry=policy):
+        inbox = stage.inbox(when_busy=WhenBusy.FOLLOWUP)
+        wrong = await inbox.post("fail once", id="wrong")
+        await stage.settle()
+        waits = await inbox.post("f")
+        right = await inbox.post("right", when_busy=WhenBusy.ROLLBACK)
+        assert brief(await right.settled()) == ("ran", "answer to right")
+        assert (await wrong.settled()).kind is SettledKind.CANCELLED
+        assert brief(await waits.settled()) == ("ran", "answer to f")
+        assert stage.turns[1].rolls_back == ["wrong"]
+        alone = await inbox.post("alone", when_busy=WhenBusy.ROLLBACK)
+        assert brief(await alone.settled()) == ("ran", "answer to alone")
+        assert stage.turns[-1].rolls_back == []
+
+
+# ---- decisions
+
+
+async def test_a_turn_asks_for_a_decision_once_and_keeps_it_for_all_attempts(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def refund(turn: DurableTurn) -> Any:
+        decision = await turn.approve({"id": "c", "name": "refund"})
+        await turn.checkpoint("data")
+        stage.log.append((turn.run.attempt, decision.id, decision.kind, decision.value))
+        if turn.run.attempt == 1:
+            raise ValueError("after the decision")
+        return decision.value
+
+    stage.special["refund"] = refund
+    async with stage.open() as lanes:
+        registry = SharedRunRegistry(lanes)
+        receipt = await stage.inbox().post("refund")
+        await stage.settle()
+        assert await registry.submit("alice", {"c": {"allowed": True}})
+        assert brief(await receipt.settled()) == ("ran", {"allowed": True})
+        decided = ("c", "result", {"allowed": True})
+        assert stage.log == [["refund"], (1, *decided), ["refund"], (2, *decided)]
+        assert receipt.job is not None
+        events = [event async for _, event in receipt.job.events()]
+        assert events == [{"approve": "c", "data": {"id": "c", "name": "refund"}}]
+        late = await registry.submit(receipt.job.id, {"c": "no"})
+        assert late.reason is SendRefused.NO_ACTIVE_RUN
+
+
+async def test_a_drain_leaves_a_question_open_and_it_is_not_asked_again(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def refund(turn: DurableTurn) -> Any:
+        return (await turn.approve("c", data=turn.messages)).value
+
+    stage.special["refund"] = refund
+    async with stage.open():
+        receipt = await stage.inbox().post("refund")
+        await stage.settle()
+        assert await receipt.state() is MessageState.IN_TURN
+        await stage.lanes.pause("session:alice")
+    async with stage.open() as lanes:
+        assert receipt.job is not None
+        receipt = stage.inbox().receipt(receipt.id, receipt.job.id)
+        refused = await SharedRunRegistry(lanes).submit("alice", {"c": "yes"})
+        assert refused.reason is SendRefused.NO_ACTIVE_RUN
+        await lanes.resume("session:alice")
+        await stage.settle()
+        assert await SharedRunRegistry(lanes).submit("alice", {"c": "yes"})
+        assert brief(await receipt.settled()) == ("ran", "yes")
+        assert receipt.job is not None
+        events = [event async for _, event in receipt.job.events()]
+        assert events == [{"approve": "c", "data": ["refund"]}]
+
+
+async def test_a_turn_that_waits_for_a_decision_lends_its_slot_and_others_decide_in_any_order(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def refund(turn: DurableTurn) -> Any:
+        found = {}
+
+        async def ask(call: str, seconds: float) -> None:
+            decision = await turn.approve(call, timeout=seconds)
+            found[call] = decision.kind, decision.value
+
+        async with trio.open_nursery() as nursery:
+            for call, seconds in (("a", math.inf), ("b", math.inf), ("late", 5)):
+                nursery.start_soon(ask, call, seconds)
+        return [found[call] for call in ("a", "b", "late")]
+
+    stage.special["refund"] = refund
+    async with stage.open() as lanes:
+        await lanes.configure({"main": 1})
+        receipt = await stage.inbox().post("refund")
+        await stage.settle()
+        assert await (await lanes.submit("answer")).status()  # it is no message, and fails
+        other = DurableInbox(lanes, "bob", "answer")
+        assert brief(await (await other.post("b")).settled()) == ("ran", "answer to b")
+        registry = SharedRunRegistry(lanes)
+        # a decision may come before its question, and the first one counts
+        assert await registry.submit("alice", {"b": 2, "unknown": 3})
+        await stage.settle()
+        assert await registry.submit("alice", {"b": 4, "a": 1})
+        for _ in range(6):
+            await stage.advance(1)
+        assert brief(await receipt.settled()) == (
+            "ran",
+            [["result", 1], ["result", 2], ["cancelled", "not decided in 5 s"]],
+        )
+
+
+# ---- a turn as a run
+
+
+async def test_a_turn_is_a_run_of_both_registries(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    here = RunRegistry()
+
+    async def work(turn: DurableTurn) -> Any:
+        with here.running(turn.session, turn):
+            async with SharedRunRegistry(stage.lanes).running(turn):
+                turn.is_streaming = True
+                await stage.gate("gate 1").wait()
+                with turn.compacting():
+                    assert turn.is_compacting
+                    assert await turn.take() == []
+                turn.is_streaming = False
+                decision = await turn.approve("c")
+                return [*await turn.take(), decision.value]
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        inbox, registry = stage.inbox(), SharedRunRegistry(lanes)
+        receipt = await inbox.post("work")
+        await stage.settle()
+        assert await registry.send("alice", "sent")
+        await stage.settle()
+        assert here.send("alice", "here")
+        await inbox.post("a steer")
+        stage.gate("gate 1").set()
+        await stage.settle()
+        assert here.send("alice", "not now").reason is SendRefused.NOT_STREAMING
+        assert await registry.submit("alice", {"c": "yes"})
+        assert brief(await receipt.settled()) == ("ran", ["a steer", "sent", "here", "yes"])
+
+
+async def test_what_is_sent_while_a_turn_asks_is_taken_later_or_its_loss_is_logged(
+    stage: DurableStage, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        await turn.approve("c")
+        return await turn.take() if turn.messages == ["take"] else None
+
+    stage.special.update(work=work, take=work)
+    async with stage.open() as lanes:
+        registry = SharedRunRegistry(lanes)
+        for first, result in (("take", ["sent"]), ("work", None)):
+            receipt = await stage.inbox().post(first)
+            await stage.settle()
+            assert await lanes.send("alice", "sent")
+            assert await registry.submit("alice", {"c": "yes"})
+            assert (await receipt.settled()).result == result
+    (error,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert error.endswith("has not taken 1 messages, which are lost")
+
+
+@pytest.mark.parametrize("how", ["at once", "after its cancellation", "never"])
+async def test_an_abort_by_a_registry_cancels_the_turn_and_its_messages(
+    stage: DurableStage, mock_clock: MockClock, how: str
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        try:
+            await turn.approve("c")
+        finally:
+            assert turn.abort_called
+            assert not turn.queue_message("too late")
+            turn.abort("twice")
+            if how != "at once":
+                with trio.CancelScope(shield=True):
+                    await stage.gate("gate end").wait()
+            if how == "never":
+                return "all the same"  # noqa: B012
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        receipt = await stage.inbox().post("work")
+        await stage.settle()
+        assert await SharedRunRegistry(lanes).abort("alice", "enough")
+        await stage.settle()
+        stage.gate("gate end").set()
+        settled = await receipt.settled()
+        if how == "never":
+            assert brief(settled) == ("ran", "all the same")
+        else:
+            assert settled.kind is SettledKind.CANCELLED
+            assert isinstance(settled.error, JobCancelledError)
+            assert settled.error.reason == "enough"
+
+
+async def test_an_approval_needs_an_id_and_seconds(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        with pytest.raises(TypeError, match="a tool call must have a string for an id"):
+            await turn.approve({"name": "refund"})
+        with pytest.raises(ValueError, match="timeout must be seconds"):
+            await turn.approve("c", timeout=-1)
+        with pytest.raises(PayloadError):
+            await turn.approve("c", data=object())
+        return "done"
+
+    stage.special["work"] = work
+    async with stage.open():
+        assert brief(await (await stage.inbox().post("work")).settled()) == ("ran", "done")
 
 
 class _Passes(trio.abc.Instrument):

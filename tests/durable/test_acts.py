@@ -55,7 +55,7 @@ FILES = {
     "WriteLog": ("acts/logs.py", "logs.lua", LOG),
     "DropLog": ("acts/logs.py", "logs.lua", LOG),
     "LogPage": ("acts/logs.py", "logs.lua", LOG),
-    "Cancel": ("acts/orders.py", "orders.lua", LANES),
+    "Cancel": ("acts/orders.py", "orders.lua", LANES, RUN),
     "PutFirst": ("acts/orders.py", "orders.lua", LANES),
     "AbortRun": ("acts/orders.py", "orders.lua", LANES),
     "Clear": ("acts/orders.py", "orders.lua", LANES),

@@ -32,6 +32,7 @@ from trio_lanes.agents import (
     SendRefused,
     SendResult,
     Settled,
+    SharedRunRegistry,
     ThreadLocks,
     ToolCall,
     ToolEvent,
@@ -189,6 +190,11 @@ async def durable_inboxes(lanes: DurableLanes) -> None:
     async def handler(turn: DurableTurn) -> str:
         assert_type(await turn.take(), list[Any])
         assert_type(turn.ids, list[str])
+        run: Run = turn
+        assert_type(run.queue_message("x"), bool)
+        assert_type(await turn.approve({"id": "c"}, timeout=5), ToolResult)
+        async with SharedRunRegistry(lanes).running(turn):
+            turn.is_streaming = True
         return "answer"
 
     inbox = DurableInbox(lanes, "alice", "answer", overflow=Overflow.DROP_OLDEST)
@@ -198,6 +204,7 @@ async def durable_inboxes(lanes: DurableLanes) -> None:
     assert_type(await receipt.settled(), Settled)
     assert_type(await receipt.outcome(), Settled | None)
     assert_type(await receipt.position(), int | None)
+    assert_type(await receipt.edit({"any": "other"}), bool)
     assert_type(await inbox.waiting(), list[DurableReceipt])
     await inbox.post("x", id=5)  # type: ignore[arg-type]
 

@@ -34,6 +34,7 @@ from trio_lanes.durable import (
     DurableJobError,
     DurableLanes,
     DurableState,
+    JobTakenError,
     KeyConflictError,
     ResultGoneError,
     current_job,
@@ -51,7 +52,7 @@ from .durable_message import (
 )
 from .durable_receipt import DurableReceipt
 from .options import check_cap, check_seconds
-from .queue import Overflow, WhenBusy
+from .queue import GO_FIRST, Overflow, WhenBusy
 from .receipt import Settled, SettledKind
 
 MAX_ID: Final = 200
@@ -79,7 +80,7 @@ class DurableInbox:
       lanes: the durable lanes that accept the messages; ``worker=False`` will do.
       session: the session of the turns.
       handler: the name of a handler that `inbox_handler` has made, on the instances that run turns.
-      when_busy: the mode of a message that is posted without one; not ROLLBACK.
+      when_busy: the mode of a message that is posted without one.
       lane: the lane that runs the turns.
       debounce: the number of seconds without a new message after which collected messages are due.
       max_wait: the number of seconds after which they are due at the latest; may be `math.inf`.
@@ -114,7 +115,7 @@ class DurableInbox:
         self.session: Final = resolve_session_lane(session).removeprefix("session:")
         self.handler: Final = handler
         self.lane: Final = resolve_global_lane(lane)
-        self.when_busy: Final = _mode(when_busy)
+        self.when_busy: Final = WhenBusy(when_busy)
         self._lanes: Final = lanes
         self._debounce: Final = check_seconds("debounce", debounce, sys.float_info.max)
         self._max_wait: Final = check_seconds("max_wait", max_wait, math.inf)
@@ -170,13 +171,13 @@ class DurableInbox:
             turn, and a turn takes steers of its own group only.
 
         Raises:
-          TypeError, ValueError: for a bad id or group, an unknown mode, or mode ROLLBACK.
+          TypeError, ValueError: for a bad id or group, or an unknown mode.
           PayloadError: if the message is not JSON, or larger than the store's ``max_payload``.
           UnknownHandlerError: if this instance has handlers, but none of that name.
           UnknownLaneError, LaneFullError: if the lane does not exist, or has no room.
           LanesClosedError: if the lanes are closed; a running handler may still post.
         """
-        mode = self.when_busy if when_busy is None else _mode(when_busy)
+        mode = WhenBusy(self.when_busy if when_busy is None else when_busy)
         id = _id(id)
         if group is not None and not isinstance(group, str):
             raise TypeError(f"group must be a string or None, not {group!r}")
@@ -198,6 +199,9 @@ class DurableInbox:
                 return self._refusal(id, SettledKind.DROPPED)
             if self._overflow is Overflow.DROP_OLDEST:
                 dropped = victims[:1]
+        aborted = set(await self._running(found)) if mode in GO_FIRST and found else set()
+        if mode is WhenBusy.ROLLBACK:  # a turn between two attempts has written, too
+            aborted.update(one.job for one in found if one.begun)
         rules = Rules(
             mode=mode,
             group=group,
@@ -206,6 +210,7 @@ class DurableInbox:
             max_wait=self._max_wait,
             cap=self._cap,
             overflow=self._overflow,
+            rolls_back=_to_roll_back(mode, [one for one in found if one.job in aborted]),
         )
         try:
             job = await self._lanes.submit(
@@ -220,14 +225,35 @@ class DurableInbox:
             return self._receipt(id, conflict.id)
         others = [(one.job, REPLACED, False) for one in replaced]
         others += [(one.job, DROPPED, False) for one in dropped]
-        if mode is WhenBusy.INTERRUPT and found:
+        if mode in GO_FIRST and found:
             await self._lanes.put_first(job.id)
-            aborted = await self._running(found)
             others += [(one, f"interrupted by {id}", True) for one in aborted]
         if others and (await job.status()).state in NOT_ENDED:  # else the store remembers its end
             for other, reason, running in others:
                 await self._lanes.cancel(other, reason, running=running)
         return self._receipt(id, job.id)
+
+    async def _edit(self, job: int, message: Any) -> bool:
+        """Submit an edit of a message; withdraw it, if a turn may not have seen it."""
+        before = await self._waiting(job)
+        if before is None:
+            return False
+        payload = {"edits": job, **payload_of(before.id, message, before.rules)}
+        edit = await self._lanes.submit(self.handler, payload, session=self.session, lane=self.lane)
+        after = await self._waiting(job)
+        if after is not None and edit.id in after.edits:
+            return True  # each turn that takes the message from now on finds the edit
+        if await self._lanes.cancel(edit.id, running=False):
+            return False
+        try:
+            await edit.wait()
+        except JobCancelledError as error:
+            return isinstance(error, JobTakenError)
+        return False
+
+    async def _waiting(self, job: int) -> QueuedMessage | None:
+        found = (one for one in await self._messages() if one.job == job and one.waits)
+        return next(found, None)
 
     # ---- aborting
 
@@ -295,11 +321,13 @@ def _to_abort(found: list[QueuedMessage]) -> list[int]:
     ]
 
 
-def _mode(when_busy: WhenBusy) -> WhenBusy:
-    mode = WhenBusy(when_busy)
-    if mode is WhenBusy.ROLLBACK:
-        raise ValueError("a durable inbox has no mode 'rollback'; use 'interrupt'")
-    return mode
+def _to_roll_back(mode: WhenBusy, aborted: list[QueuedMessage]) -> list[str]:
+    """Return the turns that the turn of a message takes back, which aborts those of others.
+
+    A turn that was aborted itself may not have come to take back what it had to.
+    """
+    own = [one.id for one in aborted if mode is WhenBusy.ROLLBACK]
+    return own + [id for one in aborted for id in one.rules.rolls_back]
 
 
 def _id(id: str | None) -> str:

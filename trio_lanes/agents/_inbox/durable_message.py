@@ -1,5 +1,7 @@
 """A message of a durable inbox, as the payload of its job, and the reasons by which it can settle.
 
+An edit of a message that waits is a job behind it, in the same session: see `durable_turn`.
+
 The payload has the message and the rules with which it was posted. So an instance that runs a turn
 needs no options of the inbox, and a deployment may change them: each message keeps its own.
 """
@@ -16,7 +18,7 @@ import attrs
 
 from trio_lanes.durable import DurableState, QueuedJob
 
-from .queue import Overflow, WhenBusy
+from .queue import GO_FIRST, Overflow, WhenBusy
 from .receipt import SettledKind
 
 MAX_MESSAGES: Final = 500
@@ -25,7 +27,8 @@ MAX_MESSAGES: Final = 500
 MERGED: Final = "merged"
 STEERED: Final = "steered"
 SUMMARIZED: Final = "summarized"
-"""Why a turn has taken a message: the reasons of `JobTakenError`."""
+EDITED: Final = "edited"
+"""Why a turn has taken a message, or the edit of one: the reasons of `JobTakenError`."""
 
 NOT_ENDED: Final = frozenset({DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING})
 """The states of a job whose message has not settled."""
@@ -62,6 +65,8 @@ class Rules:
     max_wait: float = attrs.field(converter=_or_infinity)
     cap: int | float = attrs.field(converter=_or_infinity)
     overflow: Overflow = attrs.field(converter=Overflow)
+    rolls_back: list[str] = attrs.field(factory=list)
+    """The ids of the turns that it has aborted in mode ROLLBACK, and those that these had."""
 
 
 @final
@@ -78,11 +83,18 @@ class QueuedMessage:
     begun: bool
     """Whether a turn of it may have begun: then no other turn takes it."""
     age: float
+    edits: tuple[int, ...] = ()
+    """The jobs of its edits, the last of which has its content."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can be edited: no turn of it has begun."""
+        return self.state is not DurableState.RUNNING and not self.begun
 
     @property
     def goes_first(self) -> bool:
         """Whether it is an interrupt."""
-        return self.rules.mode is WhenBusy.INTERRUPT
+        return self.rules.mode in GO_FIRST
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -105,13 +117,18 @@ class QueuedMessage:
 
 
 _PAYLOAD_FIELDS: Final = {"id", "message", *attrs.fields_dict(Rules)}
+_LEFT_OUT_IF_EMPTY: Final = {"rolls_back"}
+"""Left out where it says nothing: processes of an older version take such a message, too."""
 
 
 def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
     """Return the payload of the job of a message."""
     fields = attrs.asdict(rules)
     finite = {name: None if value == math.inf else value for name, value in fields.items()}
-    return {"id": id, "message": content, **finite}
+    said = {
+        name: value for name, value in finite.items() if value or name not in _LEFT_OUT_IF_EMPTY
+    }
+    return {"id": id, "message": content, **said}
 
 
 def message_of(job: QueuedJob) -> QueuedMessage:
@@ -122,14 +139,48 @@ def message_of(job: QueuedJob) -> QueuedMessage:
 
 
 def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[QueuedMessage]:
-    """Return the messages of the jobs of one handler, in order of acceptance."""
-    return [
-        message_of(job)
-        for job in queue
-        if job.name == handler and is_message(json.loads(job.payload))
-    ]
+    """Return the messages of the jobs of one handler, as edited, in order of acceptance."""
+    found: dict[int, QueuedMessage] = {}
+    for job in queue:
+        if job.name == handler:
+            payload = json.loads(job.payload)
+            if is_message(payload):
+                found[job.id] = message_of(job)
+            elif is_edit(payload) and payload["edits"] in found:
+                edited = found[payload["edits"]]
+                if not edited.begun:
+                    found[edited.job] = attrs.evolve(
+                        edited, content=payload["message"], edits=(*edited.edits, job.id)
+                    )
+    return list(found.values())
+
+
+def taken_as(reason: str, messages: Iterable[QueuedMessage]) -> dict[int, str]:
+    """Return the reasons for the jobs of some messages, and of their edits, to be taken."""
+    taken: dict[int, str] = {}
+    for one in messages:
+        taken |= {one.job: reason, **dict.fromkeys(one.edits, EDITED)}
+    return taken
+
+
+def edits_of(queue: Iterable[QueuedJob], handler: str) -> dict[int, tuple[str, Any]]:
+    """Return the message id and the content of each edit, by its job, in order of acceptance."""
+    payloads = {job.id: json.loads(job.payload) for job in queue if job.name == handler}
+    return {
+        job: (payload["id"], payload["message"])
+        for job, payload in payloads.items()
+        if is_edit(payload)
+    }
+
+
+def is_edit(payload: Any) -> bool:
+    """Whether a payload is that of an edit: of the edited message, with its job in ``edits``."""
+    return isinstance(payload, dict) and payload.keys() | _LEFT_OUT_IF_EMPTY == {
+        *_PAYLOAD_FIELDS,
+        "edits",
+    }
 
 
 def is_message(payload: Any) -> bool:
     """Whether a payload was made by `payload_of`."""
-    return isinstance(payload, dict) and payload.keys() == _PAYLOAD_FIELDS
+    return isinstance(payload, dict) and payload.keys() | _LEFT_OUT_IF_EMPTY == _PAYLOAD_FIELDS

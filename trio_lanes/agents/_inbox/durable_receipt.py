@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import DurableJob, DurableJobError, DurableState, JobTakenError
@@ -74,6 +74,21 @@ class DurableReceipt:
         if self.job is None:
             return False
         return await self._inbox._lanes.cancel(self.job.id, reason, running=False)
+
+    async def edit(self, message: Any) -> bool:
+        """Put ``message`` (JSON) in place of the message that waits; False if it waits no more.
+
+        Its place in the queue, its mode, its group and its id stay. A message between two attempts
+        is in its turn. If this is cancelled, or raises
+        `~trio_lanes.durable.StoreUnavailableError`, the message may have been edited.
+
+        Raises:
+          PayloadError: if ``message`` is not JSON, or larger than the store's ``max_payload``.
+          LaneFullError: if the lane has no room for the job of the edit.
+        """
+        if self.job is None:
+            return False
+        return await self._inbox._edit(self.job.id, message)
 
     async def position(self) -> int | None:
         """Return the number of messages that wait before this message; None if it does not wait."""

@@ -15,6 +15,15 @@ a job is alone with the queue behind it. When a run begins, it reads the queue, 
   overflow summarizes, in one act of the store, which is also its first checkpoint. If a message
   was withdrawn since the queue was read, the act does nothing, and the queue is read again.
 
+Edits
+
+An edit is a job too, behind its message. A turn that takes the message takes its edits in the same
+act, with the last content. The editor looks at the queue after its submission: if the message
+waits, each later look shows the edit. A turn may have looked before that, and take the message
+after it; so it looks again when it has taken messages, and takes their late edits. If the message
+waits no more, the editor withdraws the edit, unless a turn has taken it. An edit that is run itself
+came too late, and ends.
+
 Invariants:
 
 * A message is the job that waits, or the job that runs, or part of the checkpoint of the job that
@@ -28,8 +37,9 @@ Steers need no channel to the run. They wait as every message does, and the run 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import trio
@@ -43,17 +53,27 @@ from trio_lanes.durable import (
     current_job,
 )
 
+from .._runs.shared_registry import hearing
+from .._tools.calls import AnyCall, ToolResult, call_id, call_record
+from .base_turn import BaseTurn
 from .durable_message import (
+    EDITED,
     MAX_MESSAGES,
     MERGED,
     STEERED,
     SUMMARIZED,
     QueuedMessage,
     Rules,
+    edits_of,
+    is_edit,
     is_message,
     messages_of,
+    taken_as,
 )
-from .queue import Overflow, Summary, WhenBusy, one_line
+from .options import check_seconds
+from .queue import GO_FIRST, Overflow, Summary, WhenBusy, one_line
+
+_log: Final = logging.getLogger("trio_lanes.agents")
 
 RESOLUTION: Final = 1e-6
 """Seconds. A difference of stored times may be wrong by less, and a retry after less may be due at
@@ -61,10 +81,14 @@ once: a message that is due so soon is due, or virtual time would never reach it
 
 
 @final
-class DurableTurn:
-    """One attempt of a turn of a `DurableInbox`. Only `inbox_handler` makes turns.
+class DurableTurn(BaseTurn):
+    """One attempt of a turn of a `DurableInbox`; it is a `Run`. Only `inbox_handler` makes turns.
 
     Attributes:
+      id: the id of the turn, in all attempts: that of the message whose job it is. Begin the turn
+        of a conversation with it, and take out by it what a former attempt has written.
+      rolls_back: the ids of the turns that its message has aborted in mode ROLLBACK: take them out
+        of the conversation.
       messages: the messages that the turn was started with: a `Summary`, if an overflow has removed
         messages; then one message, or the collected messages, oldest first.
       ids: the id of each of these messages. Write it with the message into the transcript: an
@@ -74,10 +98,17 @@ class DurableTurn:
       group: the group of the messages that the turn was started with; it takes steers of this
         group.
       checkpoint_data: the last argument of `checkpoint` in this or a former attempt; else None.
+      is_streaming: whether a registry may give it messages, which `take` returns; False until the
+        handler sets it.
     """
 
-    def __init__(self, run: DurableRun, kept: dict[str, Any]) -> None:
+    def __init__(
+        self, run: DurableRun, kept: dict[str, Any], id: str, rolls_back: Sequence[str]
+    ) -> None:
+        super().__init__()
         self.run: Final = run
+        self.id: Final = id
+        self.rolls_back: Final = rolls_back
         self.group: Final[str | None] = kept["group"]
         self.messages: Final[list[Any]] = [content for _, content in kept["messages"]]
         self.ids: Final[list[str]] = [id for id, _ in kept["messages"]]
@@ -87,6 +118,11 @@ class DurableTurn:
         self.checkpoint_data: Any = kept["data"]
         self._kept = kept
         self._given = 0  # how many of the steers `take` has returned in this attempt
+        self._taken: Final[set[str]] = set()  # ids of steers that may have late edits
+        self._sent: list[Any] = []  # by registries, and not taken yet
+        self._outputs: Final[dict[str, Any]] = {}  # {call id: the decision that came first}
+        self._submitted: Final = trio.lowlevel.ParkingLot()
+        self._hears = False  # whether a call of `approve` hears of decisions for all
         self._writing: Final = trio.Lock()  # each checkpoint has what the former ones have
 
     def __repr__(self) -> str:
@@ -111,11 +147,106 @@ class DurableTurn:
           PayloadError: if ``data`` is not JSON, or too large together with the messages.
           StoreUnavailableError: if the store could not keep it.
         """
+        await self._write("data", data)
+        self.checkpoint_data = data
+
+    async def approve(
+        self, call: AnyCall, data: Any = None, timeout: float = math.inf
+    ) -> ToolResult:
+        """Ask for a decision on ``call``, wait for it, and keep it. A checkpoint.
+
+        ::
+
+            if (await turn.approve({"id": "call-1", "name": "refund"})).value == "yes":
+                await refund()
+
+        The question is an event of the job (`~trio_lanes.durable.DurableJob.events`):
+        ``{"approve": "call-1", "data": data}``. `SharedRunRegistry.submit` decides, on any
+        instance: ``await registry.submit("alice", {"call-1": "yes"})``; if it is false, no attempt
+        of the turn runs now: try again. Meanwhile the turn lends its slot. The first decision
+        counts, also for every later attempt: they return it at once, and do not ask again. If the
+        process dies before it has stored that it asked, the same question is asked twice. A
+        cancellation, and so a drain, leaves the question open.
+
+        Args:
+          call: the call, with an id that is unique in the turn and the same in each attempt: keep
+            what a model has said by `checkpoint` first.
+          data: JSON for those who decide; None for the call as it is.
+          timeout: seconds in which this attempt has to get the decision.
+
+        Returns:
+          The decision as ``value``. Its kind is ``"result"``; or ``"cancelled"`` if the time was
+          over, and ``value`` says so.
+
+        Raises:
+          TypeError, ValueError: for a call without an id, or a bad timeout.
+          PayloadError: if the question is not JSON, or larger than 64 KiB.
+          StoreUnavailableError: if the store could not keep the question or the decision.
+        """
+        timeout = check_seconds("timeout", timeout, math.inf)
+        id = call_id(call)
+        name = f"call {id}"
+        if name not in self._kept:
+            asked = call_record(call) if data is None else data
+            await self.run.emit({"approve": id, "data": asked})
+            await self._write(name, None)
+        if self._kept[name] is None:
+            await self._write(name, await self._decision(id, timeout))
+        else:
+            await trio.lowlevel.checkpoint()
+        return ToolResult(id, *self._kept[name])
+
+    async def _decision(self, id: str, timeout: float) -> tuple[str, Any]:
+        async with self.run.yield_slot():
+            with trio.move_on_after(timeout):
+                while id not in self._outputs:
+                    await (self._submitted.park() if self._hears else self._hear(id))
+        if id in self._outputs:
+            return "result", self._outputs[id]
+        return "cancelled", f"not decided in {timeout:g} s"
+
+    async def _hear(self, id: str) -> None:
+        """Hear of decisions until the one on ``id`` is there; then another call goes on."""
+        self._hears = True
+        try:
+            async with hearing(self.run, self.queue_message, self.abort, self.submit):
+                while id not in self._outputs:
+                    await self._submitted.park()
+        finally:
+            self._hears = False
+            self._submitted.unpark_all()
+
+    def submit(self, outputs: Mapping[str, Any]) -> None:
+        """Decide on calls, as `SharedRunRegistry.submit` does from any instance: ``{id: value}``.
+
+        The first decision on a call counts; it may come before the turn asks. Not a checkpoint.
+        """
+        self._outputs.update({**outputs, **self._outputs})
+        self._submitted.unpark_all()
+
+    async def _write(self, name: str, value: Any) -> None:
         async with self._writing:
-            kept = {**self._kept, "data": data}
+            kept = {**self._kept, name: value}
             await self.run.checkpoint(kept)
             self._keep(kept)
-            self.checkpoint_data = data
+
+    def queue_message(self, message: Any, /) -> bool:
+        """Have the next `take` return ``message``, behind the steers; False after an abort.
+
+        Set `is_streaming` to False before the last `take`: what comes later is lost, and the loss
+        is logged. After a crash a `SharedRunRegistry` gives the message again; a `RunRegistry` does
+        not. So a message that must not be lost is posted to the inbox as a steer. Not a checkpoint.
+        """
+        if not self.abort_called:
+            self._sent.append(message)
+        return not self.abort_called
+
+    def abort(self, reason: str | None = None) -> None:
+        """Cancel the handler, and the job of the turn: its messages settle as CANCELLED.
+
+        If the handler returns or raises nevertheless, the job ends by that. Not a checkpoint.
+        """
+        self._abort(reason)
 
     async def take(self) -> list[Any]:
         """Remove the steers at the head of the queue, and return them, oldest first. A checkpoint.
@@ -123,28 +254,36 @@ class DurableTurn:
         The handler calls this where it can include new messages. The steers settle as STEERED now.
         A steer of another `group` is not taken, nor is a steer behind it or behind another kind of
         message. The list begins with the steers that former attempts of the turn had taken and this
-        attempt has not returned yet. If the call is cancelled, the next call or the next attempt
-        returns the steers.
+        attempt has not returned yet; it ends with the messages of registries. It is empty while
+        compacting. If the call is cancelled, the next call or the next attempt returns the steers.
 
         Raises:
           StoreUnavailableError: if the store could not do it.
         """
+        if self.is_compacting:
+            await trio.lowlevel.checkpoint()
+            return []
         async with self._writing:
             most = MAX_MESSAGES
             while found := self._steers(await self.run.queue(MAX_MESSAGES))[:most]:
                 more = [[one.id, one.content] for one in found]
                 kept = {**self._kept, "steers": self._kept["steers"] + more}
                 try:
-                    taken = await self.run.take({one.job: STEERED for one in found}, kept)
+                    taken = await self.run.take(taken_as(STEERED, found), kept)
                 except PayloadError:  # they do not fit into one checkpoint
                     most = len(found) // 2
                     continue
                 if taken:
                     self._keep(kept)
-                    self.steers.extend((one.id, one.content) for one in found)
+                    self._taken.update(one.id for one in found)
                     break
+            self._keep(await _with_late_edits(self.run, self._kept, self._taken))
+            self._taken.clear()
+            steers = self._kept["steers"][len(self.steers) :]
+            self.steers.extend((id, steer) for id, steer in steers)
             first, self._given = self._given, len(self.steers)
-            return [steer for _, steer in self.steers[first:]]
+            sent, self._sent = self._sent, []
+            return [steer for _, steer in self.steers[first:]] + sent
 
     def _steers(self, queue: Sequence[Any]) -> list[QueuedMessage]:
         found: list[QueuedMessage] = []
@@ -185,6 +324,11 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
     async def serve(payload: Any) -> Any:
         run = current_job()
         assert run is not None
+        if is_edit(payload) and run.session is not None:
+            queue = messages_of(await run.queue(MAX_MESSAGES), run.name)
+            if any(one.job == payload["edits"] and one.waits for one in queue):
+                raise Retry(0.0, counts=False, order="requeue")  # behind its message
+            return None
         if not is_message(payload) or run.session is None:
             raise NoRetry(
                 f"job {run.id} is no message of a DurableInbox: use its post for {run.name!r}"
@@ -192,7 +336,17 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
         kept = run.checkpoint_data
         if kept is None:
             kept = await _begin(run, payload)
-        return await handler(DurableTurn(run, kept))
+        else:  # the former attempt may have ended before it had seen the edits of what it had taken
+            ids = {id for id, _ in kept["messages"] + kept["steers"]} - {payload["id"]}
+            kept = await _with_late_edits(run, kept, ids)
+        turn = DurableTurn(run, kept, payload["id"], payload.get("rolls_back", []))
+        with turn._handler_scope:
+            result = await handler(turn)
+            if turn._sent:
+                _log.error("%r has not taken %d messages, which are lost", turn, len(turn._sent))
+            return result
+        await run.cancel(turn._reason)
+        await trio.sleep_forever()  # until this instance hears of it
 
     serve.__name__ = getattr(handler, "__name__", repr(handler))
     serve.__qualname__ = getattr(handler, "__qualname__", repr(handler))
@@ -208,7 +362,7 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
         own = next((one for one in queue if one.job == run.id), None)
         if own is None:
             # more messages of the session wait than one look shows, and this one was put first
-            if payload["mode"] == WhenBusy.INTERRUPT:
+            if payload["mode"] in GO_FIRST:
                 return _kept([[payload["id"], payload["message"]]], payload["group"])
             raise Retry(0.0, counts=False, order="requeue")  # or was requeued
         others = [one for one in queue if one.state is not DurableState.RUNNING]
@@ -225,8 +379,7 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
                 if due > RESOLUTION:
                     raise Retry(due, counts=False, order="keep")
         unit = unit[: int(min(most, len(unit)))]
-        taken = {one.job: SUMMARIZED for one in victims}
-        taken.update((one.job, MERGED) for one in unit)
+        taken = taken_as(SUMMARIZED, victims) | taken_as(MERGED, unit)
         taken.pop(own.job, None)
         messages = [[one.id, one.content] for one in unit]
         if victims:
@@ -235,13 +388,41 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
         kept = _kept(messages, unit[0].rules.group, summarized=bool(victims))
         try:
             # stored, even if it is alone: else messages that come later could join the next attempt
-            if not (taken or own.is_collected) or await run.take(taken, kept):
+            if not (taken or own.is_collected):
                 return kept
+            if await run.take(taken, kept):
+                return await _with_late_edits(run, kept, {one.id for one in unit} - {own.id})
         except PayloadError:  # they do not fit into one checkpoint
             if len(unit) > 1:
                 most = len(unit) // 2
             else:
                 summarize = False
+
+
+async def _with_late_edits(
+    run: DurableRun, kept: dict[str, Any], ids: Collection[str]
+) -> dict[str, Any]:
+    """Return a checkpoint with the edits of ``ids`` that came while these were taken; store it.
+
+    A summary keeps the texts that it was made of.
+    """
+    while True:
+        edits = edits_of(await run.queue(MAX_MESSAGES), run.name) if ids else {}
+        late = {job: edit for job, edit in edits.items() if edit[0] in ids}
+        if not late:
+            return kept
+        last = dict(late.values())  # of each message
+        first = int(kept["summarized"])
+        messages, steers = (
+            [[id, last.get(id, content)] for id, content in pairs]
+            for pairs in (kept["messages"][first:], kept["steers"])
+        )
+        edited = {**kept, "messages": kept["messages"][:first] + messages, "steers": steers}
+        try:
+            if await run.take(dict.fromkeys(late, EDITED), edited):
+                kept = edited
+        except PayloadError:  # they do not fit into one checkpoint
+            return kept
 
 
 def _kept(

@@ -66,6 +66,10 @@ class WhenBusy(enum.StrEnum):
     """The message replaces a waiting message of this mode; its place is the tail of the queue."""
 
 
+GO_FIRST: Final = frozenset({WhenBusy.INTERRUPT, WhenBusy.ROLLBACK})
+"""The modes of messages that abort the active turn, and are handled before all others."""
+
+
 @final
 class Overflow(enum.StrEnum):
     """How an inbox treats a new message when ``cap`` messages wait already.
@@ -121,7 +125,7 @@ class Entry(Generic[T]):
     @property
     def goes_first(self) -> bool:
         """Whether it is an interrupt."""
-        return self.mode is WhenBusy.INTERRUPT or self.mode is WhenBusy.ROLLBACK
+        return self.mode in GO_FIRST
 
     @property
     def _is_collected(self) -> bool:

@@ -7,8 +7,7 @@ of the handler.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import trio
@@ -16,6 +15,7 @@ from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
 from trio_lanes import Job, JobCancelledError, LaneError
 
+from .base_turn import BaseTurn
 from .ending import Ending
 from .queue import WhenBusy
 from .receipt import Receipt, SettledKind
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Turn:
+class Turn(BaseTurn):
     """One call of the handler of an inbox; it is a `Run`. Only inboxes make turns.
 
     Attributes:
@@ -46,17 +46,14 @@ class Turn:
         receipts: list[Receipt],
         group: Hashable,
     ) -> None:
+        super().__init__()
         self.messages: Final = messages
         self.session: Final = inbox.session
         self.group: Final = group
-        self.is_streaming = False
         self.job: Final = job
         self._inbox: Final = inbox
         self._receipts: Final = receipts
-        self._handler_scope: Final = trio.CancelScope()
-        self._reason: str | None = None
         self._rollback_called = False
-        self._compacting = 0
         self._ending: Final = Ending()
 
     def __repr__(self) -> str:
@@ -68,16 +65,6 @@ class Turn:
         return not (self._ending.come or self.job.done)
 
     @property
-    def is_compacting(self) -> bool:
-        """Whether the handler is inside a block of `compacting`."""
-        return self._compacting > 0
-
-    @property
-    def abort_called(self) -> bool:
-        """Whether the turn was aborted."""
-        return self._handler_scope.cancel_called
-
-    @property
     def rollback_called(self) -> bool:
         """Whether the turn was aborted in order to leave the conversation, by mode ROLLBACK.
 
@@ -85,18 +72,6 @@ class Turn:
         `ConversationTurn.rollback`.
         """
         return self._rollback_called
-
-    @contextmanager
-    def compacting(self) -> Iterator[None]:
-        """Mark a block in which the history is rewritten: `take` returns nothing, messages wait.
-
-        Blocks may be nested. Neither entering nor leaving is a checkpoint.
-        """
-        self._compacting += 1
-        try:
-            yield
-        finally:
-            self._compacting -= 1
 
     @enable_ki_protection
     def take(self) -> list[Any]:
@@ -142,9 +117,7 @@ class Turn:
         if not self._is_active:
             return
         self._rollback_called = self._rollback_called or rollback
-        if not self.abort_called:
-            self._reason = reason
-            self._handler_scope.cancel(reason)
+        self._abort(reason)
 
 
 Handler: TypeAlias = Callable[[Turn], Awaitable[Any]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import trio
 
@@ -34,7 +34,7 @@ _log: Final = logging.getLogger("trio_lanes.agents")
 _OFFER_AGAIN: Final = 0.05
 """Seconds between two offers of a message to a run that takes none now."""
 _LISTEN_AGAIN: Final = 0.5
-"""Seconds after which a store that is away is asked for messages again."""
+"""Seconds after which a store that is away, or was asked by another task, is asked again."""
 _KIND: Final = "trio_lanes"
 """The field that has the kind of a message of the registry."""
 
@@ -78,7 +78,7 @@ class SharedRunRegistry:
         Args:
           run: messages are offered to it when it is streaming and not compacting.
           outputs: takes the outputs of `submit`, as `ActionGate.submit` does. What it raises is
-            logged.
+            logged. By default the run's own method ``submit``, if it has one, as a `DurableTurn`.
 
         Raises:
           RuntimeError: outside of a durable job, or in a job without a session.
@@ -86,17 +86,15 @@ class SharedRunRegistry:
         job = current_job()
         if job is None or job.session is None:
             raise RuntimeError("running() is for the handler of a durable job with a session")
-        failed: BaseException | None = None
+
+        def take(message: Any) -> bool:
+            return run.is_streaming and not run.is_compacting and run.queue_message(message)
+
+        if outputs is None:
+            outputs = cast("Outputs", getattr(run, "submit", _no_place))
         with self._here.running(job.session, run):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._hear, job, run, outputs)
-                try:
-                    yield
-                except BaseException as error:
-                    failed = error  # it leaves as it is, not in a group
-                nursery.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+            async with hearing(job, take, run.abort, outputs):
+                yield
 
     async def get(self, session: str) -> DurableStatus | None:
         """Return the status of the job that runs in ``session``, on any instance, or None."""
@@ -132,11 +130,12 @@ class SharedRunRegistry:
         return await self._send(session, "abort", reason, None)
 
     async def submit(
-        self, session: str, outputs: Mapping[str, Any], *, key: str | None = None
+        self, session: str | int, outputs: Mapping[str, Any], *, key: str | None = None
     ) -> SendResult:
         """Hand the outputs of calls, or approvals, to the active run of ``session``.
 
         Args:
+          session: the key of the session; or the number of a job, which no later run is taken for.
           outputs: ``{call id: output}``, in JSON.
           key: outputs to one job with the same key are handed over once.
         """
@@ -165,38 +164,63 @@ class SharedRunRegistry:
         await self.abort(session, reason)
         return await self.wait_ended(session, timeout)
 
-    async def _send(self, session: str, kind: str, what: Any, key: str | None) -> SendResult:
+    async def _send(self, session: str | int, kind: str, what: Any, key: str | None) -> SendResult:
         sent = await self._lanes.send(session, {_KIND: kind, "what": what}, key=key)
         return SendResult(None if sent.reason is None else SendRefused(sent.reason))
 
-    # ---- where the run is
 
-    async def _hear(self, job: DurableRun, run: Run, outputs: Outputs | None) -> None:
-        send, receive = trio.open_memory_channel[Any](1_000)  # a job has no more messages
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_offer, job, run, receive)
-            messages = job.messages()
-            while True:
-                try:
-                    message = await anext(messages)
-                except StoreUnavailableError:
-                    await trio.sleep(_LISTEN_AGAIN)
-                    continue
-                kind = message.get(_KIND) if isinstance(message, dict) else None
-                if kind == "abort":
-                    _call(job, run.abort, message["what"])
-                elif kind == "outputs":
-                    _call(job, outputs or _no_place, message["what"])
-                else:
-                    send.send_nowait(message["what"] if kind == "message" else message)
+# ---- where the run is
 
 
-async def _offer(job: DurableRun, run: Run, messages: trio.MemoryReceiveChannel[Any]) -> None:
+@asynccontextmanager
+async def hearing(
+    job: DurableRun,
+    take: Callable[[Any], bool],
+    abort: Callable[[Any], object],
+    outputs: Outputs,
+) -> AsyncIterator[None]:
+    """Hand over what registries send to ``job``, for the time of the block.
+
+    While another task of the run takes its messages, this waits until that one stops.
+
+    Args:
+      take: a message is offered to it until it returns True, or raises.
+    """
+    send, receive = trio.open_memory_channel[Any](1_000)  # a job has no more messages
+    hand = {"message": send.send_nowait, "abort": abort, "outputs": outputs}
+    failed: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_offer, job, take, receive)
+        nursery.start_soon(_hear, job, hand)
+        try:
+            yield
+        except BaseException as error:
+            failed = error  # it leaves as it is, not in a group
+        nursery.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+
+
+async def _hear(job: DurableRun, hand: Mapping[Any, Callable[[Any], object]]) -> None:
+    """Hand over each message by its kind; what no registry has sent is a message as it is."""
+    messages = job.messages()
+    while True:
+        try:
+            message = await anext(messages)
+        except (StoreUnavailableError, trio.BusyResourceError):
+            await trio.sleep(_LISTEN_AGAIN)
+            continue
+        kind = message.get(_KIND) if isinstance(message, dict) else None
+        if kind in hand:
+            _call(job, hand[kind], message["what"])
+        else:
+            hand["message"](message)
+
+
+async def _offer(
+    job: DurableRun, take: Callable[[Any], bool], messages: trio.MemoryReceiveChannel[Any]
+) -> None:
     """Offer each message until the run takes it."""
-
-    def take(message: Any) -> bool:
-        return run.is_streaming and not run.is_compacting and run.queue_message(message)
-
     async for message in messages:
         while _call(job, take, message) is False:  # noqa: ASYNC110 - a run has no event for it
             await trio.sleep(_OFFER_AGAIN)

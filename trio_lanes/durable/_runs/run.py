@@ -17,6 +17,7 @@ from .._contract.records import Claim, QueuedJob
 from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode, small
 from ..acts.inspection import QueueOf
+from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Take
 from .deadlock import JobWait
 
@@ -214,6 +215,16 @@ class DurableRun:
             await self._lost()
         self._received, text = found
         return decode(text)
+
+    async def cancel(self, reason: str | None = None) -> None:
+        """End this run's job as cancelled, for good, as `DurableLanes.cancel` does. A checkpoint.
+
+        The cancellation is recorded when this returns; soon this run is cancelled.
+
+        Raises:
+          StoreUnavailableError: if the store could not record it.
+        """
+        await self._store.do(Cancel(self.id, json.dumps({"reason": reason})), new_ticket())
 
     def progress(self) -> None:
         """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""
