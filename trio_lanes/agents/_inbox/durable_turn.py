@@ -157,8 +157,9 @@ class DurableTurn(BaseTurn):
 
         ::
 
-            if (await turn.approve({"id": "call-1", "name": "refund"})).value == "yes":
-                await refund()
+            async def answer(turn):
+                decision = await turn.approve({"id": "call-1", "name": "refund"})
+                return "refunded" if decision.value == "yes" else "refused"
 
         The question is an event of the job (`~trio_lanes.durable.DurableJob.events`):
         ``{"approve": "call-1", "data": data}``. `SharedRunRegistry.submit` decides, on any
