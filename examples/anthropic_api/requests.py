@@ -104,7 +104,9 @@ def _image(source: Json, where: str) -> str:
     if source.get("type") not in ("base64", "url"):
         raise BadInputError(f"{where}.type must be one of base64, url", f"{where}.type")
     source = accepted(source["type"], source, where)
-    return source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
+    if source["type"] == "url":
+        return str(source["url"])
+    return f"data:{source['media_type']};base64,{source['data']}"
 
 
 def _of_assistant(content: str | list[Any], where: str) -> Json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import typing
+from collections.abc import Iterator
+from random import Random
 from typing import Any, get_args
 
 import pytest
@@ -140,27 +142,27 @@ async def test_a_tool_loop_reaches_the_model(autojump_clock: MockClock) -> None:
     assert tool["function"]["parameters"] == WEATHER["input_schema"]
 
 
+SETTINGS: Json = {
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "stop_sequences": ["END"],
+    "tools": [WEATHER],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    "output_config": {
+        "effort": "low",
+        "format": {"type": "json_schema", "schema": {"type": "object"}},
+    },
+    "service_tier": "standard_only",
+    "metadata": {"user_id": "u1"},
+    "thinking": {"type": "adaptive"},
+    "cache_control": {"type": "ephemeral"},
+    "speed": "standard",
+    "container": None,
+}
+
+
 def test_settings_are_named_as_in_chat_completions() -> None:
-    asked = to_completion(
-        HELLO
-        | {
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "stop_sequences": ["END"],
-            "tools": [WEATHER],
-            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-            "output_config": {
-                "effort": "low",
-                "format": {"type": "json_schema", "schema": {"type": "object"}},
-            },
-            "service_tier": "standard_only",
-            "metadata": {"user_id": "u1"},
-            "thinking": {"type": "adaptive"},
-            "cache_control": {"type": "ephemeral"},
-            "speed": "standard",
-            "container": None,
-        }
-    )
+    asked = to_completion(HELLO | SETTINGS)
     assert asked.pop("messages") == [{"role": "user", "content": "hello"}]
     assert asked.pop("tools")[0]["function"]["description"] == "The weather"
     assert asked == {
@@ -192,6 +194,45 @@ def test_an_image_is_passed_on_as_a_part_of_a_chat_completion() -> None:
     urls = ["data:image/png;base64,iVBORw0KGgo=", "https://example.org/cat.png"]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     assert asked["messages"][0]["content"] == [{"type": "text", "text": "what is it?"}, *parts]
+
+
+async def test_a_request_whose_values_are_mixed_up_is_done_or_refused(
+    autojump_clock: MockClock,
+) -> None:
+    random = Random(1)
+    model = Script()
+    parts = [
+        {"type": "tool_result", "tool_use_id": "i", "content": [{"type": "text", "text": "r"}]},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/cat.png"}},
+        {"type": "text", "text": "and"},
+    ]
+    use = {"type": "tool_use", "id": "i", "name": "get_weather", "input": {}}
+    asked = HELLO | SETTINGS
+    asked["messages"] = [
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": parts},
+    ]
+    values = [None, True, 0, 1.5, "", "x", [], {}, [None], {"type": "text"}, "user", "url"]
+    async with inside(model) as gateway:
+        for _ in range(300):
+            body = json.loads(json.dumps(asked))
+            for _ in range(random.randint(1, 3)):
+                holder, key = random.choice([*places_in(body)])
+                holder[key] = random.choice(values)
+            before = len(model.prompts)
+            reply = await gateway.request("POST", MESSAGES, body)
+            assert reply.status in (200, 400), (reply.body, body)
+            assert len(model.prompts) == before + (reply.status == 200)
+
+
+def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    """All places in the value, each as its holder and its key."""
+    inner = [*value.items()] if isinstance(value, dict) else [*enumerate(value)]
+    for key, one in inner:
+        yield value, key
+        if isinstance(one, dict | list):
+            yield from places_in(one)
 
 
 async def test_a_model_is_shown_images(autojump_clock: MockClock) -> None:

@@ -67,7 +67,7 @@ OF_RESPONSE = {"response": RESPONSE}
 OF_ITEM = {"output_index": int, "item": ITEM}
 OF_TEXT = {"item_id": str, "output_index": int, "content_index": int}
 OF_CALL = {"item_id": str, "output_index": int}
-EVENTS = {
+EVENTS: dict[str, Json] = {
     "response.created": OF_RESPONSE,
     "response.queued": OF_RESPONSE,
     "response.in_progress": OF_RESPONSE,

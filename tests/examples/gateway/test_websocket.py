@@ -69,10 +69,10 @@ async def connected(
     gateway: Gateway, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[Socket]:
     """A connection; leaving hangs up."""
-    to_app, app_receives = trio.open_memory_channel[Json](100)
-    app_sends, from_app = trio.open_memory_channel[Json](1_000)
+    to_app, app_receives = trio.open_memory_channel[Any](100)
+    app_sends, from_app = trio.open_memory_channel[Any](1_000)
     pairs = {"host": "127.0.0.1", **(headers or {})}
-    scope = {
+    scope: Any = {
         "type": "websocket", "path": "/v1/responses", "raw_path": b"/v1/responses",
         "query_string": b"", "root_path": "", "scheme": "ws", "subprotocols": [],
         "headers": [(name.encode(), value.encode()) for name, value in pairs.items()],
