@@ -27,11 +27,10 @@ from .responses import Responses
 MAX_FRAME: Final = 2 * MAX_BODY  # a connection with a larger one is closed
 REQUESTS: Final = 20  # that wait on a connection
 IDLE_SECONDS: Final = 900.0  # after which a connection is closed on which nothing runs
-# a response with no other events has not begun
-UNBEGUN: Final = [f"response.{state}" for state in ("created", "queued", "in_progress", "failed",
-                                                    "cancelled")]  # fmt: skip
-ALONE: Final = {"conversation": None}  # the response that is steered is in it
 GOING_AWAY: Final = 1001  # a code of a closed WebSocket
+WAITING: Final = ("function_call", "mcp_approval_request")  # items that wait for the client
+FAILED: Final = ("response.failed", "response.cancelled")
+UNBEGUN: Final = ("response.created", "response.queued", "response.in_progress", *FAILED)
 
 
 async def serve_socket(
@@ -60,7 +59,6 @@ class _Connection:
     body: Json = attrs.field(factory=dict)  # of the request that runs
     runs: deque[Answer] = attrs.field(factory=deque)  # its response, and those that will succeed
     steers: dict[str, Json] = attrs.field(factory=dict)  # {response that will succeed: its message}
-    over: deque[str] = attrs.field(factory=lambda: deque(maxlen=100))  # the last responses
     accepting: trio.Lock = attrs.field(factory=trio.Lock)  # held while `runs` is changed
     none_runs: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     sending: trio.Lock = attrs.field(factory=trio.Lock)
@@ -111,8 +109,10 @@ class _Connection:
                 await self.tell(answer)
                 async with self.accepting:
                     self.runs.popleft()
-                    self.over.append(answer.id)
-                await self.end(answer)
+                    waits = any(item["type"] in WAITING for item in answer.output)
+                    if waits or answer.status in ("failed", "cancelled"):
+                        for steer in self.runs:
+                            steer.stop("the response that it steers goes on no more")
             self.none_runs.unpark_all()
 
     async def begin(self, body: Json, succeeds: bool = False) -> None:
@@ -130,50 +130,34 @@ class _Connection:
                 while held and answer.id not in self.steers:
                     await self.send(held.pop(0))
         if steer := self.steers.pop(answer.id, None):
-            await self.fail(steer, "successor_creation_failed", "the response has failed")
-
-    async def end(self, answer: Answer) -> None:
-        """Look after the messages that steer a response which has ended."""
-        stubs = [stub for item in answer.output if (stub := _stub(item))]
-        if answer.status in ("failed", "cancelled"):
-            for steer in self.runs:
-                steer.stop("the response that it steers has failed")
-        while answer.status == "completed" and stubs and self.runs:
-            self.runs[0].succeeds = False  # the response to the outputs goes on with both
-            told = self.steers.pop(self.runs.popleft().id)
-            del told["input"]
-            why = "waiting_for_required_input"
-            await self.say("steer.pending", steer=told, reason=why, required_input=stubs)
+            why = "the response has ended, or waits for its client"
+            await self.fail(steer, "successor_creation_failed", why)
 
     async def steer(self, event: Json) -> None:
         """Accept a message that steers a response which runs."""
-        id, given = event.get("previous_response_id"), event.get("input")
-        if not isinstance(id, str):
+        told = {name: event.get(name) for name in ("previous_response_id", "input")}
+        if not isinstance(told["previous_response_id"], str):
             raise BadInputError("previous_response_id must be a string", "previous_response_id")
-        told: Json = {"input": given, "previous_response_id": id}
-        items = given if isinstance(given, list) else [{"role": "user"}]
+        items = told["input"] if isinstance(told["input"], list) else [{"role": "user"}]
         of_user = all(isinstance(item, dict) and item.get("role") == "user" for item in items)
+        # the response that is steered is in a conversation, if the request names one
+        body = self.body | told | {"conversation": None}
         async with self.accepting:
-            target = next((one for one in self.runs if one.id == id), None)
-            code, why = "", "no such response runs on this connection"
+            named = [one for one in self.runs if one.id == told["previous_response_id"]]
             if event.keys() != told.keys() or not of_user:
-                code, why = "invalid_input", "only messages of the user can steer"
-            elif id in self.over or (target is not None and target.ended.is_set()):
-                code = "response_already_completed"
-            elif target is None:
-                code = "response_not_found"
-            elif target.status != "in_progress":
-                code = "response_not_active"
-            elif error := await self.refusal(self.begin, self.body | told | ALONE, True):
+                await self.fail(told, "invalid_input", "only messages of the user can steer")
+            elif not named or named[0].ended.is_set():
+                await self.fail(told, "response_not_found", "no such response runs here")
+            elif named[0].status == "queued":
+                await self.fail(told, "response_not_active", "the response waits")
+            elif error := await self.refusal(self.begin, body, True):
                 code = "too_many_pending_steers" if error["status"] == 429 else "invalid_input"
-                why = error["error"]["message"]
-            if code:
-                await self.fail(told, code, why)
-                return
-            told["id"] = f"steer_{self.runs[-1].id}"
-            self.steers[self.runs[-1].id] = told
-            accepted = {"id": told["id"], "previous_response_id": id}
-            await self.say("steer.accepted", steer=accepted)
+                await self.fail(told, code, error["error"]["message"])
+            else:
+                id = self.runs[-1].id
+                self.steers[id] = told | {"id": f"steer_{id}"}
+                accepted = {name: self.steers[id][name] for name in ("id", "previous_response_id")}
+                await self.say("steer.accepted", steer=accepted)
 
     async def fail(self, steer: Json, code: str, why: str) -> None:
         """Give a message that steers back to the client."""
@@ -216,13 +200,3 @@ class _Connection:
         """Close the connection, if it is still open."""
         with suppress(WebSocketDisconnect, RuntimeError):
             await self.socket.close(GOING_AWAY)
-
-
-def _stub(item: Json) -> Json | None:
-    """Return what an item waits for, without its result."""
-    match item:
-        case {"type": "function_call", "call_id": id, "name": name}:
-            return {"type": "function_call_output", "call_id": id, "name": name}
-        case {"type": "mcp_approval_request", "id": id}:
-            return {"type": "mcp_approval_response", "approval_request_id": id}
-    return None

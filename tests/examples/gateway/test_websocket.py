@@ -22,7 +22,7 @@ from .inside import Gateway, Script, inside
 
 Json = dict[str, Any]
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
-STEERS = ("response.steer.accepted", "response.steer.pending", "response.steer.failed", "error")
+STEERS = ("response.steer.accepted", "response.steer.failed", "error")
 WEATHER: Json = {
     "type": "function",
     "name": "get_weather",
@@ -149,7 +149,9 @@ async def test_each_steer_has_a_successor_in_order(autojump_clock: MockClock) ->
     assert text_of(ends[-1]) == "two"
 
 
-async def test_a_steer_waits_for_the_outputs_of_the_client(autojump_clock: MockClock) -> None:
+async def test_a_steer_comes_back_if_the_response_waits_for_its_client(
+    autojump_clock: MockClock,
+) -> None:
     call = ToolCall("x", "get_weather", '{"city": "Rome"}')
     model = Script([1.0, call], ["sunny, in short"])
     async with inside(model) as gateway, connected(gateway) as socket:
@@ -157,19 +159,17 @@ async def test_a_steer_waits_for_the_outputs_of_the_client(autojump_clock: MockC
         id = (await socket.get("in_progress"))["response"]["id"]
         await socket.steer("in short", id)
         accepted = await socket.get("steer.accepted")
-        assert (await socket.get("completed", "incomplete"))["type"] == "response.completed"
-        pending = await socket.get("steer.pending")
-        assert pending["steer"] == accepted["steer"]
-        (stub,) = pending["required_input"]
-        assert stub["type"] == "function_call_output"
-        outputs = [stub | {"output": "sunny"}]
+        ended = await socket.get("completed", "incomplete")
+        assert ended["type"] == "response.completed"
+        failed = await socket.get("steer.failed")
+        assert failed["error"]["code"] == "successor_creation_failed"
+        assert failed["steer"] == accepted["steer"] | {"input": "in short"}
+        call_id = ended["response"]["output"][0]["call_id"]
+        outputs = [{"type": "function_call_output", "call_id": call_id, "output": "sunny"}]
         more = {"tools": [WEATHER], "previous_response_id": id}
         await socket.send({"type": "response.create", "input": outputs, **more})
-        await socket.get("created")
         assert text_of(await socket.get("completed")) == "sunny, in short"
-        await socket.create("thanks")
-        await socket.get("completed")
-    assert [message.text for message in model.prompts[1]][2:] == ["sunny", "in short"]
+    assert [message.role for message in model.prompts[1]] == ["user", "assistant", "tool"]
 
 
 async def test_a_steer_that_cannot_be_done_comes_back(autojump_clock: MockClock) -> None:
@@ -193,7 +193,7 @@ async def test_a_steer_that_cannot_be_done_comes_back(autojump_clock: MockClock)
         await socket.send({"type": "response.steer", "input": "x"})
         assert (await socket.get("error"))["error"]["param"] == "previous_response_id"
         await socket.get("completed")
-        assert await failed("x", id) == ("response_already_completed", "x")
+        assert await failed("x", id) == ("response_not_found", "x")
         await socket.create("second")
         id = (await socket.get("in_progress"))["response"]["id"]
         await socket.steer("too late", id)
