@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
 from ..deliveries.replies import client_for_replies
 from ..openai_api.errors import error
-from ..openai_api.http import Bounded, Refused, Requests, full, guarded, not_found
+from ..openai_api.http import Bounded, Refused, Requests, Shape, full, guarded, not_found
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
 from .backlog import Backlog
@@ -50,7 +50,7 @@ WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply tha
 MESSAGES: Final = "/v1/messages"
 
 
-def shape_of(path: str) -> Callable[[Refused], Response]:
+def shape_of(path: str) -> Shape:
     """Return the shape of the errors of a path."""
     return anthropic_error if path.startswith(MESSAGES) else error
 
@@ -105,8 +105,8 @@ class Api:
     def app(self) -> Starlette:
         return Starlette(
             routes=self._routes,
-            middleware=[Middleware(Bounded, requests=self._requests)],
-            exception_handlers={HTTPException: not_found},
+            middleware=[Middleware(Bounded, requests=self._requests, shape_of=shape_of)],
+            exception_handlers={HTTPException: partial(not_found, shape_of)},
         )
 
 

@@ -38,12 +38,14 @@ RESPONSE: Final = re.compile(rf"resp_{NAME.pattern}\.[A-Za-z0-9]{{1,40}}")  # an
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Shape = Callable[[Refused], Response]  # of an error
+ShapeOf = Callable[[str], Shape]  # of the errors of a path
 
 
 def guarded(
     endpoint: Endpoint,
     full: Callable[[], dict[str, str]],
-    error: Callable[[Refused], Response] = error,
+    error: Shape = error,
 ) -> Endpoint:
     """Return the endpoint with its exceptions as errors; ``full`` has the headers of a 429."""
 
@@ -136,11 +138,12 @@ def _finite(text: str) -> float:
     return number
 
 
-async def not_found(request: Request, fault: Exception) -> Response:
+async def not_found(shape_of: ShapeOf, request: Request, fault: Exception) -> Response:
     """Return the error for an unknown path, or for a method that a path does not have."""
     assert isinstance(fault, HTTPException)
-    text = f"{request.method} {request.url.path[:100]} is not of this API"
-    answer = error(Refused(fault.status_code, f"{fault.detail}: {text}", "unknown_url"))
+    path = request.url.path
+    text = f"{fault.detail}: {request.method} {path[:100]} is not of this API"
+    answer = shape_of(path)(Refused(fault.status_code, text, "unknown_url"))
     answer.headers.update(fault.headers or {})
     return answer
 
@@ -255,20 +258,20 @@ class Requests:
 class Bounded:
     """ASGI middleware: requests and WebSockets of this machine alone, not too many at once."""
 
-    def __init__(self, app: ASGIApp, requests: Requests) -> None:
+    def __init__(self, app: ASGIApp, requests: Requests, shape_of: ShapeOf) -> None:
         self._app: Final = app
         self._requests: Final = requests
+        self._shape_of: Final = shape_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif not is_ours(HTTPConnection(scope)):
-            await error(Refused(403, "this gateway is for this machine alone"))(
-                scope, receive, send
-            )
+            refused = Refused(403, "this gateway is for this machine alone")
+            await self._shape_of(scope["path"])(refused)(scope, receive, send)
         elif self._requests.open >= MAX_REQUESTS:
             busy = Refused(503, "too many requests are open", retry_after_ms="1000")
-            await error(busy)(scope, receive, send)
+            await self._shape_of(scope["path"])(busy)(scope, receive, send)
         else:
             self._requests.open += 1
             try:

@@ -376,6 +376,19 @@ async def test_a_gateway_that_closes_is_overloaded(autojump_clock: MockClock) ->
     assert (reply.status, reply.body["error"]["type"]) == (503, "overloaded_error")
 
 
+async def test_each_error_of_the_path_is_in_its_shape(autojump_clock: MockClock) -> None:
+    async with inside(Script()) as gateway:
+        wrong = [
+            await gateway.request("GET", MESSAGES),
+            await gateway.request("POST", f"{MESSAGES}/batches", HELLO),
+            await gateway.request("POST", MESSAGES, HELLO, {"origin": "http://evil.example"}),
+        ]
+    assert [reply.status for reply in wrong] == [405, 404, 403]
+    assert [reply.body["type"] for reply in wrong] == ["error"] * 3
+    kinds = ["invalid_request_error", "not_found_error", "permission_error"]
+    assert [reply.body["error"]["type"] for reply in wrong] == kinds
+
+
 async def test_a_client_that_hangs_up_frees_the_slot(autojump_clock: MockClock) -> None:
     async with inside(Script(["never ", 1e6], ["at once"])) as gateway:
         async with gateway.stream("POST", MESSAGES, HELLO | {"stream": True}) as stream:
