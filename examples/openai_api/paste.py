@@ -10,13 +10,17 @@ PASTE = """try it:
   curl {url}responses -H 'Content-Type: application/json' -d '{{"input": "hello"}}'
   python -c "from openai import OpenAI; print(OpenAI(base_url='{url}', api_key='x')\
 .responses.create(input='hello').output_text)"
+  python -c "from anthropic import Anthropic; print(Anthropic(base_url='{root}', api_key='x')\
+.messages.create(model='any', max_tokens=99, messages=[{{'role': 'user', 'content': 'hello'}}])\
+.content[0].text)"
   node -e "import('openai').then(async ({{OpenAI}}) => console.log((await new OpenAI({{\
 baseURL: '{url}', apiKey: 'x'}}).responses.create({{input: 'hello'}})).output_text))\""""
 
 
 def announce(listener: socket.socket, options: argparse.Namespace) -> None:
     """Say where the gateway is, and what people may paste."""
-    url = "http://{}:{}/v1".format(*listener.getsockname())
+    root = "http://{}:{}".format(*listener.getsockname())
+    url = f"{root}/v1"
     name = options.model if options.upstream else "built-in"
     line = f"the gateway is at {url} (model: {name}); Ctrl-C ends"
-    print(line, PASTE.format(url=f"{url}/"), sep="\n", file=sys.stderr, flush=True)
+    print(line, PASTE.format(url=f"{url}/", root=root), sep="\n", file=sys.stderr, flush=True)
