@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 import attrs
 
@@ -13,6 +14,12 @@ from trio_lanes.agents import ActionGate, ConversationTurn, Turn
 from ..chat_agent.model import ToolCall
 from ..chat_agent.toolbox import Servers
 from ..openai_api.wire import Answer, Json
+
+# items that a model has made, and that answer them
+MADE: Final = (
+    "function_call", "reasoning", "mcp_call", "mcp_list_tools", "mcp_approval_request",
+)  # fmt: skip
+ANSWERS: Final = ("function_call_output", "mcp_approval_response")
 
 
 @attrs.define(eq=False)
@@ -34,7 +41,15 @@ class Ask:
     @property
     def content(self) -> Json:
         """What the conversation keeps of it."""
-        return {"input": self.items, "response": self.answer.id}
+        return {"input": self.items, "response": self.answer.id, "previous": self.previous}
+
+    @property
+    def said(self) -> list[Json]:
+        """The items that it says beside outputs: not what it repeats of the turn so far."""
+        made = [place for place, item in enumerate(self.items, 1)
+                if item.get("role") == "assistant" or item.get("type") in MADE]  # fmt: skip
+        new = self.items[max(made, default=0) :]
+        return [item for item in new if item.get("type") not in ANSWERS]
 
 
 def joined(asks: Sequence[Ask]) -> Ask:

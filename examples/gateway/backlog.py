@@ -7,6 +7,8 @@ so a client reads on after the last number that it has.
 
 from __future__ import annotations
 
+import logging
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +19,15 @@ from trio_lanes import LaneError, LanesClosedError
 from trio_lanes.agents import Receipt, WhenBusy
 from trio_lanes.durable import DurableJob, DurableLanes, DurableState, NoRetry, Retry
 
+from ..openai_api.errors import BadInputError
 from ..openai_api.log import EventLog, Found
+from ..openai_api.once import Key
 from ..openai_api.wire import Answer
 from .asks import Ask
 from .engine import Engine
+from .outputs import check_outputs
 
+logger: Final = logging.getLogger(__name__)
 LANE: Final = "responses"  # its jobs wait for turns, which the lanes of the engine limit
 ROOM_SECONDS: Final = 1.0  # before a job looks for room again
 WITHDRAW_SECONDS: Final = 5.0
@@ -39,16 +45,44 @@ class Backlog:
         self._engine: Final = engine
         self._folder: Final = folder
         self._beginning: Final = trio.Lock()
+        self._keeping: Final[set[str]] = set()  # responses that are kept when they end
         self._followed: Final[dict[str, tuple[Answer, Found]]] = {}  # of other processes
 
-    async def accept(self, ask: Ask, mode: WhenBusy | None, group: str | None) -> Answer:
-        """Accept a request, and give it its place; raise as `Engine.post`, having kept nothing."""
+    async def again(self, key: Key) -> Answer | None:
+        """Return the response to an earlier request with this key, if there is one.
+
+        Raises:
+          Refused: if that request asked for something else.
+        """
+        found = EventLog(self._folder, key.id).read()
+        if found.request is None:
+            return None
+        key.check(found.request["body"])
+        answer = _answer_of(found)
+        if answer.ended.is_set():
+            return answer
+        if found.request.get("root", answer.id) == answer.id:  # else the turn has another job
+            # the process that accepted it may have died before it did this
+            job = await self._submit(answer, found.request.get("job"))
+            EventLog(self._folder, answer.id).note(job.id)
+        return await self._go_on(answer.id)
+
+    async def accept(
+        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None = None
+    ) -> Answer:
+        """Accept a request, and give it its place; raise as `Engine.post`, having kept nothing.
+
+        Raises:
+          KnownError: if another process has accepted a request with this key meanwhile.
+        """
         answer = ask.answer
-        log = await self._create(ask, group)
+        # a job that was cancelled, since there was no room, keeps its key
+        job_key = answer.id if key is None else f"{answer.id}~{secrets.token_hex(4)}"
+        log = await self._create(ask, group, key, job=job_key)
         self._engine.answers[answer.id] = answer  # the job may run before its turn has a place
         job = None
         try:
-            job = await self._submit(answer)
+            job = await self._submit(answer, job_key)
             self._engine.post(ask, mode, group)
         except BaseException:
             log.delete()
@@ -60,10 +94,11 @@ class Backlog:
             raise
         return answer
 
-    async def _submit(self, answer: Answer) -> DurableJob:
-        """Submit the job of a response."""
+    async def _submit(self, answer: Answer, key: str | None = None) -> DurableJob:
+        """Submit the job of a response, once with each key."""
         id, session = answer.id, answer.session
-        return await self.durable.submit("respond", id, session=session, lane=self.lane, key=id)
+        key = id if key is None else key
+        return await self.durable.submit("respond", id, session=session, lane=self.lane, key=key)
 
     async def recover(self) -> None:
         """Give the responses of earlier processes their places, in the order of their jobs."""
@@ -71,7 +106,7 @@ class Backlog:
         while found := await self.durable.jobs(LANE, states=OPEN, after=after):
             for status in found:
                 try:
-                    await self._go_on(status.key or "")
+                    await self._go_on((status.key or "").partition("~")[0])
                 except (LaneError, NoRetry):
                     pass  # the handler of the job tries again, or tells why it cannot
             after = found[-1].id
@@ -86,15 +121,42 @@ class Backlog:
 
     def find(self, id: str) -> Answer | None:
         """Return a response that is not in memory any more."""
-        events = EventLog(self._folder, id).read().events
-        return Answer.again(events) if events else None
+        found = EventLog(self._folder, id).read()
+        answer = _answer_of(found) if found.events else None
+        return answer if answer is not None and answer.id == id else None
 
-    async def _create(self, ask: Ask, group: str | None, **more: object) -> EventLog:
+    def keep(self, answer: Answer) -> None:
+        """Keep a response that ends with this process, for readers after its end."""
+        self._keeping.add(answer.id)
+        self._engine.nursery.start_soon(self._keep, answer)
+
+    async def _keep(self, answer: Answer) -> None:
+        await answer.ended.wait()
+        if answer.id in self._keeping:  # it was not deleted
+            self._keeping.remove(answer.id)
+            first, *_, last = answer.feed.since(-1)
+            request = {"ask": {"items": answer.input}}
+            try:
+                log = EventLog(self._folder, answer.id)
+                log.create(request, [first, last | {"sequence_number": 1}], sync=False)
+            except OSError as error:  # for example a full disk
+                logger.error("%s is known as long as it is in memory: %s", answer.id, error)
+
+    def forget(self, id: str) -> None:
+        """Delete what is kept of a response."""
+        self._engine.answers.pop(id, None)
+        self._keeping.discard(id)
+        EventLog(self._folder, id).delete()
+
+    async def _create(
+        self, ask: Ask, group: str | None, key: Key | None = None, **more: object
+    ) -> EventLog:
         """Write a request to the disk, and begin to record its response."""
         log = EventLog(self._folder, ask.answer.id)
         fields = attrs.asdict(ask, recurse=False, filter=lambda field, _: field.name != "answer")
-        request = {"ask": fields, "group": group, **more}
-        await trio.to_thread.run_sync(log.create, request)
+        body = None if key is None else key.body
+        request = {"ask": fields, "group": group, "body": body, **more}
+        await trio.to_thread.run_sync(log.create, request, ask.answer.feed.since(-1))
         log.record(ask.answer)
         ask.answer.is_closing = self._is_closing
         return log
@@ -112,7 +174,7 @@ class Backlog:
         found = log.read()
         if found.request is None or not found.events:
             raise NoRetry(f"{id} was not accepted")
-        answer = Answer.again(found.events)
+        answer = _answer_of(found)
         if answer.ended.is_set():
             return answer, None
         log.record(answer)
@@ -124,6 +186,11 @@ class Backlog:
             answer.end("completed")
             return answer, None
         ask = Ask(answer, **found.request["ask"])
+        try:
+            await check_outputs(self._engine, ask, WhenBusy.STEER)  # accepted: it waits for calls
+        except BadInputError as bad:  # the turn that waited for them has died
+            answer.end("failed", str(bad))
+            return answer, None
         return answer, self._engine.post(ask, WhenBusy.FOLLOWUP, found.request["group"])
 
     def _is_closing(self) -> bool:
@@ -132,3 +199,10 @@ class Backlog:
         except LanesClosedError:
             return True
         return False
+
+
+def _answer_of(found: Found) -> Answer:
+    """Return the response of a file."""
+    answer = Answer.again(found.events)
+    answer.input = found.request["ask"]["items"] if found.request else []
+    return answer

@@ -15,7 +15,7 @@ from trio_lanes.agents import Feed
 from ..chat_agent.model import Cut, Message, ModelError, Settings
 from ..chat_agent.upstream import ask_model, model_name, takes_images
 from ..openai_api.chat import Done, chunks, completion, to_message
-from ..openai_api.errors import BadInputError, failed, of_model, problem
+from ..openai_api.errors import BadInputError, Refused, failed, of_model, problem
 from ..openai_api.fields import COMPLETIONS
 from ..openai_api.http import EventStream, body_of, unless_lost
 from ..openai_api.items import without_images
@@ -32,9 +32,17 @@ class Completions:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        model = {"id": self._engine.upstream.name, "object": "model", "created": 0,
-                 "owned_by": "gateway"}  # fmt: skip
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{model}`."""
+        if request.path_params["model"] != self._engine.upstream.name:
+            raise Refused(404, "there is no such model", "model_not_found")
+        return JSONResponse(self._model())
+
+    def _model(self) -> Json:
+        name = self._engine.upstream.name
+        return {"id": name, "object": "model", "created": 0, "owned_by": "gateway"}
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""

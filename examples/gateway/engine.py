@@ -35,7 +35,7 @@ TURNS: Final = "main"
 PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
 MAX_ROUNDS: Final = 16  # rounds of tool calls in a turn
 CUTS: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
-KEPT: Final = 250  # answers that have ended; older ones are read from the transcripts
+KEPT: Final = 250  # answers that have ended; older ones are read from their files
 CAP: Final = 20  # waiting messages of a session
 
 
@@ -112,7 +112,7 @@ class Engine:
         return receipt
 
     def resume(self, ask: Ask) -> bool:
-        """Give outputs in the request to the turn that waits for them; False if none does."""
+        """Give the request, with its outputs, to the turn that waits for it; False if none does."""
         said = outputs_of(ask.items)
         outputs = {id: output for id, output in said.items() if id in self._pending}
         if not outputs:
@@ -124,6 +124,14 @@ class Engine:
             raise BadInputError(str(error)) from None
         pending.ask = ask
         return True
+
+    def waiting_for(self, ask: Ask) -> list[str]:
+        """Return the calls that wait for outputs at the place from which the request goes on."""
+        return [
+            id
+            for id, pending in self._pending.items()
+            if pending.session == ask.answer.session and ask.previous in (None, *pending.responses)
+        ]
 
     def pending_of(self, items: Sequence[Json]) -> Pending | None:
         """Return the calls that wait for outputs in these items."""
@@ -273,6 +281,8 @@ class Engine:
                     await exchange.result(approvals[result.id].id, text)
             given = {call.id: id for id, call in approvals.items()}
             await self._rounds.run(asked, approved, exchange, live, given)
+            if said := pending.ask.said:
+                await exchange.steer({**pending.ask.content, "input": said})
         return pending.ask
 
 

@@ -1,7 +1,8 @@
-"""`/v1/responses` and `/v1/conversations`."""
+"""`/v1/responses`."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from starlette.requests import Request
@@ -11,36 +12,35 @@ from trio_lanes.agents import FeedGapError, WhenBusy
 
 from ..chat_agent.upstream import model_name, takes_images
 from ..openai_api.errors import BadInputError, failed
-from ..openai_api.fields import CONVERSATIONS, checked
-from ..openai_api.http import (
-    RESPONSE,
-    EventStream,
-    Refused,
-    body_of,
-    field,
-    listed,
-    named,
-    unless_lost,
-)
-from ..openai_api.items import conversation_object, to_items, to_messages, without_call
+from ..openai_api.http import RESPONSE, EventStream, Refused, body_of, listed, unless_lost
+from ..openai_api.items import numbered, shown, to_messages, without_call
+from ..openai_api.log import KnownError
+from ..openai_api.once import Key
 from ..openai_api.requests import wanted
-from ..openai_api.wire import Answer, Json, new_id, session_of
+from ..openai_api.wire import Answer, Json
 from .asks import Ask
 from .backlog import Backlog
 from .engine import BusyError, Engine
+from .outputs import check_outputs
 
 
 class Responses:
-    """The endpoints; a session is a conversation, named by the client or made for a response."""
+    """The endpoints; a session is a conversation, named by the client or made for a response.
 
-    def __init__(self, engine: Engine, backlog: Backlog | None) -> None:
+    Args:
+      is_durable: whether the backlog outlives the process.
+    """
+
+    def __init__(self, engine: Engine, backlog: Backlog, is_durable: bool) -> None:
         self._engine: Final = engine
         self._backlog: Final = backlog
+        self._is_durable: Final = is_durable
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
+        key: Key | None = request.scope.get("once")
         body = await body_of(request)
-        answer = await self.begin(body)
+        answer = await self.begin(body, key=key)
         place = {} if answer.position is None else {"x-lanes-position": str(answer.position)}
         if body.get("stream"):
             lost = (lambda: None) if body.get("background") else (lambda: answer.stop("hung up"))
@@ -49,33 +49,55 @@ class Responses:
             return stream
         if not body.get("background") and not await unless_lost(request, answer.ended.wait):
             answer.stop("the client hung up")
+        if answer.is_suspended:  # the next process goes on with it, and knows its key
+            raise Refused(503, "the gateway is closing; try again", "shutting_down")
         if answer.status == "failed" and answer.error is not None:
             raise failed(answer.error)
         return JSONResponse(answer.object(), headers=place)
 
-    async def begin(self, body: Json, succeeds: bool = False) -> Answer:
+    async def begin(self, body: Json, succeeds: bool = False, key: Key | None = None) -> Answer:
         """Accept a request, and give it its place; return its response.
 
         Args:
           succeeds: whether it steers a turn, whose responses end when the turn takes it.
+          key: has the same response for each request.
         """
-        ask, mode, group = await self._ask(body)
+        answer = None
+        if key is not None and self._is_durable:
+            answer = await self._backlog.again(key)
+        if answer is None:
+            answer = await self._begin(body, succeeds, key)
+        if key is not None:
+            key.begun = True
+        return answer
+
+    async def _begin(self, body: Json, succeeds: bool, key: Key | None) -> Answer:
+        ask, mode, group = self._ask(body, key)
         ask.answer.succeeds = succeeds
         mode = WhenBusy.STEER if succeeds else mode
+        await check_outputs(self._engine, ask, mode)
+        durable = self._backlog.takes_all or body.get("background") or key is not None
         try:
-            if self._backlog is not None and (body.get("background") or self._backlog.takes_all):
-                return await self._backlog.accept(ask, mode, group)
+            if durable and self._is_durable:
+                return await self._backlog.accept(ask, mode, group, key)
             self._engine.post(ask, mode, group)
-            return ask.answer
         except BusyError:
             no_retry = {"x_should_retry": "false"}
             raise Refused(
                 409, "the conversation is busy", "conversation_busy", **no_retry
             ) from None
+        except KnownError:  # by another process, for the same key
+            assert key is not None
+            found = await self._backlog.again(key)
+            assert found is not None
+            return found
+        if ask.answer.is_stored:
+            self._backlog.keep(ask.answer)
+        return ask.answer
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`, with `stream=true&starting_after=n`."""
-        answer = await self._find(request.path_params["id"])
+        answer = self._find(request.path_params["id"])
         if request.query_params.get("stream") != "true":
             return JSONResponse(answer.object())
         try:
@@ -87,33 +109,33 @@ class Responses:
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/responses/{id}/cancel`: returns when the slot is free."""
-        answer = await self._find(request.path_params["id"])
+        answer = self._find(request.path_params["id"])
         answer.cancel("cancelled by the client")
         await answer.ended.wait()
         return JSONResponse(answer.object())
 
-    async def create_conversation(self, request: Request) -> Response:
-        """`POST /v1/conversations`."""
-        body = await body_of(request)
-        checked(CONVERSATIONS, body)
-        return JSONResponse(conversation_object(new_id("conv"), field(body, "metadata", dict, {})))
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /v1/responses/{id}`: it is cancelled first; its conversation stays."""
+        answer = self._find(request.path_params["id"])
+        answer.cancel("deleted by the client")
+        await answer.ended.wait()
+        self._backlog.forget(answer.id)
+        return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
 
-    async def conversation(self, request: Request) -> Response:
-        """`GET /v1/conversations/{id}`: every valid name is one, empty at first."""
-        return JSONResponse(conversation_object(named(request.path_params["id"]), {}))
+    async def input_items(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}/input_items`."""
+        answer = self._find(request.path_params["id"])
+        return listed(request, [shown(item, item["id"]) for item in answer.input])
 
-    async def items(self, request: Request) -> Response:
-        """`GET /v1/conversations/{id}/items`, newest first unless `order=asc`."""
-        messages = await self._engine.messages(named(request.path_params["id"]))
-        return listed(request, to_items(messages))
-
-    async def _ask(self, body: Json) -> tuple[Ask, WhenBusy | None, str | None]:
+    def _ask(self, body: Json, key: Key | None) -> tuple[Ask, WhenBusy | None, str | None]:
         """Return the request, its mode, and its group."""
         upstream = self._engine.upstream
         want = wanted(body, self._item, self._engine.toolbox, takes_images(upstream))
         items, previous = want.ask["items"], want.ask["previous"]
         pending = self._engine.pending_of(items)
-        session = want.session or new_id("one")
+        # in memory, a key is forgotten some time, and may come again
+        unique = key.id if key is not None and self._is_durable else secrets.token_hex(12)
+        session = want.session or f"one_{unique}"
         if pending is not None:
             session = pending.session
         elif (late := without_call(items, want.session is None)) is not None:
@@ -122,12 +144,15 @@ class Responses:
             raise BadInputError("input has nothing that a model can be asked")
         elif previous is not None:
             try:
-                await self._find(previous)
+                self._find(previous)
             except Refused as unknown:
                 unknown.code, unknown.param = "previous_response_not_found", "previous_response_id"
                 raise
-        answer = Answer.begun(session, model_name(upstream, want.ask["settings"]), body)
-        return Ask(answer, **want.ask), want.when_busy, body.get("user")
+        name, id = model_name(upstream, want.ask["settings"]), f"resp_{session}.{unique}"
+        answer = Answer.begun(session, name, body, id)
+        answer.input = numbered(items, unique)
+        ask = Ask(answer, **want.ask | {"items": answer.input})
+        return ask, want.when_busy, body.get("user")
 
     def _item(self, id: str) -> Json | None:
         """Return an item of a response that is in memory."""
@@ -135,19 +160,11 @@ class Responses:
         items = (item for a in answers if a.is_stored for item in a.output)
         return next((item for item in items if item["id"] == id), None)
 
-    async def _find(self, id: str) -> Answer:
-        """Return a response: from memory, from its file, or from its conversation."""
-        if not RESPONSE.fullmatch(id):
-            raise Refused(404, "there is no such response")
+    def _find(self, id: str) -> Answer:
+        """Return a response: from memory, or from its file."""
         answer = self._engine.answers.get(id)
-        if (answer is None or answer.is_suspended) and self._backlog is not None:
+        if (answer is None or answer.is_suspended) and RESPONSE.fullmatch(id):
             answer = self._backlog.find(id)
-        if answer is not None and answer.is_stored:
-            return answer
-        said = await self._engine.said(id)
-        if said is None:
+        if answer is None or not answer.is_stored:
             raise Refused(404, "there is no such response")
-        answer = Answer.begun(session_of(id), self._engine.upstream.name, {}, id)
-        answer.text(said)
-        answer.end("completed")
         return answer

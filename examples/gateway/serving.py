@@ -35,10 +35,12 @@ from ..deliveries.hooks import Hooks
 from ..deliveries.replies import client_for_replies
 from ..openai_api.errors import error
 from ..openai_api.http import Bounded, Refused, Requests, Shape, full, guarded, not_found
+from ..openai_api.once import Once
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
 from .backlog import Backlog
 from .completions import Completions
+from .conversations import Conversations
 from .engine import PLACED, TURNS, Engine
 from .messages import Messages
 from .responses import Responses
@@ -59,21 +61,30 @@ class Api:
     """The endpoints as an ASGI application."""
 
     def __init__(
-        self, engine: Engine, hooks: Hooks, backlog: Backlog | None, requests: Requests
+        self, engine: Engine, hooks: Hooks, responses: Responses, requests: Requests
     ) -> None:
         self._requests, self.engine = requests, engine
-        responses = Responses(engine, backlog)
+        conversations = Conversations(engine)
         completions, threads = Completions(engine), Threads(engine)
         messages = Messages(completions)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
+        thread = "/v1/conversations/{id}"
         table = [
             ("POST", "/v1/responses", responses.create),
             ("GET", one, responses.retrieve),
+            ("DELETE", one, responses.delete),
+            ("GET", one + "/input_items", responses.input_items),
             ("POST", one + "/cancel", responses.cancel),
-            ("POST", "/v1/conversations", responses.create_conversation),
-            ("GET", "/v1/conversations/{id}", responses.conversation),
-            ("GET", "/v1/conversations/{id}/items", responses.items),
+            ("POST", "/v1/conversations", conversations.create),
+            ("GET", thread, conversations.retrieve),
+            ("POST", thread, conversations.update),
+            ("DELETE", thread, conversations.delete),
+            ("GET", thread + "/items", conversations.items),
+            ("POST", thread + "/items", conversations.create_items),
+            ("GET", thread + "/items/{item}", conversations.item),
+            ("DELETE", thread + "/items/{item}", conversations.delete_item),
             ("GET", "/v1/models", completions.models),
+            ("GET", "/v1/models/{model:path}", completions.model),
             ("POST", "/hooks/{chat}", hooks.receive),
         ]
         of_one_process = [
@@ -103,10 +114,11 @@ class Api:
         self._routes.append(WebSocketRoute("/v1/responses", socket))
 
     def app(self) -> Starlette:
+        bounded = Middleware(Bounded, requests=self._requests, shape_of=shape_of)
+        once = Middleware(Once, nursery=self.engine.nursery)
+        not_there = {HTTPException: partial(not_found, shape_of)}
         return Starlette(
-            routes=self._routes,
-            middleware=[Middleware(Bounded, requests=self._requests, shape_of=shape_of)],
-            exception_handlers={HTTPException: partial(not_found, shape_of)},
+            routes=self._routes, middleware=[bounded, once], exception_handlers=not_there
         )
 
 
@@ -183,7 +195,8 @@ async def making(
         if kind.takes_all:
             engine.store = SharedTranscripts(durable)
         await backlog.recover()
-        yield Api(engine, hooks, backlog if options.durable else None, requests), durable
+        responses = Responses(engine, backlog, bool(options.durable))
+        yield Api(engine, hooks, responses, requests), durable
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

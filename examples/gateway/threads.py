@@ -1,7 +1,8 @@
 """`/v1/threads`: several runs of a thread at once, with the order of questions and answers kept.
 
-A run takes the messages that were posted since the last run as its question, and reserves the place
-of its answer in the conversation when it starts.
+A posted message is in the conversation of its thread at once, for readers. A run asks the messages
+that no other run asks, and reserves the place of its answer when it starts. Those of a run that
+ends without an answer are left to the next run.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from ..openai_api.chat import run_object, thread_message, thread_messages
 from ..openai_api.errors import BadInputError
 from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
 from ..openai_api.http import Refused, body_of, field, listed, named
-from ..openai_api.items import text_of
+from ..openai_api.items import exchange_of, numbered, text_of
 from ..openai_api.requests import chat_request
 from ..openai_api.wire import Answer, Json, new_id
 from .asks import Ask, JobReach
+from .conversations import stem_of, write
 from .engine import TURNS, Engine
 
-KEPT: Final = 1_000  # threads, and runs
+KEPT: Final = 1_000  # runs
 
 
 @attrs.define(eq=False)
@@ -66,22 +68,22 @@ class Threads:
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Final = engine
-        self._posted: Final[OrderedDict[str, list[Json]]] = OrderedDict()  # no run took them yet
         self._runs: Final[OrderedDict[str, Run]] = OrderedDict()
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/threads`."""
         body = await body_of(request)
         checked(THREADS, body)
-        id = new_id("thread")
-        self._post(id, field(body, "messages", list, []))
+        id = f"thread_{stem_of(request)}"
+        await self._post(request, id, field(body, "messages", list, []))
         return JSONResponse({"id": id, "object": "thread", "created_at": 0, "metadata": {}})
 
     async def post(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/messages`."""
         id, body = named(request.path_params["id"]), await body_of(request)
-        (item,) = self._post(id, [body])
-        return JSONResponse(thread_message(id, new_id("msg"), "user", text_of(item["content"])))
+        (item,) = await self._post(request, id, [body])
+        text = text_of(item["content"])
+        return JSONResponse(thread_message(id, item["id"], item["role"], text))
 
     async def messages(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/messages`, newest first unless `order=asc`."""
@@ -92,14 +94,13 @@ class Threads:
         """`POST /v1/threads/{id}/runs`."""
         id, body = named(request.path_params["id"]), await body_of(request)
         tools, settings = chat_request(RUNS, body)
-        items = self._posted.get(id)
+        items = await self._unasked(id)
         if not items:
             raise BadInputError("no message was posted since the last run")
         ask = Ask(Answer.begun(id, "", {}), items, body.get("instructions") or "", tools)
         ask.settings = settings
         run = Run(id, ask)
         run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=id)
-        del self._posted[id]
         self._runs[run.id] = run
         for old in [*self._runs.values()][:-KEPT]:
             if old.job.done:
@@ -131,18 +132,40 @@ class Threads:
         run.ask = ask
         return JSONResponse(run.object())
 
-    def _post(self, id: str, messages: list[Any]) -> list[Json]:
+    async def _post(self, request: Request, id: str, messages: list[Any]) -> list[Json]:
         items = []
         for message in messages:
             if not isinstance(message, dict):
                 raise BadInputError("a message is an object", "messages")
             checked(MESSAGES, message)
             items.append({"role": "user", "content": text_of(message.get("content"))})
-        if id not in self._posted and len(self._posted) == KEPT:
-            raise Refused(429, "too many threads have messages that no run took")
-        if items:
-            self._posted.setdefault(id, []).extend(items)
-        return items
+        if not items:
+            return []
+        posted = numbered(items, stem_of(request))
+        return list((await write(self._engine, request, id, posted=posted))["posted"])
+
+    async def _unasked(self, id: str) -> list[Json]:
+        """Return the posted messages that no run asks, and that have no answer."""
+
+        def open_runs() -> list[Run]:
+            return [run for run in self._runs.values() if run.thread == id and not run.job.done]
+
+        runs = open_runs()
+        messages = await self._engine.messages(id)
+        runs += open_runs()  # also one that has begun meanwhile, or has ended
+        answered = {
+            exchange_of(message)
+            for message in messages
+            if message.role == "assistant"
+            and (message.content or message.tool_calls or message.status == "in_progress")
+        }
+        asked = {item["id"] for run in runs for item in run.ask.items if "id" in item}
+        kept = [message for message in messages if message.role == "user"]
+        for message in kept:
+            if exchange_of(message) in answered:
+                asked |= {item.get("id") for item in message.content["input"]}
+        posted = [item for message in kept for item in message.content.get("posted", ())]
+        return [item for item in posted if item["id"] not in asked]
 
     def _run(self, request: Request) -> Run:
         run = self._runs.get(request.path_params["run"])

@@ -25,6 +25,7 @@ from ..gateway.backlog import ROOM_SECONDS, Backlog
 from ..gateway.engine import TURNS
 from ..openai_api.http import Refused
 from ..openai_api.log import EventLog, Found
+from ..openai_api.once import Key
 from ..openai_api.wire import Answer
 
 logger: Final = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ class SharedBacklog(Backlog):
     takes_all = True
     lane = TURNS  # its limit holds over all processes
 
-    async def accept(self, ask: Ask, mode: WhenBusy | None, group: str | None) -> Answer:
+    async def accept(
+        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None = None
+    ) -> Answer:
         """Accept a request for any process; return its response, as this process sees it.
 
         Raises:
@@ -58,7 +61,7 @@ class SharedBacklog(Backlog):
             raise Refused(409, ELSEWHERE, "other_process", x_should_retry="false")
         pending = engine.pending_of(ask.items)
         root = answer.id if pending is None else pending.responses[0]
-        log = await self._create(ask, group, root=root)
+        log = await self._create(ask, group, key, root=root)
         try:
             if pending is None:
                 log.note((await self._submit(answer)).id)
@@ -70,7 +73,14 @@ class SharedBacklog(Backlog):
         except BaseException:
             log.delete()
             raise
-        return self._follow(Answer.again(log.read().events))
+        followed = Answer.again(log.read().events)
+        followed.input = ask.items
+        return self._follow(followed)
+
+    async def _go_on(self, id: str) -> Answer:
+        answer = self.find(id)
+        assert answer is not None
+        return answer
 
     async def recover(self) -> None:
         """The handler of the jobs does it, in any process."""

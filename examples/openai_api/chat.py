@@ -84,11 +84,17 @@ def thread_message(thread: str, id: str, role: str, text: str) -> Json:
 
 def thread_messages(thread: str, messages: Sequence[Kept]) -> list[Json]:
     """Return the messages of a conversation that a thread shows."""
+    asked = [message for message in messages if message.role == "user"]
+    # {message of the thread: where it stands}: where it was posted, until a run asks it
+    places = {item["id"]: kept.id for kept in asked for item in kept.content.get("posted", ())}
+    places |= {item.get("id"): kept.id for kept in asked for item in kept.content["input"]}
     found = []
     for message in messages:
         if message.role == "user":
-            text = "\n".join(text_of(item["content"]) for item in message.content["input"])
-            found.append(thread_message(thread, message.id, "user", text))
+            for item in [*message.content.get("posted", ()), *message.content["input"]]:
+                id, role = item.get("id", message.id), item.get("role")
+                if role is not None and places.get(id, message.id) == message.id:
+                    found.append(thread_message(thread, id, role, text_of(item.get("content"))))
         elif message.role == "assistant" and message.content:
             found.append(thread_message(thread, message.id, "assistant", str(message.content)))
     return found

@@ -194,7 +194,9 @@ RESPONSES: Final[Table] = {
     "user": text(),
     **refused("access_programs", "background_options", "image", "moderation", "prompt"),
 }  # fmt: skip
-CONVERSATIONS: Final[Table] = {"items": LIST, "metadata": METADATA}
+ITEMS: Final[Table] = {"items": LIST}
+CONVERSATION: Final[Table] = {"metadata": METADATA}
+CONVERSATIONS: Final[Table] = ITEMS | CONVERSATION
 THREADS: Final[Table] = {
     "messages": LIST,
     **dict.fromkeys(("metadata", "tool_resources"), only({})),

@@ -15,6 +15,7 @@ from trio_lanes.agents import Message as Kept
 
 from ..chat_agent.model import Message, RequestError
 from .items import exchange_of, for_model, once
+from .wire import Json
 
 CONVERSATIONS: Final = 100  # that are kept, those that were used last
 MESSAGES: Final = 40_000  # of them together
@@ -70,11 +71,15 @@ class _History:
     def read_on(self, messages: Sequence[Kept]) -> bool:
         """Read what stands behind the messages that were read; False if this is not possible.
 
-        It is not if these have changed, or an answer was begun again after a crash.
+        It is not if these have changed, an item was deleted, or an answer was begun again after a
+        crash.
         """
         start = len(self.messages)
         new = once(messages[start:])
         if messages[:start] != self.messages or not self.asked.isdisjoint(_asked(new)):
+            return False
+        contents = [message.content for message in messages[start:] if message.role == "user"]
+        if any("deleted" in content or "cleared" in content for content in contents):
             return False
         self._add(new)
         self.messages = messages
@@ -86,6 +91,9 @@ class _History:
             members = list(group)
             self._shown[exchange] = for_model(members)
             self._all += self._shown[exchange]
+            questions = _questions(members)
+            for asked in questions:  # there is no usage of a turn that was cut off
+                self._places[asked["response"]] = exchange, questions[0].get("previous")
             for usage in [message.usage for message in members if message.usage]:
                 self._places |= dict.fromkeys(usage["responses"], (exchange, usage["previous"]))
 
@@ -122,5 +130,10 @@ def newer_half(messages: Sequence[Message]) -> list[Message]:
 
 def _asked(messages: Sequence[Kept]) -> list[str]:
     """Return the responses that the questions among the messages are for."""
-    questions = [message.content for message in messages if message.role == "user"]
-    return [content["response"] for content in questions if content.get("response")]
+    return [content["response"] for content in _questions(messages)]
+
+
+def _questions(messages: Sequence[Kept]) -> list[Json]:
+    """Return the contents of the questions among the messages that have a response."""
+    contents = [message.content for message in messages if message.role == "user"]
+    return [content for content in contents if content.get("response")]

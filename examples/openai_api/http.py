@@ -149,11 +149,25 @@ async def not_found(shape_of: ShapeOf, request: Request, fault: Exception) -> Re
 
 
 def listed(request: Request, found: list[Json]) -> JSONResponse:
-    """Return a list, newest first unless the request has `order=asc`."""
-    if request.query_params.get("order") != "asc":
-        found.reverse()
-    more = {"has_more": False, "first_id": None, "last_id": None}
-    return JSONResponse({"object": "list", "data": found, **more})
+    """Return a page of a list, newest first unless the request has `order=asc`."""
+    query = request.query_params
+    if query.get("order", "desc") not in ("asc", "desc"):
+        raise Refused(400, "order must be asc or desc", param="order")
+    limit = query.get("limit", "20")
+    if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= 1_000:
+        raise Refused(400, "limit must be a number from 1 to 1000", param="limit")
+    if query.get("order") != "asc":
+        found = found[::-1]
+    ids = [item["id"] for item in found]
+    for name in ("after", "before"):
+        if name in query and query[name] not in ids:
+            raise Refused(400, f"{name}: there is no such item", param=name)
+    start = ids.index(query["after"]) + 1 if "after" in query else 0
+    found = found[start : ids.index(query["before"]) if "before" in query else None]
+    page = found[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+    more = {"has_more": len(page) < len(found), "first_id": None, "last_id": None, **ends}
+    return JSONResponse({"object": "list", "data": page, **more})
 
 
 def field(body: Json, name: str, kind: Any, default: Any = None) -> Any:

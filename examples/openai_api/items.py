@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -93,7 +93,7 @@ def to_messages(items: Sequence[Json]) -> list[Message]:
 
 
 def once(messages: Sequence[Kept], again: Collection[str] = ()) -> list[Kept]:
-    """Return the messages without exchanges that were begun again after a crash.
+    """Return the messages without exchanges that were begun again, and without deleted items.
 
     Args:
       again: responses whose answer begins now.
@@ -109,7 +109,37 @@ def once(messages: Sequence[Kept], again: Collection[str] = ()) -> list[Kept]:
         if message.role == "user"
         and last.get(message.content.get("response"), exchange := exchange_of(message)) != exchange
     }
-    return [message for message in messages if exchange_of(message) not in old]
+    return _edited([message for message in messages if exchange_of(message) not in old])
+
+
+def _edited(messages: list[Kept]) -> list[Kept]:
+    """Return the messages without what was deleted, and without a second write for one key."""
+    contents = [message.content for message in messages if message.role == "user"]
+    deleted = {id for content in contents for id in content.get("deleted", ())}
+    keys: set[str] = set()
+    found: list[Kept] = []
+    for message in messages:
+        if message.role == "user":
+            if message.content.get("once") in keys:
+                continue
+            keys.update(filter(None, [message.content.get("once")]))
+            if message.content.get("cleared"):
+                found.clear()
+        if message.role != "tool" or f"msg_{message.id}" not in deleted:
+            found.append(_without(message, deleted) if deleted else message)
+    return found
+
+
+def _without(message: Kept, deleted: Container[str]) -> Kept:
+    """Return the message without the deleted items."""
+    content = message.content
+    if message.role == "user":
+        left = [item | {"id": id} for id, item in said_in(message) if id not in deleted]
+        content = content | {"input": left}
+    elif message.role == "assistant" and f"msg_{message.id}" in deleted:
+        content = ""
+    calls = [call for call in message.tool_calls if f"fc_{call['id']}" not in deleted]
+    return attrs.evolve(message, content=content, tool_calls=tuple(calls))
 
 
 def exchange_of(message: Kept) -> str:
@@ -127,10 +157,34 @@ def for_model(messages: Sequence[Kept]) -> list[Message]:
         elif message.role == "tool":
             text = message.content if isinstance(message.content, str) else str(message.content)
             found.append(Message("tool", text, call_id=message.tool_call_id or ""))
-        else:
+        elif message.content or message.tool_calls:
             calls = tuple(ToolCall(**call) for call in message.tool_calls)
             found.append(Message("assistant", str(message.content), calls))
     return found
+
+
+def numbered(items: Sequence[Json], stem: str) -> list[Json]:
+    """Return the items with ids of their own, which they keep; ``stem`` is unique."""
+    kinds = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+    return [
+        item | {"id": f"{kinds.get(item.get('type', ''), 'msg')}_{stem}{place:03}"}
+        for place, item in enumerate(items)
+    ]
+
+
+def said_in(message: Kept) -> Iterator[tuple[str, Json]]:
+    """Yield the input items of a message of a user, each with its id."""
+    for place, item in enumerate(message.content["input"]):
+        yield item.get("id") or f"msg_{message.id}{f'.{place}' if place else ''}", item
+
+
+def shown(item: Json, id: str, status: str = "completed") -> Json:
+    """Return an input item as clients see it."""
+    if isinstance(text := item.get("content"), str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        more: Json = {"annotations": []} if kind == "output_text" else {}
+        item = item | {"content": [{"type": kind, "text": text, **more}]}
+    return {"type": "message", "status": status, **item, "id": id}
 
 
 def to_items(messages: Sequence[Kept]) -> list[Json]:
@@ -139,10 +193,7 @@ def to_items(messages: Sequence[Kept]) -> list[Json]:
     for message in messages:
         item = {"id": f"msg_{message.id}", "type": "message", "status": message.status}
         if message.role == "user":
-            for said in message.content["input"]:
-                if isinstance(said.get("content"), str):
-                    said = said | {"content": [{"type": "input_text", "text": said["content"]}]}
-                found.append(item | said)
+            found += [shown(said, id, message.status) for id, said in said_in(message)]
         elif message.role == "assistant" and message.content:
             part = {"type": "output_text", "text": message.content, "annotations": []}
             found.append(item | {"role": "assistant", "content": [part]})
@@ -187,11 +238,13 @@ def without_call(items: Sequence[Json], is_alone: bool) -> str | None:
     return None
 
 
-def conversation_object(id: str, metadata: Any) -> Json:
-    """Return a conversation."""
+def conversation_object(id: str, contents: Sequence[Json]) -> Json:
+    """Return a conversation, whose questions have these contents."""
+    created = [content["created_at"] for content in contents if "created_at" in content]
+    metadata = [content["metadata"] for content in contents if "metadata" in content]
     return {
         "id": id,
         "object": "conversation",
-        "created_at": int(time.time()),
-        "metadata": metadata,
+        "created_at": created[0] if created else int(time.time()),
+        "metadata": metadata[-1] if metadata else {},
     }

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,6 +23,10 @@ from typing import Final
 import attrs
 
 from .wire import Answer, Json
+
+
+class KnownError(Exception):
+    """There is a file of this response already."""
 
 
 @attrs.define
@@ -37,16 +44,31 @@ class EventLog:
     """One file. The methods use the file system at once, without a checkpoint."""
 
     def __init__(self, folder: Path, id: str) -> None:
-        self._path: Final = folder / f"{id}.jsonl"
+        self._path: Final = folder / f"{id.rpartition('.')[2]}.jsonl"
 
-    def create(self, request: Json) -> None:
-        """Write the request to the disk.
+    def create(self, request: Json, events: Sequence[Json] = (), sync: bool = True) -> None:
+        """Write the request, and the events so far: all of them or nothing.
+
+        Args:
+          sync: whether to wait until they are on the disk.
 
         Raises:
+          KnownError: if there is the file.
           OSError: if that is not possible.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._write(0, {"request": request}, sync=True)
+        new = self._path.with_suffix(f".{secrets.token_hex(4)}")
+        with open(new, "xb", opener=partial(os.open, mode=0o600)) as file:
+            try:
+                file.writelines(_line(0, record) for record in ({"request": request}, *events))
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+                os.link(new, self._path)
+            except FileExistsError:
+                raise KnownError from None
+            finally:
+                new.unlink()
 
     def delete(self) -> None:
         """Delete the file."""
@@ -61,14 +83,18 @@ class EventLog:
         for event in found.events[answer.feed.last + 1 :]:
             answer.learn(event)
         fence = found.fence + 1
-        self._write(fence, {})
+        try:
+            self._write(fence, {})
+        except FileNotFoundError:  # the response was deleted
+            return
         answer.record = partial(self._write, fence)
         for event in answer.feed.since(len(found.events) - 1):
             answer.record(event)
 
     def note(self, job: int) -> None:
-        """Note the number of the durable job."""
-        self._write(self.read().fence, {"job": job})
+        """Note the number of the durable job; without the file, its request was refused."""
+        with suppress(FileNotFoundError):
+            self._write(self.read().fence, {"job": job})
 
     def read(self, found: Found | None = None) -> Found:
         """Return what the file has now; nothing if there is no file.
@@ -101,13 +127,14 @@ class EventLog:
                 found.events.append(record)
         return found
 
-    def _write(self, fence: int, record: Json, sync: bool = False) -> None:
-        # The line feed in front keeps a record whole if the one before it was torn.
-        data = b"\n" + json.dumps([fence, record], separators=(",", ":")).encode() + b"\n"
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    def _write(self, fence: int, record: Json) -> None:
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(file, data)
-            if sync:
-                os.fsync(file)
+            os.write(file, _line(fence, record))
         finally:
             os.close(file)
+
+
+def _line(fence: int, record: Json) -> bytes:
+    # The line feed in front keeps a record whole if the one before it was torn.
+    return b"\n" + json.dumps([fence, record], separators=(",", ":")).encode() + b"\n"

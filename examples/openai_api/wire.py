@@ -50,6 +50,7 @@ class Answer:
         self.id: Final[str] = head["id"]
         self.session: Final = session_of(self.id)
         self.status = "queued"
+        self.input: list[Json] = []  # the items of its request
         self.output: Final[list[Json]] = []
         self.feed: Final[Feed[Json]] = Feed(math.inf)
         self.ended: Final = trio.Event()
@@ -71,8 +72,7 @@ class Answer:
         """Return a new response to a request with this body."""
         answer = cls(
             {
-                # The id names the session, so a response is found after a restart without an index.
-                "id": id or f"resp_{session}.{secrets.token_hex(6)}",
+                "id": id or f"resp_{session}.{secrets.token_hex(12)}",
                 "object": "response",
                 "created_at": int(time.time()),
                 "model": model,

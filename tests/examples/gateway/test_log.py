@@ -22,6 +22,17 @@ def test_a_response_that_two_processes_end_has_the_first_end(tmp_path: Path) -> 
     assert second.feed.since(-1) == events
 
 
+def test_a_response_that_was_deleted_ends_for_those_who_follow_it(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, "resp")
+    answer = Answer.begun("ann", "model", {}, id="resp_ann.1")
+    log.create({}, answer.feed.since(-1))
+    log.delete()
+    log.record(answer)
+    answer.end("cancelled")
+    log.note(1)
+    assert log.read().events == []
+
+
 def test_what_a_response_has_told_before_it_is_recorded_is_written(tmp_path: Path) -> None:
     log = EventLog(tmp_path, "resp")
     log.create({})

@@ -1,4 +1,4 @@
-"""`openai-agents`, on asyncio: python agents_sdk.py BASE_URL."""
+"""`openai-agents`, on asyncio: python agents_sdk.py BASE_URL [session]."""
 
 import asyncio
 import sys
@@ -7,6 +7,7 @@ from agents import (
     Agent,
     HostedMCPTool,
     MCPToolApprovalRequest,
+    OpenAIConversationsSession,
     OpenAIResponsesModel,
     Runner,
     function_tool,
@@ -64,4 +65,27 @@ async def main() -> None:
     await client.close()
 
 
-asyncio.run(main())
+async def session() -> None:
+    """The history of a session is in a conversation of the gateway."""
+    client = AsyncOpenAI(base_url=sys.argv[1], api_key="any", timeout=120)
+    model = OpenAIResponsesModel("built-in", client)
+    agent = Agent(name="helper", model=model, tools=[get_weather])
+    kept = OpenAIConversationsSession(openai_client=client)
+    result = await Runner.run(agent, "what is the weather in Paris?", session=kept)
+    assert result.final_output == "Paris is sunny", result.final_output
+    again = await Runner.run(agent, "thanks", session=kept)
+    assert "message 2" in again.final_output, again.final_output
+    items = await kept.get_items()
+    kinds = [item.get("type") for item in items]
+    assert kinds == [
+        "message", "function_call", "function_call_output", "message", "message", "message",
+    ], kinds  # fmt: skip
+    assert await kept.get_items(limit=2) == items[-2:]
+    popped = await kept.pop_item()
+    assert popped == items[-1]
+    assert await kept.get_items() == items[:-1]
+    await kept.clear_session()
+    await client.close()
+
+
+asyncio.run(session() if sys.argv[2:] else main())

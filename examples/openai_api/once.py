@@ -1,0 +1,147 @@
+"""`Idempotency-Key`: a POST that is sent again gets the answer of the first, and runs nothing.
+
+The answer is kept as it goes out. A later request with the key reads it from its start, also while
+the first one runs. The endpoint runs in a task of its own: a client that leaves may come back with
+its key, so its request goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from contextlib import aclosing
+from hashlib import sha256
+from typing import Final
+
+import attrs
+import trio
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trio_lanes.agents import Feed
+
+from .errors import Refused, error
+from .http import raw_of, unless_lost
+
+logger: Final = logging.getLogger(__name__)
+AGE: Final = 24 * 3600.0  # seconds for which an answer is kept
+KEPT: Final = 1_000  # answers
+KEPT_BYTES: Final = 50_000_000  # of them together
+
+
+@attrs.define(eq=False)
+class Key:
+    """The key of a request, and what the request asks for."""
+
+    id: str  # a part of the ids of all that the request begins
+    body: str
+    begun: bool = False  # whether also an error is the answer from now on
+
+    @classmethod
+    def of(cls, given: str, path: str, raw: bytes) -> Key:
+        """Return the key of a request with this header, path and body."""
+        return cls(_digest(given.encode()), _digest(path.encode() + b"\n" + raw))
+
+    def check(self, body: str) -> None:
+        """Raise unless the request with this key had this body."""
+        if self.body != body:
+            text = "this Idempotency-Key was used for another request"
+            raise Refused(422, text, "idempotency_key_reused")
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()[:24]
+
+
+@attrs.define(eq=False)
+class _Said:
+    """The answer to a request, as far as it has gone out."""
+
+    key: Key
+    until: float
+    messages: Feed[Message] = attrs.field(factory=lambda: Feed(math.inf))
+    size: int = 0
+
+
+class Once:
+    """ASGI middleware: requests with a key. An endpoint finds the `Key` in its scope, as "once"."""
+
+    def __init__(self, app: ASGIApp, nursery: trio.Nursery) -> None:
+        self._app: Final = app
+        self._nursery: Final = nursery
+        self._known: Final[OrderedDict[str, _Said]] = OrderedDict()  # {id of the key: answer}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive) if scope["type"] == "http" else None
+        given = request.headers.get("idempotency-key") if request is not None else None
+        if request is None or request.method != "POST" or not given:
+            await self._app(scope, receive, send)
+            return
+        try:
+            said = self._said(scope, given, await raw_of(request))
+        except Refused as refused:
+            await error(refused)(scope, receive, send)
+            return
+
+        async def tell() -> None:
+            async with aclosing(said.messages.read()) as messages:
+                async for _, message in messages:
+                    await send(message)
+
+        await unless_lost(request, tell)
+
+    def _said(self, scope: Scope, given: str, raw: bytes) -> _Said:
+        """Return the answer to the request; begin the request if it is the first with its key."""
+        key = Key.of(given, scope["path"], raw)
+        self._forget()
+        said = self._known.get(key.id)
+        if said is None:
+            said = self._known[key.id] = _Said(key, trio.current_time() + AGE)
+            self._nursery.start_soon(self._run, scope, raw, said)
+        key.check(said.key.body)
+        return said
+
+    async def _run(self, scope: Scope, raw: bytes, said: _Said) -> None:
+        parts = [raw]
+        complete = False
+
+        def drop() -> None:
+            if self._known.get(said.key.id) is said:
+                del self._known[said.key.id]
+
+        async def receive() -> Message:
+            if not parts:
+                await trio.sleep_forever()  # the client never leaves
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal complete
+            status = message.get("status", 200)
+            if status >= 400 and not said.key.begun:
+                drop()  # the next try is a new request
+            complete = message["type"] == "http.response.body" and not message.get("more_body")
+            said.size += len(message.get("body", b""))
+            said.messages.publish(message)
+
+        try:
+            await self._app({**scope, "once": said.key}, receive, send)
+        except Exception:
+            logger.exception("a request with an Idempotency-Key has failed")
+            if said.messages.last < 0:
+                await error(Refused(500, "the gateway failed"))(scope, receive, send)
+        finally:
+            if not complete:
+                drop()
+            said.messages.close()
+
+    def _forget(self) -> None:
+        """Forget the oldest answers: those that are too old, too many or too large together."""
+        size = sum(said.size for said in self._known.values())
+        for id, said in [*self._known.items()]:
+            kept = len(self._known) <= KEPT and size <= KEPT_BYTES
+            if kept and trio.current_time() < said.until:
+                return
+            if said.messages.closed:
+                del self._known[id]
+                size -= said.size
