@@ -34,6 +34,7 @@ BUNDLED: Final = "gateway"
 CALL_SECONDS: Final = 30.0
 PER_SERVER: Final = 4  # calls of one server at once
 RECONNECT_SECONDS: Final = 1.0  # between two attempts to connect to a server
+CONNECT_SECONDS: Final = 30.0  # for an attempt
 TOOLS: Final = {
     name: tool for name, tool in bundled_tools().items() if name in ("time", "calc", "search")
 }
@@ -109,6 +110,8 @@ class Toolbox:
         """
         label = self.server_of(call.name, servers)
         assert label is not None
+        if label != BUNDLED:
+            await self._servers[label].client()  # to start a server is no part of a call
         try:
             return await lanes.run(
                 self._call, label, call, lane=f"mcp:{label}", idle_timeout=self._call_seconds
@@ -149,16 +152,17 @@ class Toolbox:
 
 
 class ToolServer:
-    """The connection to one MCP server. A call that finds it lost makes it again."""
+    """The connection to one MCP server. A call that finds it lost has it made again."""
 
     def __init__(self, label: str, where: Any, nursery: trio.Nursery) -> None:
         self.schemas: Final[dict[str, Json]] = {}  # of its tools, as in chat completions
         self._label, self._where, self._nursery = label, where, nursery
-        self._client: Any = None
+        self._client: Any = None  # None: the last attempt to connect has failed
+        self._why = ""
         self._is_open: Callable[[], bool] = lambda: True
-        self._lost = trio.Event()
+        self._lost = trio.Event()  # set: the connection is closed
+        self._attempt: trio.Event | None = None  # to connect, if one is under way
         self._tried_at = -math.inf
-        self._connecting: Final = trio.Lock()
 
     async def call(self, name: str, arguments: Json) -> tuple[str, bool]:
         """Call a tool in a job, whose progress it reports. Return its text, and whether it failed.
@@ -175,10 +179,7 @@ class ToolServer:
         async def progress(*report: object) -> None:
             job.progress()
 
-        try:
-            client = await self.client()
-        except Exception as error:
-            raise ToolError(f"the server {self._label} cannot be reached: {error}") from error
+        client = await self.client()
         try:
             result = await client.call_tool(name, arguments, progress_callback=progress)
         except MCPError as error:
@@ -189,38 +190,55 @@ class ToolServer:
         return text, bool(result.is_error)
 
     async def client(self) -> Any:
-        """Return the client that is connected; connect if none is, after a pause."""
-        async with self._connecting:
-            if self._client is None or self._lost.is_set() or not self._is_open():
-                self._lost.set()
-                await trio.sleep_until(self._tried_at + RECONNECT_SECONDS)
-                self._tried_at = trio.current_time()
-                self._client = None
-                self._client = await self._nursery.start(self._connected)
-            return self._client
+        """Return the client; if it is not connected, wait for an attempt, which outlives this call.
 
-    async def _connected(self, task_status: trio.TaskStatus[Any]) -> None:
+        Raises:
+          ToolError: if the attempt fails.
+        """
+        if self._client is None or self._lost.is_set() or not self._is_open():
+            if self._attempt is None:
+                self._attempt = trio.Event()
+                self._nursery.start_soon(self._connected, self._attempt)
+            await self._attempt.wait()
+        if self._client is None:
+            raise ToolError(f"the server {self._label} cannot be reached: {self._why}")
+        return self._client
+
+    async def _connected(self, attempt: trio.Event) -> None:
         """Hold a connection until it is lost. It has to be closed in the task that opened it."""
         from mcp import Client
 
-        lost = self._lost = trio.Event()
-        begun = False
+        self._lost.set()
+        self._lost = lost = trio.Event()
+        self._client = None
+        await trio.sleep_until(self._tried_at + RECONNECT_SECONDS)
+        self._tried_at = trio.current_time()
+        self._why = f"no answer after {CONNECT_SECONDS:g} s"
         try:
-            async with Client(self._transport()) as client:
-                for tool in (await client.list_tools()).tools:
-                    function = {
-                        "name": tool.name,
-                        "description": tool.description or "",
-                        "parameters": tool.input_schema,
-                    }
-                    self.schemas[tool.name] = {"type": "function", "function": function}
-                begun = True
-                task_status.started(client)
-                await lost.wait()
-        except Exception:
-            if not begun:
-                raise
-            logger.warning("the connection to the server %s ended", self._label, exc_info=True)
+            with trio.move_on_after(CONNECT_SECONDS) as limit:
+                async with Client(self._transport()) as client:
+                    for tool in (await client.list_tools()).tools:
+                        function = {
+                            "name": tool.name,
+                            "description": tool.description or "",
+                            "parameters": tool.input_schema,
+                        }
+                        self.schemas[tool.name] = {"type": "function", "function": function}
+                    limit.deadline = math.inf
+                    self._client, self._attempt = client, None
+                    attempt.set()
+                    await lost.wait()
+        except Exception as error:
+            cause = error
+            while isinstance(cause, ExceptionGroup):
+                cause = cause.exceptions[0]
+            self._why = str(cause)
+            logger.warning("the connection to the server %s has failed: %r", self._label, cause)
+        finally:
+            lost.set()
+            if not attempt.is_set():
+                self._attempt = None
+                attempt.set()
 
     def _transport(self) -> Any:
         """Return what `mcp.Client` connects to."""

@@ -15,7 +15,13 @@ from mcp.server.mcpserver import Context, MCPServer
 from trio.testing import MockClock
 
 from examples.chat_agent.model import ToolCall
-from examples.chat_agent.toolbox import PER_SERVER, RECONNECT_SECONDS, Toolbox, open_toolbox
+from examples.chat_agent.toolbox import (
+    CONNECT_SECONDS,
+    PER_SERVER,
+    RECONNECT_SECONDS,
+    Toolbox,
+    open_toolbox,
+)
 from examples.chat_agent.tools import ToolError
 from tests.support.programs import PATIENCE
 from trio_lanes import LaneConfig, open_lanes
@@ -49,9 +55,15 @@ def call(name: str) -> ToolCall:
 
 
 @asynccontextmanager
-async def working(seconds: float) -> AsyncIterator[Toolbox]:
-    """A toolbox with a tool that works for 8 s, and says so or not."""
-    server = MCPServer("demo")
+async def working(seconds: float, start: float = 0.0) -> AsyncIterator[Toolbox]:
+    """A toolbox with a tool that works for 8 s, and says so or not; its server needs a start."""
+
+    @asynccontextmanager
+    async def starting(server: object) -> AsyncIterator[None]:
+        await trio.sleep(start)
+        yield
+
+    server = MCPServer("demo", lifespan=starting)
 
     @server.tool()
     async def loud(context: Context) -> str:
@@ -85,6 +97,21 @@ async def test_a_tool_that_reports_progress_ends_with_its_turn(autojump_clock: M
             await toolbox.run(lanes, call("loud"), ["demo"])
         assert turn.cancelled_caught
         assert trio.current_time() < 6
+
+
+async def test_the_start_of_a_server_is_no_part_of_the_time_of_a_call(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes(LANES) as lanes, working(2.0, start=5.0) as toolbox:
+        toolbox._servers["demo"]._lost.set()
+        assert await toolbox.run(lanes, call("loud"), ["demo"]) == "done"
+
+
+async def test_an_attempt_to_connect_ends_after_some_time(autojump_clock: MockClock) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(ToolError, match="cannot be reached: no answer")):
+        async with working(2.0, start=1e6):
+            pass
+    assert trio.current_time() == CONNECT_SECONDS
 
 
 @pytest.mark.real_processes
