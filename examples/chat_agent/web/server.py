@@ -304,12 +304,13 @@ async def serve(
     config.errorlog = None
     config.websocket_max_message_size = max_message
     config.websocket_ping_interval = 20.0
+    most = most_connections()
     app, context = ASGIWrapper(taking_all(page.app())), WorkerContext(None)  # type: ignore[arg-type]
     opened = 0
 
     async def connected(stream: trio.SocketStream) -> None:
         nonlocal opened
-        if opened >= MAX_CONNECTIONS:
+        if opened >= most:
             return
         opened += 1
         try:
@@ -327,6 +328,16 @@ async def serve(
         listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
         await nursery.start(trio.serve_listeners, connected, listeners)
         task_status.started(url)
+
+
+def most_connections() -> int:
+    """Return the bound of connections: at most half of the files that the process may have."""
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return MAX_CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
 
 
 def taking_all(app: ASGIApp) -> ASGIApp:

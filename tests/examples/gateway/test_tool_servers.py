@@ -86,15 +86,15 @@ async def working(seconds: float, start: float = 0.0) -> AsyncIterator[Toolbox]:
 
 async def test_progress_of_a_tool_starts_its_time_anew(autojump_clock: MockClock) -> None:
     async with open_lanes(LANES) as lanes, working(2.0) as toolbox:
-        assert await toolbox.run(lanes, call("loud"), ["demo"]) == "done"
+        assert await toolbox.run(lanes, call("loud"), {"demo": None}) == "done"
         with pytest.raises(ToolError, match="no answer after 2 s"):
-            await toolbox.run(lanes, call("silent"), ["demo"])
+            await toolbox.run(lanes, call("silent"), {"demo": None})
 
 
 async def test_a_tool_that_reports_progress_ends_with_its_turn(autojump_clock: MockClock) -> None:
     async with open_lanes(LANES) as lanes, working(2.0) as toolbox:
         with trio.move_on_after(5) as turn:
-            await toolbox.run(lanes, call("loud"), ["demo"])
+            await toolbox.run(lanes, call("loud"), {"demo": None})
         assert turn.cancelled_caught
         assert trio.current_time() < 6
 
@@ -104,7 +104,7 @@ async def test_the_start_of_a_server_is_no_part_of_the_time_of_a_call(
 ) -> None:
     async with open_lanes(LANES) as lanes, working(2.0, start=5.0) as toolbox:
         toolbox._servers["demo"]._lost.set()
-        assert await toolbox.run(lanes, call("loud"), ["demo"]) == "done"
+        assert await toolbox.run(lanes, call("loud"), {"demo": None}) == "done"
 
 
 async def test_an_attempt_to_connect_ends_after_some_time(autojump_clock: MockClock) -> None:
@@ -123,7 +123,7 @@ async def test_a_server_that_died_is_started_again_at_its_next_call(tmp_path: Pa
         async with open_toolbox(PATIENCE, [demo]) as toolbox, open_lanes(LANES) as lanes:
 
             async def use(name: str) -> str:
-                return await toolbox.run(lanes, call(name), ["demo"])
+                return await toolbox.run(lanes, call(name), {"demo": None})
 
             first = int(await use("pid"))
             os.kill(first, signal.SIGKILL)
@@ -144,6 +144,6 @@ async def test_a_server_that_died_is_started_again_at_its_next_call(tmp_path: Pa
                 with pytest.raises(ToolError, match="demo cannot be reached"):
                     await use("pid")
             assert trio.current_time() - began >= RECONNECT_SECONDS  # between the attempts
-            assert await toolbox.run(lanes, call("time"), ["gateway"])
+            assert await toolbox.run(lanes, call("time"), {"gateway": None})
             (tmp_path / "broken").unlink()
             assert int(await use("pid")) not in (first, second, third)
