@@ -227,7 +227,7 @@ def parser() -> argparse.ArgumentParser:
     seconds = partial(add, type=float, metavar="SECONDS")
     seconds("--word-delay", default=0.02, help="per word of the built-in model (default: 0.02)")
     seconds("--turn-timeout", default=600.0, help="maximum time of a turn (default: 600)")
-    seconds("--tool-timeout", default=30.0, help="of a server's tool (default: 30)")
+    seconds("--tool-timeout", default=30.0, help="without progress of a tool (default: 30)")
     seconds("--gate-timeout", default=300.0, help="for outputs of a client (default: 300)")
     seconds("--grace", default=30.0, help="from Ctrl-C until turns are cancelled (default: 30)")
     return parser

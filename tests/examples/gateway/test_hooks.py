@@ -15,10 +15,17 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from trio.testing import MockClock
 
-from examples.deliveries.hooks import Hooks
+from examples.deliveries.hooks import BEGUN, FAILED, READY, Hooks
 from examples.deliveries.replies import AGAIN_SECONDS, APIS, parts_of
 from examples.openai_api.http import guarded
-from trio_lanes.durable import DurableLanes, DurableState, MemoryStore, Store, open_durable_lanes
+from trio_lanes.durable import (
+    DurableLanes,
+    DurableState,
+    MemoryStore,
+    NoRetry,
+    Store,
+    open_durable_lanes,
+)
 
 from .deliveries import SECRETS, command, discord, said, slack, telegram
 
@@ -363,6 +370,55 @@ async def test_a_part_that_may_have_arrived_is_the_first_that_a_person_sends(
         await here.durable.requeue(failed=True, handler="reply")
         await here.deliver(**slack({"type": "reaction_added"}))
         assert [text[0] for text in here.chats.texts] == ["a", "b", "b", "c"]
+
+
+class Run:
+    """A run that finds what an earlier one has left."""
+
+    session = "s"
+
+    def __init__(self, state: str, crashes: int) -> None:
+        self.checkpoint_data = {"parts": ["a", "b"], "next": 0, "is": state}
+        self.crashes = crashes
+
+    async def checkpoint(self, data: Any) -> None:
+        self.checkpoint_data = data
+
+
+@pytest.mark.parametrize(
+    ("state", "crashes", "is_sent"),
+    [
+        (READY, 1, True),  # it was refused, or the part before it was taken
+        (BEGUN, 1, False),  # the process died
+        (BEGUN, 0, False),  # the run was taken back
+        (FAILED, 0, True),  # a person has queued it again
+        (FAILED, 1, False),  # the process died before the job had failed
+    ],
+)
+async def test_a_part_that_an_earlier_run_has_begun_is_for_a_person_to_send(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    crashes: int,
+    is_sent: bool,
+) -> None:
+    chats = Chats()
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(chats.answer)) as client:
+        for chat, to in (
+            ("slack", {}), ("telegram", {}), ("discord", {"application": "a", "token": "t"}),
+        ):  # fmt: skip
+            run = Run(state, crashes)
+            monkeypatch.setattr("examples.deliveries.hooks.current_job", lambda run=run: run)
+            reply = Hooks(echo, client).reply({"chat": chat, "to": to, "text": "x"})
+            chats.replies.clear()
+            if is_sent or chat == "discord":  # which replaces what it has
+                await reply
+                assert chats.texts == ["a", "b"]
+                continue
+            with pytest.raises(NoRetry, match="may have arrived"):
+                await reply
+            assert run.checkpoint_data["is"] == FAILED
+            assert chats.texts == []
 
 
 async def test_the_first_part_in_discord_replaces_itself_and_the_others_do_not(
