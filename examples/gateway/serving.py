@@ -22,6 +22,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from trio_lanes import LaneConfig, Lanes, RateLimit
 from trio_lanes.agents import JsonlTranscript, MemoryTranscript, SharedTranscripts
@@ -55,6 +56,12 @@ MESSAGES: Final = "/v1/messages"
 def shape_of(path: str) -> Shape:
     """Return the shape of the errors of a path."""
     return anthropic_error if path.startswith(MESSAGES) else error
+
+
+async def no_socket(socket: WebSocket) -> None:
+    """Refuse a WebSocket on any other path."""
+    unknown = Refused(404, f"{socket.url.path[:100]} has no WebSocket", "unknown_url")
+    await socket.send_denial_response(error(unknown))
 
 
 class Api:
@@ -112,6 +119,7 @@ class Api:
         ]
         socket = partial(serve_socket, responses, engine.lanes, partial(guarded, full=free))
         self._routes.append(WebSocketRoute("/v1/responses", socket))
+        self._routes.append(WebSocketRoute("/{path:path}", no_socket))
 
     def app(self) -> Starlette:
         bounded = Middleware(Bounded, requests=self._requests, shape_of=shape_of)

@@ -66,14 +66,14 @@ class Socket:
 
 @asynccontextmanager
 async def connected(
-    gateway: Gateway, headers: Mapping[str, str] | None = None
+    gateway: Gateway, headers: Mapping[str, str] | None = None, path: str = "/v1/responses"
 ) -> AsyncIterator[Socket]:
     """A connection; leaving hangs up."""
     to_app, app_receives = trio.open_memory_channel[Any](100)
     app_sends, from_app = trio.open_memory_channel[Any](1_000)
     pairs = {"host": "127.0.0.1", **(headers or {})}
     scope: Any = {
-        "type": "websocket", "path": "/v1/responses", "raw_path": b"/v1/responses",
+        "type": "websocket", "path": path, "raw_path": path.encode(),
         "query_string": b"", "root_path": "", "scheme": "ws", "subprotocols": [],
         "headers": [(name.encode(), value.encode()) for name, value in pairs.items()],
         "extensions": {"websocket.http.response": {}},
@@ -319,6 +319,13 @@ async def test_a_page_of_another_site_cannot_connect(autojump_clock: MockClock) 
             assert (await socket.get("websocket.http.response.start"))["status"] == 403
             body = (await socket.get("websocket.http.response.body"))["body"]
             assert "this machine" in json.loads(body)["error"]["message"]
+
+
+async def test_there_is_no_other_websocket(autojump_clock: MockClock) -> None:
+    async with inside(Script()) as gateway, connected(gateway, path="/v1/realtime") as socket:
+        assert (await socket.get("websocket.http.response.start"))["status"] == 404
+        body = (await socket.get("websocket.http.response.body"))["body"]
+        assert json.loads(body)["error"]["code"] == "unknown_url"
 
 
 async def test_a_client_learns_at_once_what_becomes_of_its_message(
