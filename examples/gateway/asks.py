@@ -13,6 +13,7 @@ from trio_lanes.agents import ActionGate, ConversationTurn, Turn
 
 from ..chat_agent.model import ToolCall
 from ..chat_agent.toolbox import Servers
+from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json
 
 # items that a model has made, and that answer them
@@ -75,6 +76,18 @@ class Pending:
     ask: Ask | None = None
 
 
+class Elsewhere:
+    """The turns of other processes; there are none."""
+
+    def pending(self, call: str) -> Pending | None:
+        """Return the calls with this one that wait for outputs."""
+        return None
+
+    async def pending_in(self, session: str) -> Pending | None:
+        """Return the calls of a session that wait for outputs."""
+        return None
+
+
 class Reach:
     """How a running turn reaches what is outside of it; this turn reaches nothing."""
 
@@ -89,7 +102,7 @@ class Reach:
         """Whether the turn leaves its conversation."""
         return False
 
-    async def restore(self, exchange: ConversationTurn) -> list[ToolCall]:
+    async def restore(self, exchange: ConversationTurn, live: Live) -> list[ToolCall]:
         """Write what a process has left that died while its client had calls; return the calls."""
         return []
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -26,11 +27,13 @@ from ..openai_api.wire import Answer
 from .asks import Ask
 from .engine import Engine
 from .outputs import check_outputs
+from .threads import Threads
 
 logger: Final = logging.getLogger(__name__)
 LANE: Final = "responses"  # its jobs wait for turns, which the lanes of the engine limit
 ROOM_SECONDS: Final = 1.0  # before a job looks for room again
 WITHDRAW_SECONDS: Final = 5.0
+Handlers = dict[str, Callable[[Any], Awaitable[Any]]]
 OPEN: Final = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
 
 
@@ -38,7 +41,6 @@ class Backlog:
     """The responses that outlive the process. The handler of their jobs is `respond`."""
 
     takes_all = False  # whether also those that are not `background`
-    lane = LANE
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.durable: DurableLanes  # set when it is open, before the first request
@@ -46,7 +48,14 @@ class Backlog:
         self._folder: Final = folder
         self._beginning: Final = trio.Lock()
         self._keeping: Final[set[str]] = set()  # responses that are kept when they end
-        self._followed: Final[dict[str, tuple[Answer, Found]]] = {}  # of other processes
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of its jobs."""
+        return {"respond": self.respond}
+
+    def threads(self) -> Threads:
+        """Return the endpoints of threads."""
+        return Threads(self._engine)
 
     async def again(self, key: Key) -> Answer | None:
         """Return the response to an earlier request with this key, if there is one.
@@ -58,7 +67,7 @@ class Backlog:
         if found.request is None:
             return None
         key.check(found.request["body"])
-        answer = _answer_of(found)
+        answer = answer_of(found)
         if answer.ended.is_set():
             return answer
         if found.request.get("root", answer.id) == answer.id:  # else the turn has another job
@@ -98,7 +107,7 @@ class Backlog:
         """Submit the job of a response, once with each key."""
         id, session = answer.id, answer.session
         key = id if key is None else key
-        return await self.durable.submit("respond", id, session=session, lane=self.lane, key=key)
+        return await self.durable.submit("respond", id, session=session, lane=LANE, key=key)
 
     async def recover(self) -> None:
         """Give the responses of earlier processes their places, in the order of their jobs."""
@@ -122,7 +131,7 @@ class Backlog:
     def find(self, id: str) -> Answer | None:
         """Return a response that is not in memory any more."""
         found = EventLog(self._folder, id).read()
-        answer = _answer_of(found) if found.events else None
+        answer = answer_of(found) if found.events else None
         return answer if answer is not None and answer.id == id else None
 
     def keep(self, answer: Answer) -> None:
@@ -174,7 +183,7 @@ class Backlog:
         found = log.read()
         if found.request is None or not found.events:
             raise NoRetry(f"{id} was not accepted")
-        answer = _answer_of(found)
+        answer = answer_of(found)
         if answer.ended.is_set():
             return answer, None
         log.record(answer)
@@ -201,7 +210,7 @@ class Backlog:
         return False
 
 
-def _answer_of(found: Found) -> Answer:
+def answer_of(found: Found) -> Answer:
     """Return the response of a file."""
     answer = Answer.again(found.events)
     answer.input = found.request["ask"]["items"] if found.request else []

@@ -28,7 +28,7 @@ from ..openai_api.history import Histories
 from ..openai_api.items import once, outputs_of
 from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, new_id, session_of
-from .asks import Ask, InboxReach, Pending, Reach, joined
+from .asks import Ask, Elsewhere, InboxReach, Pending, Reach, joined
 from .rounds import Rounds
 
 TURNS: Final = "main"
@@ -50,10 +50,9 @@ class Engine:
     Attributes:
       turn_timeout: the maximum number of seconds of a turn, with the waits for its client.
       gate_timeout: for how long a turn waits for outputs of its client.
-      tag: a part of the ids of calls, which names this process; "" if there is no other.
       begin: runs work without a session in a job, with a place among the turns, and returns the
         job. It is called, and raises, as `Lanes.submit_nowait`; the job may raise a `LaneError`.
-      elsewhere: finds a call, by its id, that waits in another process.
+      elsewhere: finds what turns of other processes wait for.
     """
 
     lanes: Lanes
@@ -63,8 +62,7 @@ class Engine:
     store: parts.TranscriptStore
     turn_timeout: float = 600.0
     gate_timeout: float = 300.0
-    tag: str = ""
-    elsewhere: Callable[[str], Pending | None] = attrs.field(default=lambda id: None)
+    elsewhere: Elsewhere = attrs.field(factory=Elsewhere)
     begin: Callable[..., Job[Any]] = attrs.field(init=False)
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
     inboxes: parts.Inboxes = attrs.field(init=False)
@@ -125,18 +123,19 @@ class Engine:
         pending.ask = ask
         return True
 
-    def waiting_for(self, ask: Ask) -> list[str]:
+    async def waiting_for(self, ask: Ask) -> list[str]:
         """Return the calls that wait for outputs at the place from which the request goes on."""
-        return [
-            id
-            for id, pending in self._pending.items()
-            if pending.session == ask.answer.session and ask.previous in (None, *pending.responses)
-        ]
+        found: list[str] = []
+        session = ask.answer.session
+        for pending in {*self._pending.values(), await self.elsewhere.pending_in(session)}:
+            if pending is not None and pending.session == session:
+                found += pending.gate.missing if ask.previous in (None, *pending.responses) else ()
+        return found
 
     def pending_of(self, items: Sequence[Json]) -> Pending | None:
         """Return the calls that wait for outputs in these items."""
         for id in outputs_of(items):
-            if pending := self._pending.get(id) or self.elsewhere(id):
+            if pending := self._pending.get(id) or self.elsewhere.pending(id):
                 return pending
         return None
 
@@ -200,7 +199,7 @@ class Engine:
         reach: Reach,
     ) -> None:
         previous, is_kept = ask.previous, ask.is_kept
-        if left := await reach.restore(exchange):
+        if left := await reach.restore(exchange, live):
             answered = await self._wait_for_client(exchange, left, live, session, ask, reach)
             if answered is None:
                 return
@@ -208,7 +207,7 @@ class Engine:
         for number in range(MAX_ROUNDS):
             calls, cut = await self._rounds.ask(ask, history, exchange, live, number == 0)
             # the id of the model may repeat in other sessions
-            calls = [attrs.evolve(call, id=new_id(f"call{self.tag}")) for call in calls]
+            calls = [attrs.evolve(call, id=new_id("call")) for call in calls]
             if calls:
                 left = await self._rounds.call(ask, calls, exchange, live)
                 if left:

@@ -27,7 +27,7 @@ async def check_outputs(engine: Engine, ask: Ask, when_busy: WhenBusy | None = N
     if engine.pending_of(ask.items) is not None:  # what is wrong there, the turn itself says
         late = []
     elif when_busy not in REACHING:
-        calls += engine.waiting_for(ask)
+        calls += await engine.waiting_for(ask)
     if late:  # a client may have written the call into its conversation
         messages = await engine.messages(ask.answer.session)
         contents = [message.content for message in messages if message.role == "user"]

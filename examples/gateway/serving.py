@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import secrets
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -19,8 +18,6 @@ import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -68,11 +65,15 @@ class Api:
     """The endpoints as an ASGI application."""
 
     def __init__(
-        self, engine: Engine, hooks: Hooks, responses: Responses, requests: Requests
+        self,
+        engine: Engine,
+        hooks: Hooks,
+        responses: Responses,
+        threads: Threads,
+        requests: Requests,
     ) -> None:
         self._requests, self.engine = requests, engine
-        conversations = Conversations(engine)
-        completions, threads = Completions(engine), Threads(engine)
+        completions, conversations = Completions(engine), Conversations(engine)
         messages = Messages(completions)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
         thread = "/v1/conversations/{id}"
@@ -93,8 +94,6 @@ class Api:
             ("GET", "/v1/models", completions.models),
             ("GET", "/v1/models/{model:path}", completions.model),
             ("POST", "/hooks/{chat}", hooks.receive),
-        ]
-        of_one_process = [
             ("POST", "/v1/chat/completions", completions.create),
             ("POST", MESSAGES, messages.create),
             ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
@@ -106,16 +105,10 @@ class Api:
             ("POST", run + "/cancel", threads.cancel),
             ("POST", run + "/submit_tool_outputs", threads.submit),
         ]
-
-        async def refused(request: Request) -> Response:
-            raise Refused(400, "this endpoint needs a gateway of one process", "needs_one_process")
-
-        if engine.tag:
-            of_one_process = [(method, path, refused) for method, path, _ in of_one_process]
         free = partial(full, engine.lanes, TURNS)
         self._routes: list[BaseRoute] = [
             Route(path, guarded(endpoint, free, shape_of(path)), methods=[method])
-            for method, path, endpoint in table + of_one_process
+            for method, path, endpoint in table
         ]
         socket = partial(serve_socket, responses, engine.lanes, partial(guarded, full=free))
         self._routes.append(WebSocketRoute("/v1/responses", socket))
@@ -123,7 +116,7 @@ class Api:
 
     def app(self) -> Starlette:
         bounded = Middleware(Bounded, requests=self._requests, shape_of=shape_of)
-        once = Middleware(Once, nursery=self.engine.nursery)
+        once = Middleware(Once, nursery=self.engine.nursery, shape_of=shape_of)
         not_there = {HTTPException: partial(not_found, shape_of)}
         return Starlette(
             routes=self._routes, middleware=[bounded, once], exception_handlers=not_there
@@ -192,11 +185,10 @@ async def making(
     store = MemoryTranscript() if kind.takes_all else JsonlTranscript(folder / "conversations")
     times = options.turn_timeout, options.gate_timeout
     engine = Engine(opened, beside, upstream, toolbox, store, *times)
-    engine.tag = f"_{secrets.token_hex(3)}" if kind.takes_all else ""
     hooks = Hooks(partial(answer_text, engine), client)
     backlog = kind(engine, folder / "responses")
     async with open_durable_lanes(
-        jobs, {"reply": hooks.reply, "respond": backlog.respond}, durable_lanes,
+        jobs, {"reply": hooks.reply, **backlog.handlers()}, durable_lanes,
         capacity=float("inf"), max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace,
     ) as durable:  # fmt: skip
         hooks.durable = backlog.durable = durable
@@ -204,7 +196,7 @@ async def making(
             engine.store = SharedTranscripts(durable)
         await backlog.recover()
         responses = Responses(engine, backlog, bool(options.durable))
-        yield Api(engine, hooks, responses, requests), durable
+        yield Api(engine, hooks, responses, backlog.threads(), requests), durable
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

@@ -39,6 +39,7 @@ class Run:
     ask: Ask
     id: str = attrs.field(factory=lambda: new_id("run"))
     job: Job[Any] = attrs.field(init=False)
+    next_id: str = ""  # of its next response; "" for any
 
     @property
     def needs(self) -> list[Json]:
@@ -99,38 +100,57 @@ class Threads:
             raise BadInputError("no message was posted since the last run")
         ask = Ask(Answer.begun(id, "", {}), items, body.get("instructions") or "", tools)
         ask.settings = settings
-        run = Run(id, ask)
-        run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=id)
+        run = await self._begin(ask)
+        return JSONResponse(run.object())
+
+    async def _begin(self, ask: Ask) -> Run:
+        """Begin a run."""
+        run = Run(ask.answer.session, ask)
+        run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=run.thread)
         self._runs[run.id] = run
         for old in [*self._runs.values()][:-KEPT]:
             if old.job.done:
                 del self._runs[old.id]
-        return JSONResponse(run.object())
+        return run
 
     async def _answer(self, run: Run) -> None:
         await self._engine.answer(run.thread, [run.ask], JobReach(run.job))
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/runs/{run}`."""
-        return JSONResponse(self._run(request).object())
+        return JSONResponse((await self._run(request)).object())
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs/{run}/cancel`."""
-        run = self._run(request)
-        run.job.cancel("cancelled by the client")
+        run = await self._run(request)
+        await self._stop(run)
         return JSONResponse(run.object())
 
     async def submit(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs/{run}/submit_tool_outputs`: of all calls, or of none."""
-        run, body = self._run(request), await body_of(request)
+        run, body = await self._run(request), await body_of(request)
         outputs = [o for o in field(body, "tool_outputs", list, []) if isinstance(o, dict)]
         items = [{"type": "function_call_output", "call_id": str(o.get("tool_call_id")),
                   "output": o.get("output")} for o in outputs]  # fmt: skip
-        ask = attrs.evolve(run.ask, answer=Answer.begun(run.thread, "", {}), items=items)
-        if run.status is not RunStatus.REQUIRES_ACTION or not self._engine.resume(ask):
+        answer = Answer.begun(run.thread, "", {}, run.next_id)
+        ask = attrs.evolve(run.ask, answer=answer, items=items)
+        if run.status is not RunStatus.REQUIRES_ACTION or not await self._bring(ask):
             raise BadInputError("the run does not wait for these outputs")
         run.ask = ask
         return JSONResponse(run.object())
+
+    async def _open(self, thread: str) -> list[Ask]:
+        """Return what the runs of a thread ask that have not ended."""
+        runs = self._runs.values()
+        return [run.ask for run in runs if run.thread == thread and not run.job.done]
+
+    async def _stop(self, run: Run) -> None:
+        """Cancel a run."""
+        run.job.cancel("cancelled by the client")
+
+    async def _bring(self, ask: Ask) -> bool:
+        """Bring outputs to a run; False if it does not wait for them."""
+        return self._engine.resume(ask)
 
     async def _post(self, request: Request, id: str, messages: list[Any]) -> list[Json]:
         items = []
@@ -146,20 +166,16 @@ class Threads:
 
     async def _unasked(self, id: str) -> list[Json]:
         """Return the posted messages that no run asks, and that have no answer."""
-
-        def open_runs() -> list[Run]:
-            return [run for run in self._runs.values() if run.thread == id and not run.job.done]
-
-        runs = open_runs()
+        asks = await self._open(id)
         messages = await self._engine.messages(id)
-        runs += open_runs()  # also one that has begun meanwhile, or has ended
+        asks += await self._open(id)  # also of a run that has begun meanwhile, or has ended
         answered = {
             exchange_of(message)
             for message in messages
             if message.role == "assistant"
             and (message.content or message.tool_calls or message.status == "in_progress")
         }
-        asked = {item["id"] for run in runs for item in run.ask.items if "id" in item}
+        asked = {item["id"] for ask in asks for item in ask.items if "id" in item}
         kept = [message for message in messages if message.role == "user"]
         for message in kept:
             if exchange_of(message) in answered:
@@ -167,8 +183,11 @@ class Threads:
         posted = [item for message in kept for item in message.content.get("posted", ())]
         return [item for item in posted if item["id"] not in asked]
 
-    def _run(self, request: Request) -> Run:
-        run = self._runs.get(request.path_params["run"])
+    async def _run(self, request: Request) -> Run:
+        run = await self._find(request.path_params["run"])
         if run is None or run.thread != request.path_params["id"]:
             raise Refused(404, "there is no such run")
         return run
+
+    async def _find(self, id: str) -> Run | None:
+        return self._runs.get(id)

@@ -1,107 +1,185 @@
 """Responses of several processes: any of them accepts a request, and any runs its turn.
 
-All requests of a session are durable jobs of that session, so the store keeps their order, and the
-limit over all processes. The process that runs a turn writes its events into a file; the process
-that accepted the request, and every other process that is asked, reads them on. It looks at the
-file as long as a client waits. A turn that waits for its client belongs to its process, and cannot
-be reached from another: such a request is refused.
+All requests of a session are messages of its durable inbox, so the store keeps their order and
+modes, and the limit over all processes. The process that runs a turn writes its events into a file;
+the process that accepted the request, and every other process that is asked, reads them on. It
+looks at the file as long as a client waits. What has to reach a running turn is a message of its
+job, and is accepted when the turn has it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import trio
 
-from trio_lanes import JobCancelledError, LaneError
-from trio_lanes.agents import WhenBusy
-from trio_lanes.durable import Retry, StoreError, current_job
+from trio_lanes import JobCancelledError, LaneError, LaneFullError
+from trio_lanes.agents import (
+    ActionGate,
+    DurableInbox,
+    DurableTurn,
+    Overflow,
+    SettledKind,
+    WhenBusy,
+    inbox_handler,
+)
+from trio_lanes.durable import JobTakenError, ResultGoneError, StoreError
 
-from ..gateway.asks import Ask
-from ..gateway.backlog import ROOM_SECONDS, Backlog
-from ..gateway.engine import TURNS
+from ..gateway.asks import Ask, Elsewhere, Pending
+from ..gateway.backlog import OPEN, ROOM_SECONDS, Backlog, Handlers, answer_of
+from ..gateway.engine import CAP, KEPT, TURNS, BusyError, Engine
+from ..gateway.threads import Threads
 from ..openai_api.http import Refused
+from ..openai_api.items import BadInputError, outputs_of
 from ..openai_api.log import EventLog, Found
 from ..openai_api.once import Key
-from ..openai_api.wire import Answer
+from ..openai_api.wire import Answer, Json
+from .places import Places
+from .threads import SharedThreads
+from .turns import LATE, LOOK_SECONDS, SharedReach, wait_name
 
 logger: Final = logging.getLogger(__name__)
 LARGEST: Final = 1_000_000  # of the text that a conversation keeps of a request
-LOOK_SECONDS: Final = 0.05  # between two looks at a file
-TAGGED: Final = re.compile(r"call(_[0-9a-f]{6})_\w+")
-ELSEWHERE: Final = "the turn that waits for these outputs runs in another process of this gateway"
 
 
-class SharedBacklog(Backlog):
+class SharedBacklog(Backlog, Elsewhere):
     """The responses of all processes."""
 
     takes_all = True
-    lane = TURNS  # its limit holds over all processes
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        super().__init__(engine, folder)
+        self._places: Final = Places(engine.lanes)
+        engine.begin, engine.elsewhere = self._places.begin, self
+        self._followed: Final[dict[str, tuple[Answer, Found]]] = {}
+
+    def handlers(self) -> Handlers:
+        return {"respond": inbox_handler(self._run), self._places.handler: self._places.hold}
+
+    def threads(self) -> Threads:
+        return SharedThreads(self._engine, self)
+
+    async def again(self, key: Key) -> Answer | None:
+        found = EventLog(self._folder, key.id).read()
+        if found.request is None:
+            return None
+        key.check(found.request["body"])
+        answer = answer_of(found)
+        if found.job is None and not answer.ended.is_set():
+            # the process that accepted it may have died before it did this
+            await self._give(Ask(answer, **found.request["ask"]), found.request)
+        return self.find(answer.id)
 
     async def accept(
-        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None = None
+        self,
+        ask: Ask,
+        mode: WhenBusy | None,
+        group: str | None,
+        key: Key | None = None,
+        *,
+        alone: bool = False,
     ) -> Answer:
         """Accept a request for any process; return its response, as this process sees it.
 
-        Raises:
-          Refused: if the request has to reach a turn that may run in another process.
+        Args:
+          alone: whether it runs beside the other requests of its conversation.
         """
-        answer, engine = ask.answer, self._engine
-        if mode not in (None, WhenBusy.FOLLOWUP):
-            text = f"metadata.when_busy={mode} needs a gateway of one process"
-            raise Refused(400, text, "needs_one_process")
         if len(json.dumps(ask.content)) > LARGEST:
             text = f"with several processes, an input has at most {LARGEST:,} characters of JSON"
             raise Refused(413, text)
-        calls = [TAGGED.fullmatch(str(item.get("call_id"))) for item in ask.items]
-        if any(call[1] != engine.tag for call in calls if call is not None):
-            raise Refused(409, ELSEWHERE, "other_process", x_should_retry="false")
-        pending = engine.pending_of(ask.items)
-        root = answer.id if pending is None else pending.responses[0]
-        log = await self._create(ask, group, key, root=root)
+        wait = next(filter(None, map(self._waiting, outputs_of(ask.items))), None)
+        more: Json = {
+            "mode": mode,
+            "wait": wait,
+            "succeeds": ask.answer.succeeds,
+            "session": ask.answer.id if alone else ask.answer.session,
+            # a job that was withdrawn keeps its id
+            "job": f"{ask.answer.id}~{secrets.token_hex(4)}",
+        }
+        log = await self._create(ask, group, key, **more)
         try:
-            if pending is None:
-                log.note((await self._submit(answer)).id)
-            elif engine.resume(ask):
-                engine.answers[answer.id] = answer
-                return answer
-            else:
-                raise Refused(409, "the turn does not wait for these outputs any more", "too_late")
+            job = await self._give(ask, {"group": group, **more})
         except BaseException:
             log.delete()
             raise
-        followed = Answer.again(log.read().events)
-        followed.input = ask.items
-        return self._follow(followed)
-
-    async def _go_on(self, id: str) -> Answer:
-        answer = self.find(id)
-        assert answer is not None
+        answer = self._follow(answer_of(log.read()))
+        with suppress(StoreError):  # it is accepted
+            queue = await self.durable.queue(more["session"], CAP + 2)
+            answer.position = sum(other.id < job for other in queue) if wait is None else None
         return answer
+
+    async def _give(self, ask: Ask, request: Json) -> int:
+        """Give a request its place in its session, or to the turn that waits; return the job."""
+        if request["wait"] is None:
+            job = await self._post(ask.answer.id, request)
+        else:
+            job = await self._bring(ask, request["wait"])
+        EventLog(self._folder, ask.answer.id).note(job)
+        return job
+
+    async def _post(self, id: str, request: Json) -> int:
+        inbox = DurableInbox(
+            self.durable, request["session"], "respond", when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
+            cap=CAP, overflow=Overflow.DROP_NEWEST,
+        )  # fmt: skip
+        receipt = await inbox.post(
+            id, when_busy=request["mode"], id=request["job"], group=request["group"]
+        )
+        if receipt.job is not None:
+            return receipt.job.id
+        if (await receipt.settled()).kind is SettledKind.REJECTED:
+            raise BusyError
+        raise LaneFullError(f"session:{inbox.session}", CAP)
+
+    async def _bring(self, ask: Ask, wait: Json) -> int:
+        """Hand outputs to the turn that waits for them, in the process that runs it."""
+        try:
+            ActionGate(wait["calls"]).submit(outputs_of(ask.items))
+        except ValueError as error:
+            raise BadInputError(str(error)) from None
+        job, id = int(wait["job"]), ask.answer.id
+        while not await self.durable.send(job, {"outputs": id}, key=id):
+            if await self.open_wait(wait["calls"][0]) is None:
+                raise Refused(409, LATE, "too_late")
+            await trio.sleep(ROOM_SECONDS)  # its process has died; another takes the turn over
+        return job
+
+    def _waiting(self, name: str) -> Json | None:
+        """Return what a turn waits for, of any process: a turn with this call, or session."""
+        return EventLog(self._folder, wait_name(name)).read().request
+
+    def pending(self, call: str) -> Pending | None:
+        return _pending(self._waiting(call))
+
+    async def pending_in(self, session: str) -> Pending | None:
+        return _pending(await self.open_wait(f"session:{session}"))
+
+    def ask_of(self, id: str) -> Ask | None:
+        """Return a request, with its response."""
+        request, answer = EventLog(self._folder, id).read().request, self.find(id)
+        return None if request is None or answer is None else Ask(answer, **request["ask"])
+
+    async def open_wait(self, name: str) -> Json | None:
+        """Return what a turn waits for, unless it was cancelled, which leaves that behind."""
+        wait = self._waiting(name)
+        try:
+            state = wait and (await self.durable.job(wait["job"]).status()).state
+        except ResultGoneError:
+            return None
+        return wait if state in OPEN else None
 
     async def recover(self) -> None:
         """The handler of the jobs does it, in any process."""
+        self._places.durable = self.durable
+        self._engine.nursery.start_soon(self._places.sweep)
 
-    async def respond(self, id: str) -> None:
-        """Run the turn of a response to its end: the handler of the jobs."""
-        run = current_job()
-        assert run is not None
-        EventLog(self._folder, id).note(run.id)
-        try:
-            answer, receipt = await self._begin_again(id)
-        except LaneError:  # there is no room for its turn
-            raise Retry(ROOM_SECONDS, counts=False) from None
-        try:
-            if receipt is not None:
-                await receipt.settled()
-        except trio.Cancelled:  # another process goes on, or the process that cancels ends it
-            answer.suspend()
-            with trio.CancelScope(shield=True):
-                await self._engine.inboxes.abort(answer.session, "the job was taken back")
-            raise
+    async def _run(self, turn: DurableTurn) -> None:
+        await SharedReach(turn, self._engine, self.durable, self._folder).run()
 
     def find(self, id: str) -> Answer | None:
         """Return a response of any process."""
@@ -112,21 +190,21 @@ class SharedBacklog(Backlog):
         answer = super().find(id)
         return answer if answer is None or answer.ended.is_set() else self._follow(answer)
 
-    # ---- the responses of other processes
+    # ---- the responses, wherever they are written
 
     def _follow(self, answer: Answer) -> Answer:
         """Have this response tell what its file tells, until it ends."""
         start_soon = self._engine.nursery.start_soon
-        answer.stop = lambda reason: start_soon(self._cancel, answer, reason)
-        self._followed[answer.id] = answer, Found()
-        start_soon(self._read_on, answer)
+        found = EventLog(self._folder, answer.id).read()
+        answer.stop = lambda reason: start_soon(self._cancel, answer, found, reason)
+        self._followed[answer.id] = answer, found
+        start_soon(self._read_on, answer, found)
         return answer
 
-    async def _read_on(self, answer: Answer) -> None:
-        _, found = self._followed[answer.id]
+    async def _read_on(self, answer: Answer, found: Found) -> None:
         ends: list[tuple[str, str]] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._wait_job, answer, ends)
+            nursery.start_soon(self._wait_job, found, ends)
             while not answer.ended.is_set():
                 last_look = bool(ends)
                 self._learn(answer, found)
@@ -136,40 +214,52 @@ class SharedBacklog(Backlog):
                 await trio.sleep(LOOK_SECONDS)
             nursery.cancel_scope.cancel()
         del self._followed[answer.id]
+        known = self._engine.answers  # of which requests may refer to items
+        known[answer.id] = answer
+        while len(known) > KEPT:
+            known.popitem(last=False)
 
     def _learn(self, answer: Answer, found: Found) -> None:
         """Take in the events that the file has and the response lacks."""
         for event in EventLog(self._folder, answer.id).read(found).events[answer.feed.last + 1 :]:
             answer.learn(event)
 
-    async def _wait_job(self, answer: Answer, ends: list[tuple[str, str]]) -> None:
+    async def _wait_job(self, found: Found, ends: list[tuple[str, str]]) -> None:
         """Wait until the job of the turn has ended; add the end that the response then has."""
-        while True:
+        while not ends:
             try:
-                job = self._job(answer)
-                if job is not None:
-                    await self.durable.job(job).wait()
+                if found.job is not None:
+                    await self.durable.job(found.job).wait()
                     ends.append(("failed", "the process that ran the turn has ended"))
-                    return
+                else:
+                    await trio.sleep(LOOK_SECONDS)
+            except JobTakenError as taken:  # by a turn that answers this request, too
+                found.job = taken.by
             except JobCancelledError:
                 ends.append(("cancelled", ""))
-                return
             except StoreError as error:  # tried again
-                logger.warning("the end of %s is not known yet: %s", answer.id, error)
+                logger.warning("the end of a response is not known yet: %s", error)
+                await trio.sleep(ROOM_SECONDS)
             except LaneError as error:
                 ends.append(("failed", str(error)))
-                return
-            await trio.sleep(ROOM_SECONDS)
 
-    async def _cancel(self, answer: Answer, reason: str) -> None:
-        job = self._job(answer)
-        try:
-            if job is not None:
-                await self.durable.cancel(job, reason)
-        except StoreError as error:
-            logger.error("%s could not be cancelled: %s", answer.id, error)
+    async def _cancel(self, answer: Answer, found: Found, reason: str) -> None:
+        """Cancel the request while it waits, or else have its turn end the response."""
+        message = {"cancel": answer.id, "reason": reason}
+        while not answer.ended.is_set():
+            try:
+                if found.job is not None and (
+                    await self.durable.cancel(found.job, reason, running=False)
+                    or await self.durable.send(found.job, message, key=f"cancel {answer.id}")
+                ):
+                    return
+            except StoreError as error:  # tried again
+                logger.warning("%s is not cancelled yet: %s", answer.id, error)
+                await trio.sleep(ROOM_SECONDS)
+            await trio.sleep(LOOK_SECONDS)
 
-    def _job(self, answer: Answer) -> int | None:
-        """Return the number of the job that runs the turn of the response."""
-        request = EventLog(self._folder, answer.id).read().request or {}
-        return EventLog(self._folder, request.get("root", answer.id)).read().job
+
+def _pending(wait: Json | None) -> Pending | None:
+    if wait is None:
+        return None
+    return Pending(wait["session"], ActionGate(wait["calls"]), wait["responses"])

@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trio_lanes.agents import Feed
 
-from .errors import Refused, error
-from .http import raw_of, unless_lost
+from .errors import Refused
+from .http import ShapeOf, raw_of, unless_lost
 
 logger: Final = logging.getLogger(__name__)
 AGE: Final = 24 * 3600.0  # seconds for which an answer is kept
@@ -67,9 +67,10 @@ class _Said:
 class Once:
     """ASGI middleware: requests with a key. An endpoint finds the `Key` in its scope, as "once"."""
 
-    def __init__(self, app: ASGIApp, nursery: trio.Nursery) -> None:
+    def __init__(self, app: ASGIApp, nursery: trio.Nursery, shape_of: ShapeOf) -> None:
         self._app: Final = app
         self._nursery: Final = nursery
+        self._shape_of: Final = shape_of
         self._known: Final[OrderedDict[str, _Said]] = OrderedDict()  # {id of the key: answer}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +82,7 @@ class Once:
         try:
             said = self._said(scope, given, await raw_of(request))
         except Refused as refused:
-            await error(refused)(scope, receive, send)
+            await self._shape_of(scope["path"])(refused)(scope, receive, send)
             return
 
         async def tell() -> None:
@@ -104,11 +105,7 @@ class Once:
 
     async def _run(self, scope: Scope, raw: bytes, said: _Said) -> None:
         parts = [raw]
-        complete = False
-
-        def drop() -> None:
-            if self._known.get(said.key.id) is said:
-                del self._known[said.key.id]
+        status, complete = 0, False
 
         async def receive() -> Message:
             if not parts:
@@ -116,10 +113,8 @@ class Once:
             return {"type": "http.request", "body": parts.pop(), "more_body": False}
 
         async def send(message: Message) -> None:
-            nonlocal complete
-            status = message.get("status", 200)
-            if status >= 400 and not said.key.begun:
-                drop()  # the next try is a new request
+            nonlocal status, complete
+            status = message.get("status", status)
             complete = message["type"] == "http.response.body" and not message.get("more_body")
             said.size += len(message.get("body", b""))
             said.messages.publish(message)
@@ -128,12 +123,13 @@ class Once:
             await self._app({**scope, "once": said.key}, receive, send)
         except Exception:
             logger.exception("a request with an Idempotency-Key has failed")
-            if said.messages.last < 0:
-                await error(Refused(500, "the gateway failed"))(scope, receive, send)
+            if not status:
+                failed = self._shape_of(scope["path"])(Refused(500, "the gateway failed"))
+                await failed(scope, receive, send)
         finally:
-            if not complete:
-                drop()
             said.messages.close()
+            if not complete or (status >= 400 and not said.key.begun):
+                del self._known[said.key.id]  # the next try is a new request
 
     def _forget(self) -> None:
         """Forget the oldest answers: those that are too old, too many or too large together."""

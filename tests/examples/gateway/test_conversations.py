@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from trio.testing import MockClock
 
 from examples.chat_agent.model import ToolCall
 from examples.gateway.engine import KEPT
+from tests.support.chaos import examples
 from trio_lanes.durable import MemoryStore
 
 from .gateways import CLIENTS, client, gateway
@@ -48,7 +50,7 @@ class Client:
         return await self("POST", "responses", body, status)
 
     async def items(self, conversation: str = "c") -> list[Json]:
-        path = f"conversations/{conversation}/items?order=asc&limit=100"
+        path = f"conversations/{conversation}/items?order=asc&limit=1000"
         found: list[Json] = (await self("GET", path))["data"]
         return found
 
@@ -156,6 +158,42 @@ async def test_a_deleted_conversation_is_empty_also_of_what_a_running_turn_write
         assert (await ask("GET", "conversations/c"))["metadata"] == {}
         await ask.ask(input="new", conversation="c")
         assert texts(model.prompts[-1]) == [("user", "new")]
+
+
+@pytest.mark.parametrize("seed", range(examples(4)))
+async def test_clients_and_the_model_see_what_was_written_and_not_deleted(
+    seed: int, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    wanted: dict[str, list[str]] = {"a": [], "b": []}  # {conversation: texts}
+    number = 0
+    for _ in range(3):  # with restarts between
+        model = Script(["yes"])
+        async with inside(model, durable=tmp_path) as gateway:
+            ask = Client(gateway)
+            for _ in range(20):
+                number += 1
+                name = rng.choice([*wanted])
+                texts, place = wanted[name], f"conversations/{name}"
+                does = rng.choice(["add", "ask", "ask", "delete", "delete", "clear"])
+                if does == "add":
+                    new = [f"item {number}.{n}" for n in range(rng.randrange(1, 4))]
+                    await ask("POST", f"{place}/items", {"items": [*map(said, new)]})
+                    texts += new
+                elif does == "ask":
+                    await ask.ask(input=f"question {number}", conversation=name)
+                    texts.append(f"question {number}")
+                    assert [message.text for message in model.prompts[-1]] == texts
+                    texts.append("yes")
+                elif does == "delete" and texts:
+                    at = rng.randrange(len(texts))
+                    item = (await ask.items(name))[at]
+                    await ask("DELETE", f"{place}/items/{item['id']}")
+                    del texts[at]
+                elif does == "clear" and rng.random() < 0.2:
+                    await ask("DELETE", place)
+                    texts.clear()
+                assert [item["content"][0]["text"] for item in await ask.items(name)] == texts
 
 
 @pytest.mark.real_processes

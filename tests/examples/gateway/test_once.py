@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from examples.chat_agent.model import ModelError
 from examples.openai_api.once import AGE
 from trio_lanes.durable import MemoryStore
 
@@ -201,11 +202,25 @@ async def test_conversations_threads_and_their_items_are_made_once_for_a_key(
     assert made[0] == made[1]
 
 
-async def test_a_completion_is_asked_once_for_a_key(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_completion_is_asked_once_for_a_key(path: str, autojump_clock: MockClock) -> None:
     model = Script(["yes"])
-    body = {"messages": [{"role": "user", "content": "hello"}]}
+    body = {"model": "any", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
     async with inside(model) as gateway:
-        first = await gateway.request("POST", "/v1/chat/completions", body, KEY)
-        again = await gateway.request("POST", "/v1/chat/completions", body, KEY)
+        first = await gateway.request("POST", path, body, KEY)
+        again = await gateway.request("POST", path, body, KEY)
         assert (again.raw, first.status) == (first.raw, 200)
+        other = await gateway.request("POST", path, body | {"max_tokens": 8}, KEY)
+        assert other.status == 422
+        assert other.body.get("type") == ("error" if path == "/v1/messages" else None)
+    assert len(model.prompts) == 1
+
+
+async def test_a_failed_turn_is_the_answer_to_its_key(autojump_clock: MockClock) -> None:
+    model = Script([ModelError("the upstream is gone")])
+    async with inside(model) as gateway:
+        for _ in range(2):
+            reply = await gateway.request("POST", "/v1/responses", BODY, KEY)
+            assert reply.status == 502
+        assert await questions(gateway) == ["hello"]
     assert len(model.prompts) == 1

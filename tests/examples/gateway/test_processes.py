@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.durable.postgres.server import Server, programs
 from tests.support.chaos import examples
 from tests.support.needs import need
 
-from .gateways import program
+from .gateways import CLIENTS, client, program
 from .test_background import Reader, said
 from .test_wire import LIMIT, TERMINAL, Watched, follow
 
@@ -172,43 +173,49 @@ def test_a_response_goes_on_in_another_process_when_its_process_is_killed(tmp_pa
                 assert [text for text in answered if text in asked] == asked
 
 
-def test_what_needs_the_process_of_a_turn_is_refused_in_the_shape_of_the_api(
-    tmp_path: Path,
-) -> None:
-    def post(path: str, body: Any) -> httpx2.Response:
-        return httpx2.post(f"{url}/{path}", json=body, timeout=60)  # a connection of its own
+def test_clients_of_a_gateway_of_one_process_work_with_four(tmp_path: Path) -> None:
+    more = ("--processes", "4", "--limit", "8")
+    with program(*options(tmp_path, *more), announces="the gateway is at ") as (process, url):
+        until_all_serve(process, url, 4)
+        scenarios = ("loops", "modes", "threads", "functions", "completions", "hang_up")
+        client(sys.executable, CLIENTS / "openai_sync.py", url, *scenarios)
+        client(sys.executable, CLIENTS / "openai_socket.py", url)
+        client(sys.executable, CLIENTS / "anthropic_sync.py", url)
+
+
+@pytest.mark.slow
+def test_tool_loops_go_on_when_processes_are_killed(tmp_path: Path) -> None:
+    rng = random.Random(3)
+
+    def post(body: Any) -> httpx2.Response:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return httpx2.post(f"{url}/responses", json=body, timeout=120)
+            except httpx2.TransportError:  # to the process that was killed: accepted, or not
+                assert time.monotonic() < until
 
     with program(*options(tmp_path), announces="the gateway is at ") as (process, url):
         until_all_serve(process, url)
-        for path, body in (
-            ("responses", {"input": "x", "metadata": {"when_busy": "steer"}}),
-            ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-            ("threads", {}),
-        ):
-            refused = post(path, body)
-            assert refused.status_code == 400
-            assert refused.json()["error"]["code"] == "needs_one_process"
-        asked = post("responses", {"input": "weather in Paris", "tools": [FUNCTION]}).json()
-        (call,) = asked["output"]
-        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-        body = {"input": [output], "previous_response_id": asked["id"], "tools": [FUNCTION]}
-        for _ in range(200):  # until the connection reaches the process of the turn
-            told = post("responses", body)
-            if told.status_code == 200:
-                break
-            assert told.status_code == 409
-            assert told.json()["error"]["code"] == "other_process"
-            assert told.headers["x-should-retry"] == "false"
-        (answer,) = told.json()["output"]
-        assert answer["content"][0]["text"] == "sunny"
-        for _ in range(6):  # which any process shows
-            seen = httpx2.get(f"{url}/responses/{told.json()['id']}", timeout=60).json()
-            assert seen["output"] == told.json()["output"]
+        for kill in range(examples(2)):
+            asked = [
+                post({"input": f"weather in Paris (#{kill})", "tools": [FUNCTION]}).json()
+                for _ in range(4)
+            ]
+            os.kill(rng.choice(children(process.pid)), signal.SIGKILL)
+            for response in asked:
+                (call,) = response["output"]
+                output = {"type": "function_call_output", "call_id": call["call_id"]}
+                body = {"input": [output | {"output": "sunny"}], "tools": [FUNCTION]}
+                told = post(body | {"previous_response_id": response["id"]})
+                assert told.status_code == 200, told.text
+                (answer,) = told.json()["output"]
+                assert answer["content"][0]["text"] == "sunny"
+            until_all_serve(process, url)
 
 
 def test_several_processes_need_a_folder() -> None:
     import subprocess
-    import sys
 
     from tests.support.programs import ROOT
 

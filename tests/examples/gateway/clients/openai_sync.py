@@ -231,6 +231,29 @@ def functions() -> None:
     assert "message 2" in after.output_text, after
 
 
+def loops() -> None:
+    """72 loops with a tool: of one client, of eight threads, and with a client for each request."""
+
+    def loop(of: Callable[[], openai.OpenAI]) -> None:
+        responses: Any = of().responses
+        asked = responses.create(model="any", input="the weather in Rome", tools=[WEATHER])
+        (call,) = asked.output
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        responses = of().responses
+        told = responses.create(
+            model="any", input=[output], previous_response_id=asked.id, tools=[WEATHER]
+        )
+        assert told.output_text == "sunny", told
+
+    one = openai.OpenAI(base_url=sys.argv[1], api_key="any", timeout=120)
+    for _ in range(24):
+        loop(lambda: one)
+        loop(lambda: openai.OpenAI(base_url=sys.argv[1], api_key="any", timeout=120))
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(loop, lambda: one) for _ in range(24)]:
+            done.result()
+
+
 def servers() -> None:
     """Tools of servers run at once, and speak in the order of the calls."""
     tools = [{"type": "mcp", "server_label": "gateway"}]
