@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from typing import Any
@@ -86,6 +87,64 @@ async def test_no_accepted_message_is_lost_doubled_or_out_of_order(
         # each entry is in the transcript once by its id; so order is what is left to check
         assert transcripts.entries["in order"] == [f"{n}" for n in range(12)]
         assert (await cluster.lanes.check()).problems == ()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_an_edit_counts_exactly_if_it_says_so(seed: int, autojump_clock: MockClock) -> None:
+    chance = random.Random(seed)
+    seen: dict[str, list[str]] = {}  # {message id: its content, at each time}
+    edited: dict[str, bool | None] = {}  # None: its editor does not know
+    fences = [0]
+
+    async def handler(turn: DurableTurn) -> None:
+        def write(id: str, content: str) -> None:
+            if turn.run.fence >= fences[-1]:  # else the run was lost, and its body ends late
+                fences.append(turn.run.fence)
+                seen.setdefault(id, []).append(content)
+
+        for id, content in zip(turn.ids, turn.messages, strict=True):
+            write(id, content)
+        for _ in range(3):
+            await trio.sleep(chance.random())
+            given = len(turn.steers) - len(await turn.take())
+            for id, content in turn.steers[given:]:
+                write(id, content)
+
+    async def edit(receipt: Any, after: float) -> None:
+        await trio.sleep(after)
+        edited[receipt.id] = None
+        with contextlib.suppress(StoreUnavailableError):
+            edited[receipt.id] = await receipt.edit("new")
+
+    async with (
+        open_cluster(
+            {"answer": inbox_handler(handler)},
+            {"main": 4},
+            seed=seed,
+            faults=Faults(kills=15, cuts=10, jumps=math.inf),
+            retry=RetryPolicy(max_attempts=math.inf, backoff=(0.1, 1.0)),
+            max_crashes=math.inf,
+            result_ttl=1e7,
+        ) as cluster,
+        trio.open_nursery() as nursery,
+    ):
+        inbox = DurableInbox(cluster.lanes, "alice", "answer", cap=math.inf, debounce=0.2)
+        receipts = []
+        for n in range(40):
+            with contextlib.suppress(StoreUnavailableError):
+                receipts.append(await inbox.post("old", id=f"{n}", when_busy=chance.choice(MODES)))
+                nursery.start_soon(edit, receipts[-1], chance.choice((0.0, 0.5, 2.0)))
+            await trio.sleep(chance.choice((0.0, 0.1, 1.0)))
+        cluster.end_faults()
+        for receipt in receipts:
+            await receipt.settled()
+        assert (await cluster.lanes.check()).problems == ()
+    assert True in edited.values()
+    for id, contents in seen.items():
+        if edited.get(id) is True:
+            assert contents[-1] == "new", (id, contents)
+        elif edited.get(id) is False:
+            assert set(contents) == {"old"}, (id, contents)
 
 
 async def test_a_turn_that_is_killed_goes_on_with_its_messages_on_another_instance(

@@ -49,7 +49,7 @@ MAX_LINES = {
     "agents/_feeds": 200,
     # 50 of them so that no message is searched for in a long queue; of durable inboxes, 100 are for
     # edits (no store has an act for them), 90 for decisions, 60 for turns as runs and rollbacks
-    "agents/_inbox": 2_820,
+    "agents/_inbox": 2_825,
     "agents/_runs": 620,
     "agents/_tools": 735,
     "monitor": 1_800,
@@ -58,7 +58,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_635  # 280 of them are what a support bot needs of a durable inbox
+MAX_IN_ALL = 52_645  # 290 of them are what a support bot needs of a durable inbox
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

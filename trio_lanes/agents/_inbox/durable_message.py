@@ -147,11 +147,12 @@ def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[QueuedMessage]
             if is_message(payload):
                 found[job.id] = message_of(job)
             elif is_edit(payload) and payload["edits"] in found:
-                edited = found[payload["edits"]]
-                if not edited.begun:
-                    found[edited.job] = attrs.evolve(
-                        edited, content=payload["message"], edits=(*edited.edits, job.id)
-                    )
+                edited = found[
+                    payload["edits"]
+                ]  # also if it has begun: a crash may have come first
+                found[edited.job] = attrs.evolve(
+                    edited, content=payload["message"], edits=(*edited.edits, job.id)
+                )
     return list(found.values())
 
 

@@ -22,7 +22,7 @@ act, with the last content. The editor looks at the queue after its submission: 
 waits, each later look shows the edit. A turn may have looked before that, and take the message
 after it; so it looks again when it has taken messages, and takes their late edits. If the message
 waits no more, the editor withdraws the edit, unless a turn has taken it. An edit that is run itself
-came too late, and ends.
+when its message has ended came too late, and ends.
 
 Invariants:
 
@@ -78,6 +78,10 @@ _log: Final = logging.getLogger("trio_lanes.agents")
 RESOLUTION: Final = 1e-6
 """Seconds. A difference of stored times may be wrong by less, and a retry after less may be due at
 once: a message that is due so soon is due, or virtual time would never reach it."""
+
+EDIT_LATER: Final = 1.0
+"""Seconds for which an edit leaves the queue to its message, which may be between two attempts. The
+turn of the message takes it meanwhile."""
 
 
 @final
@@ -327,8 +331,8 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
         assert run is not None
         if is_edit(payload) and run.session is not None:
             queue = messages_of(await run.queue(MAX_MESSAGES), run.name)
-            if any(one.job == payload["edits"] and one.waits for one in queue):
-                raise Retry(0.0, counts=False, order="requeue")  # behind its message
+            if any(one.job == payload["edits"] for one in queue):  # which has fallen behind it
+                raise Retry(EDIT_LATER, counts=False, order="requeue")
             return None
         if not is_message(payload) or run.session is None:
             raise NoRetry(
