@@ -117,18 +117,13 @@ class QueuedMessage:
 
 
 _PAYLOAD_FIELDS: Final = {"id", "message", *attrs.fields_dict(Rules)}
-_LEFT_OUT_IF_EMPTY: Final = {"rolls_back"}
-"""Left out where it says nothing: processes of an older version take such a message, too."""
 
 
 def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
     """Return the payload of the job of a message."""
     fields = attrs.asdict(rules)
     finite = {name: None if value == math.inf else value for name, value in fields.items()}
-    said = {
-        name: value for name, value in finite.items() if value or name not in _LEFT_OUT_IF_EMPTY
-    }
-    return {"id": id, "message": content, **said}
+    return {"id": id, "message": content, **finite}
 
 
 def message_of(job: QueuedJob) -> QueuedMessage:
@@ -176,12 +171,9 @@ def edits_of(queue: Iterable[QueuedJob], handler: str) -> dict[int, tuple[str, A
 
 def is_edit(payload: Any) -> bool:
     """Whether a payload is that of an edit: of the edited message, with its job in ``edits``."""
-    return isinstance(payload, dict) and payload.keys() | _LEFT_OUT_IF_EMPTY == {
-        *_PAYLOAD_FIELDS,
-        "edits",
-    }
+    return isinstance(payload, dict) and payload.keys() == {*_PAYLOAD_FIELDS, "edits"}
 
 
 def is_message(payload: Any) -> bool:
     """Whether a payload was made by `payload_of`."""
-    return isinstance(payload, dict) and payload.keys() | _LEFT_OUT_IF_EMPTY == _PAYLOAD_FIELDS
+    return isinstance(payload, dict) and payload.keys() == _PAYLOAD_FIELDS

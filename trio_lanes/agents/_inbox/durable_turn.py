@@ -344,7 +344,7 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
         else:  # the former attempt may have ended before it had seen the edits of what it had taken
             ids = {id for id, _ in kept["messages"] + kept["steers"]} - {payload["id"]}
             kept = await _with_late_edits(run, kept, ids)
-        turn = DurableTurn(run, kept, payload["id"], payload.get("rolls_back", []))
+        turn = DurableTurn(run, kept, payload["id"], payload["rolls_back"])
         with turn._handler_scope:
             result = await handler(turn)
             if turn._sent:
