@@ -96,12 +96,14 @@ test-fast: $(call set,test)
 
 # The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives,
 # processes that are killed 1,000 times each over PostgreSQL and Valkey and 300 times over a served
-# file, 10,000 cancelled calls of each store, and all orders of acts over Valkey with two faults. On
-# two quiet cores the lives take about two hours, and the kills half an hour.
+# file, a gateway that is killed 100 times, 10,000 cancelled calls of each store, and all orders of
+# acts over Valkey with two faults. On two quiet cores the lives take about two hours, and the kills
+# half an hour.
 LIVES ?= 100000
 KILLS ?= 1000
 KILLS_SERVED ?= 300
 KILLS_SERVER ?= 100
+KILLS_GATEWAY ?= 100
 ROLLS ?= 100
 CUTS ?= 600
 CANCELLED ?= 10000
@@ -109,6 +111,7 @@ CANCELLED_CALLS := test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_a
 CUTS_AT_RANDOM := \
 	test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_nothing
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
+	tests/examples/gateway/test_retries.py tests/examples/gateway/test_several.py \
 	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py \
 	tests/durable/valkey/test_processes.py tests/durable/valkey/test_interleavings.py \
 	tests/durable/valkey/test_lives.py \
@@ -119,6 +122,7 @@ CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 chaos: $(call set,test)
 	CHAOS=20 THOROUGH=1 LIVES=$(LIVES) LIVES_PROCESSES=2 KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
 		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) CUTS=$(CUTS) \
+		KILLS_GATEWAY=$(KILLS_GATEWAY) \
 		$(BIN)/pytest -rP -o faulthandler_timeout=0 tests/model $(CHAOTIC) $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether

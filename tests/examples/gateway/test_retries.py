@@ -17,7 +17,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.support.chaos import examples
+from tests.support.chaos import number
 from tests.support.programs import PATIENCE
 
 from .gateways import program
@@ -37,8 +37,8 @@ def test_no_question_is_asked_twice_over_kills_of_the_gateway(tmp_path: Path) ->
     asked: dict[str, list[str]] = defaultdict(list)
     stop = Event()
 
-    def ask(number: int) -> None:
-        name = f"client-{number}"
+    def ask(place: int) -> None:
+        name = f"client-{place}"
         url = f"http://127.0.0.1:{port}/v1"
         sdk = openai.OpenAI(base_url=url, api_key="any", timeout=PATIENCE, max_retries=100)
         while not stop.is_set():
@@ -46,7 +46,7 @@ def test_no_question_is_asked_twice_over_kills_of_the_gateway(tmp_path: Path) ->
             asked[name].append(text)
             more: dict[str, Any] = {"extra_headers": {"Idempotency-Key": text}}
             more |= {"input": text, "conversation": name}
-            if number % 2:
+            if place % 2:
                 assert sdk.responses.create(**more).status == "completed"
                 continue
             while True:  # a stream that breaks is not repeated by the client itself
@@ -61,9 +61,9 @@ def test_no_question_is_asked_twice_over_kills_of_the_gateway(tmp_path: Path) ->
     command = ("examples.gateway", "--port", str(port), "--limit", "12", "--grace", "0")
     command = (*command, "--durable", str(tmp_path), "--word-delay", "0.05")
     with ThreadPoolExecutor(CLIENTS) as pool:
-        clients = [pool.submit(ask, number) for number in range(CLIENTS)]
+        clients = [pool.submit(ask, place) for place in range(CLIENTS)]
         try:
-            for _ in range(examples(8)):
+            for _ in range(number("KILLS_GATEWAY", 20)):
                 with program(*command, announces="the gateway is at ") as (process, _):
                     time.sleep(rng.uniform(0.1, 2.0))
                     os.kill(process.pid, signal.SIGKILL)
@@ -76,4 +76,4 @@ def test_no_question_is_asked_twice_over_kills_of_the_gateway(tmp_path: Path) ->
             with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
                 for name, texts in asked.items():
                     assert said(client, name)[::2] == texts
-    assert sum(map(len, asked.values())) > 2 * CLIENTS
+    assert all(asked.values())  # a busy machine answers few questions between two kills
