@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,10 @@ from ..chat_agent.upstream import Upstream, open_upstream
 from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
 from ..deliveries.replies import client_for_replies
+from ..openai_api.answer_file import AnswerFile, forget_older
 from ..openai_api.errors import error
 from ..openai_api.http import Bounded, Refused, Requests, Shape, full, guarded, not_found
-from ..openai_api.once import Once
+from ..openai_api.once import AGE, Key, Once
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
 from .backlog import Backlog
@@ -48,6 +49,7 @@ from .websocket import MAX_FRAME, serve_socket
 Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
 WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply that failed, is kept
 MESSAGES: Final = "/v1/messages"
+COMPLETIONS: Final = "/v1/chat/completions"
 
 
 def shape_of(path: str) -> Shape:
@@ -71,8 +73,9 @@ class Api:
         responses: Responses,
         threads: Threads,
         requests: Requests,
+        file_of: Callable[[Key, str], AnswerFile | None],
     ) -> None:
-        self._requests, self.engine = requests, engine
+        self._requests, self.engine, self._file_of = requests, engine, file_of
         completions, conversations = Completions(engine), Conversations(engine)
         messages = Messages(completions)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
@@ -94,7 +97,7 @@ class Api:
             ("GET", "/v1/models", completions.models),
             ("GET", "/v1/models/{model:path}", completions.model),
             ("POST", "/hooks/{chat}", hooks.receive),
-            ("POST", "/v1/chat/completions", completions.create),
+            ("POST", COMPLETIONS, completions.create),
             ("POST", MESSAGES, messages.create),
             ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
             ("POST", "/v1/threads", threads.create),
@@ -116,7 +119,8 @@ class Api:
 
     def app(self) -> Starlette:
         bounded = Middleware(Bounded, requests=self._requests, shape_of=shape_of)
-        once = Middleware(Once, nursery=self.engine.nursery, shape_of=shape_of)
+        nursery, file_of = self.engine.nursery, self._file_of
+        once = Middleware(Once, nursery=nursery, shape_of=shape_of, file_of=file_of)
         not_there = {HTTPException: partial(not_found, shape_of)}
         return Starlette(
             routes=self._routes, middleware=[bounded, once], exception_handlers=not_there
@@ -196,7 +200,21 @@ async def making(
             engine.store = SharedTranscripts(durable)
         await backlog.recover()
         responses = Responses(engine, backlog, bool(options.durable))
-        yield Api(engine, hooks, responses, backlog.threads(), requests), durable
+        answers = folder / "answers" if options.durable else None
+        if answers is not None:
+            forget_older(answers, AGE)
+        file_of = partial(_file_of, answers, kind.takes_all)
+        yield Api(engine, hooks, responses, backlog.threads(), requests, file_of), durable
+
+
+def _file_of(folder: Path | None, several: bool, key: Key, path: str) -> AnswerFile | None:
+    """Return the file for an answer; None if it is in memory alone, or the answer has another.
+
+    Responses and conversations keep their keys themselves, and a run of a thread ends with its
+    process, unless there are several.
+    """
+    kept = path in (COMPLETIONS, MESSAGES) or (several and path.startswith("/v1/threads/"))
+    return AnswerFile(folder / f"{key.id}.json") if folder is not None and kept else None
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import aclosing
 from hashlib import sha256
 from typing import Final
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trio_lanes.agents import Feed
 
+from .answer_file import AnswerFile
 from .errors import Refused
 from .http import ShapeOf, raw_of, unless_lost
 
@@ -65,10 +67,22 @@ class _Said:
 
 
 class Once:
-    """ASGI middleware: requests with a key. An endpoint finds the `Key` in its scope, as "once"."""
+    """ASGI middleware: requests with a key. An endpoint finds the `Key` in its scope, as "once".
 
-    def __init__(self, app: ASGIApp, nursery: trio.Nursery, shape_of: ShapeOf) -> None:
+    Args:
+      file_of: returns the file for the answer to a key and a path; None if it is for memory alone,
+        or what the request begins keeps the key itself.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        nursery: trio.Nursery,
+        shape_of: ShapeOf,
+        file_of: Callable[[Key, str], AnswerFile | None],
+    ) -> None:
         self._app: Final = app
+        self._file_of: Final = file_of
         self._nursery: Final = nursery
         self._shape_of: Final = shape_of
         self._known: Final[OrderedDict[str, _Said]] = OrderedDict()  # {id of the key: answer}
@@ -119,16 +133,27 @@ class Once:
             said.size += len(message.get("body", b""))
             said.messages.publish(message)
 
+        file = self._file_of(said.key, scope["path"])
         try:
-            await self._app({**scope, "once": said.key}, receive, send)
+            asked, answer = (said.key.body, []) if file is None else await file.claim(said.key.body)
+            said.key.check(asked)
+            for message in answer:
+                await send(message)
+            if not answer:
+                await self._app({**scope, "once": said.key}, receive, send)
+        except Refused as refused:
+            await self._shape_of(scope["path"])(refused)(scope, receive, send)
         except Exception:
             logger.exception("a request with an Idempotency-Key has failed")
             if not status:
                 failed = self._shape_of(scope["path"])(Refused(500, "the gateway failed"))
                 await failed(scope, receive, send)
         finally:
+            counts = complete and (status < 400 or said.key.begun)
+            if file is not None:
+                file.release(said.messages.since(-1) if counts else [])
             said.messages.close()
-            if not complete or (status >= 400 and not said.key.begun):
+            if not counts:
                 del self._known[said.key.id]  # the next try is a new request
 
     def _forget(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import trio
 from trio.testing import MockClock
 
 from examples.chat_agent.model import ModelError
+from examples.gateway.serving import COMPLETIONS
+from examples.openai_api.answer_file import AnswerFile
 from examples.openai_api.once import AGE
 from trio_lanes.durable import MemoryStore
 
 from .inside import Gateway, Script, inside
+from .several import several
 
 KEY = {"idempotency-key": "once"}
 BODY = {"input": "hello", "conversation": "c"}
@@ -214,6 +218,75 @@ async def test_a_completion_is_asked_once_for_a_key(path: str, autojump_clock: M
         assert other.status == 422
         assert other.body.get("type") == ("error" if path == "/v1/messages" else None)
     assert len(model.prompts) == 1
+
+
+async def test_a_completion_is_asked_once_for_a_key_over_processes(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model = Script(["one ", 5.0, "two"])
+    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+    replies = []
+    async with several(model, tmp_path) as (here, there):
+
+        async def post(process: Gateway) -> None:
+            replies.append(await process.request("POST", COMPLETIONS, body, KEY))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, here)
+            await trio.sleep(1)
+            nursery.start_soon(post, there)
+            other = await there.request("POST", COMPLETIONS, body | {"stream": False}, KEY)
+            assert (other.status, other.body["error"]["code"]) == (422, "idempotency_key_reused")
+    async with several(model, tmp_path, count=1) as (later,):
+        await post(later)
+    assert [reply.raw for reply in replies] == [replies[0].raw] * 3
+    assert b"one " in replies[0].raw
+    assert [reply.headers for reply in replies] == [replies[0].headers] * 3
+    assert len(model.prompts) == 1
+
+
+async def test_a_completion_whose_process_died_is_asked_again_by_its_key(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model = Script(["one ", 5.0, "two"], ["all"])
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    async with several(model, tmp_path) as (here, there):
+        replies = []
+
+        async def post(process: Gateway) -> None:
+            replies.append(await process.request("POST", COMPLETIONS, body, KEY))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, here)
+            await trio.sleep(1)
+            here.end()
+            await post(there)
+            nursery.cancel_scope.cancel()
+        assert replies[-1].body["choices"][0]["message"]["content"] == "all"
+    assert len(model.prompts) == 2
+
+
+async def test_the_file_of_a_process_that_died_is_claimed_by_the_next(tmp_path: Path) -> None:
+    first, second, other = (AnswerFile(tmp_path / "k.json") for _ in range(3))
+    assert await first.claim("a") == ("a", [])
+    os.close(first._file)  # as the system does
+    assert await second.claim("a") == ("a", [])
+    assert await other.claim("b") == ("a", [])
+
+
+async def test_a_completion_that_failed_leaves_its_key_to_the_next_try(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model = Script([ModelError("away")], ["yes"])
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    async with inside(model, durable=tmp_path) as gateway:
+        assert (await gateway.request("POST", COMPLETIONS, body, KEY)).status == 502
+        assert not [*(tmp_path / "answers").iterdir()]
+        assert (await gateway.request("POST", COMPLETIONS, body, KEY)).status == 200
+        (file,) = (tmp_path / "answers").iterdir()
+    os.utime(file, (0, 0))
+    async with inside(model, durable=tmp_path):
+        assert not file.exists()  # it is older than a day
 
 
 async def test_a_failed_turn_is_the_answer_to_its_key(autojump_clock: MockClock) -> None:
