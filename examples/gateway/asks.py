@@ -16,6 +16,7 @@ from ..chat_agent.toolbox import Servers
 from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json
 
+TURNS: Final = "main"  # the lane of turns
 # items that a model has made, and that answer them
 MADE: Final = (
     "function_call", "reasoning", "mcp_call", "mcp_list_tools", "mcp_approval_request",

@@ -1,8 +1,7 @@
 """The engine: requests become messages of inboxes, and turns answer them.
 
 A turn may answer several requests: collected ones from its start, steered ones from the moment in
-which it takes them. A call that the client answers ends their responses, but not the turn: it lends
-its slot, and goes on with the response of the request that brings the outputs.
+which it takes them.
 """
 
 from __future__ import annotations
@@ -17,24 +16,21 @@ import trio
 
 from trio_lanes import Job, LaneFullError, Lanes
 from trio_lanes import agents as parts
-from trio_lanes.agents import Conversation, ConversationTurn, Receipt, SettledKind, Turn, WhenBusy
+from trio_lanes.agents import Conversation, Receipt, SettledKind, Turn, WhenBusy
 
-from ..chat_agent import model as chat
-from ..chat_agent.model import ModelError, ToolCall
+from ..chat_agent.model import ModelError
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Upstream
 from ..openai_api.errors import BadInputError, of_model, problem
 from ..openai_api.history import Histories
 from ..openai_api.items import once, outputs_of
 from ..openai_api.live import Live
-from ..openai_api.wire import Answer, Json, new_id, session_of
+from ..openai_api.wire import Answer, Json, session_of
+from .asks import TURNS as TURNS
 from .asks import Ask, Elsewhere, InboxReach, Pending, Reach, joined
 from .rounds import Rounds
 
-TURNS: Final = "main"
 PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
-MAX_ROUNDS: Final = 16  # rounds of tool calls in a turn
-CUTS: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 KEPT: Final = 250  # answers that have ended; older ones are read from their files
 CAP: Final = 20  # waiting messages of a session
 
@@ -67,12 +63,10 @@ class Engine:
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
     inboxes: parts.Inboxes = attrs.field(init=False)
     _histories: Histories = attrs.field(factory=Histories)
-    _pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
-    _rounds: Rounds = attrs.field(init=False)
+    pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
 
     def __attrs_post_init__(self) -> None:
         self.begin = partial(self.lanes.submit_nowait, lane=TURNS)
-        self._rounds = Rounds(self.lanes, TURNS, self.upstream, self.toolbox)
         self.inboxes = parts.Inboxes(
             self.lanes, self._turn, when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
             cap=CAP, overflow=parts.Overflow.DROP_NEWEST,
@@ -112,10 +106,10 @@ class Engine:
     def resume(self, ask: Ask) -> bool:
         """Give the request, with its outputs, to the turn that waits for it; False if none does."""
         said = outputs_of(ask.items)
-        outputs = {id: output for id, output in said.items() if id in self._pending}
+        outputs = {id: output for id, output in said.items() if id in self.pending}
         if not outputs:
             return False
-        pending = self._pending[next(iter(outputs))]
+        pending = self.pending[next(iter(outputs))]
         try:
             pending.gate.submit(outputs)
         except ValueError as error:
@@ -127,7 +121,7 @@ class Engine:
         """Return the calls that wait for outputs at the place from which the request goes on."""
         found: list[str] = []
         session = ask.answer.session
-        for pending in {*self._pending.values(), await self.elsewhere.pending_in(session)}:
+        for pending in {*self.pending.values(), await self.elsewhere.pending_in(session)}:
             if pending is not None and pending.session == session:
                 found += pending.gate.missing if ask.previous in (None, *pending.responses) else ()
         return found
@@ -135,7 +129,7 @@ class Engine:
     def pending_of(self, items: Sequence[Json]) -> Pending | None:
         """Return the calls that wait for outputs in these items."""
         for id in outputs_of(items):
-            if pending := self._pending.get(id) or self.elsewhere.pending(id):
+            if pending := self.pending.get(id) or self.elsewhere.pending(id):
                 return pending
         return None
 
@@ -174,7 +168,8 @@ class Engine:
                         if not is_kept:
                             past = await Conversation(session, self.store).messages()
                         history = self._histories.read(session, past, asks[-1].previous, live.ids)
-                        await self._answer(exchange, joined(asks), history, live, session, reach)
+                        ask = joined(asks)
+                        await Rounds(self, session, exchange, live, reach, ask, history).run()
                     finally:
                         if reach.rolled_back():
                             exchange.rollback()
@@ -188,101 +183,6 @@ class Engine:
             raise
         finally:
             live.end(status, why)
-
-    async def _answer(
-        self,
-        exchange: ConversationTurn,
-        ask: Ask,
-        history: list[chat.Message],
-        live: Live,
-        session: str,
-        reach: Reach,
-    ) -> None:
-        previous, is_kept = ask.previous, ask.is_kept
-        if left := await reach.restore(exchange, live):
-            answered = await self._wait_for_client(exchange, left, live, session, ask, reach)
-            if answered is None:
-                return
-            ask = answered
-        for number in range(MAX_ROUNDS):
-            calls, cut = await self._rounds.ask(ask, history, exchange, live, number == 0)
-            # the id of the model may repeat in other sessions
-            calls = [attrs.evolve(call, id=new_id("call")) for call in calls]
-            if calls:
-                left = await self._rounds.call(ask, calls, exchange, live)
-                if left:
-                    answered = await self._wait_for_client(
-                        exchange, left, live, session, ask, reach
-                    )
-                    if answered is None:
-                        return  # the client never brought the outputs
-                    ask = answered
-                elif ask.settings.get("tool_choice", "none") != "none":
-                    # a call that is demanded was made
-                    ask = attrs.evolve(ask, settings=ask.settings | {"tool_choice": "auto"})
-            more = [] if cut or not is_kept else await reach.take()
-            for steer in more:
-                live.join(steer.answer, became="steered")
-                await exchange.steer(steer.content)
-            if not calls and not more:
-                tokens = max((answer.usage.tokens for answer in live.answers), default=0)
-                usage = {"responses": live.stored, "previous": previous, "tokens": tokens}
-                await exchange.finish(usage=usage)
-                if cut:
-                    live.end("incomplete", CUTS[cut])
-                return
-            ask = joined([ask, *more])
-            for answer in live.answers:
-                answer.end_text()
-        raise ModelError(f"the model still wants tools after {MAX_ROUNDS} rounds")
-
-    async def _wait_for_client(
-        self,
-        exchange: ConversationTurn,
-        calls: list[ToolCall],
-        live: Live,
-        session: str,
-        asked: Ask,
-        reach: Reach,
-    ) -> Ask | None:
-        """Wait for the outputs of calls, and for the approvals of those that servers run."""
-        servers = {call.id: self.toolbox.server_of(call.name, asked.servers) for call in calls}
-        approvals = {f"mcpr_{call.id}": call for call in calls if servers[call.id]}
-        ids = [*[id for id, server in servers.items() if not server], *approvals]
-        pending = Pending(session, parts.ActionGate(ids), [*live.ids])
-        self._pending.update(dict.fromkeys(ids, pending))
-        try:
-            async with reach.waiting(pending):
-                for answer in live.answers:
-                    for call in calls:
-                        if servers[call.id]:
-                            answer.ask(f"mcpr_{call.id}", call, servers[call.id])
-                        else:
-                            answer.call(call)
-                live.end("completed")
-                with trio.move_on_after(self.gate_timeout):
-                    await pending.gate.wait()
-        finally:
-            for id in ids:
-                del self._pending[id]
-            if pending.ask is not None:
-                live.join(pending.ask.answer)  # if the turn is cancelled now, this response is, too
-        if pending.ask is not None:
-            approved = []
-            for result in await pending.gate.wait():
-                if result.id not in approvals:
-                    await exchange.result(result.id, result.value)
-                elif result.value["approve"]:
-                    approved.append(approvals[result.id])
-                else:
-                    why = result.value.get("reason") or "no reason was given"
-                    text = f"error: a person has refused this call: {why}"
-                    await exchange.result(approvals[result.id].id, text)
-            given = {call.id: id for id, call in approvals.items()}
-            await self._rounds.run(asked, approved, exchange, live, given)
-            if said := pending.ask.said:
-                await exchange.steer({**pending.ask.content, "input": said})
-        return pending.ask
 
 
 async def _follow(answer: Answer, receipt: Receipt) -> None:
