@@ -34,15 +34,15 @@ def error(refused: Refused) -> JSONResponse:
 
 def _error(refused: Refused) -> Json:
     kind = "api_error" if refused.status > 499 else "invalid_request_error"
-    told: Json = {"type": KINDS.get(refused.status, kind), "message": str(refused)}
+    body: Json = {"type": KINDS.get(refused.status, kind), "message": str(refused)}
     if refused.param == "thread":  # by this code, clients send the whole conversation instead
-        told["details"] = {"error_code": "thread_unsupported_request"}
-    return {"type": "error", "error": told}
+        body["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": body}
 
 
 def message(model: str, events: Sequence[Any]) -> Json:
     """Return the message in all events of a model; raise `Refused` if it has failed."""
-    done = completion(events)
+    done = completion(model, events)
     said = done["choices"][0]["message"]
     content: list[Json] = [{"type": "text", "text": said["content"]}] if said["content"] else []
     for call in [event for event in events if isinstance(event, ToolCall)]:
@@ -80,7 +80,7 @@ async def message_events(model: str, feed: Feed[Any]) -> AsyncIterator[str]:
                     piece = {"type": "input_json_delta", "partial_json": said.arguments or "{}"}
                     yield event("content_block_delta", index=index, delta=piece)
                     yield event("content_block_stop", index=index)
-        done = completion(feed.since(-1))
+        done = completion(model, feed.since(-1))
     except Refused as refused:
         yield sse(_error(refused))
         return

@@ -67,11 +67,6 @@ class Endpoint:
         return OpenAIModel(self.client, self.url, self.name, schemas, settings)
 
 
-def takes_images(upstream: Upstream) -> bool:
-    """Return whether images are passed on; an endpoint says itself what it takes."""
-    return not isinstance(upstream, Builtin)
-
-
 def model_name(upstream: Upstream, settings: Settings) -> str:
     """Return the name of the model that answers; an endpoint may have several."""
     return upstream.name if isinstance(upstream, Builtin) else settings.get("model", upstream.name)

@@ -14,12 +14,13 @@ from trio_lanes.durable import MemoryStore, SqliteStore
 
 from ..chat_agent.sessions import FailuresTold
 from ..chat_agent.shutdown import run_with_lanes
-from ..chat_agent.web.server import listen
+from ..chat_agent.web.server import listen, serve
 from ..openai_api.http import Requests
 from ..openai_api.paste import announce
 from .backlog import LANE, Backlog
 from .engine import TURNS
-from .serving import lanes_of, opening, parser, serving
+from .serving import lanes_of, making, opening, parser
+from .websocket import MAX_FRAME
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -31,8 +32,9 @@ async def run(options: argparse.Namespace) -> int:
     async with opening(options) as parts:
 
         async def work(opened: Lanes, beside: trio.Nursery) -> None:
-            own = listener, jobs, Backlog, durable_lanes, math.inf
-            async with serving(options, parts, requests, opened, beside, *own):
+            own = jobs, Backlog, durable_lanes, math.inf
+            async with making(options, parts, requests, opened, beside, *own) as (api, _):
+                await beside.start(partial(serve, max_message=MAX_FRAME), api, listener)
                 announce(listener, options)
                 await opened.wait_closing()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
 
-from trio_lanes import Job, current_job
+from trio_lanes import current_job
 from trio_lanes.agents import ActionGate, ConversationTurn, Turn
 
 from ..chat_agent.model import ToolCall
@@ -90,10 +90,10 @@ class Elsewhere:
 
 
 class Reach:
-    """How a running turn reaches what is outside of it; this turn reaches nothing."""
+    """How a running turn reaches what is outside of it; ``abort`` stops the turn."""
 
-    def abort(self, reason: str) -> object:
-        """Stop the turn."""
+    def __init__(self, abort: Callable[[str], object] = bool) -> None:
+        self.abort: Final = abort
 
     async def take(self) -> list[Ask]:
         """Return the requests that came meanwhile, and that the turn answers, too."""
@@ -109,31 +109,19 @@ class Reach:
 
     @asynccontextmanager
     async def waiting(self, pending: Pending) -> AsyncIterator[None]:
-        """Lend the slot of the turn, from before its client is told of the calls."""
+        """Lend the slot of the turn, from before its client gets the calls."""
         job = current_job()
         assert job is not None
         async with job.yield_slot():
             yield
 
 
-@attrs.frozen
-class JobReach(Reach):
-    """A turn that is a job by itself."""
-
-    job: Job[object]
-
-    def abort(self, reason: str) -> object:
-        return self.job.cancel(reason)
-
-
-@attrs.frozen
 class InboxReach(Reach):
     """A turn of an inbox of this process."""
 
-    turn: Turn
-
-    def abort(self, reason: str) -> object:
-        return self.turn.abort(reason)
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(turn.abort)
+        self.turn: Final = turn
 
     async def take(self) -> list[Ask]:
         return self.turn.take()

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trio_lanes import LaneError, LanesClosedError
-from trio_lanes.agents import Receipt, WhenBusy
+from trio_lanes.agents import WhenBusy
 from trio_lanes.durable import DurableJob, DurableLanes, DurableState, NoRetry, Retry
 
 from ..openai_api.errors import BadInputError
@@ -174,18 +174,18 @@ class Backlog:
         """Return a response of this process, or begin the answer of a dead process again."""
         async with self._beginning:
             if id not in self._engine.answers:
-                return (await self._begin_again(id))[0]
+                return await self._begin_again(id)
             return self._engine.answers[id]
 
-    async def _begin_again(self, id: str) -> tuple[Answer, Receipt | None]:
-        """Begin the answer of a dead process again. Return it with the receipt of its message."""
+    async def _begin_again(self, id: str) -> Answer:
+        """Begin the answer of a dead process again."""
         log = EventLog(self._folder, id)
         found = log.read()
         if found.request is None or not found.events:
             raise NoRetry(f"{id} was not accepted")
         answer = answer_of(found)
         if answer.ended.is_set():
-            return answer, None
+            return answer
         log.record(answer)
         answer.is_closing = self._is_closing
         answer.start_over()
@@ -193,14 +193,15 @@ class Backlog:
         if said is not None:  # the process died when all was said
             answer.text(said)
             answer.end("completed")
-            return answer, None
+            return answer
         ask = Ask(answer, **found.request["ask"])
         try:
             await check_outputs(self._engine, ask, WhenBusy.STEER)  # accepted: it waits for calls
         except BadInputError as bad:  # the turn that waited for them has died
             answer.end("failed", str(bad))
-            return answer, None
-        return answer, self._engine.post(ask, WhenBusy.FOLLOWUP, found.request["group"])
+            return answer
+        self._engine.post(ask, WhenBusy.FOLLOWUP, found.request["group"])
+        return answer
 
     def _is_closing(self) -> bool:
         try:

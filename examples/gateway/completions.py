@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from trio_lanes import Job
 from trio_lanes.agents import Feed
 
 from ..chat_agent.model import Cut, Message, ModelError, Settings
-from ..chat_agent.upstream import ask_model, model_name, takes_images
+from ..chat_agent.upstream import ask_model, model_name
 from ..openai_api.chat import Done, chunks, completion, to_message
 from ..openai_api.errors import BadInputError, Refused, failed, of_model, problem
 from ..openai_api.fields import COMPLETIONS
 from ..openai_api.http import EventStream, body_of, unless_lost
-from ..openai_api.items import without_images
 from ..openai_api.requests import chat_request
-from ..openai_api.wire import Json, new_id
+from ..openai_api.wire import Json
 from .engine import TURNS, Engine
+
+# the shapes of an answer, from the name of the model and what it says
+Stream = Callable[[str, Feed[Any]], AsyncIterator[str]]
+Whole = Callable[[str, Sequence[Any]], Json]
 
 
 class Completions:
@@ -47,25 +50,16 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         body = await body_of(request)
-        job, feed, model = self.begin(body)
-        head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
-        if body.get("stream"):
-            usage = (body.get("stream_options") or {}).get("include_usage")
-            return EventStream(chunks(head, feed, bool(usage)), lambda: job.cancel("hung up"))
-        if not await unless_lost(request, job.wait_done):
-            job.cancel("the client hung up")
-            await job.wait_done()
-        return JSONResponse(head | completion(feed.since(-1)))
+        return await self.answer(request, body, partial(chunks, body), completion)
 
-    def begin(self, body: Json) -> tuple[Job[None], Feed[Any], str]:
-        """Give a request its place. Return its job, what the model says, and the model's name."""
+    async def answer(self, request: Request, body: Json, stream: Stream, whole: Whole) -> Response:
+        """Answer a request for a completion, in these shapes."""
         tools, settings = chat_request(COMPLETIONS, body)
         try:
             messages = [to_message(message) for message in body.get("messages") or ()]
             if not any(message.role in ("user", "tool") for message in messages):
                 raise BadInputError("messages must have a message of a user")
-            if not takes_images(self._engine.upstream):
-                without_images(messages, "messages")
+            self._engine.check_images(messages, "messages")
         except BadInputError as bad:
             bad.param = "messages"
             raise
@@ -75,7 +69,13 @@ class Completions:
             owner=body.get("user"), name="completion",
         )  # fmt: skip
         job.on_settled(lambda job: feed.close())
-        return job, feed, model_name(self._engine.upstream, settings)
+        model = model_name(self._engine.upstream, settings)
+        if body.get("stream"):
+            return EventStream(stream(model, feed), lambda: job.cancel("hung up"))
+        if not await unless_lost(request, job.wait_done):
+            job.cancel("the client hung up")
+            await job.wait_done()
+        return JSONResponse(whole(model, feed.since(-1)))
 
     async def _run(
         self, messages: list[Message], tools: list[Json], settings: Settings, feed: Feed[Any]

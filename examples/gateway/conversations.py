@@ -15,17 +15,15 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import Conversation
 
-from ..chat_agent.upstream import takes_images
 from ..openai_api.errors import BadInputError
 from ..openai_api.fields import CONVERSATION, CONVERSATIONS, ITEMS, checked
-from ..openai_api.http import Refused, body_of, field, listed, named
+from ..openai_api.http import Refused, body_of, listed, named
 from ..openai_api.items import (
     conversation_object,
     numbered,
     shown,
     to_items,
     to_messages,
-    without_images,
 )
 from ..openai_api.once import Key
 from ..openai_api.wire import Json
@@ -72,11 +70,9 @@ class Conversations:
         body = await body_of(request)
         checked(CONVERSATIONS, body)
         id = f"conv_{stem_of(request)}"
-        items = self._given(request, field(body, "items", list, []))
-        kept = await write(
-            self._engine, request, id, input=items,
-            metadata=field(body, "metadata", dict, {}), created_at=int(time.time()),
-        )  # fmt: skip
+        items, metadata = self._given(request, body.get("items") or []), body.get("metadata") or {}
+        more = {"metadata": metadata, "created_at": int(time.time())}
+        kept = await write(self._engine, request, id, input=items, **more)
         return JSONResponse(conversation_object(id, [kept]))
 
     async def retrieve(self, request: Request) -> Response:
@@ -129,9 +125,8 @@ class Conversations:
         """Return the items of a request, checked and with ids."""
         if not all(isinstance(item, dict) for item in given):
             raise BadInputError("an item must be an object", "items")
-        messages = to_messages(given)  # raises for an item that is not supported
-        if not takes_images(self._engine.upstream):
-            without_images(messages, "items")
+        # also raises for an item that is not supported
+        self._engine.check_images(to_messages(given), "items")
         return numbered(given, stem_of(request))
 
     async def _items(self, request: Request) -> list[Json]:

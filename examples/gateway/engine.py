@@ -18,9 +18,10 @@ from trio_lanes import Job, LaneFullError, Lanes
 from trio_lanes import agents as parts
 from trio_lanes.agents import Conversation, Receipt, SettledKind, Turn, WhenBusy
 
+from ..chat_agent import model as chat
 from ..chat_agent.model import ModelError
 from ..chat_agent.toolbox import Toolbox
-from ..chat_agent.upstream import Upstream
+from ..chat_agent.upstream import Builtin, Upstream
 from ..openai_api.errors import BadInputError, of_model, problem
 from ..openai_api.history import Histories
 from ..openai_api.items import once, outputs_of
@@ -74,17 +75,15 @@ class Engine:
 
     # ---- requests
 
-    def post(self, ask: Ask, when_busy: WhenBusy | None, group: str | None) -> Receipt | None:
+    def post(self, ask: Ask, when_busy: WhenBusy | None, group: str | None) -> None:
         """Give the request its place in the lane of its session, or to the calls that wait for it.
-
-        Return the receipt of its message, unless calls waited.
 
         Raises:
           LaneError: if there is no room; nothing is kept of the request.
           BadInputError: if it answers some calls of a turn, and not all.
           BusyError: if the session is busy, and the mode is reject.
         """
-        answer, receipt = ask.answer, None
+        answer = ask.answer
         if not self.resume(ask):
             receipt = self.inboxes.post(answer.session, ask, when_busy=when_busy, group=group)
             if receipt.outcome is not None and receipt.outcome.kind is SettledKind.REJECTED:
@@ -101,7 +100,6 @@ class Engine:
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
             if self.answers[id].ended.is_set():
                 del self.answers[id]
-        return receipt
 
     def resume(self, ask: Ask) -> bool:
         """Give the request, with its outputs, to the turn that waits for it; False if none does."""
@@ -132,6 +130,11 @@ class Engine:
             if pending := self.pending.get(id) or self.elsewhere.pending(id):
                 return pending
         return None
+
+    def check_images(self, messages: Sequence[chat.Message], param: str) -> None:
+        """Refuse messages with images, if the model takes none; an endpoint says so itself."""
+        if isinstance(self.upstream, Builtin) and any(message.parts for message in messages):
+            raise BadInputError("the built-in model takes no images", param)
 
     async def messages(self, session: str) -> list[parts.Message]:
         """Return the messages of a session."""

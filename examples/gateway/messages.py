@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from ..anthropic_api.messages import message, message_events
 from ..anthropic_api.requests import count, to_completion
 from ..openai_api.errors import BadInputError
-from ..openai_api.http import EventStream, body_of, unless_lost
+from ..openai_api.http import body_of
 from .completions import Completions
 
 
@@ -25,13 +25,7 @@ class Messages:
         asked = to_completion(await body_of(request))
         if "max_completion_tokens" not in asked:
             raise BadInputError("max_tokens is missing", "max_tokens")
-        job, feed, model = self._completions.begin(asked)
-        if asked.get("stream"):
-            return EventStream(message_events(model, feed), lambda: job.cancel("hung up"))
-        if not await unless_lost(request, job.wait_done):
-            job.cancel("the client hung up")
-            await job.wait_done()
-        return JSONResponse(message(model, feed.since(-1)))
+        return await self._completions.answer(request, asked, message_events, message)
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`: an estimate, since chat completions have no count."""

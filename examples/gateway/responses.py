@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import FeedGapError, WhenBusy
 
-from ..chat_agent.upstream import model_name, takes_images
+from ..chat_agent.upstream import model_name
 from ..openai_api.errors import BadInputError, failed
 from ..openai_api.http import RESPONSE, EventStream, Refused, body_of, listed, unless_lost
 from ..openai_api.items import numbered, shown, to_messages, without_call
@@ -43,7 +43,7 @@ class Responses:
         answer = await self.begin(body, key=key)
         place = {} if answer.position is None else {"x-lanes-position": str(answer.position)}
         if body.get("stream"):
-            lost = (lambda: None) if body.get("background") else (lambda: answer.stop("hung up"))
+            lost = bool if body.get("background") else (lambda: answer.stop("hung up"))
             stream = EventStream(answer.lines(-1), lost)
             stream.headers.update(place)
             return stream
@@ -82,10 +82,8 @@ class Responses:
                 return await self._backlog.accept(ask, mode, group, key)
             self._engine.post(ask, mode, group)
         except BusyError:
-            no_retry = {"x_should_retry": "false"}
-            raise Refused(
-                409, "the conversation is busy", "conversation_busy", **no_retry
-            ) from None
+            text = "the conversation is busy"
+            raise Refused(409, text, "conversation_busy", x_should_retry="false") from None
         except KnownError:  # by another process, for the same key
             assert key is not None
             found = await self._backlog.again(key)
@@ -101,9 +99,7 @@ class Responses:
         if request.query_params.get("stream") != "true":
             return JSONResponse(answer.object())
         try:
-            return EventStream(
-                answer.lines(int(request.query_params.get("starting_after", -1))), lambda: None
-            )
+            return EventStream(answer.lines(int(request.query_params.get("starting_after", -1))))
         except (ValueError, FeedGapError) as bad:
             raise Refused(400, f"starting_after: {bad}") from None
 
@@ -130,17 +126,19 @@ class Responses:
     def _ask(self, body: Json, key: Key | None) -> tuple[Ask, WhenBusy | None, str | None]:
         """Return the request, its mode, and its group."""
         upstream = self._engine.upstream
-        want = wanted(body, self._item, self._engine.toolbox, takes_images(upstream))
-        items, previous = want.ask["items"], want.ask["previous"]
+        fields, named, mode = wanted(body, self._item, self._engine.toolbox)
+        items, previous = fields["items"], fields["previous"]
+        messages = to_messages(items)  # raises for an item that is not supported
+        self._engine.check_images(messages, "input")
         pending = self._engine.pending_of(items)
         # in memory, a key is forgotten some time, and may come again
         unique = key.id if key is not None and self._is_durable else secrets.token_hex(12)
-        session = want.session or f"one_{unique}"
+        session = named or f"one_{unique}"
         if pending is not None:
             session = pending.session
-        elif (late := without_call(items, want.session is None)) is not None:
+        elif (late := without_call(items, named is None)) is not None:
             raise BadInputError(f"no call waits for {late[:100]}")
-        elif not to_messages(items):
+        elif not messages:
             raise BadInputError("input has nothing that a model can be asked")
         elif previous is not None:
             try:
@@ -148,11 +146,11 @@ class Responses:
             except Refused as unknown:
                 unknown.code, unknown.param = "previous_response_not_found", "previous_response_id"
                 raise
-        name, id = model_name(upstream, want.ask["settings"]), f"resp_{session}.{unique}"
+        name, id = model_name(upstream, fields["settings"]), f"resp_{session}.{unique}"
         answer = Answer.begun(session, name, body, id)
         answer.input = numbered(items, unique)
-        ask = Ask(answer, **want.ask | {"items": answer.input})
-        return ask, want.when_busy, body.get("user")
+        ask = Ask(answer, **fields | {"items": answer.input})
+        return ask, mode, body.get("user")
 
     def _item(self, id: str) -> Json | None:
         """Return an item of a response that is in memory."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import attrs
 import httpx2
 import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from trio_lanes import LaneConfig, Lanes, RateLimit
@@ -28,13 +28,20 @@ from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
 from ..anthropic_api.messages import error as anthropic_error
 from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
-from ..chat_agent.web.server import serve
 from ..deliveries.hooks import Hooks
 from ..deliveries.replies import client_for_replies
-from ..openai_api.answer_file import AnswerFile, forget_older
 from ..openai_api.errors import error
-from ..openai_api.http import Bounded, Refused, Requests, Shape, full, guarded, not_found
-from ..openai_api.once import AGE, Key, Once
+from ..openai_api.http import (
+    Bounded,
+    Refused,
+    Requests,
+    Shape,
+    full,
+    guarded,
+    not_found,
+    refusal_of,
+)
+from ..openai_api.once import Once
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
 from .backlog import Backlog
@@ -44,12 +51,11 @@ from .engine import PLACED, TURNS, Engine
 from .messages import Messages
 from .responses import Responses
 from .threads import Threads
-from .websocket import MAX_FRAME, serve_socket
+from .websocket import serve_socket
 
 Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
 WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply that failed, is kept
 MESSAGES: Final = "/v1/messages"
-COMPLETIONS: Final = "/v1/chat/completions"
 
 
 def shape_of(path: str) -> Shape:
@@ -63,19 +69,18 @@ async def no_socket(socket: WebSocket) -> None:
     await socket.send_denial_response(error(unknown))
 
 
+@attrs.frozen
 class Api:
     """The endpoints as an ASGI application."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        hooks: Hooks,
-        responses: Responses,
-        threads: Threads,
-        requests: Requests,
-        file_of: Callable[[Key, str], AnswerFile | None],
-    ) -> None:
-        self._requests, self.engine, self._file_of = requests, engine, file_of
+    engine: Engine
+    hooks: Hooks
+    responses: Responses
+    threads: Threads
+    requests: Requests
+
+    def app(self) -> Starlette:
+        engine, responses, threads = self.engine, self.responses, self.threads
         completions, conversations = Completions(engine), Conversations(engine)
         messages = Messages(completions)
         one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
@@ -96,8 +101,8 @@ class Api:
             ("DELETE", thread + "/items/{item}", conversations.delete_item),
             ("GET", "/v1/models", completions.models),
             ("GET", "/v1/models/{model:path}", completions.model),
-            ("POST", "/hooks/{chat}", hooks.receive),
-            ("POST", COMPLETIONS, completions.create),
+            ("POST", "/hooks/{chat}", self.hooks.receive),
+            ("POST", "/v1/chat/completions", completions.create),
             ("POST", MESSAGES, messages.create),
             ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
             ("POST", "/v1/threads", threads.create),
@@ -109,22 +114,17 @@ class Api:
             ("POST", run + "/submit_tool_outputs", threads.submit),
         ]
         free = partial(full, engine.lanes, TURNS)
-        self._routes: list[BaseRoute] = [
-            Route(path, guarded(endpoint, free, shape_of(path)), methods=[method])
-            for method, path, endpoint in table
-        ]
-        socket = partial(serve_socket, responses, engine.lanes, partial(guarded, full=free))
-        self._routes.append(WebSocketRoute("/v1/responses", socket))
-        self._routes.append(WebSocketRoute("/{path:path}", no_socket))
-
-    def app(self) -> Starlette:
-        bounded = Middleware(Bounded, requests=self._requests, shape_of=shape_of)
-        nursery, file_of = self.engine.nursery, self._file_of
-        once = Middleware(Once, nursery=nursery, shape_of=shape_of, file_of=file_of)
+        socket = partial(serve_socket, responses, engine.lanes, partial(refusal_of, full=free))
+        routes = [
+            *(Route(path, guarded(endpoint, free, shape_of(path)), methods=[method])
+              for method, path, endpoint in table),
+            WebSocketRoute("/v1/responses", socket),
+            WebSocketRoute("/{path:path}", no_socket),
+        ]  # fmt: skip
+        bounded = Middleware(Bounded, requests=self.requests, shape_of=shape_of)
+        once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of)
         not_there = {HTTPException: partial(not_found, shape_of)}
-        return Starlette(
-            routes=self._routes, middleware=[bounded, once], exception_handlers=not_there
-        )
+        return Starlette(routes=routes, middleware=[bounded, once], exception_handlers=not_there)
 
 
 async def answer_text(engine: Engine, session: str, text: str) -> str:
@@ -149,26 +149,6 @@ async def opening(options: argparse.Namespace) -> AsyncIterator[Parts]:
             client_for_replies() as client,
         ):
             yield upstream, toolbox, client, options.durable or Path(folder)
-
-
-@asynccontextmanager
-async def serving(
-    options: argparse.Namespace,
-    parts: Parts,
-    requests: Requests,
-    opened: Lanes,
-    beside: trio.Nursery,
-    listener: socket.socket,
-    jobs: Store,
-    kind: type[Backlog],
-    durable_lanes: Mapping[str, float | LaneConfig],
-    max_crashes: float,
-) -> AsyncIterator[DurableLanes]:
-    """Serve on ``listener``; enter with the durable lanes. Leaving does not end the server."""
-    own = jobs, kind, durable_lanes, max_crashes
-    async with making(options, parts, requests, opened, beside, *own) as (api, durable):
-        await beside.start(partial(serve, max_message=MAX_FRAME), api, listener)
-        yield durable
 
 
 @asynccontextmanager
@@ -200,21 +180,7 @@ async def making(
             engine.store = SharedTranscripts(durable)
         await backlog.recover()
         responses = Responses(engine, backlog, bool(options.durable))
-        answers = folder / "answers" if options.durable else None
-        if answers is not None:
-            forget_older(answers, AGE)
-        file_of = partial(_file_of, answers, kind.takes_all)
-        yield Api(engine, hooks, responses, backlog.threads(), requests, file_of), durable
-
-
-def _file_of(folder: Path | None, several: bool, key: Key, path: str) -> AnswerFile | None:
-    """Return the file for an answer; None if it is in memory alone, or the answer has another.
-
-    Responses and conversations keep their keys themselves, and a run of a thread ends with its
-    process, unless there are several.
-    """
-    kept = path in (COMPLETIONS, MESSAGES) or (several and path.startswith("/v1/threads/"))
-    return AnswerFile(folder / f"{key.id}.json") if folder is not None and kept else None
+        yield Api(engine, hooks, responses, backlog.threads(), requests), durable
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

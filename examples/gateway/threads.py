@@ -24,7 +24,7 @@ from ..openai_api.http import Refused, body_of, field, listed, named
 from ..openai_api.items import exchange_of, numbered, text_of
 from ..openai_api.requests import chat_request
 from ..openai_api.wire import Answer, Json, new_id
-from .asks import Ask, JobReach
+from .asks import Ask, Reach
 from .conversations import stem_of, write
 from .engine import TURNS, Engine
 
@@ -76,7 +76,7 @@ class Threads:
         body = await body_of(request)
         checked(THREADS, body)
         id = f"thread_{stem_of(request)}"
-        await self._post(request, id, field(body, "messages", list, []))
+        await self._post(request, id, body.get("messages") or [])
         return JSONResponse({"id": id, "object": "thread", "created_at": 0, "metadata": {}})
 
     async def post(self, request: Request) -> Response:
@@ -114,7 +114,7 @@ class Threads:
         return run
 
     async def _answer(self, run: Run) -> None:
-        await self._engine.answer(run.thread, [run.ask], JobReach(run.job))
+        await self._engine.answer(run.thread, [run.ask], Reach(run.job.cancel))
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/runs/{run}`."""

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import attrs
 import trio
-from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from trio_lanes import Lanes
 
 from ..openai_api.errors import BadInputError, Refused
-from ..openai_api.http import MAX_BODY, Endpoint, json_of
+from ..openai_api.http import MAX_BODY, json_of
 from ..openai_api.wire import Answer, Json
 from .responses import Responses
 
@@ -31,15 +30,19 @@ GOING_AWAY: Final = 1001  # a code of a closed WebSocket
 WAITING: Final = ("function_call", "mcp_approval_request")  # items that wait for the client
 FAILED: Final = ("response.failed", "response.cancelled")
 UNBEGUN: Final = ("response.created", "response.queued", "response.in_progress", *FAILED)
+RefusalOf = Callable[[Exception], Refused]
 
 
 async def serve_socket(
-    responses: Responses, lanes: Lanes, guarded: Callable[[Endpoint], Endpoint], socket: WebSocket
+    responses: Responses,
+    lanes: Lanes,
+    refusal_of: RefusalOf,
+    socket: WebSocket,
 ) -> None:
-    """Serve a connection; ``guarded`` makes errors of exceptions."""
+    """Serve a connection; ``refusal_of`` makes errors of exceptions."""
     await socket.accept()
     requests, waiting = trio.open_memory_channel[Json](REQUESTS)
-    connection = _Connection(socket, responses, guarded, requests)
+    connection = _Connection(socket, responses, refusal_of, requests)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.respond, waiting)
         nursery.start_soon(connection.listen, nursery.cancel_scope)
@@ -54,7 +57,7 @@ async def serve_socket(
 class _Connection:
     socket: WebSocket
     responses: Responses
-    guarded: Callable[[Endpoint], Endpoint]
+    refusal_of: RefusalOf
     requests: trio.MemorySendChannel[Json]
     body: Json = attrs.field(factory=dict)  # of the request that runs
     runs: deque[Answer] = attrs.field(factory=deque)  # its response, and those that will succeed
@@ -135,29 +138,31 @@ class _Connection:
 
     async def steer(self, event: Json) -> None:
         """Accept a message that steers a response which runs."""
-        told = {name: event.get(name) for name in ("previous_response_id", "input")}
-        if not isinstance(told["previous_response_id"], str):
+        message = {name: event.get(name) for name in ("previous_response_id", "input")}
+        previous, items = message["previous_response_id"], message["input"]
+        if not isinstance(previous, str):
             raise BadInputError("previous_response_id must be a string", "previous_response_id")
-        items = told["input"] if isinstance(told["input"], list) else [{"role": "user"}]
-        of_user = all(isinstance(item, dict) and item.get("role") == "user" for item in items)
+        of_user = not isinstance(items, list) or all(
+            isinstance(item, dict) and item.get("role") == "user" for item in items
+        )
         # the response that is steered is in a conversation, if the request names one
-        body = self.body | told | {"conversation": None}
+        body = self.body | message | {"conversation": None}
         async with self.accepting:
-            named = [one for one in self.runs if one.id == told["previous_response_id"]]
-            if event.keys() != told.keys() or not of_user:
-                await self.fail(told, "invalid_input", "only messages of the user can steer")
-            elif not named or named[0].ended.is_set():
-                await self.fail(told, "response_not_found", "no such response runs here")
-            elif named[0].status == "queued":
-                await self.fail(told, "response_not_active", "the response waits")
+            named = next((one for one in self.runs if one.id == previous), None)
+            if event.keys() != message.keys() or not of_user:
+                await self.fail(message, "invalid_input", "only messages of the user can steer")
+            elif named is None or named.ended.is_set():
+                await self.fail(message, "response_not_found", "no such response runs here")
+            elif named.status == "queued":
+                await self.fail(message, "response_not_active", "the response waits")
             elif error := await self.refusal(self.begin, body, True):
                 code = "too_many_pending_steers" if error["status"] == 429 else "invalid_input"
-                await self.fail(told, code, error["error"]["message"])
+                await self.fail(message, code, error["error"]["message"])
             else:
                 id = self.runs[-1].id
-                self.steers[id] = told | {"id": f"steer_{id}"}
-                accepted = {name: self.steers[id][name] for name in ("id", "previous_response_id")}
-                await self.say("steer.accepted", steer=accepted)
+                steer = {"id": f"steer_{id}", "previous_response_id": previous}
+                self.steers[id] = message | steer
+                await self.say("steer.accepted", steer=steer)
 
     async def fail(self, steer: Json, code: str, why: str) -> None:
         """Give a message that steers back to the client."""
@@ -171,17 +176,13 @@ class _Connection:
 
     async def refusal(self, act: Callable[..., Awaitable[None]], *args: Any) -> Json | None:
         """Act; return the error if it is refused."""
-
-        async def endpoint(request: object) -> Response:
+        try:
             await act(*args)
-            return Response()
-
-        done = await self.guarded(endpoint)(self.socket)  # type: ignore[arg-type]
-        if done.status_code < 400:
-            return None
-        headers = {n: value for n, value in done.headers.items() if not n.startswith("content-")}
-        error = json.loads(bytes(done.body))["error"] | {"headers": headers}
-        return {"status": done.status_code, "error": error}
+        except Exception as fault:
+            refused = self.refusal_of(fault)
+            error = refused.problem | {"headers": refused.headers}
+            return {"status": refused.status, "error": error}
+        return None
 
     async def say(self, kind: str, **fields: Any) -> None:
         """Send an event that is of no response."""

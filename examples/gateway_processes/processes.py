@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +27,10 @@ from trio_lanes.command import store_named
 from trio_lanes.durable import DurableLanes
 
 from ..chat_agent.sessions import FailuresTold
-from ..chat_agent.web.server import HOSTS
+from ..chat_agent.web.server import HOSTS, serve
 from ..gateway.engine import TURNS
-from ..gateway.serving import lanes_of, opening, parser, serving
+from ..gateway.serving import lanes_of, making, opening, parser
+from ..gateway.websocket import MAX_FRAME
 from ..openai_api.http import Requests
 from ..openai_api.paste import announce
 from .shared import SharedBacklog
@@ -77,8 +79,9 @@ async def lanes() -> AsyncIterator[DurableLanes]:
         open_lanes(lanes_of(options), instruments=[FailuresTold()]) as opened,
         trio.open_nursery() as beside,
     ):
-        own = listener, store_named(options.store), SharedBacklog, durable_lanes, MAX_CRASHES
-        async with serving(options, parts, requests, opened, beside, *own) as durable:
+        own = store_named(options.store), SharedBacklog, durable_lanes, MAX_CRASHES
+        async with making(options, parts, requests, opened, beside, *own) as (api, durable):
+            await beside.start(partial(serve, max_message=MAX_FRAME), api, listener)
             try:
                 os.close(os.open(Path(folder) / "announced", os.O_CREAT | os.O_EXCL))
                 announce(listener, options)

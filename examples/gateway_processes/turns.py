@@ -39,6 +39,7 @@ class SharedReach(Reach):
     def __init__(
         self, turn: DurableTurn, engine: Engine, durable: DurableLanes, folder: Path
     ) -> None:
+        super().__init__(lambda reason: self._scope.cancel())
         self._turn: Final = turn
         self._engine: Final = engine
         self._durable: Final = durable
@@ -188,9 +189,6 @@ class SharedReach(Reach):
                 self._early.append(ask)
         except BadInputError as error:
             ask.answer.end("failed", str(error))
-
-    def abort(self, reason: str) -> object:
-        return self._scope.cancel()
 
     async def take(self) -> list[Ask]:
         return self._open(id for id in await self._turn.take() if id not in self._known)

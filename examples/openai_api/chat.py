@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -13,11 +14,11 @@ from trio_lanes.agents import Feed
 from trio_lanes.agents import Message as Kept
 
 from ..chat_agent.model import Message, ToolCall, Usage
-from .errors import BadInputError, Refused, problem
+from .errors import BadInputError, Refused
 from .http import field
 from .items import text_of, user_message
 from .shapes import chat_usage_of
-from .wire import Json
+from .wire import Json, new_id
 
 
 @attrs.frozen
@@ -116,7 +117,12 @@ def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json
     }  # fmt: skip
 
 
-def completion(events: Sequence[Any]) -> Json:
+def _head(model: str, kind: str = "chat.completion") -> Json:
+    id, now = new_id("chatcmpl"), int(time.time())
+    return {"id": id, "object": kind, "created": now, "model": model}
+
+
+def completion(model: str, events: Sequence[Any]) -> Json:
     """Return the whole answer of a chat completion; raise `Refused` if it has failed."""
     end = end_of(events)
     if isinstance(end, Refused):
@@ -127,15 +133,16 @@ def completion(events: Sequence[Any]) -> Json:
     if calls:
         message["tool_calls"] = [tool_call(call) for call in calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.reason}
-    return {"object": "chat.completion", "choices": [choice], "usage": usage_of(events)}
+    return _head(model) | {"choices": [choice], "usage": usage_of(events)}
 
 
-async def chunks(head: Json, feed: Feed[Any], with_usage: bool) -> AsyncIterator[str]:
+async def chunks(body: Json, model: str, feed: Feed[Any]) -> AsyncIterator[str]:
     """Yield the events of a model as the stream of a chat completion."""
+    head = _head(model, "chat.completion.chunk")
 
     def chunk(delta: Json, reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        return data_line(head | {"object": "chat.completion.chunk", "choices": [choice]})
+        return data_line(head | {"choices": [choice]})
 
     calls = 0
     yield chunk({"role": "assistant", "content": ""})
@@ -148,10 +155,9 @@ async def chunks(head: Json, feed: Feed[Any], with_usage: bool) -> AsyncIterator
                 yield chunk({"content": event})
     end = end_of(feed.since(-1))
     if isinstance(end, Refused):
-        yield data_line({"error": problem(str(end), end.code, end.param, end.status)})
+        yield data_line({"error": end.problem})
         return
     yield chunk({}, end.reason)
-    if with_usage:
-        last = {"object": "chat.completion.chunk", "choices": [], "usage": usage_of(feed.since(-1))}
-        yield data_line(head | last)
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield data_line(head | {"choices": [], "usage": usage_of(feed.since(-1))})
     yield "data: [DONE]\n\n"

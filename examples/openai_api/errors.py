@@ -28,18 +28,22 @@ class Refused(Exception):
         self.status, self.code, self.param = status, code, param
         self.headers: Final = {name.replace("_", "-"): value for name, value in headers.items()}
 
+    @property
+    def problem(self) -> dict[str, Any]:
+        """The object of the error, as clients read it."""
+        return problem(str(self), self.code, self.param, self.status)
+
 
 class BadInputError(Refused):
     """The input of a request is not valid; the text is one line for the client."""
 
-    def __init__(self, message: str, param: str = "input") -> None:
+    def __init__(self, message: str, param: str | None = "input") -> None:
         super().__init__(400, message, "invalid_value", param=param)
 
 
 def error(refused: Refused) -> JSONResponse:
     """Return an error in the API's shape."""
-    body = problem(str(refused), refused.code, refused.param, refused.status)
-    return JSONResponse({"error": body}, refused.status, refused.headers)
+    return JSONResponse({"error": refused.problem}, refused.status, refused.headers)
 
 
 def problem(
@@ -61,8 +65,6 @@ def of_model(failure: ModelError) -> dict[str, Any]:
 
 def failed(body: dict[str, Any]) -> Refused:
     """Return the answer to a request whose turn has failed; a repetition would ask again."""
-    status = 500 if body["type"] == "server_error" else 400
-    status = STATUS.get(body["code"], status)
-    return Refused(
-        status, body["message"], body["code"], param=body["param"], x_should_retry="false"
-    )
+    code = body["code"]
+    status = STATUS.get(code, 500 if body["type"] == "server_error" else 400)
+    return Refused(status, body["message"], code, param=body["param"], x_should_retry="false")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 
 from ..chat_agent.model import Settings
-from .errors import Refused
+from .errors import BadInputError, Refused
 
 Json = dict[str, Any]
 Table = dict[str, "Rule"]
@@ -239,7 +239,7 @@ def checked(table: Table, body: Json, where: str = "") -> Settings:
         if value is None:
             continue
         if not rule.check(value):
-            raise Refused(400, f"{param} {rule.wants}", "invalid_value", param=param)
+            raise BadInputError(f"{param} {rule.wants}", param)
         if rule.fields is not None:
             settings |= checked(rule.fields, value, f"{param}.")
         elif rule.to:

@@ -21,8 +21,8 @@ from trio_lanes.agents import TranscriptError
 from trio_lanes.durable import KeyConflictError, PayloadError, StoreError
 
 from ..chat_agent.web.server import is_ours
+from .errors import BadInputError
 from .errors import Refused as Refused
-from .errors import error
 from .wire import Json
 
 logger: Final = logging.getLogger(__name__)
@@ -42,41 +42,43 @@ Shape = Callable[[Refused], Response]  # of an error
 ShapeOf = Callable[[str], Shape]  # of the errors of a path
 
 
-def guarded(
-    endpoint: Endpoint,
-    full: Callable[[], dict[str, str]],
-    error: Shape = error,
-) -> Endpoint:
+def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]], shape: Shape) -> Endpoint:
     """Return the endpoint with its exceptions as errors; ``full`` has the headers of a 429."""
 
     async def call(request: Request) -> Response:
         try:
             return await endpoint(request)
-        except Refused as refused:
-            return error(refused)
-        except LanesClosedError as closed:
-            return error(Refused(503, str(closed), "shutting_down"))
-        except PayloadError as large:
-            return error(Refused(413, str(large)))
-        except (StoreError, OSError):
-            logger.exception("a request was refused, because it could not be stored")
-            text = "what has to be stored cannot be stored now; try again later"
-            return error(Refused(503, text, "store_unavailable"))
-        except TranscriptError:
-            logger.exception("a request was refused, because its conversation cannot be read")
-            text = "the stored conversation is damaged; the log of the gateway has the place"
-            return error(Refused(500, text, "damaged_conversation", x_should_retry="false"))
-        except KeyConflictError as conflict:
-            return error(Refused(409, str(conflict)))
-        except LaneFullError:
-            text = "too much work waits; try again later"
-            return error(Refused(429, text, "rate_limit_exceeded", **full()))
         except Exception as fault:
-            logger.exception("a request has failed")
-            text = f"the gateway failed: {type(fault).__name__}"
-            return error(Refused(500, text, "server_error", x_should_retry="false"))
+            return shape(refusal_of(fault, full))
 
     return call
+
+
+def refusal_of(fault: Exception, full: Callable[[], dict[str, str]]) -> Refused:
+    """Return the error for an exception that is handled; ``full`` has the headers of a 429."""
+    match fault:
+        case Refused():
+            return fault
+        case LanesClosedError():
+            return Refused(503, str(fault), "shutting_down")
+        case PayloadError():
+            return Refused(413, str(fault))
+        case StoreError() | OSError():
+            logger.exception("a request was refused, because it could not be stored")
+            text = "what has to be stored cannot be stored now; try again later"
+            return Refused(503, text, "store_unavailable")
+        case TranscriptError():
+            logger.exception("a request was refused, because its conversation cannot be read")
+            text = "the stored conversation is damaged; the log of the gateway has the place"
+            return Refused(500, text, "damaged_conversation", x_should_retry="false")
+        case KeyConflictError():
+            return Refused(409, str(fault))
+        case LaneFullError():
+            text = "too much work waits; try again later"
+            return Refused(429, text, "rate_limit_exceeded", **full())
+    logger.exception("a request has failed")
+    text = f"the gateway failed: {type(fault).__name__}"
+    return Refused(500, text, "server_error", x_should_retry="false")
 
 
 def full(lanes: Lanes, name: str) -> dict[str, str]:
@@ -183,8 +185,7 @@ def field(body: Json, name: str, kind: Any, default: Any = None) -> Any:
 def named(value: str, param: str | None = None) -> str:
     """Return ``value`` if it is a valid name of a session, a user or an id."""
     if not NAME.fullmatch(value):
-        text = "a name has up to 100 letters, digits and the signs _ . -"
-        raise Refused(400, text, "invalid_value", param=param)
+        raise BadInputError("a name has up to 100 letters, digits and the signs _ . -", param)
     return value
 
 
@@ -194,8 +195,8 @@ class EventStream(StreamingResponse):
     While no event comes, there is a comment from time to time, which clients ignore.
     """
 
-    def __init__(self, events: AsyncIterator[str], lost: Callable[[], object], **more: str) -> None:
-        headers = {"Cache-Control": "no-store", **{n.replace("_", "-"): v for n, v in more.items()}}
+    def __init__(self, events: AsyncIterator[str], lost: Callable[[], object] = bool) -> None:
+        headers = {"Cache-Control": "no-store"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._events, self._lost = events, lost
 

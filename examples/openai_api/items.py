@@ -54,12 +54,6 @@ def user_message(content: Any, name: str = "") -> Message:
     return Message("user", "".join(texts), name=name, parts=tuple(parts) if has_images else ())
 
 
-def without_images(messages: Sequence[Message], param: str) -> None:
-    """Refuse messages that have images."""
-    if any(message.parts for message in messages):
-        raise BadInputError("the built-in model takes no images", param)
-
-
 def to_messages(items: Sequence[Json]) -> list[Message]:
     """Return input items as messages; calls behind each other are calls of one message."""
     messages: list[Message] = []

@@ -1,8 +1,8 @@
 """The events of one response in a file, for a process that goes on with it and for other readers.
 
-A record is written by one call in front of any reader of the event, so a killed process has told no
-event that the file lacks. The system keeps what a killed process has written; only the request
-itself is also on the disk before it is accepted.
+A record is written by one call in front of any reader of the event, so no client has an event of a
+killed process that the file lacks. The system keeps what a killed process has written; only the
+request itself is also on the disk before it is accepted.
 
 Each run of the response writes under a number of its own, its fence, which is greater than those
 before it. Readers ignore what an older run writes after a newer one has begun, so the numbers of
@@ -75,9 +75,9 @@ class EventLog:
         self._path.unlink(missing_ok=True)
 
     def record(self, answer: Answer) -> None:
-        """Begin a run: write what the response tells from now on, and what it has told.
+        """Begin a run: write the events of the response from now on, and those that it has.
 
-        First the response learns what it lacks: another process may have told more.
+        First the response learns those that it lacks: another process may have written more.
         """
         found = self.read()
         for event in found.events[answer.feed.last + 1 :]:

@@ -5,38 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-import attrs
-
 from trio_lanes.agents import WhenBusy
 
 from ..chat_agent.toolbox import Servers, Toolbox
 from .errors import BadInputError, Refused
 from .fields import FUNCTION, RESPONSES, SERVER, Table, checked, kind
 from .http import field, named
-from .items import to_messages, without_images
 from .wire import Json, session_of
 
 CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": kind(dict, "an object", FUNCTION)}
 
 
-@attrs.frozen
-class Wanted:
-    """A request that was checked."""
-
-    ask: Json  # the fields of an `Ask`, without its answer
-    session: str | None  # None: it names none
-    when_busy: WhenBusy | None
+Item = Callable[[str], Json | None]  # returns the item with an id
+Wanted = tuple[Json, str | None, WhenBusy | None]
 
 
-def wanted(
-    body: Json, item: Callable[[str], Json | None], toolbox: Toolbox, images: bool
-) -> Wanted:
-    """Return what the body of a request asks for.
+def wanted(body: Json, item: Item, toolbox: Toolbox) -> Wanted:
+    """Return what the body of a request asks for: the fields of an `Ask`, its session, its mode.
 
     Args:
-      item: returns the item with an id.
       toolbox: the servers that are known.
-      images: whether the model takes images.
 
     Raises:
       Refused: if the request is not valid, or asks for what the gateway cannot do.
@@ -47,9 +35,6 @@ def wanted(
     if not isinstance(items, list) or not items or not all(isinstance(i, dict) for i in items):
         raise BadInputError("input must be a string, or a list of items that is not empty")
     items = [_referred(one, item) for one in items]
-    messages = to_messages(items)  # raises for an item that is not supported
-    if not images:
-        without_images(messages, "input")
     previous = body.get("previous_response_id")
     conversation: Any = body.get("conversation")
     if isinstance(conversation, dict):
@@ -63,10 +48,9 @@ def wanted(
     mode = (body.get("metadata") or {}).get("when_busy")
     if mode is not None and mode not in [*WhenBusy]:
         text = f"metadata.when_busy must be one of {', '.join(WhenBusy)}"
-        raise Refused(400, text, "invalid_value", param="metadata.when_busy")
+        raise BadInputError(text, "metadata.when_busy")
     if body.get("background") and body.get("store") is False:
-        text = "a response in the background is stored"
-        raise Refused(400, text, "invalid_value", param="store")
+        raise BadInputError("a response in the background is stored", "store")
     functions, servers, approvals = tools_of(body.get("tools") or [], toolbox)
     names = [tool["function"]["name"] for tool in functions + toolbox.schemas(servers)]
     ask = {
@@ -77,10 +61,10 @@ def wanted(
         "truncates": body.get("truncation") == "auto",
         "is_kept": body.get("store") is not False or conversation is not None,
     }  # fmt: skip
-    return Wanted(ask, session, None if mode is None else WhenBusy(mode))
+    return ask, session, None if mode is None else WhenBusy(mode)
 
 
-def _referred(given: Json, item: Callable[[str], Json | None]) -> Json:
+def _referred(given: Json, item: Item) -> Json:
     """Return the item that a reference names."""
     if given.get("type") != "item_reference":
         return given

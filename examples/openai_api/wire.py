@@ -85,7 +85,7 @@ class Answer:
 
     @classmethod
     def again(cls, events: Iterable[Json]) -> Answer:
-        """Return the response that told these events; the first is `response.created`."""
+        """Return the response with these events; the first is `response.created`."""
         first, *more = events
         answer = cls(first["response"])
         answer.feed.publish(first)
@@ -189,7 +189,7 @@ class Answer:
             self._item_done(item)
 
     def learn(self, event: Json) -> None:
-        """Take in the next event that another process has told."""
+        """Take in the next event, of another process."""
         kind, item = event["type"], event.get("item")
         if kind == "response.output_item.added":
             self.output.append(dict(item or {}))

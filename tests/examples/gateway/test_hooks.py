@@ -17,6 +17,7 @@ from trio.testing import MockClock
 
 from examples.deliveries.hooks import BEGUN, FAILED, READY, Hooks
 from examples.deliveries.replies import AGAIN_SECONDS, APIS, parts_of
+from examples.openai_api.errors import error
 from examples.openai_api.http import guarded
 from trio_lanes.durable import (
     DurableLanes,
@@ -103,7 +104,7 @@ async def hooked(
         opening = open_durable_lanes(store or MemoryStore(), {"reply": hooks.reply}, grace=grace)
         async with opening as durable:
             hooks.durable = durable
-            receive = guarded(hooks.receive, dict)
+            receive = guarded(hooks.receive, dict, error)
             app = Starlette(routes=[Route("/hooks/{chat}", receive, methods=["POST"])])
             over = httpx2.ASGITransport(app)
             async with httpx2.AsyncClient(transport=over, base_url="http://127.0.0.1/") as client:

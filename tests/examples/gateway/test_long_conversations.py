@@ -57,9 +57,8 @@ class Gateway:
         """Ask in the conversation "c"; return the id of the response."""
         answer = Answer.begun("c", "model", {})
         ask = Ask(answer, [{"role": "user", "content": text}], previous=previous)
-        receipt = self.engine.post(ask, None, None)
-        assert receipt is not None
-        await receipt.settled()
+        self.engine.post(ask, None, None)
+        await answer.ended.wait()
         assert answer.status == "completed", answer.error
         return answer.id
 
